@@ -1,0 +1,1 @@
+"""Execution plans as dynamically built Prefect flows."""

@@ -1,0 +1,68 @@
+"""What this package raises; one class per decision that a caller can take.
+
+PlanAdapterError
+├── InvalidPlanError      mend the plan or its inputs: every problem is on `.problems`
+├── NotApprovedError      have the plan approved, or give an approver
+├── NoServerError         start or reach a Prefect server, or run with `offline=True`
+├── RunConflictError      the run is in another state, or another process holds it
+├── StoreError            the database cannot be used; the message says why and what to do
+├── ToolError             a tool's own way to say that it failed
+├── ExpressionError       an expression failed at run time; it fails its step
+└── RunFailedError        only from `run.raise_for_status()`; the run is on `.run`
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from plan_adapter.problems import Problem
+
+if TYPE_CHECKING:
+    from plan_adapter.record import PlanRun
+
+
+class PlanAdapterError(Exception):
+    """Base of everything that this package raises on purpose."""
+
+
+class InvalidPlanError(PlanAdapterError):
+    """The plan, or what was given to it, cannot run; `problems` holds every finding."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        """Keep `problems` and show each on a line of its own."""
+        self.problems: list[Problem] = list(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class NotApprovedError(PlanAdapterError):
+    """The plan requires an approval of exactly this content, and there is none."""
+
+
+class NoServerError(PlanAdapterError):
+    """No Prefect server can be used; the message names the ways out."""
+
+
+class RunConflictError(PlanAdapterError):
+    """The run does not exist, has ended, or is held by another process."""
+
+
+class StoreError(PlanAdapterError):
+    """The store cannot be opened, read or written."""
+
+
+class ToolError(PlanAdapterError):
+    """Raise it in a tool to fail the attempt with a message of your own."""
+
+
+class ExpressionError(PlanAdapterError):
+    """An expression could not be evaluated with the values of this run."""
+
+
+class RunFailedError(PlanAdapterError):
+    """A run did not end as completed; `run` is its record."""
+
+    def __init__(self, run: "PlanRun") -> None:
+        """Keep `run` and say how it ended and why."""
+        self.run = run
+        failed = [f"{step.id}: {step.error}" for step in run.steps if step.error]
+        reason = f" ({run.reason})" if run.reason else ""
+        super().__init__(f"run {run.id} of `{run.name}` ended {run.status}{reason}" + "".join(f"\n  {line}" for line in failed))

@@ -1,0 +1,39 @@
+"""Results of steps as they are kept: small ones in the receipt, large ones in a file that the receipt names."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from plan_adapter.errors import StoreError
+
+
+@dataclass(frozen=True, slots=True)
+class ResultLimit:
+    """Where results go whose JSON is larger than `limit_bytes`: below `folder`, by run, step and attempt."""
+
+    limit_bytes: int
+    folder: Path
+
+    def keep(self, result: JsonValue, *, run_id: str, name: str) -> JsonValue:
+        """Return `result`, or `{path, size, digest}` of the file that holds its JSON. Raises StoreError where that cannot be written."""
+        if isinstance(result, (bool, int, float, type(None))):
+            return result
+        text = json.dumps(result, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        if len(text) * 4 <= self.limit_bytes:  # UTF-8 has at most four bytes a character
+            return result
+        content = text.encode()
+        if len(content) <= self.limit_bytes:
+            return result
+        path = self.folder / run_id / f"{name}.json"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            partial = path.with_suffix(".partial")
+            partial.write_bytes(content)
+            partial.chmod(0o600)
+            partial.replace(path)
+        except OSError as error:
+            raise StoreError(f"the result of {name} ({len(content)} bytes) cannot be written to {path}: {error.strerror}") from error
+        return {"path": str(path), "size": len(content), "digest": "sha256:" + hashlib.sha256(content).hexdigest()}

@@ -1,0 +1,56 @@
+"""`Hooks`: the caller's functions, told of what happens; and `Event`, what the command line shows.
+
+A hook that raises is logged and changes nothing.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from plan_adapter.record import PlanRun, StepRun
+
+EventKind: TypeAlias = Literal[
+    "run_started",  # the run exists in the store; with a server its flow_run_id is known
+    "step_started",  # the first attempt of a step begins
+    "attempt_failed",  # an attempt failed and another follows; `message` is the error, `delay_ms` the wait
+    "step_completed",
+    "step_failed",
+    "step_skipped",
+    "log",  # a line of a step's log (a command's output, the tool's own logger)
+    "run_ended",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened in a run, in the order in which it happened."""
+
+    kind: EventKind
+    run: PlanRun
+    step: StepRun | None = None
+    message: str | None = None
+    delay_ms: int | None = None
+
+
+Listener: TypeAlias = Callable[[Event], None]
+"""Takes events; must not block. Internal: the command line's display."""
+
+RunHook: TypeAlias = Callable[[PlanRun], Awaitable[None] | None]
+StepHook: TypeAlias = Callable[[PlanRun, StepRun], Awaitable[None] | None]
+FailureHook: TypeAlias = Callable[[PlanRun, StepRun, str], Awaitable[None] | None]
+GateHook: TypeAlias = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """The caller's functions, sync or async; each is given the run, then the step run, then the error.
+
+    Sync hooks are called on the event loop: keep them short.
+    """
+
+    on_step_start: StepHook | None = None
+    on_step_complete: StepHook | None = None
+    on_step_failed: FailureHook | None = None
+    on_plan_complete: RunHook | None = None
+    on_gate_open: GateHook | None = None
+    on_gate_answered: GateHook | None = None

@@ -1,0 +1,107 @@
+"""`Problem`: one finding about a plan document, and the catalogue of every code that `plan explain` knows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+
+Severity: TypeAlias = Literal["error", "warning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One finding: its code, where it is, what is wrong and what would be right.
+
+    `at` is a path into the document (`steps[2].depends_on[0]`); `line` and `column` count from 1 and are None for
+    plans that come from no document.
+    """
+
+    code: str
+    severity: Severity = "error"
+    at: str = ""
+    line: int | None = None
+    column: int | None = None
+    message: str = ""
+    hint: str = ""
+    file: str | None = None
+
+    def __str__(self) -> str:
+        """Return the finding as one line in the form that editors and CI systems link: `file:line:column: severity[code] …`."""
+        place = self.file or "plan"
+        if self.line is not None:
+            place += f":{self.line}:{self.column or 1}"
+        path = f" at {self.at}" if self.at else ""
+        hint = f"; {self.hint}" if self.hint else ""
+        return f"{place}: {self.severity}[{self.code}]{path}: {self.message}{hint}"
+
+
+def did_you_mean(word: str, known: "list[str] | tuple[str, ...] | set[str] | frozenset[str]") -> str:
+    """Return `did you mean …?` with the nearest of `known`, or what there is if nothing is near."""
+    from difflib import get_close_matches
+
+    folded = {name.casefold(): name for name in known}
+    near = get_close_matches(word.casefold(), list(folded), n=1, cutoff=0.6)
+    if near:
+        return f"did you mean `{folded[near[0]]}`?"
+    if not known:
+        return ""
+    shown = ", ".join(f"`{name}`" for name in sorted(known)[:8])
+    return f"known: {shown}" + (", …" if len(known) > 8 else "")
+
+
+# code -> what it means and how it is mended. A test holds that every code raised anywhere stands here.
+CATALOGUE: Mapping[str, str] = MappingProxyType(
+    {
+        # the document as text
+        "unreadable": "The file is missing, a directory, or may not be read. Give the path of a YAML or JSON file.",
+        "not-utf8": "The file is not UTF-8 text. Save it as UTF-8.",
+        "syntax": "The text is neither YAML nor JSON. The message names the first place that does not parse.",
+        "too-deep": "The document nests deeper than 100 levels. A plan never needs that; flatten the parameters.",
+        "too-large": "The document, or a number in it, is larger than what is accepted.",
+        "anchor": "YAML anchors and aliases are refused: they make documents that expand without bound and diffs that mislead. Write the value out.",
+        "tag": "YAML tags (`!name`) are refused: text is data. Remove the tag, or quote the text.",
+        "several-documents": "The file holds more than one YAML document. Keep one plan per file.",
+        "duplicate-key": "A key is written twice in one mapping; only one could count. Remove one of them.",
+        "reserved-key": "A key starts with `__prefect`, which Prefect's server interprets. Rename it.",
+        "not-a-number": "NaN and infinity are no JSON. Write a finite number, or the text in quotes.",
+        "bad-text": "A text holds what no UTF-8 document can carry (an unpaired surrogate), or a control character where none may stand.",
+        # its fields
+        "wrong-type": "A field holds a value of another type than the one that it takes.",
+        "bad-value": "A field's value is outside what it may be.",
+        "unknown-field": "No field is called so here. Unknown fields are refused, because a misspelt `requires_approval` must not be ignored.",
+        "missing-field": "A required field is missing.",
+        "unsupported-version": "Only `version: 1` of the plan document exists.",
+        "not-yet": "The field is part of the plan document, but this version does not execute it yet, and nothing that is written may be silently ignored.",
+        "no-steps": "A plan needs at least one step.",
+        "no-description": "The description is missing or empty. It is what an approver reads first.",
+        "bad-id": "A step id is a letter or underscore, then at most 63 letters, digits, underscores or hyphens (ASCII).",
+        "reserved-id": "`in`, `true`, `false` and `null` are words of the expression language and cannot be step ids.",
+        "duplicate-id": "Two steps have the same id. References and receipts need to tell them apart.",
+        "bad-name": "An input's name is a letter or underscore, then letters, digits or underscores (ASCII).",
+        "bad-input-definition": "The definition of an input contradicts itself, for instance a default that its own pattern refuses.",
+        "contradicting-policies": "`stop_on_error` and `continue_on_error` are both written and equal. Write one of them.",
+        # the graph
+        "unknown-step": "A dependency names a step that does not exist.",
+        "self-dependency": "A step depends on itself.",
+        "cycle": "Steps depend on each other in a circle, so none of them could start. The message shows the path.",
+        "not-an-ancestor": "An expression uses a step that cannot have ended before this one starts.",
+        "duplicate-dependency": "A dependency is written twice; it counts once.",
+        # tools
+        "unknown-tool": "No tool of this name is in the registry. Give it with --tools package.module:name, PLAN_ADAPTER_TOOLS, or the entry point group plan_adapter.tools.",
+        "bad-parameters": "The parameters do not fit the tool: one is missing, unknown, or of the wrong type.",
+        "bad-effect": "The effect is none of read, idempotent_write and write.",
+        "lowered-effect": "The step declares a smaller effect than its tool. That is the author's word; it is covered by the digest and shown at the gate.",
+        "retried-write": "A step that writes has `max_retries`. Only known failures are retried, but what is not idempotent should not be retried at all.",
+        "expression-in-command": "`${{ }}` inside a shell script would let data become code. Pass the value through `env` and use `\"$NAME\"` in the script.",
+        # expressions
+        "expression-syntax": "An expression in `${{ }}` does not parse.",
+        "expression-type": "An expression has the wrong type, or mixes types: CEL does no mixed arithmetic; use double(), int() or string().",
+        "unknown-reference": "An expression uses a name that does not exist here: a step, an input, or a variable.",
+        "hyphenated-id": "CEL reads `steps.my-step` as a subtraction. Write `steps[\"my-step\"]`.",
+        "expression-needed": "`when` and `for_each` are always an expression in `${{ }}`.",
+        # the inputs of a run
+        "missing-input": "An input without a default was not given. Give it with --input name=value.",
+        "unknown-input": "The plan has no input of this name.",
+        "bad-input": "The value does not fit the input's type or limits.",
+    }
+)

@@ -1,0 +1,254 @@
+"""What happened: `PlanRun`, `StepRun`, `Attempt`, `Receipt`, `Approval`, `PlanSummary`; and `Recorder`, which keeps it.
+
+Times are aware datetimes in UTC by the store's clock; durations are milliseconds.
+"""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Literal, Protocol
+
+from pydantic import JsonValue
+
+from plan_adapter.errors import RunFailedError
+from plan_adapter.plan import Effect, PlanStatus, StepStatus
+
+
+class RunReason(StrEnum):
+    """Why a run ended as it did, where its status alone does not say."""
+
+    STEP_FAILED = "step_failed"
+    TIMED_OUT = "timed_out"  # the total timeout
+    REJECTED = "rejected"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+    UNKNOWN = "unknown"  # a write began and nobody knows whether it happened
+    INTERRUPTED = "interrupted"  # its process died
+    EXHAUSTED = "exhausted"  # a budget was spent
+
+
+class Outcome(StrEnum):
+    """How an attempt, and with it its step, came out."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    UNKNOWN = "unknown"  # an intent without a receipt
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """Whose run it is; goes to every row and is never shown to a model."""
+
+    agent_id: str | None = None
+    org_id: str | None = None
+    tenant_id: str | None = None
+    task_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The intent: one try of a step (or of one item of its `for_each`), written before the tool is called."""
+
+    id: str
+    run_id: str
+    step_id: str
+    item: int | None
+    number: int  # from 1, per step and item, going on over resumes
+    tool_name: str
+    effect: Effect
+    parameters: dict[str, JsonValue]
+    idempotency_key: str
+    started_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The end of an attempt."""
+
+    attempt_id: str
+    run_id: str
+    step_id: str
+    item: int | None
+    number: int
+    outcome: Literal[Outcome.SUCCEEDED, Outcome.FAILED]
+    result: JsonValue
+    error: str | None
+    ended_at: datetime
+    duration_ms: int
+
+
+@dataclass(slots=True)
+class StepRun:
+    """One execution of a step. `reason` says why it was skipped or failed; written by the engine only."""
+
+    id: str
+    index: int
+    tool_name: str
+    description: str
+    depends_on: tuple[str, ...] = ()
+    status: StepStatus = StepStatus.PENDING
+    outcome: Outcome | None = None
+    result: JsonValue = None
+    error: str | None = None
+    reason: str | None = None
+    retry_count: int = 0
+    max_retries: int = 0
+    retry_delay_ms: int = 0
+    attempts: int = 0
+    carried: bool = False  # its result comes from an earlier start of the same run
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+    duration_ms: int = 0
+    metadata: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSummary:
+    """How far a run is; `progress` is 0..100: the share of steps that have ended."""
+
+    id: str
+    description: str
+    status: PlanStatus
+    total_steps: int
+    completed: int
+    failed: int
+    pending: int
+    running: int
+    skipped: int
+    progress: float
+
+
+@dataclass(slots=True)
+class PlanRun:
+    """One execution of a plan. Written by the engine only; what it returns is the record."""
+
+    id: str
+    plan_id: str
+    name: str
+    description: str
+    digest: str
+    approval_digest: str
+    inputs: dict[str, JsonValue]
+    steps: list[StepRun]
+    created_at: datetime
+    updated_at: datetime
+    status: PlanStatus = PlanStatus.DRAFT
+    reason: RunReason | None = None
+    message: str | None = None  # the reason in words: who cancelled and why, what timed out
+    outputs: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+    flow_run_id: str | None = None
+    task_id: str | None = None
+    agent_id: str | None = None
+    org_id: str | None = None
+    tenant_id: str | None = None
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+    total_duration_ms: int = 0
+    approved_at: datetime | None = None
+    approved_by: str | None = None
+    rejection_note: str | None = None
+    metadata: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+
+    @property
+    def is_approved(self) -> bool:
+        """True if an approval of this content is recorded, or none was required."""
+        return self.approved_at is not None or self.status in (PlanStatus.APPROVED, PlanStatus.EXECUTING, PlanStatus.COMPLETED)
+
+    @property
+    def can_execute(self) -> bool:
+        """True if the run is approved and has neither started nor ended."""
+        return self.status is PlanStatus.APPROVED
+
+    @property
+    def is_completed(self) -> bool:
+        """True if the run is completed, failed or cancelled; false for partial, as in the seeds."""
+        return self.status in (PlanStatus.COMPLETED, PlanStatus.FAILED, PlanStatus.CANCELLED)
+
+    @property
+    def current_step(self) -> StepRun | None:
+        """The first step that runs, else the first that is pending, else None."""
+        by_status = {status: next((s for s in self.steps if s.status is status), None) for status in (StepStatus.RUNNING, StepStatus.PENDING)}
+        return by_status[StepStatus.RUNNING] or by_status[StepStatus.PENDING]
+
+    def step(self, step_id: str) -> StepRun:
+        """Return the step run called `step_id`; raises KeyError, which names the steps that exist."""
+        for step in self.steps:
+            if step.id == step_id:
+                return step
+        known = ", ".join(step.id for step in self.steps[:20])
+        raise KeyError(f"no step is called {step_id!r}; steps: {known}")
+
+    def summary(self) -> PlanSummary:
+        """Return the counts of steps by status and the progress; an empty run has progress 0."""
+        counts = dict.fromkeys(StepStatus, 0)
+        for step in self.steps:
+            counts[step.status] += 1
+        total = len(self.steps)
+        ended = counts[StepStatus.COMPLETED] + counts[StepStatus.FAILED] + counts[StepStatus.SKIPPED]
+        return PlanSummary(
+            id=self.id,
+            description=self.description,
+            status=self.status,
+            total_steps=total,
+            completed=counts[StepStatus.COMPLETED],
+            failed=counts[StepStatus.FAILED],
+            pending=counts[StepStatus.PENDING],
+            running=counts[StepStatus.RUNNING],
+            skipped=counts[StepStatus.SKIPPED],
+            progress=round(100 * ended / total, 1) if total else 0.0,
+        )
+
+    def raise_for_status(self) -> None:
+        """Raise RunFailedError unless the run is completed."""
+        if self.status is not PlanStatus.COMPLETED:
+            raise RunFailedError(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """One recorded answer: to which content, by whom, how they were known, until when."""
+
+    id: str
+    approval_digest: str
+    decision: Literal["approve", "reject"]
+    by: str
+    known_by: str  # os_user, form, totp, ssh_signature, unverified, or `not_required` for a plan that asks for none
+    at: datetime
+    note: str = ""
+    expires_at: datetime | None = None
+    run_id: str | None = None  # the run that it was given for, or that used it
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalRequest:
+    """What an approver is asked: the content as text, and the digest that an answer binds to."""
+
+    approval_digest: str
+    name: str
+    description: str
+    text: str  # Markdown: what would run, exactly
+    run_id: str | None = None
+
+
+class Recorder(Protocol):
+    """Keeps intents and receipts of one run. An intent is durable when the call returns; what was handed over before it, too."""
+
+    def now(self) -> datetime:
+        """Return the store's time; never blocks."""
+        ...
+
+    async def intent(self, attempt: Attempt) -> None:
+        """Write `attempt`, together with everything handed over before; returns when it is durable. Raises StoreError."""
+        ...
+
+    def receipt(self, receipt: Receipt) -> None:
+        """Hand over `receipt`; it is durable when the next intent or `flush` returns. Never blocks."""
+        ...
+
+    def step_ended(self, step: StepRun) -> None:
+        """Hand over the end of a step (completed, failed or skipped). Never blocks."""
+        ...
+
+    async def flush(self) -> None:
+        """Return when everything handed over is durable; raises StoreError if something could not be written."""
+        ...

@@ -1,0 +1,59 @@
+"""`Settings`: everything that the environment may say, with the prefix `PLAN_ADAPTER_`."""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Read from the environment each time one is made; nothing is read at import.
+
+    Lists are written with commas: `PLAN_ADAPTER_TOOLS=acme.tools:registry,acme.more:deploy`.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="PLAN_ADAPTER_", extra="ignore", frozen=True)
+
+    home: Path = Field(default_factory=lambda: Path.home() / ".plan_adapter")
+    """Where the default store, large results and the local Prefect server live."""
+
+    database_url: str | None = None
+    """SQLAlchemy URL of the store: sqlite or postgresql, with or without a driver. None: a SQLite file in `home`."""
+
+    tools: Annotated[tuple[str, ...], NoDecode] = ()
+    """Import strings `package.module:name` of tools or registries that the command line offers."""
+
+    local_server: Literal["auto", "never"] = "auto"
+    """Whether a local Prefect server may be started where Prefect's settings name none."""
+
+    result_limit_bytes: int = Field(default=64 * 1024, ge=1024)
+    """A result whose JSON is larger goes to a file; the receipt keeps its path, size and digest."""
+
+    python_prefixes: Annotated[tuple[str, ...], NoDecode] = ()
+    """Module prefixes that the tool `python` may import from; none by default."""
+
+    files_root: Path | None = None
+    """The folder that `read_file` and `write_file` stay in; None: the current folder."""
+
+    allow_local_store: bool = False
+    """Whether a store on a local path may be used under a Prefect worker, whose disk may vanish with it."""
+
+    allow_unapproved: bool = True
+    """Whether `require_approval: false` and `auto_approve: true`, the author's word, are honoured."""
+
+    @field_validator("tools", "python_prefixes", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @cached_property
+    def store_url(self) -> str:
+        """The URL of the store that `store=None` means."""
+        return self.database_url or f"sqlite:///{self.home / 'plans.db'}"
+
+    @property
+    def results_path(self) -> Path:
+        """The folder of results that are too large for a receipt."""
+        return self.home / "results"

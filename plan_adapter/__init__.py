@@ -1,1 +1,128 @@
-"""Execution plans as dynamically built Prefect flows."""
+"""Execution plans as dynamically built Prefect flows: checked, approved, run, resumed and recorded.
+
+A name is imported when it is first used: `import plan_adapter` alone imports neither Prefect nor a database.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from plan_adapter.approval import Approver, approve, reject
+    from plan_adapter.documents import dump_plan, load_plan, read_document
+    from plan_adapter.errors import (
+        ExpressionError,
+        InvalidPlanError,
+        NoServerError,
+        NotApprovedError,
+        PlanAdapterError,
+        RunConflictError,
+        RunFailedError,
+        StoreError,
+        ToolError,
+    )
+    from plan_adapter.formatting import format_plan
+    from plan_adapter.hooks import Hooks
+    from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Input, PlanStatus, Step, StepStatus
+    from plan_adapter.problems import Problem
+    from plan_adapter.record import Approval, ApprovalRequest, PlanRun, PlanSummary, RunContext, RunReason, StepRun
+    from plan_adapter.runner import acancel_run, aresume_run, arun_plan, cancel_run, compile_plan, resume_run, run_plan
+    from plan_adapter.store.store import PlanStore
+    from plan_adapter.tools.registry import ToolRegistry
+    from plan_adapter.tools.shell import command_tool
+    from plan_adapter.tools.tool import Tool, ToolContext, as_tool, tool
+    from plan_adapter.validation import ValidatedPlan, find_problems, lint, validate
+
+_HOMES = {
+    "approval": ("Approver", "approve", "reject"),
+    "documents": ("dump_plan", "load_plan", "read_document"),
+    "errors": (
+        "ExpressionError",
+        "InvalidPlanError",
+        "NoServerError",
+        "NotApprovedError",
+        "PlanAdapterError",
+        "RunConflictError",
+        "RunFailedError",
+        "StoreError",
+        "ToolError",
+    ),
+    "formatting": ("format_plan",),
+    "hooks": ("Hooks",),
+    "plan": ("ExecutionOptions", "ExecutionPlan", "Input", "PlanStatus", "Step", "StepStatus"),
+    "problems": ("Problem",),
+    "record": ("Approval", "ApprovalRequest", "PlanRun", "PlanSummary", "RunContext", "RunReason", "StepRun"),
+    "runner": ("acancel_run", "aresume_run", "arun_plan", "cancel_run", "compile_plan", "resume_run", "run_plan"),
+    "store.store": ("PlanStore",),
+    "tools.registry": ("ToolRegistry",),
+    "tools.shell": ("command_tool",),
+    "tools.tool": ("Tool", "ToolContext", "as_tool", "tool"),
+    "validation": ("ValidatedPlan", "find_problems", "lint", "validate"),
+}
+
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Approval",
+    "ApprovalRequest",
+    "Approver",
+    "ExecutionOptions",
+    "ExecutionPlan",
+    "ExpressionError",
+    "Hooks",
+    "Input",
+    "InvalidPlanError",
+    "NoServerError",
+    "NotApprovedError",
+    "PlanAdapterError",
+    "PlanRun",
+    "PlanStatus",
+    "PlanStore",
+    "PlanSummary",
+    "Problem",
+    "RunConflictError",
+    "RunContext",
+    "RunFailedError",
+    "RunReason",
+    "Step",
+    "StepRun",
+    "StepStatus",
+    "StoreError",
+    "Tool",
+    "ToolContext",
+    "ToolError",
+    "ToolRegistry",
+    "ValidatedPlan",
+    "acancel_run",
+    "approve",
+    "aresume_run",
+    "arun_plan",
+    "as_tool",
+    "cancel_run",
+    "command_tool",
+    "compile_plan",
+    "dump_plan",
+    "find_problems",
+    "format_plan",
+    "lint",
+    "load_plan",
+    "read_document",
+    "reject",
+    "resume_run",
+    "run_plan",
+    "tool",
+    "validate",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import the module that `name` lives in; raises AttributeError for other names."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return list(__all__)

@@ -6,6 +6,7 @@ PlanAdapterError
 ├── NoServerError         start or reach a Prefect server, or run with `offline=True`
 ├── RunConflictError      the run is in another state, or another process holds it
 ├── StoreError            the database cannot be used; the message says why and what to do
+├── ToolDefinitionError   mend the function that is to be a tool, or the import string that names it
 ├── ToolError             a tool's own way to say that it failed
 ├── ExpressionError       an expression failed at run time; it fails its step
 └── RunFailedError        only from `run.raise_for_status()`; the run is on `.run`
@@ -47,6 +48,10 @@ class RunConflictError(PlanAdapterError):
 
 class StoreError(PlanAdapterError):
     """The store cannot be opened, read or written."""
+
+
+class ToolDefinitionError(PlanAdapterError):
+    """Something cannot be offered as a tool: a signature without a schema, a missing import, a name that is taken."""
 
 
 class ToolError(PlanAdapterError):

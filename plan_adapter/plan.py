@@ -3,11 +3,15 @@
 Field names, defaults and statuses are those of the seeds' ExecutionPlan. A plan is mutable until it is validated.
 """
 
+from collections.abc import Collection
 from enum import StrEnum
-from typing import Any, Literal, TypeAlias
+from functools import cache
+from typing import Any, Literal, Protocol, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr
 from uuid_utils import uuid7
+
+from plan_adapter.problems import Problem
 
 Effect: TypeAlias = Literal["read", "idempotent_write", "write"]
 Isolation: TypeAlias = Literal["thread", "process"]
@@ -15,6 +19,14 @@ InputType: TypeAlias = Literal["string", "integer", "number", "boolean", "array"
 
 EFFECTS: tuple[Effect, ...] = ("read", "idempotent_write", "write")
 """From the least to the most."""
+
+STEP_ID = "[A-Za-z_][A-Za-z0-9_-]{0,63}"
+"""What a step's id looks like, as a regular expression of the whole id."""
+
+RESERVED_IDS = ("false", "in", "null", "true")
+"""Words of the expression language."""
+
+WHOLE_EXPRESSION = r"^\s*\$\{\{[\s\S]*\}\}\s*$"
 
 
 class PlanStatus(StrEnum):
@@ -40,6 +52,19 @@ class StepStatus(StrEnum):
     SKIPPED = "skipped"  # never started; its `reason` says why
 
 
+def new_id() -> str:
+    """Return a new UUIDv7 as text: unique, and sorted by the time of its making."""
+    return str(uuid7())
+
+
+class Marks(Protocol):
+    """Knows where each path of a document stands."""
+
+    def find(self, at: str) -> tuple[int, int]:
+        """Return line and column, from 1, of the entry at `at` or the nearest one around it."""
+        ...
+
+
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=False, validate_assignment=False, populate_by_name=True)
 
@@ -47,16 +72,16 @@ class _Model(BaseModel):
 class Input(_Model):
     """One typed input of a plan; one without a default must be given."""
 
-    type: InputType = "string"
-    description: str = ""
-    default: JsonValue = None
-    enum: list[JsonValue] | None = None
-    pattern: str | None = None  # of the whole value, as JSON Schema's `pattern` does it: anchor it yourself
-    min_length: int | None = Field(default=None, ge=0)
-    max_length: int | None = Field(default=None, ge=0)
-    minimum: float | None = None
-    maximum: float | None = None
-    items: InputType | None = None  # type of an array's members
+    type: InputType = Field(default="string", description="What kind of value a run must be given.")
+    description: str = Field(default="", description="What the input is for; shown beside it in forms.")
+    default: JsonValue = Field(default=None, description="Taken where none is given. Without a default the input is required.")
+    enum: list[JsonValue] | None = Field(default=None, description="The only values that are accepted.")
+    pattern: str | None = Field(default=None, description="A regular expression found in the text: anchor it with ^ and $ yourself.")
+    min_length: int | None = Field(default=None, ge=0, description="The least characters of a text, or members of an array.")
+    max_length: int | None = Field(default=None, ge=0, description="The most characters of a text, or members of an array.")
+    minimum: float | None = Field(default=None, description="The smallest number.")
+    maximum: float | None = Field(default=None, description="The largest number.")
+    items: InputType | None = Field(default=None, description="The type of an array's members.")
 
     @property
     def is_required(self) -> bool:
@@ -67,37 +92,37 @@ class Input(_Model):
 class Rollback(_Model):
     """The call that undoes a completed step."""
 
-    tool_name: str
-    parameters: dict[str, JsonValue] = Field(default_factory=dict)
+    tool_name: str = Field(description="The tool that undoes the step.")
+    parameters: dict[str, JsonValue] = Field(default_factory=dict, description="What the tool is handed.")
 
 
 class Concurrency(_Model):
     """Which runs of one plan exclude each other."""
 
-    key: str
-    when_busy: Literal["refuse", "queue", "cancel_older"] = "refuse"
+    key: str = Field(description="Runs with the same key exclude each other; may hold `${{ inputs.name }}`.")
+    when_busy: Literal["refuse", "queue", "cancel_older"] = Field(default="refuse", description="What happens to a run whose key is taken.")
 
 
 class ApprovalPolicy(_Model):
     """Who may approve, and what happens when nobody does."""
 
-    approvers: list[str] = Field(default_factory=list)
-    expires: Literal["reject"] = "reject"
-    release: bool = False
+    approvers: list[str] = Field(default_factory=list, description="Who may answer; empty: anyone.")
+    expires: Literal["reject"] = Field(default="reject", description="What happens when nobody answers in time.")
+    release: bool = Field(default=False, description="Whether a waiting run gives its worker back.")
 
 
 class ExecutionOptions(_Model):
     """How a plan is executed. Times are milliseconds; 0 means no limit."""
 
-    require_approval: bool = True
-    auto_approve: bool = False
-    approval_timeout_ms: int = Field(default=0, ge=0)
-    allow_parallel: bool = False
-    max_parallel_steps: int = Field(default=3, ge=1)
-    stop_on_error: bool = True
-    continue_on_error: bool = False
-    step_timeout_ms: int = Field(default=0, ge=0)
-    total_timeout_ms: int = Field(default=0, ge=0)
+    require_approval: bool = Field(default=True, description="Whether a run waits for an approval before anything is done.")
+    auto_approve: bool = Field(default=False, description="The author's word that no approval is needed.")
+    approval_timeout_ms: int = Field(default=0, ge=0, description="How long an approval is waited for; 0: no limit.")
+    allow_parallel: bool = Field(default=False, description="Whether steps without a dependency between them run at the same time.")
+    max_parallel_steps: int = Field(default=3, ge=1, description="How many steps may run at once; counts only with allow_parallel.")
+    stop_on_error: bool = Field(default=True, description="A failed step ends the run: running steps end, no other starts.")
+    continue_on_error: bool = Field(default=False, description="A failed step only skips its dependents. The opposite of stop_on_error.")
+    step_timeout_ms: int = Field(default=0, ge=0, description="The limit of one attempt of a step; 0: no limit.")
+    total_timeout_ms: int = Field(default=0, ge=0, description="The limit of the whole run; 0: no limit.")
 
     def model_post_init(self, _context: Any, /) -> None:
         """Let the error policy that was not written be the opposite of the one that was."""
@@ -130,29 +155,43 @@ class ExecutionOptions(_Model):
 class Step(_Model):
     """One tool call, or one goal, of a plan."""
 
-    id: str = ""  # made (`step_1`, …) where it is empty
-    tool_name: str | None = None
-    goal: str | None = None
-    description: str = ""
-    parameters: dict[str, JsonValue] = Field(default_factory=dict)
-    input: str = ""  # the seeds' raw string; used only where `parameters` is empty
-    depends_on: list[str] = Field(default_factory=list)
-    when: str | None = None
-    for_each: str | None = None
-    done_when: str | None = None
-    max_retries: int = Field(default=0, ge=0)
-    retry_delay_ms: int = Field(default=0, ge=0)
-    retry_backoff: float = Field(default=1.0, ge=1.0)  # each delay is the one before times this
-    retry_jitter: float = Field(default=0.0, ge=0.0, le=1.0)  # each delay varies by up to this share
-    timeout_ms: int | None = Field(default=None, ge=0)  # per attempt; None: options.step_timeout_ms
-    effect: Effect | None = None  # what this call does, where the tool's own effect says too much
-    isolation: Isolation | None = None
-    on_error: Literal["stop", "continue"] | None = None
-    requires_approval: bool = False
-    rollback: Rollback | None = None
-    tools: list[str] = Field(default_factory=list)  # of a goal step
-    max_rounds: int | None = Field(default=None, ge=1)  # of a goal step
-    metadata: dict[str, JsonValue] = Field(default_factory=dict)
+    id: str = Field(
+        default="",
+        description="What references and receipts call the step; made (`step_1`, …) where it is missing.",
+        json_schema_extra={"pattern": f"^{STEP_ID}$", "not": {"enum": [*RESERVED_IDS]}},
+    )
+    tool_name: str | None = Field(default=None, description="The tool that the step calls.")
+    goal: str | None = Field(default=None, description="What a model shall reach with `tools`, in words. Not executed yet.")
+    description: str = Field(default="", description="What the step is for, in words; an approver reads it.")
+    for_each: str | None = Field(
+        default=None,
+        description="An expression that gives a list: the tool is called once for each member, which is `item`.",
+        json_schema_extra={"pattern": WHOLE_EXPRESSION},
+    )
+    parameters: dict[str, JsonValue] = Field(
+        default_factory=dict, description="What the tool is handed; `${{ }}` may stand in any text, and alone keeps its type."
+    )
+    input: str = Field(default="", description="A raw text for the tool; used only where `parameters` is empty.")
+    when: str | None = Field(
+        default=None,
+        description="An expression; the step is skipped where it is false.",
+        json_schema_extra={"pattern": WHOLE_EXPRESSION},
+    )
+    done_when: str | None = Field(default=None, description="An expression in `${{ }}` over `result` that must be true after the call.")
+    tools: list[str] = Field(default_factory=list, description="The tools that a goal step may use. Not executed yet.")
+    max_rounds: int | None = Field(default=None, ge=1, description="The most rounds of a goal step. Not executed yet.")
+    max_retries: int = Field(default=0, ge=0, description="Further attempts after a known failure.")
+    retry_delay_ms: int = Field(default=0, ge=0, description="Milliseconds before the second attempt.")
+    retry_backoff: float = Field(default=1.0, ge=1.0, description="Each delay is the one before times this; 1.0: a fixed delay.")
+    retry_jitter: float = Field(default=0.0, ge=0.0, le=1.0, description="Each delay varies by up to this share.")
+    timeout_ms: int | None = Field(default=None, ge=0, description="The limit of one attempt; overrides the options; 0: no limit.")
+    effect: Effect | None = Field(default=None, description="What this call does, where the tool's own effect says too much.")
+    isolation: Isolation | None = Field(default=None, description="Where a sync tool runs; a process can be killed when time is up.")
+    depends_on: list[str] = Field(default_factory=list, description="Steps that must complete before; a reference implies its dependency.")
+    requires_approval: bool = Field(default=False, description="Whether the step waits at a gate of its own. Not executed yet.")
+    on_error: Literal["stop", "continue"] | None = Field(default=None, description="Overrides the options' error policy for this step.")
+    rollback: Rollback | None = Field(default=None, description="The call that undoes the step. Not executed yet.")
+    metadata: dict[str, JsonValue] = Field(default_factory=dict, description="Anything about the step; not read by the engine.")
 
     _index: int = PrivateAttr(default=0)
 
@@ -168,24 +207,24 @@ class ExecutionPlan(_Model):
     `id` and the steps' ids are made where they are missing; `name` defaults to the first line of the description.
     """
 
-    version: Literal[1] = 1
-    id: str = Field(default_factory=lambda: new_id())
-    name: str = ""
-    description: str
-    inputs: dict[str, Input] = Field(default_factory=dict)
+    version: Literal[1] = Field(default=1, description="The version of the plan document.")
+    id: str = Field(default_factory=new_id, description="The plan's own id; made where it is missing.")
+    name: str = Field(default="", description="A short name; by default the first line of the description.")
+    description: str = Field(description="What the plan does; what an approver reads first.")
+    inputs: dict[str, Input] = Field(default_factory=dict, description="What a run is given, by name.")
     options: ExecutionOptions = Field(default_factory=ExecutionOptions)
-    steps: list[Step] = Field(default_factory=list)
-    finally_: list[Step] = Field(default_factory=list, alias="finally")
-    concurrency: Concurrency | None = None
-    approval: ApprovalPolicy | None = None
-    isolation: Isolation | None = None
-    outputs: dict[str, JsonValue] = Field(default_factory=dict)
-    metadata: dict[str, JsonValue] = Field(default_factory=dict)
+    steps: list[Step] = Field(default_factory=list, description="The steps; one runs when its dependencies have completed.")
+    finally_: list[Step] = Field(default_factory=list, alias="finally", description="Steps that always run at the end. Not executed yet.")
+    concurrency: Concurrency | None = Field(default=None, description="Which runs exclude each other. Not executed yet.")
+    approval: ApprovalPolicy | None = Field(default=None, description="Who may approve. Not executed yet.")
+    isolation: Isolation | None = Field(default=None, description="Where sync tools run, for every step that does not say.")
+    outputs: dict[str, JsonValue] = Field(default_factory=dict, description="What a run gives back, by name; may hold `${{ }}`.")
+    metadata: dict[str, JsonValue] = Field(default_factory=dict, description="Anything about the plan; not read by the engine.")
 
-    # What a document of the seeds says about an earlier execution (Status, Result, UserApproved, …): shown, never trusted.
+    # What came with the document; all of it outside digest and equality.
     _history: dict[str, JsonValue] = PrivateAttr(default_factory=dict)
-    # Where each path of the document stands: (line, column) from 1, and the file. Outside digest and equality.
-    _marks: dict[str, tuple[int, int]] = PrivateAttr(default_factory=dict)
+    _problems: tuple[Problem, ...] = PrivateAttr(default=())  # why the document cannot run; the fields concerned were left out
+    _marks: Marks | None = PrivateAttr(default=None)
     _file: str | None = PrivateAttr(default=None)
 
     def model_post_init(self, _context: Any, /) -> None:
@@ -193,18 +232,24 @@ class ExecutionPlan(_Model):
         self.number_steps()
 
     def __eq__(self, other: object) -> bool:
-        """Compare by what is written; ids that were made, marks and history do not count."""
-        return isinstance(other, ExecutionPlan) and self._written() == other._written()
+        """Compare by what is written; an id that was made, marks and history do not count."""
+        return isinstance(other, ExecutionPlan) and self.to_document() == other.to_document()
 
     __hash__ = None  # type: ignore[assignment]  # a plan is mutable
 
-    def _written(self) -> dict[str, Any]:
-        left_out = set[str]() if "id" in self.model_fields_set else {"id"}
-        return self.model_dump(exclude=left_out)
+    def to_document(self) -> dict[str, JsonValue]:
+        """Return the plan as a document writes it: defaults, an id that was made and the default name are left out."""
+        document = _document(self)
+        if "id" not in self.model_fields_set:
+            document.pop("id", None)
+        if self.name == self.default_name:
+            document.pop("name", None)
+        document["description"] = self.description
+        return document
 
     @property
     def history(self) -> dict[str, JsonValue]:
-        """What the document said about an earlier execution; neither approval nor receipts."""
+        """What the document said about an earlier execution, per step under `steps`; neither approval nor receipts."""
         return self._history
 
     @property
@@ -233,8 +278,10 @@ class ExecutionPlan(_Model):
     ) -> Step:
         """Append a step and return it, with its id made; `fields` are the other fields of `Step`."""
         step = Step(tool_name=tool_name, description=description, parameters=parameters or {}, **fields)
+        step._index = len(self.steps)  # pyright: ignore[reportPrivateUsage]  # the plan owns its steps' places
+        if not step.id:
+            step.id = _free_id(f"step_{len(self.steps) + 1}", [other.id for other in (*self.steps, *self.finally_)])
         self.steps.append(step)
-        self.number_steps()
         return step
 
     def get_step(self, index: int) -> Step | None:
@@ -250,13 +297,33 @@ class ExecutionPlan(_Model):
         raise KeyError(f"no step is called {step_id!r}; steps: {known}")
 
 
-def _free_id(wanted: str, taken: set[str]) -> str:
+def _document(model: BaseModel) -> dict[str, JsonValue]:
+    """Return what differs from the defaults, in the order of the fields; a part that only writes defaults is left out."""
+    document: dict[str, JsonValue] = {}
+    for name, (alias, default) in _fields(type(model)).items():
+        value = getattr(model, name)
+        if value == default:
+            continue
+        if isinstance(value, BaseModel):
+            if part := _document(value):
+                document[alias] = part
+        elif name in ("steps", "finally_"):
+            document[alias] = [_document(step) for step in value]
+        elif name == "inputs":
+            document[alias] = {key: _document(part) for key, part in value.items()}
+        else:
+            document[alias] = value
+    return document
+
+
+@cache
+def _fields(model: type[BaseModel]) -> dict[str, tuple[str, Any]]:
+    """Return for each field its name in documents and its default."""
+    return {name: (field.alias or name, field.get_default(call_default_factory=True)) for name, field in model.model_fields.items()}
+
+
+def _free_id(wanted: str, taken: Collection[str]) -> str:
     candidate, number = wanted, 2
     while candidate in taken:
         candidate, number = f"{wanted}_{number}", number + 1
     return candidate
-
-
-def new_id() -> str:
-    """Return a new UUIDv7 as text: unique, and sorted by the time of its making."""
-    return str(uuid7())

@@ -1,7 +1,9 @@
 """`Problem`: one finding about a plan document, and the catalogue of every code that `plan explain` knows."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
@@ -35,18 +37,30 @@ class Problem:
         return f"{place}: {self.severity}[{self.code}]{path}: {self.message}{hint}"
 
 
-def did_you_mean(word: str, known: "list[str] | tuple[str, ...] | set[str] | frozenset[str]") -> str:
-    """Return `did you mean …?` with the nearest of `known`, or what there is if nothing is near."""
-    from difflib import get_close_matches
+def did_you_mean(word: str, known: Collection[str]) -> str:
+    """Return `did you mean …?` with the nearest of `known`, or what there is if nothing is near.
 
+    Among many, near is what one letter more, less, other or exchanged makes; give a frozenset, whose index is then kept.
+    """
+    if len(known) > 50:
+        index = _one_letter_away(frozenset(known))
+        near = next((index[key] for key in _with_one_letter_less(word.casefold()) if key in index), None)
+        return f"did you mean `{near}`?" if near else ""
     folded = {name.casefold(): name for name in known}
-    near = get_close_matches(word.casefold(), list(folded), n=1, cutoff=0.6)
-    if near:
-        return f"did you mean `{folded[near[0]]}`?"
-    if not known:
-        return ""
+    close = get_close_matches(word.casefold(), list(folded), n=1, cutoff=0.6)
+    if close:
+        return f"did you mean `{folded[close[0]]}`?"
     shown = ", ".join(f"`{name}`" for name in sorted(known)[:8])
-    return f"known: {shown}" + (", …" if len(known) > 8 else "")
+    return f"known: {shown}" + (", …" if len(known) > 8 else "") if known else ""
+
+
+@lru_cache(maxsize=4)
+def _one_letter_away(known: frozenset[str]) -> dict[str, str]:
+    return {key: name for name in sorted(known, reverse=True) for key in _with_one_letter_less(name.casefold())}
+
+
+def _with_one_letter_less(word: str) -> list[str]:
+    return [word, *(word[:place] + word[place + 1 :] for place in range(min(len(word), 64)))]
 
 
 # code -> what it means and how it is mended. A test holds that every code raised anywhere stands here.

@@ -1,1 +1,1 @@
-
+"""The command line `plan`: one module per verb, and what they share."""

@@ -1,7 +1,11 @@
-"""`Stop`: the one signal that ends all work of a run, and why."""
+"""`Stop`: the one signal that ends all work of a run, and why; and `watch`, which sets it from outside."""
 
 import asyncio
+import logging
+from collections.abc import Awaitable, Callable
 from typing import Literal, TypeAlias
+
+log = logging.getLogger(__name__)
 
 StopKind: TypeAlias = Literal["cancelled", "timed_out"]
 
@@ -25,3 +29,16 @@ class Stop:
         if self.kind is None:
             self.kind, self.message = kind, message
             self.future.set_result(None)
+
+
+async def watch(stop: Stop, asked: Callable[[], Awaitable[str | None]], *, every_seconds: float) -> None:
+    """Stop the run as cancelled once `asked` gives a reason; a question that fails is asked again the next time."""
+    while not stop.is_set:
+        await asyncio.sleep(every_seconds)
+        try:
+            reason = await asked()
+        except Exception as error:
+            log.info("whether the run is to be cancelled cannot be told now: %s", error)
+            continue
+        if reason is not None:
+            stop.set("cancelled", reason)

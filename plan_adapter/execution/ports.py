@@ -23,6 +23,7 @@ class AttemptEnd:
     result: JsonValue = None
     error: str | None = None
     can_retry: bool = True  # false where another attempt could only fail the same way
+    in_middle: bool = False  # the run's stop ended a call that had begun
 
 
 class StepCall(Protocol):

@@ -1,11 +1,26 @@
 """`Tool`, the decorator `@tool`, and `ToolContext`, which a tool may ask for by annotation."""
 
+import copy
+import functools
+import inspect
+import json
 import logging
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from functools import cached_property
+from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+
+from pydantic import ConfigDict, JsonValue, TypeAdapter, ValidationError
+
+from plan_adapter.errors import ToolDefinitionError, ToolError
+from plan_adapter.plan import EFFECTS, Effect, Isolation
+from plan_adapter.tools.signature import Misfit, parameter_descriptions, read_signature
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+NAME_LENGTH = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +36,237 @@ class ToolContext:
     tenant_id: str | None
     logger: logging.Logger
     deadline: float | None  # seconds on time.monotonic()'s clock; None: no limit
+
+
+class Tool(Generic[P, R]):
+    """A typed function that a step may call. Calling the tool calls the function, with its own signature.
+
+    `fn` is what runs. Where it is a Prefect flow, `source` is the function inside it; elsewhere both are the same.
+    Raises ToolDefinitionError for a function that cannot be a tool.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[P, R],
+        *,
+        effect: Effect = "write",
+        name: str | None = None,
+        description: str | None = None,
+        isolation: Isolation = "thread",
+        permissions: Iterable[str] = (),
+        literal_parameters: Iterable[str] = (),
+        source: Callable[..., object] | None = None,
+    ) -> None:
+        self.fn = fn
+        self.source: Callable[..., object] = source or fn
+        _refuse_what_is_no_function(self.source)
+        self.name = _checked_name(name or self.source.__name__, self.source)
+        self.is_async = inspect.iscoroutinefunction(self.source)
+        self.effect: Effect = _one_of(effect, EFFECTS, f"the effect of `{self.name}`")
+        self.isolation: Isolation = _one_of(isolation, ("thread", "process"), f"the isolation of `{self.name}`")
+        self.permissions = frozenset(permissions)
+        self.literal_parameters = frozenset(literal_parameters)
+        self._description = description
+        self._signature = read_signature(self.source, context_type=ToolContext)
+        if unknown := self.literal_parameters - self._signature.fields.keys():
+            raise ToolDefinitionError(f"`{self.name}` has no parameter called {', '.join(sorted(unknown))} (literal_parameters)")
+        functools.update_wrapper(cast("Any", self), self.source, updated=())
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function."""
+        return self.fn(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<Tool {self.name} ({self.effect}) {self.origin}>"
+
+    @property
+    def origin(self) -> str:
+        """Where the function stands, for messages: `package.module:name`."""
+        return f"{self.source.__module__}:{getattr(self.source, '__qualname__', self.name)}"
+
+    @cached_property
+    def _documentation(self) -> tuple[str, dict[str, str]]:
+        return parameter_descriptions(inspect.getdoc(self.source) or "")
+
+    @property
+    def description(self) -> str:
+        """What the tool does: the text of its docstring before `Args:`."""
+        return self._description if self._description is not None else self._documentation[0]
+
+    @cached_property
+    def parameters_schema(self) -> dict[str, JsonValue]:
+        """The JSON Schema of the parameters, with the descriptions of the docstring where an annotation has none."""
+        schema = copy.deepcopy(self._signature.schema)
+        properties = cast("dict[str, dict[str, JsonValue]]", schema.get("properties", {}))
+        for name, described in properties.items():
+            if text := self._documentation[1].get(name):
+                described.setdefault("description", text)
+        return schema
+
+    @property
+    def import_string(self) -> str | None:
+        """Return `package.module:name` where the function can be imported from, None for one of a script or inside a function."""
+        module, path = self.source.__module__, str(getattr(self.source, "__qualname__", "<"))
+        if module == "__main__" or "<" in path:
+            return None
+        try:
+            found = functools.reduce(getattr, path.split("."), cast("object", sys.modules[module]))
+        except (KeyError, AttributeError):
+            return None
+        is_this = found is self or found is self.source or getattr(found, "source", getattr(found, "fn", None)) is self.source
+        return f"{module}:{path}" if is_this else None
+
+    def definition(self) -> dict[str, JsonValue]:
+        """Return what an approval covers: name, parameters, effect and permissions; no word of documentation."""
+        return {
+            "name": self.name,
+            "parameters": _without_documentation(self._signature.schema),
+            "effect": self.effect,
+            "permissions": [*sorted(self.permissions)],
+        }
+
+    def check(self, parameters: Mapping[str, JsonValue], is_open: Callable[[JsonValue], bool]) -> list[Misfit]:
+        """Return (path below the parameters, message, hint) of all that does not fit.
+
+        A value for which `is_open` holds (there is an expression in it) is not judged, nor is what depends on it.
+        """
+        return self._signature.misfits(dict(parameters), is_open)
+
+    def bind(self, parameters: Mapping[str, JsonValue], context: ToolContext) -> dict[str, Any]:
+        """Return the keyword arguments of the call, coerced to the annotated types; raises ToolError with all that does not fit."""
+        try:
+            _refuse_what_is_no_json(parameters)
+            arguments = self._signature.validate(parameters)
+        except ValidationError as error:
+            messages = [message for _, message, _ in self.check(parameters, lambda _: False)]
+            raise ToolError(f"the parameters do not fit `{self.name}`: " + "; ".join(messages)) from error
+        except (ValueError, TypeError) as error:  # of an expression: a document holds no such thing
+            raise ToolError(f"the parameters of `{self.name}` are no JSON: {error}") from error
+        return arguments | dict.fromkeys(self._signature.context_names, context)
+
+
+@overload
+def tool(fn: Callable[P, R], /) -> Tool[P, R]: ...
+@overload
+def tool(
+    *,
+    effect: Effect = "write",
+    name: str | None = None,
+    description: str | None = None,
+    isolation: Isolation = "thread",
+    permissions: Iterable[str] = (),
+    literal_parameters: Iterable[str] = (),
+) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
+def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Make a typed function, sync or async, a tool; as `@tool` or `@tool(effect="read")`.
+
+    The schema of its parameters comes from annotations and a Google-style docstring. A parameter annotated with `ToolContext` is
+    filled in when a step calls the tool, and is no part of the schema.
+
+    Args:
+        fn: The function.
+        options: `effect` (`read`, `idempotent_write` or `write`; undeclared counts as `write`); `name` (the function's);
+            `description` (the docstring's); `isolation` (`process` for work that a timeout must be able to kill);
+            `permissions` that the tool needs; `literal_parameters`, in which a plan may write no expression, because their
+            text is code.
+
+    """
+    if fn is not None:
+        return Tool(fn)
+
+    def decorate(function: Callable[..., Any]) -> Tool[..., Any]:
+        return Tool(function, **options)
+
+    return decorate
+
+
+def as_tool(obj: object, *, effect: Effect | None = None, name: str | None = None) -> Tool[..., Any]:
+    """Return `obj` as a tool: a tool, a typed function, or a Prefect task or flow (known by their shape).
+
+    Of a task its function is called, inside the task run of the step: retries, caching and timeouts are the step's, not the task's.
+    A flow is called itself and appears as a subflow. Raises ToolDefinitionError for anything else.
+    """
+    if isinstance(obj, Tool):
+        known = cast("Tool[..., Any]", obj)
+        if effect in (None, known.effect) and name in (None, known.name):
+            return known
+        changed = copy.copy(known)
+        changed.name = _checked_name(name or known.name, known.source)
+        changed.effect = _one_of(effect or known.effect, EFFECTS, f"the effect of `{changed.name}`")
+        return changed
+    inner, prefect_name = getattr(obj, "fn", None), getattr(obj, "name", None)
+    if callable(obj) and callable(inner) and isinstance(prefect_name, str):
+        is_flow = hasattr(obj, "flow_run_name")
+        return Tool(obj if is_flow else inner, effect=effect or "write", name=name or prefect_name, source=inner)
+    if callable(obj):
+        return Tool(obj, effect=effect or "write", name=name)
+    raise ToolDefinitionError(f"{obj!r} cannot be a tool: give a typed function, a tool, or a Prefect task or flow")
+
+
+def as_json(value: object) -> JsonValue:
+    """Return a tool's result as JSON: models, dataclasses, dates, paths, tuples and the like converted.
+
+    Raises ToolError for what is no JSON: NaN and infinity, bytes or text that no UTF-8 document can carry, other objects.
+    """
+    try:
+        plain = _anything().dump_python(value, mode="json")
+        _refuse_what_is_no_json(plain)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ToolError(f"returned what is no JSON: {error}") from error
+    return plain
+
+
+def _refuse_what_is_no_json(value: object) -> None:
+    json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+
+
+@functools.cache
+def _anything() -> TypeAdapter[Any]:
+    return TypeAdapter(Any, config=ConfigDict(ser_json_inf_nan="constants"))  # NaN would silently become null
+
+
+def _checked_name(name: str, source: object) -> str:
+    if name == "<lambda>" or not name:
+        raise ToolDefinitionError(f"{source!r} has no name of its own: give one (`name=`)")
+    if not name.isprintable() or name != name.strip() or len(name) > NAME_LENGTH:
+        rule = f"one line without blanks around it, at most {NAME_LENGTH} characters"
+        raise ToolDefinitionError(f"{name[:NAME_LENGTH]!r} is no name for a tool: {rule}")
+    return name
+
+
+def _refuse_what_is_no_function(source: Callable[..., object]) -> None:
+    if inspect.isclass(source):
+        raise ToolDefinitionError(f"{source!r} cannot be a tool: it is a class; give a function that makes one")
+    if not hasattr(source, "__module__") or not hasattr(source, "__name__"):
+        raise ToolDefinitionError(f"{source!r} cannot be a tool: it is no function; wrap it in one with `def`")
+    if inspect.isgeneratorfunction(source) or inspect.isasyncgenfunction(source):
+        raise ToolDefinitionError(f"`{source.__name__}` cannot be a tool: it is a generator, and a tool returns one result; return a list")
+
+
+Choice = TypeVar("Choice", bound=str)
+
+
+def _one_of(value: str, choices: tuple[Choice, ...], what: str) -> Choice:
+    if value not in choices:
+        raise ToolDefinitionError(f"{what} is {value!r}, which is none of {', '.join(choices)}")
+    return cast("Choice", value)
+
+
+_NAMED = ("properties", "patternProperties", "$defs", "dependentSchemas")
+_DATA = ("default", "const", "enum")
+_DOCUMENTATION = ("title", "description", "examples")
+
+
+def _without_documentation(schema: JsonValue) -> JsonValue:
+    """Return a JSON Schema without titles, descriptions and examples; a property may be called so."""
+    if isinstance(schema, list):
+        return [_without_documentation(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept: dict[str, JsonValue] = {}
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, dict):
+            kept[key] = {name: _without_documentation(part) for name, part in value.items()}
+        elif key not in _DOCUMENTATION:
+            kept[key] = value if key in _DATA else _without_documentation(value)
+    return kept

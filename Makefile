@@ -1,0 +1,40 @@
+# `make demo` and `make test` set up what is missing first: only Python 3.11 or later, make and git are assumed.
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format bench blocks lock clean
+
+PYTHON := .venv/bin/python
+STAMP := .venv/ready
+
+help:  ## show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 14
+
+demo: $(STAMP)  ## run the CI runbook on a small repository, on a local Prefect server
+	@$(PYTHON) deployments/demo.py
+
+test: check  ## check, then run every test
+	@$(PYTHON) -m pytest
+
+check: $(STAMP)  ## lint, formatting and types
+	@$(PYTHON) -m ruff check .
+	@$(PYTHON) -m ruff format --check .
+	@$(PYTHON) -m basedpyright --pythonpath $(PYTHON)
+
+format: $(STAMP)  ## mend what lint and formatting can mend by themselves
+	@$(PYTHON) -m ruff check --fix .
+	@$(PYTHON) -m ruff format .
+
+bench: $(STAMP)  ## measure against hand-written Prefect flows
+	@$(PYTHON) -m pytest tests/benchmarks -m benchmark -s -n 0
+
+blocks: $(STAMP)  ## create or update the Prefect blocks that the deployments use
+	@$(PYTHON) -m blocks
+
+lock:  ## pin the newest versions that pyproject.toml allows
+	@.ci/setup lock
+
+clean:  ## remove the virtual environment and everything generated
+	rm -rf .venv dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml requirements.lock .ci/setup
+	@.ci/setup install

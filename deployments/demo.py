@@ -1,0 +1,86 @@
+"""`make demo`: run the runbook ci-pipeline on a small git repository that is made for it, on the local Prefect server."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+RUNBOOK = Path(__file__).parent / "runbooks" / "ci-pipeline.yaml"
+
+# PAUSE is there to be watched: what the commands really do takes no time.
+FILES = {
+    "Makefile": """\
+PYTHON ?= python3
+PAUSE ?= 0
+
+install:
+\t@for package in greetings clock; do echo "installing $$package"; sleep $(PAUSE); done
+
+build:
+\t@echo "packing app into build/app.pyz"
+\t@mkdir -p build
+\t@sleep $(PAUSE)
+\t@$(PYTHON) -m zipapp app --output build/app.pyz
+\t@sleep $(PAUSE)
+
+lint:
+\t@for file in app/*.py; do echo "checking $$file"; sleep $(PAUSE); $(PYTHON) -m py_compile "$$file" || exit 1; done
+
+test:
+\t@sleep $(PAUSE)
+\t@$(PYTHON) -m unittest --verbose
+
+deploy:
+\t@sleep $(PAUSE)
+\t@mkdir -p released
+\t@cp build/app.pyz "released/app-$$COMMIT.pyz"
+\t@echo "released commit $$COMMIT of $$BRANCH"
+""",
+    "app/__init__.py": "",
+    "app/__main__.py": "from greeting import greet\n\nprint(greet('world'))\n",
+    "app/greeting.py": "def greet(name):\n    return f'Hello, {name}!'\n",
+    "test_app.py": """\
+import subprocess
+import sys
+import unittest
+
+
+class BuiltApp(unittest.TestCase):
+    def test_greets_the_world(self):
+        said = subprocess.run([sys.executable, 'build/app.pyz'], capture_output=True, text=True, check=True)
+        self.assertEqual(said.stdout.strip(), 'Hello, world!')
+""",
+    ".gitignore": "__pycache__/\nbuild/\nreleased/\n",
+}
+
+
+def make_repository(path: Path) -> Path:
+    """Return `path` as a git repository with one commit on `main`: a small application with a Makefile."""
+    for name, text in FILES.items():
+        file = path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    author = ["-c", "user.name=Demo", "-c", "user.email=demo@example.invalid", "-c", "commit.gpgsign=false"]
+    for arguments in (["init", "--quiet", "--initial-branch", "main"], ["add", "."], [*author, "commit", "--quiet", "--message", "Say hello"]):
+        subprocess.run(["git", *arguments], cwd=path, check=True)
+    return path
+
+
+def main() -> int:
+    """Run the demonstration and return the exit code of `plan run`."""
+    folder = Path(tempfile.mkdtemp(prefix="plan-demo-"))
+    repository = make_repository(folder / "repository")
+    inputs = {"repository": str(repository), "workspace": str(folder / "workspace")}
+    command = ["run", str(RUNBOOK.relative_to(Path.cwd())), "--yes"]
+    for name, value in inputs.items():
+        command += ["--input", f"{name}={value}"]
+    print("$ plan", *command, file=sys.stderr, flush=True)
+    plan = [sys.executable, "-c", "from plan_adapter.cli.app import main; main()"]
+    ended = subprocess.run([*plan, *command], env={"PAUSE": "1", **os.environ, "PYTHON": sys.executable}, check=False)
+    print("\nIn the repository's folder: `.venv/bin/plan runs` lists the runs, `.venv/bin/plan down` stops the local server.", file=sys.stderr)
+    return ended.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""The Prefect block types of this package; Prefect finds them by the entry point group `prefect.collections`."""
+
+from prefect.blocks.core import Block
+from pydantic import Field, HttpUrl, SecretStr
+
+from plan_adapter.store.store import PlanStore
+
+
+class PlanStoreDatabase(Block):
+    """The database that plans, runs, approvals and receipts are kept in.
+
+    Example:
+        Load the store that a deployment uses:
+        ```python
+        from plan_adapter.blocks import PlanStoreDatabase
+
+        database = PlanStoreDatabase.load("BLOCK_NAME")
+        store = database.get_store()
+        ```
+    """
+
+    _block_type_name = "Plan Store Database"
+    _block_type_slug = "plan-store-database"
+    _logo_url = HttpUrl("https://cdn.sanity.io/images/3ugk85nk/production/fb3f4debabcda1c5a3aeea4f5b3f94c28845e23e-250x250.png")
+    _documentation_url = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")
+    _description = "The database that plans, runs, approvals and receipts are kept in."
+
+    url: SecretStr = Field(description="SQLAlchemy URL of a PostgreSQL or SQLite database, with its password.")
+    tenant_id: str | None = Field(default=None, description="The only tenant whose rows are seen and written; empty for all.")
+
+    def get_store(self) -> PlanStore:
+        """Return the store, not yet connected; use it as an async context manager, or close it with `aclose`."""
+        return PlanStore(self.url.get_secret_value(), tenant_id=self.tenant_id)

@@ -1,0 +1,37 @@
+"""Blocking work beside the event loop that never keeps the process alive."""
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def aside(work: Callable[[], T]) -> T:
+    """Return what `work` returns, or raise what it raises; unlike `to_thread` it does not hold up an end of the process by Ctrl-C."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+
+    def settle(deliver: Callable[[], None]) -> None:
+        if not answer.done():
+            deliver()
+
+    def body() -> None:
+        try:
+            value = work()
+        except BaseException as error:  # whatever it is, it is the caller's
+            _tell(loop, settle, partial(answer.set_exception, error))
+        else:
+            _tell(loop, settle, partial(answer.set_result, value))
+
+    context = contextvars.copy_context()
+    threading.Thread(target=context.run, args=(body,), name="aside", daemon=True).start()
+    return await answer
+
+
+def _tell(loop: asyncio.AbstractEventLoop, settle: Callable[[Callable[[], None]], None], deliver: Callable[[], None]) -> None:
+    if not loop.is_closed():  # nobody waits any more
+        loop.call_soon_threadsafe(settle, deliver)

@@ -1,0 +1,48 @@
+"""The exit codes of `plan`, and the error of a command that cannot be done as it was given."""
+
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from plan_adapter.record import PlanRun
+
+
+class ExitCode(IntEnum):
+    """What the end of a command means to a script."""
+
+    DONE = 0
+    FAILED = 1  # a step failed: the run is failed or partial
+    USAGE = 2  # wrong usage, an invalid plan, a store or server that cannot be used
+    REJECTED = 3  # rejected, or its approval expired
+    CANCELLED = 4
+    TIMED_OUT = 5
+    WAITING = 6  # for an approval
+    UNKNOWN = 7  # an outcome is unknown and waits for a person
+    INTERRUPTED = 130  # Ctrl-C
+
+
+class UsageError(Exception):
+    """The command cannot be done as it was given; the message says why and what to do."""
+
+
+def code_of_run(run: "PlanRun") -> ExitCode:
+    """Return the exit code that says how `run` stands."""
+    from plan_adapter.plan import PlanStatus
+    from plan_adapter.record import RunReason
+
+    by_reason = {
+        RunReason.REJECTED: ExitCode.REJECTED,
+        RunReason.EXPIRED: ExitCode.REJECTED,
+        RunReason.TIMED_OUT: ExitCode.TIMED_OUT,
+        RunReason.UNKNOWN: ExitCode.UNKNOWN,
+        RunReason.CANCELLED: ExitCode.CANCELLED,
+    }
+    by_status = {
+        PlanStatus.COMPLETED: ExitCode.DONE,
+        PlanStatus.CANCELLED: ExitCode.CANCELLED,
+        PlanStatus.PENDING_APPROVAL: ExitCode.WAITING,
+        PlanStatus.DRAFT: ExitCode.WAITING,
+    }
+    if run.reason in by_reason:
+        return by_reason[run.reason]
+    return by_status.get(run.status, ExitCode.FAILED)

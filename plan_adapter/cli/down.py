@@ -1,0 +1,21 @@
+"""`plan down`."""
+
+from plan_adapter.cli import output
+from plan_adapter.cli.codes import ExitCode
+from plan_adapter.settings import Settings
+
+
+def down(*, json: bool = False) -> int:
+    """Stop the local Prefect server; a server that Prefect's settings name is left alone.
+
+    Args:
+        json: Print one JSON object.
+    """
+    from plan_adapter.engine.local_server import stop_server
+
+    stopped = stop_server(Settings())
+    if json:
+        output.json_line({"stopped": stopped})
+    else:
+        output.line("the local Prefect server is stopped" if stopped else "no local Prefect server was running")
+    return ExitCode.DONE

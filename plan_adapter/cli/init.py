@@ -1,0 +1,73 @@
+"""`plan init`."""
+
+import shlex
+from json import dumps as quoted
+from pathlib import Path
+
+from plan_adapter.cli import output
+from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.readable import one_line
+
+STARTER = """\
+# A plan: steps that call tools. Next: plan validate @PATH@, plan preview @PATH@, plan run @PATH@
+# `plan tools` lists the tools. `plan schema plan.schema.json` makes a schema, with which editors complete and check this file
+# once its first line is the comment:  yaml-language-server: $schema=plan.schema.json
+name: @NAME@
+description: Greet somebody, and say what time it is
+
+inputs:                           # what a run is given: plan run @PATH@ --input who=you
+  who: {type: string, default: world, description: Whom to greet}
+
+options:
+  require_approval: false         # true (the default): somebody approves exactly this content before anything runs
+  allow_parallel: true            # steps that do not depend on each other run side by side
+  step_timeout_ms: 30000          # for each attempt; 0 is no limit
+
+steps:
+  - id: greet
+    tool_name: run_command
+    description: Say hello
+    effect: read                  # this command changes nothing, so it may be repeated
+    parameters: {argv: [printf, "Hello, %s!", "${{ inputs.who }}"]}
+    max_retries: 2                # a failed attempt is followed by up to two more
+    retry_delay_ms: 500
+
+  - id: clock
+    tool_name: run_command
+    description: Read the clock, beside the greeting
+    effect: read
+    parameters: {argv: [date, "+%H:%M"]}
+
+  - id: report
+    tool_name: run_command
+    description: Put both together
+    effect: read
+    depends_on: [clock]           # using `steps.greet.result` makes a dependency by itself
+    parameters:
+      argv: [printf, "%s It is %s", "${{ steps.greet.result.stdout }}", "${{ steps.clock.result.stdout }}"]
+
+outputs:
+  report: "${{ steps.report.result.stdout }}"
+"""
+
+
+def init(path: Path = Path("plan.yaml"), /, *, json: bool = False) -> int:
+    """Write a starter plan with comments that validates and runs; an existing file is left alone.
+
+    Args:
+        path: The file to write.
+        json: Print the path as JSON.
+    """
+    text = STARTER.replace("@PATH@", one_line(shlex.quote(str(path)))).replace("@NAME@", quoted(one_line(path.stem)))
+    try:
+        with path.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(f"{path} exists and is left alone; give another name: `plan init NAME.yaml`") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
+    if json:
+        output.json_line({"path": str(path)})
+    else:
+        output.line(f"wrote {path}; try `plan run {shlex.quote(str(path))} --offline`")
+    return ExitCode.DONE

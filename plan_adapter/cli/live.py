@@ -1,0 +1,127 @@
+"""The live display: a line per running step that moves, a line per ended step that stays."""
+
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.text import Text
+
+from plan_adapter.cli import output
+from plan_adapter.cli.progress import Links, failed_attempt, link_lines, recent_lines
+from plan_adapter.cli.records import ASCII_MARKS, MARKS, step_end
+from plan_adapter.hooks import Event
+from plan_adapter.plan import StepStatus
+from plan_adapter.readable import duration, one_line, visible
+from plan_adapter.record import StepRun
+
+STYLES = {StepStatus.COMPLETED: "green", StepStatus.FAILED: "red", StepStatus.SKIPPED: "yellow"}
+WIDEST_ID = 32
+
+
+@dataclass(frozen=True)
+class _Open:
+    """A step that has started and not ended."""
+
+    step: StepRun
+    since: float
+    again_at: float | None = None  # when the next attempt follows, on the monotonic clock
+    problem: str = ""
+    log: deque[str] = field(default_factory=recent_lines)
+
+
+class LiveDisplay:
+    """Shows events on a terminal's stderr."""
+
+    def __init__(self, links: Links) -> None:
+        """`links` names the run's page."""
+        self._links = links
+        self._console = output.console(sys.stderr)
+        self._unicode = output.is_unicode(sys.stderr)
+        self._spinner = Spinner("dots" if self._unicode else "line")
+        self._live: Live | None = None
+        self._width = 0
+        self._total = self._ended = 0
+        self._open: dict[str, _Open] = {}  # replaced, never changed: the display's thread reads it
+
+    def __call__(self, event: Event) -> None:
+        """Show the event."""
+        if event.kind == "run_started":
+            self._start(event)
+        elif event.kind == "run_ended":
+            self.close()
+        elif event.step is not None:
+            self._step(event, event.step)
+
+    def close(self) -> None:
+        """Stop moving; what was printed stays."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _start(self, event: Event) -> None:
+        steps = event.run.steps
+        self._total, self._ended = len(steps), 0
+        self._width = min(WIDEST_ID, max((Text(step.id).cell_len for step in steps), default=0))
+        self._print(Text.assemble((one_line(event.run.name), "bold"), f"  run {event.run.id}"))
+        self._print(*(Text(visible(link)) for link in link_lines(event, self._links)))
+        self._live = Live(console=self._console, get_renderable=self.moving, transient=True, refresh_per_second=8, redirect_stdout=False)
+        self._live.start()
+
+    def _step(self, event: Event, step: StepRun) -> None:
+        now = time.monotonic()
+        known = self._open.get(step.id)
+        match event.kind:
+            case "step_started":
+                self._open = {**self._open, step.id: replace(known, again_at=None) if known else _Open(step, now)}
+            case "attempt_failed" if known is not None:
+                again = now + (event.delay_ms or 0) / 1000
+                self._open = {**self._open, step.id: replace(known, again_at=again, problem=failed_attempt(event))}
+            case "log" if known is not None:
+                known.log.extend((event.message or "").splitlines())
+            case "step_completed" | "step_failed" | "step_skipped":
+                self._open = {name: opened for name, opened in self._open.items() if name != step.id}
+                self._ended += 1
+                self._print(*self._last_lines(step, known))
+            case _:
+                return
+
+    def _last_lines(self, step: StepRun, known: _Open | None) -> Iterator[Text]:
+        style = STYLES[step.status]
+        mark = (MARKS if self._unicode else ASCII_MARKS)[step.status]
+        yield self._row(step, (mark, style), step_end(step), style="" if step.status is StepStatus.COMPLETED else style)
+        if step.status is StepStatus.FAILED and known is not None:
+            yield from (Text(f"    {visible(text)}", style="dim") for text in known.log)
+
+    def _row(self, step: StepRun, mark: tuple[str, str], end: str, *, style: str = "") -> Text:
+        name = Text(step.id)
+        name.truncate(self._width, overflow="ellipsis", pad=True)
+        told = f"  {one_line(step.description)}" if step.description and step.description != step.id else ""
+        return Text.assemble(mark, " ", name, "  ", (visible(end), style), (told, "dim"))
+
+    def moving(self) -> RenderableType:
+        """Return the part of the display that moves, as it is now: running steps, waits for retries, how far the run is."""
+        now = time.monotonic()
+        lines: list[RenderableType] = [self._moving_row(opened, now) for opened in self._open.values()]
+        return Group(*lines, Text(f"{self._ended} of {self._total} steps", style="dim"))
+
+    def _moving_row(self, opened: _Open, now: float) -> RenderableType:
+        if opened.again_at is not None and opened.again_at > now:
+            left = duration(1000 * round(opened.again_at - now + 0.5))
+            text = self._row(opened.step, ("!", "yellow"), f"{opened.problem} ({left} left)", style="yellow")
+        else:
+            frame = self._spinner.render(now)
+            mark = frame.plain if isinstance(frame, Text) else "*"
+            text = self._row(opened.step, (mark, "cyan"), duration(1000 * int(now - opened.since)) if now - opened.since >= 1 else "")
+            if opened.log:
+                text.append(f"  {one_line(opened.log[-1])}", style="dim")
+        text.no_wrap, text.overflow = True, "ellipsis"
+        return text
+
+    def _print(self, *lines: Text) -> None:
+        for text in lines:
+            self._console.print(text, soft_wrap=True)

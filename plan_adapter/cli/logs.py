@@ -1,0 +1,118 @@
+"""`plan logs`."""
+
+import json as json_format
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from pydantic import JsonValue
+
+from plan_adapter.cli import output
+from plan_adapter.cli.aside import aside
+from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.cli.sources import open_store
+from plan_adapter.errors import NoServerError
+from plan_adapter.record import Outcome, PlanRun
+from plan_adapter.settings import Settings
+
+if TYPE_CHECKING:
+    from plan_adapter.engine.connection import Server
+    from plan_adapter.record import Receipt
+    from plan_adapter.store.store import PlanStore
+
+STREAMS = ("stdout", "stderr", "output", "body")
+"""Members of a result that are text which a command or a server wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What a step wrote; `step` None is the run itself."""
+
+    at: datetime
+    step: str | None
+    text: str
+
+
+async def logs(run: str, /, *, step: str | None = None, json: bool = False) -> int:
+    """Show what a run's steps wrote: from Prefect where it knows the run, else what the receipts kept of their outputs and errors.
+
+    Args:
+        run: The id of a run, or its beginning.
+        step: Only what this step wrote.
+        json: Print one JSON object per line.
+    """
+    settings = Settings()
+    async with open_store(settings) as store:
+        found = await store.run(run)
+        if step is not None and step not in [known.id for known in found.steps]:
+            raise UsageError(f"run {found.id} has no step `{step}`; steps: {', '.join(known.id for known in found.steps[:20])}")
+        lines, source = await _lines(found, store, settings)
+    shown = [line for line in lines if step is None or _step_of(line) == step]
+    for line in shown:
+        _print(line, as_json=json)
+    output.note(f"{len(shown)} lines from {source}")
+    return ExitCode.DONE
+
+
+async def _lines(run: PlanRun, store: "PlanStore", settings: Settings) -> tuple[list[Line], str]:
+    if run.flow_run_id is not None:
+        try:
+            server = await aside(lambda: _answering_server(settings))
+            if server is not None and (found := await _from_prefect(server, run.flow_run_id)):
+                return found, f"Prefect at {server.api_url}"
+        except NoServerError as error:
+            output.note(f"plan: {error}")
+    lines = [line for receipt in await store.receipts(run.id) for line in _from_receipt(receipt)]
+    return lines, "the receipts of its steps"
+
+
+def _answering_server(settings: Settings) -> "Server | None":
+    """Return the server that Prefect's settings name, else the local one if it runs; starts none. Raises NoServerError."""
+    from plan_adapter.engine.connection import Server, check_server, configured_api_url
+    from plan_adapter.engine.local_server import server_status
+
+    if configured_api_url() is not None:
+        return check_server()
+    status = server_status(settings)
+    if status.state != "healthy" or status.api_url is None:
+        return None
+    return Server(api_url=status.api_url, ui_url=status.ui_url, log_path=status.log_path, pid=status.pid)
+
+
+async def _from_prefect(server: "Server", flow_run_id: str) -> list[Line]:
+    from plan_adapter.engine.connection import use_server
+    from plan_adapter.engine.run_logs import flow_run_logs
+
+    with use_server(server):
+        return [Line(log.at, log.step, log.text) for log in await flow_run_logs(flow_run_id)]
+
+
+def _from_receipt(receipt: "Receipt") -> Iterator[Line]:
+    name = receipt.step_id if receipt.item is None else f"{receipt.step_id}[{receipt.item}]"
+    for text in _texts(receipt.result):
+        yield Line(receipt.ended_at, name, text)
+    if receipt.outcome is Outcome.FAILED:
+        yield Line(receipt.ended_at, name, f"attempt {receipt.number} failed: {receipt.error}")
+
+
+def _texts(result: JsonValue) -> Iterator[str]:
+    if result is None:
+        return
+    streams = [result[name] for name in STREAMS if name in result] if isinstance(result, dict) else []
+    written = [stream for stream in streams if isinstance(stream, str)]
+    yield from (text for text in written if text) if written else [json_format.dumps(result, ensure_ascii=False)]
+
+
+def _step_of(line: Line) -> str | None:
+    return None if line.step is None else line.step.partition("[")[0]
+
+
+def _print(line: Line, *, as_json: bool) -> None:
+    if as_json:
+        fields: dict[str, Any] = {"at": line.at, "step": line.step, "text": line.text}
+        output.json_line(fields)
+        return
+    head = f"{line.at.astimezone():%H:%M:%S} {line.step or '(run)'} | "
+    for text in line.text.splitlines() or [""]:
+        output.line(head + text)

@@ -1,0 +1,139 @@
+"""What `plan` writes: results to stdout, everything else to stderr; plain where nobody looks, and safe on any terminal."""
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from plan_adapter.cli.codes import UsageError
+from plan_adapter.readable import visible, without_passwords
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from plan_adapter.problems import Problem
+
+UNLIMITED_WIDTH = 100_000
+"""The width of tables that no terminal shows: nothing is cut."""
+
+
+def prepare_streams() -> None:
+    """Let characters that a terminal's encoding lacks be written as escapes instead of failing the command."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None and not is_unicode(stream):
+            reconfigure(errors="backslashreplace")
+
+
+def line(text: str) -> None:
+    """Print a line of the result to stdout."""
+    sys.stdout.write(visible(text) + "\n")
+
+
+def note(text: str) -> None:
+    """Print a line about the work to stderr; a reader that is gone stops nothing."""
+    try:
+        sys.stderr.write(visible(text) + "\n")
+        sys.stderr.flush()
+    except BrokenPipeError:
+        _silence(sys.stderr)
+
+
+def json_line(value: Mapping[str, Any]) -> None:
+    """Print one JSON object in one line to stdout, at once."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=not is_unicode(sys.stdout), allow_nan=False, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def problems(found: Iterable["Problem"], *, as_json: bool, to_stdout: bool) -> None:
+    """Print each problem as `file:line:column: …`, or as a JSON object on stdout."""
+    for problem in found:
+        if as_json:
+            json_line(problem_json(problem))
+        elif to_stdout:
+            line(str(problem))
+        else:
+            note(str(problem))
+
+
+def problem_json(problem: "Problem") -> dict[str, Any]:
+    """Return a problem as the object that `--json` prints."""
+    from dataclasses import asdict
+
+    return asdict(problem)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows under their headings to stdout; cut to the terminal's width, whole where stdout is no terminal."""
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in columns:
+        shown.add_column(column, no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        shown.add_row(*(Text(" ".join(visible(cell).split())) for cell in row))
+    console(sys.stdout).print(shown)
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write `text` to `path` whole or not at all; raises UsageError where it cannot be written."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(text, encoding="utf-8", newline="\n")
+        unfinished.replace(path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def console(stream: IO[str]) -> "Console":
+    """Return a rich console on `stream` that never interprets text as markup and never cuts what goes into a file."""
+    from rich.console import Console
+
+    return Console(file=stream, markup=False, highlight=False, emoji=False, width=None if stream.isatty() else UNLIMITED_WIDTH)
+
+
+def is_terminal(stream: IO[str]) -> bool:
+    """Return whether a person looks at `stream` and it can move its cursor."""
+    return stream.isatty() and os.environ.get("TERM", "") != "dumb"
+
+
+def is_unicode(stream: IO[str]) -> bool:
+    """Return whether `stream` can show any character."""
+    return (getattr(stream, "encoding", None) or "utf-8").lower().replace("_", "-").startswith(("utf-8", "utf8", "utf-16", "utf16"))
+
+
+def flush() -> None:
+    """Write out what is buffered; raises BrokenPipeError if nobody reads it any more."""
+    sys.stdout.flush()
+
+
+def abandon_stdout() -> None:
+    """Let the interpreter's own flush at exit find nothing to complain about."""
+    _silence(sys.stdout)
+
+
+def keep_traceback(error: BaseException) -> Path | None:
+    """Write the traceback of `error`, without passwords, to a file in the home folder; return it, None if it cannot be written."""
+    import traceback
+
+    from plan_adapter.settings import Settings
+
+    text = "".join(traceback.format_exception(error))
+    try:
+        path = Settings().home / "last-error.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(without_passwords(text), encoding="utf-8", errors="backslashreplace")
+    except (OSError, ValueError):
+        return None
+    return path
+
+
+def _silence(stream: IO[str]) -> None:
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except (OSError, ValueError):
+        return

@@ -1,0 +1,56 @@
+"""Runs and events as the objects of `--json` and as the lines of a terminal."""
+
+from dataclasses import asdict
+from typing import Any
+
+from plan_adapter.hooks import Event
+from plan_adapter.plan import StepStatus
+from plan_adapter.readable import duration, one_line
+from plan_adapter.record import Outcome, PlanRun, StepRun
+
+MARKS = {StepStatus.COMPLETED: "✓", StepStatus.FAILED: "✗", StepStatus.SKIPPED: "-"}
+ASCII_MARKS = {StepStatus.COMPLETED: "+", StepStatus.FAILED: "x", StepStatus.SKIPPED: "-"}
+
+
+def run_json(run: PlanRun, *, steps: bool) -> dict[str, Any]:
+    """Return every field of `run`, its counts and progress, and with `steps` each step run."""
+    fields = asdict(run)
+    found = fields.pop("steps")
+    fields["summary"] = {name: value for name, value in asdict(run.summary()).items() if name not in ("id", "description", "status")}
+    return {**fields, "steps": found} if steps else fields
+
+
+def event_json(event: Event) -> dict[str, Any]:
+    """Return `event` as one object; `step` is the step run as it is then."""
+    fields: dict[str, Any] = {"event": event.kind, "run_id": event.run.id}
+    if event.kind == "run_started":
+        fields |= {"name": event.run.name, "digest": event.run.digest, "flow_run_id": event.run.flow_run_id}
+    if event.step is not None:
+        fields["step"] = event.step.id if event.kind == "log" else asdict(event.step)
+    if event.message is not None:
+        fields["message"] = event.message
+    if event.delay_ms is not None:
+        fields["delay_ms"] = event.delay_ms
+    return fields
+
+
+def step_end(step: StepRun) -> str:
+    """Return how `step` ended, in words: its time, its attempts, why it failed or was skipped."""
+    if step.status is StepStatus.SKIPPED:
+        return f"skipped: {one_line(step.reason or 'not reached')}"
+    tries = f" after {step.attempts} attempts" if step.attempts > 1 else ""
+    if step.status is StepStatus.COMPLETED:
+        return ("carried from the earlier start of this run" if step.carried else duration(step.duration_ms)) + tries
+    unknown = "its outcome is unknown" if step.outcome is Outcome.UNKNOWN else "failed"
+    return f"{unknown}{tries}: {one_line(step.reason or step.error or 'no reason was given')}"
+
+
+def run_end(run: PlanRun) -> str:
+    """Return how `run` stands, in one line."""
+    summary = run.summary()
+    counts = {"completed": summary.completed, "failed": summary.failed, "skipped": summary.skipped, "pending": summary.pending}
+    shown = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    reason = f" ({run.reason})" if run.reason else ""
+    took = f" in {duration(run.total_duration_ms)}" if run.completed_at is not None and run.started_at is not None else ""
+    message = f"; {one_line(run.message)}" if run.message else ""
+    return f"{run.name}: {run.status}{reason}{took}: {shown or 'no step was run'}{message}"

@@ -1,0 +1,46 @@
+"""`plan resume`."""
+
+import asyncio
+
+from plan_adapter.cli.aside import aside
+from plan_adapter.cli.performing import Performance, approver_for, begin_server
+from plan_adapter.cli.sources import open_store, tools_of
+from plan_adapter.settings import Settings
+
+
+def resume(
+    run: str,
+    /,
+    *,
+    tools: list[str] | None = None,
+    offline: bool = False,
+    yes: bool = False,
+    detach: bool = False,
+    json: bool = False,
+) -> int:
+    """Go on with a run that stopped: what has succeeded is carried over, the rest is run. Resuming approves nothing by itself.
+
+    Args:
+        run: The id of a run, or its beginning.
+        tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
+        offline: Run without Prefect.
+        yes: Approve a run that still waits for it, in the name of the operating system's user.
+        detach: Wait for nobody: a run that waits for an approval goes on waiting, and the command ends with 6.
+        json: Print events as JSON Lines; the last line is the run.
+    """
+    return asyncio.run(_resume(run, tools or [], offline=offline, yes=yes, detach=detach, as_json=json))
+
+
+async def _resume(run: str, tools: list[str], *, offline: bool, yes: bool, detach: bool, as_json: bool) -> int:
+    from plan_adapter.runner import aresume_run
+
+    settings = Settings()
+    pending = begin_server(settings, offline=offline)
+    registry = tools_of(tools)
+    async with open_store(settings) as store:
+        found = await store.run(run)
+        server = await aside(pending.wait) if pending is not None else None
+        approver = approver_for(yes=yes, detach=detach)
+        performance = Performance(server, approver, as_json=as_json)
+        work = aresume_run(found.id, tools=registry, approver=approver, store=store, offline=offline, listener=performance.listen)
+        return await performance.complete(work, store)

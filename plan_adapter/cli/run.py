@@ -1,0 +1,64 @@
+"""`plan run`."""
+
+import asyncio
+from pathlib import Path
+
+from plan_adapter.cli.aside import aside
+from plan_adapter.cli.performing import Performance, approver_for, begin_server
+from plan_adapter.cli.sources import input_texts, open_store, plan_of, tools_of
+from plan_adapter.settings import Settings
+
+
+def run(
+    plan: str,
+    /,
+    *,
+    input: list[str] | None = None,
+    inputs: Path | None = None,
+    tools: list[str] | None = None,
+    offline: bool = False,
+    yes: bool = False,
+    detach: bool = False,
+    json: bool = False,
+) -> int:
+    """Run a plan and show its progress: live on a terminal, as plain lines elsewhere.
+
+    The run is a flow run of the Prefect server that Prefect's settings name, else of a local one that is started once.
+
+    Args:
+        plan: A plan document, `-` for stdin, or a stored plan: its digest or `store:name@version`.
+        input: `name=value`, an input of the run; may be repeated.
+        inputs: A JSON or YAML file of inputs; `--input` goes before it.
+        tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
+        offline: Run without Prefect: same steps, same record, no UI.
+        yes: Approve the plan, in the name of the operating system's user.
+        detach: Wait for nobody: where an approval is needed, record the run and end with 6.
+        json: Print events as JSON Lines; the last line is the run.
+    """
+    given = input_texts(input or [], inputs)
+    return asyncio.run(_run(plan, given, tools or [], offline=offline, yes=yes, detach=detach, as_json=json))
+
+
+async def _run(source: str, given: dict[str, str], tools: list[str], *, offline: bool, yes: bool, detach: bool, as_json: bool) -> int:
+    from plan_adapter.cli.previewing import preview_of
+    from plan_adapter.preview import preview_text
+    from plan_adapter.runner import Occasion, execute_plan
+    from plan_adapter.validation import bind_inputs, validate
+
+    settings = Settings()
+    pending = begin_server(settings, offline=offline)
+    async with open_store(settings) as store:
+        validated = validate(await plan_of(source, store), tools_of(tools))
+        bound = bind_inputs(validated, given, from_text=True)
+        server = await aside(pending.wait) if pending is not None else None
+        approver = approver_for(yes=yes, detach=detach, text=preview_text(preview_of(bound)))
+        performance = Performance(server, approver, as_json=as_json)
+        work = execute_plan(
+            validated,
+            inputs=bound.inputs,
+            occasion=Occasion(approver=approver, listener=performance.listen, settings=settings),
+            store=store,
+            offline=offline,
+            record_pending=approver is None,
+        )
+        return await performance.complete(work, store)

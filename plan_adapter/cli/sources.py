@@ -1,0 +1,96 @@
+"""Where a verb's plan, tools, inputs, store and run come from: what the words of a command line mean."""
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from plan_adapter.cli.codes import UsageError
+from plan_adapter.settings import Settings
+
+if TYPE_CHECKING:
+    from plan_adapter.plan import ExecutionPlan
+    from plan_adapter.problems import Problem
+    from plan_adapter.store.store import PlanStore
+    from plan_adapter.tools.registry import ToolRegistry
+
+STORED = "store:"
+_DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})")
+
+
+def tools_of(imports: Sequence[str]) -> "ToolRegistry":
+    """Return the tools of `--tools`, of PLAN_ADAPTER_TOOLS, of the entry points, and the built-in ones."""
+    from plan_adapter.tools.registry import ToolRegistry
+
+    return ToolRegistry.from_settings([*Settings().tools, *imports])
+
+
+def open_store(settings: Settings) -> "PlanStore":
+    """Return the store of the settings, to be entered."""
+    from plan_adapter.store.store import PlanStore
+
+    return PlanStore(settings.store_url)
+
+
+def read_plan(source: str) -> "tuple[ExecutionPlan | None, list[Problem]]":
+    """Return the plan of a path, or of `-`, stdin, and its document's problems; a plan with problems keeps them for validation."""
+    from plan_adapter.documents import read_document, read_file
+
+    return read_document(sys.stdin.read(), file="<stdin>") if source == "-" else read_file(source)
+
+
+def is_stored(source: str) -> bool:
+    """Return whether `source` names a plan in the store: `store:name`, `store:name@version`, or a digest that is no file."""
+    return source.startswith(STORED) or (_DIGEST.fullmatch(source) is not None and not Path(source).exists())
+
+
+async def plan_of(source: str, store: "PlanStore | None" = None) -> "ExecutionPlan":
+    """Return the plan of a path, `-` for stdin, or of the store, opened if it was not given. Raises InvalidPlanError, StoreError."""
+    from plan_adapter.errors import InvalidPlanError
+
+    if is_stored(source):
+        return await _stored_plan(source, store)
+    plan, problems = read_plan(source)
+    if plan is None:
+        raise InvalidPlanError(problems)
+    return plan
+
+
+async def _stored_plan(source: str, store: "PlanStore | None") -> "ExecutionPlan":
+    if store is None:
+        async with open_store(Settings()) as opened:
+            return await _stored_plan(source, opened)
+    digest = _DIGEST.fullmatch(source)
+    if digest is not None:
+        return await store.get(digest[1])
+    name, at, version = source.removeprefix(STORED).rpartition("@")
+    if at and not version.isdecimal():
+        raise UsageError(f"`{source}`: a version is a number, as in `store:{name}@3`")
+    return await store.get(name, version=int(version)) if at else await store.get(version)
+
+
+def input_texts(given: Sequence[str], file: Path | None) -> dict[str, str]:
+    """Return the inputs of `--inputs FILE` and of each `--input name=value`, as texts that each input's type is to parse."""
+    texts = {} if file is None else _file_inputs(file)
+    written = set[str]()
+    for pair in given:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(f"`--input {pair}`: write --input name=value")
+        if name.strip() in written:
+            raise UsageError(f"the input `{name.strip()}` is given twice")
+        written.add(name.strip())
+        texts[name.strip()] = value
+    return texts
+
+
+def _file_inputs(file: Path) -> dict[str, str]:
+    from plan_adapter.documents import read_mapping
+    from plan_adapter.errors import InvalidPlanError
+
+    values, problems = read_mapping(file)
+    if values is None or problems:
+        raise InvalidPlanError(problems)
+    return {name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for name, value in values.items()}

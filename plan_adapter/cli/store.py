@@ -1,0 +1,32 @@
+"""`plan store`."""
+
+from typing import Literal
+
+from plan_adapter.cli import output
+from plan_adapter.cli.codes import ExitCode
+from plan_adapter.cli.sources import open_store
+from plan_adapter.settings import Settings
+
+
+async def store(action: Literal["status", "upgrade"] = "status", /, *, json: bool = False) -> int:
+    """Show the database of plans and runs, or migrate it to this version's schema.
+
+    A SQLite file is made and migrated by itself; a PostgreSQL database by `plan store upgrade` only.
+
+    Args:
+        action: `status` says where it is and whether it can be used; `upgrade` migrates it.
+        json: Print one JSON object.
+    """
+    from plan_adapter.store.tables import REVISION
+
+    async with open_store(Settings()) as opened:
+        revision = await opened.upgrade() if action == "upgrade" else REVISION
+        newest = await opened.runs(limit=1)
+        names = await opened.names()
+        where = repr(opened).strip("<>").partition(": ")[2]
+    if json:
+        output.json_line({"store": where, "revision": revision, "plans": len(names), "newest_run": newest[0].id if newest else None})
+        return ExitCode.DONE
+    output.line(f"{where}: " + ("upgraded to" if action == "upgrade" else "ready,") + f" revision {revision}")
+    output.line(f"{len(names)} named plans; newest run: {newest[0].id if newest else 'none yet'}")
+    return ExitCode.DONE

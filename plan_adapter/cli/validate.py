@@ -1,0 +1,53 @@
+"""`plan validate`."""
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from plan_adapter.cli import output
+from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.cli.sources import is_stored, plan_of, read_plan, tools_of
+from plan_adapter.problems import Problem
+
+if TYPE_CHECKING:
+    from plan_adapter.tools.registry import ToolRegistry
+
+
+def validate(*plans: Annotated[str, Parameter(name="PLAN")], tools: list[str] | None = None, json: bool = False) -> int:
+    """Find every problem of plans before anything runs: each as file:line:column, code, what is wrong and what would be right.
+
+    Args:
+        plans: Plan documents: paths, `-` for stdin, or stored plans.
+        tools: `package.module:name` of a tool or registry that the plans use; may be repeated.
+        json: Print each problem as a JSON object, and one line per plan.
+    """
+    if not plans:
+        raise UsageError("give at least one plan: `plan validate plan.yaml`")
+    registry = tools_of(tools or [])
+    failed = False
+    for source in plans:
+        found = _findings(source, registry)
+        errors = sum(problem.severity == "error" for problem in found)
+        failed = failed or errors > 0
+        output.problems(found, as_json=json, to_stdout=True)
+        _verdict(source, errors=errors, warnings=len(found) - errors, as_json=json)
+    return ExitCode.USAGE if failed else ExitCode.DONE
+
+
+def _findings(source: str, registry: "ToolRegistry") -> list[Problem]:
+    from plan_adapter.validation import lint
+
+    if is_stored(source):
+        return lint(asyncio.run(plan_of(source)), registry)
+    plan, problems = read_plan(source)
+    return problems if plan is None else lint(plan, registry)
+
+
+def _verdict(source: str, *, errors: int, warnings: int, as_json: bool) -> None:
+    if as_json:
+        output.json_line({"plan": source, "valid": not errors, "errors": errors, "warnings": warnings})
+        return
+    counted = ((errors, "error"), (warnings, "warning"))
+    counts = ", ".join(f"{count} {word}{'s' if count > 1 else ''}" for count, word in counted if count)
+    output.note(f"{source}: {'invalid' if errors else 'valid'}" + (f" ({counts})" if counts else ""))

@@ -1,0 +1,84 @@
+"""Plan documents, YAML or JSON: text -> plan with the place of everything in it, and back.
+
+The readers are imported when they are used: describing the command line must not wait for them.
+"""
+
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from plan_adapter.documents.schema import plan_schema
+from plan_adapter.errors import InvalidPlanError
+from plan_adapter.plan import ExecutionPlan
+from plan_adapter.problems import Problem
+from plan_adapter.values import find_bad_values
+
+__all__ = ["dump_plan", "load_plan", "place", "plan_schema", "read_document", "read_file", "read_mapping"]
+
+
+def read_document(text: str, *, file: str | None = None) -> tuple[ExecutionPlan | None, list[Problem]]:
+    """Return the plan in `text`, and every problem with its file, line and column.
+
+    A plan with problems is what is left without the fields concerned, so that the rest can be looked at, too; it keeps its
+    problems and has no digest. None where the text is no mapping. A `file` that ends in `.json` is read as JSON only.
+    """
+    from plan_adapter.documents.reading import read_text
+
+    return read_text(text, file)
+
+
+def read_file(path: str | Path) -> tuple[ExecutionPlan | None, list[Problem]]:
+    """Return what `read_document` does for the file at `path`; a file that cannot be read is a problem, too."""
+    from plan_adapter.documents.reading import read_path
+
+    return read_path(Path(path))
+
+
+def read_mapping(path: str | Path) -> tuple[dict[str, JsonValue] | None, list[Problem]]:
+    """Return the mapping in a YAML or JSON file that is no plan, a file of inputs for instance, and every problem."""
+    from plan_adapter.documents.reading import read_values
+
+    return read_values(Path(path))
+
+
+def load_plan(path_or_text: str | Path) -> ExecutionPlan:
+    """Return the plan in a file or text; raises InvalidPlanError with every problem.
+
+    A text is taken for a path if a file has that name, or if it is one line that ends in .yaml, .yml or .json.
+    """
+    plan, problems = read_file(path_or_text) if _is_path(path_or_text) else read_document(str(path_or_text))
+    if plan is None or problems:
+        raise InvalidPlanError(problems)
+    return plan
+
+
+def _is_path(path_or_text: str | Path) -> bool:
+    if isinstance(path_or_text, Path):
+        return True
+    if "\n" in path_or_text or not path_or_text.strip():
+        return False
+    if path_or_text.lower().endswith((".yaml", ".yml", ".json")):
+        return True
+    try:
+        return Path(path_or_text).exists()
+    except (OSError, ValueError):  # longer than a name may be, or with a NUL in it: a text
+        return False
+
+
+def dump_plan(plan: ExecutionPlan) -> str:
+    """Return the plan as YAML that `load_plan` reads back as an equal one: snake_case, defaults left out.
+
+    Raises InvalidPlanError where the plan holds what no document can.
+    """
+    from plan_adapter.documents.yaml_text import write_yaml
+
+    document = plan.to_document()
+    if problems := find_bad_values(document):
+        raise InvalidPlanError(problems)
+    return write_yaml(document)
+
+
+def place(plan: ExecutionPlan, at: str) -> tuple[str | None, int | None, int | None]:
+    """Return file, line and column, from 1, of the path `at`, or of what stands nearest around it; None for what no document says."""
+    marks, file = plan._marks, plan._file  # pyright: ignore[reportPrivateUsage]  # set by the reader of the document
+    return (file, None, None) if marks is None else (file, *marks.find(at))

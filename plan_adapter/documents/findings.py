@@ -1,0 +1,133 @@
+"""What pydantic finds in a document, as problems that say which field, what it takes and what it was given."""
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from plan_adapter.documents.nodes import shortened
+from plan_adapter.plan import ExecutionPlan
+from plan_adapter.problems import Problem, did_you_mean
+from plan_adapter.values import join
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+_WANTED: Mapping[str, str] = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+_LIMITS: Mapping[str, tuple[str, str]] = {"greater_than_equal": ("at least", "ge"), "less_than_equal": ("at most", "le")}
+_LITERALS: Mapping[str, str] = {"effect": "bad-effect", "version": "unsupported-version"}
+
+
+def build_plan(document: dict[str, Any]) -> tuple[ExecutionPlan, list[Problem]]:
+    """Return the plan and what is wrong with its fields; a plan with problems is what is left of `document` without those fields."""
+    problems: list[Problem] = []
+    while True:
+        try:
+            return ExecutionPlan.model_validate(document, strict=True), problems
+        except ValidationError as error:
+            found = error.errors(include_url=False)
+            problems = problems or [_problem(finding) for finding in found]
+            if not sum([_leave_out(document, finding) for finding in found]):
+                raise
+
+
+def _leave_out(document: dict[str, Any], finding: "ErrorDetails") -> bool:
+    """Remove the field concerned; a wrong member takes its list with it, a wrong step becomes an empty one, a lack the part that lacks."""
+    loc = finding["loc"]
+    if loc == ("description",):
+        document["description"] = ""
+        return True
+    trail: list[tuple[Any, int | str]] = []
+    holder: Any = document
+    for part in loc[:-1] if finding["type"] == "missing" else loc:
+        try:
+            inner = holder[part]
+        except (KeyError, TypeError):
+            return False  # left out already, with another finding
+        trail.append((holder, part))
+        holder = inner
+    for depth, (container, key) in reversed(list(enumerate(trail))):
+        if isinstance(container, dict):
+            del container[key]
+            return True
+        if depth == 1 and loc[0] in ("steps", "finally"):
+            container[key] = {}
+            return True
+    return False
+
+
+def _problem(finding: "ErrorDetails") -> Problem:
+    at = ""
+    for part in finding["loc"]:
+        at = join(at, part)
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in _tail(finding["loc"])).lstrip(".")
+    code, message, hint = _words(finding, shortened(name))
+    return Problem(code, at=at, message=message, hint=hint)
+
+
+def _tail(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Return the end of `loc` that begins with a field's name."""
+    start = max((index for index, part in enumerate(loc) if isinstance(part, str)), default=0)
+    return loc[start:]
+
+
+def _words(finding: "ErrorDetails", name: str) -> tuple[str, str, str]:
+    kind, given, context = finding["type"], finding["input"], finding.get("ctx", {})
+    if kind == "missing":
+        if finding["loc"] == ("description",):
+            return "no-description", "the plan has no description", "say in a sentence what the plan does"
+        return "missing-field", f"`{name}` is missing", f"write `{name}`"
+    if kind == "literal_error":
+        choices = re.findall(r"'([^']*)'|(\d+)", str(context.get("expected", "")))
+        known = [text or number for text, number in choices]
+        listed = ", ".join(f"`{choice}`" for choice in known)
+        wanted = f"must be {listed}" if len(known) == 1 else f"must be one of {listed}"
+        hint = did_you_mean(given[:60], known) if isinstance(given, str) and len(known) > 1 else ""
+        return _LITERALS.get(name, "bad-value"), f"`{name}` {wanted}, not {_shown(given)}", hint if hint.startswith("did") else ""
+    if kind in _LIMITS:
+        words, limit = _LIMITS[kind]
+        return "bad-value", f"`{name}` must be {words} {context[limit]}, not {_shown(given)}", ""
+    if kind in _WANTED:
+        return "wrong-type", f"`{name}` must be {_WANTED[kind]}, not {_shown(given)}", _hint(_WANTED[kind], given)
+    return "bad-value", f"`{name}`: {finding['msg']}", ""
+
+
+def _shown(value: object) -> str:
+    """Return `value` in words, never more than a few of its characters."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return f"the number {value}"
+    if isinstance(value, str):
+        return f"the text {value!r}" if len(value) <= 40 else f"the text {value[:40]!r}…"
+    return "a list" if isinstance(value, list) else "a mapping"
+
+
+def _hint(wanted: str, given: object) -> str:
+    if given is None:
+        return "write a value, or remove the line"
+    if wanted == "text" and isinstance(given, bool | int | float):
+        return "put it in quotes"
+    if wanted == "a list":
+        return "" if isinstance(given, dict) else "write a list: [ … ]"
+    if not isinstance(given, str):
+        return ""
+    if "${{" in given:
+        return "this field takes no expression"
+    if wanted == "true or false":
+        return "`yes`, `no`, `on` and `off` are text; write true or false without quotes"
+    bare = given.strip().removeprefix("-").replace(".", "", 1)
+    return "write the number without quotes" if wanted in ("an integer", "a number") and bare.isdecimal() else ""

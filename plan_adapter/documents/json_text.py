@@ -1,0 +1,104 @@
+"""JSON text as a tree of nodes. The standard library reads the scalars; lists and mappings are walked here, for their places."""
+
+import json
+import re
+from bisect import bisect_right
+from typing import NoReturn
+
+from plan_adapter.documents.nodes import Node, Scalar, TreeBuilder
+from plan_adapter.problems import Problem
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+_NEWLINE = re.compile("\n")
+
+
+def read_json(text: str) -> tuple[Node | None, list[Problem]]:
+    """Return the tree of `text` and what is wrong in it; raises UnreadableError where it is no JSON."""
+    reader = _Reader(text)
+    reader.read()
+    return reader.builder.root, reader.builder.problems
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+        self.builder = TreeBuilder()
+        self._scalar = json.JSONDecoder().raw_decode
+        self._line_starts = [0, *(match.end() for match in _NEWLINE.finditer(text))]
+        self._closers: list[str] = []
+
+    def read(self) -> None:
+        """Walk the text once; only first members recurse, and the builder stops them at its depth."""
+        self._value()
+        while self._closers:
+            closer = self._closers[-1]
+            char = self._peek()
+            if char == closer:
+                self._end()
+            elif char != ",":
+                self._refuse(f"expected `,` or `{closer}`")
+            else:
+                self.at += 1
+                self._entry()
+        if self._peek():
+            self._refuse("there is text after the end of the document")
+
+    def _peek(self) -> str:
+        match = _SPACE.match(self.text, self.at)
+        self.at = match.end() if match else self.at
+        return self.text[self.at : self.at + 1]
+
+    def _entry(self) -> None:
+        """Read a member of the open list, or a key and its value."""
+        if self._closers[-1] == "}":
+            if self._peek() != '"':
+                self._refuse("expected a key in double quotes")
+            line, column = self._mark()
+            self.builder.key(str(self._decode()), line, column)
+            if self._peek() != ":":
+                self._refuse("expected `:` after the key")
+            self.at += 1
+        self._value()
+
+    def _value(self) -> None:
+        char = self._peek()
+        line, column = self._mark()
+        if char not in ("{", "["):
+            self.builder.scalar(self._decode(), line, column)
+            return
+        self.builder.open({} if char == "{" else [], line, column)
+        self._closers.append("}" if char == "{" else "]")
+        self.at += 1
+        if self._peek() == self._closers[-1]:
+            self._end()
+        else:
+            self._entry()
+
+    def _end(self) -> None:
+        self.at += 1
+        self._closers.pop()
+        self.builder.close()
+
+    def _decode(self) -> Scalar:
+        try:
+            value, self.at = self._scalar(self.text, self.at)
+        except json.JSONDecodeError as error:
+            self.at = error.pos
+            self._refuse(_reason(error, self.text))
+        except ValueError:  # an integer of thousands of digits
+            raise self.builder.unreadable(("too-large", "a number has thousands of digits", "write it as text"), *self._mark()) from None
+        return value
+
+    def _mark(self) -> tuple[int, int]:
+        line = bisect_right(self._line_starts, self.at)
+        return line, self.at - self._line_starts[line - 1] + 1
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise self.builder.unreadable(("syntax", f"no JSON: {reason}", ""), *self._mark())
+
+
+def _reason(error: json.JSONDecodeError, text: str) -> str:
+    if error.msg != "Expecting value":
+        return error.msg[:1].lower() + error.msg[1:].removesuffix(" at")
+    return "expected a value" if error.pos < len(text) else "the text ends before the document does"

@@ -1,0 +1,174 @@
+"""A document as a tree of nodes that know their place, put together from what a reader of YAML or JSON sees."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from pydantic import JsonValue
+
+from plan_adapter.problems import Problem
+from plan_adapter.values import MAX_DEPTH, TOO_DEEP, Fault, join, key_fault, scalar_fault
+
+MAX_NODES = 1_000_000
+"""Values in one document; 10,000 steps need about 150,000."""
+
+Scalar: TypeAlias = str | int | float | bool | None
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A value and where it stands, from 1: an entry of a mapping at its key, a member of a list at its beginning."""
+
+    line: int
+    column: int
+    value: "dict[str, Node] | list[Node] | Scalar"
+
+    def plain(self) -> JsonValue:
+        """Return the value without places."""
+        if isinstance(self.value, dict):
+            return {key: node.plain() for key, node in self.value.items()}
+        if isinstance(self.value, list):
+            return [node.plain() for node in self.value]
+        return self.value
+
+    def find(self, at: str) -> "Node":
+        """Return the node at the path `at`, or the nearest one around it."""
+        node = self
+        while at:
+            child = node._entry(at)
+            if child is None:
+                return node
+            node, at = child
+        return node
+
+    def _entry(self, at: str) -> "tuple[Node, str] | None":
+        """Return the entry that `at` begins with, and the rest of the path; keys may hold dots and brackets themselves."""
+        if isinstance(self.value, list):
+            number, closed, rest = at.removeprefix("[").partition("]")
+            known = closed and number.isdecimal() and int(number) < len(self.value)
+            return (self.value[int(number)], rest) if known else None
+        if not isinstance(self.value, dict):
+            return None
+        at = at.removeprefix(".")
+        keys = (at[:end] for end in _ends(at))
+        key = next((key for key in keys if key in self.value), None)
+        return None if key is None else (self.value[key], at[len(key) :])
+
+
+def _ends(at: str) -> Iterator[int]:
+    """Give every place where a first key of `at` may end, the longest first."""
+    yield len(at)
+    yield from (index for index in range(len(at) - 1, 0, -1) if at[index] in ".[")
+
+
+class UnreadableError(Exception):
+    """The text cannot be read any further; `problem` says where and why."""
+
+    def __init__(self, problem: Problem) -> None:
+        """Keep `problem`."""
+        super().__init__(problem.message)
+        self.problem = problem
+
+
+@dataclass(slots=True)
+class _Open:
+    """A list or mapping that has not ended yet."""
+
+    node: Node
+    name: str | int | None = None  # its own key or index in what is around it
+    key: str | None = None  # of a mapping: the key whose value comes next
+    line: int = 0
+    column: int = 0
+
+
+@dataclass(slots=True)
+class TreeBuilder:
+    """Takes values in the order of the text and puts them together; findings that do not end the reading gather in `problems`."""
+
+    problems: list[Problem] = field(default_factory=list[Problem])
+    root: Node | None = None
+    _open: list[_Open] = field(default_factory=list[_Open])
+    _count: int = 0
+
+    @property
+    def wants_key(self) -> bool:
+        """True where the next scalar is a mapping's key."""
+        return bool(self._open) and self._open[-1].key is None and type(self._open[-1].node.value) is dict
+
+    def key(self, key: str, line: int, column: int, fault: Fault | None = None) -> None:
+        """Take the key of the entry whose value comes next; `fault` is what its reader found in it."""
+        if fault := fault or key_fault(key):
+            self.report(fault, line, column, at=join(self.path(), key[:60]))
+        top = self._open[-1]
+        top.key, top.line, top.column = key, line, column
+
+    def scalar(self, value: Scalar, line: int, column: int) -> None:
+        """Take a value that is neither list nor mapping; a faulty one is reported and counts as null."""
+        if fault := scalar_fault(value):
+            self.report(fault, line, column)
+            value = None
+        self._place(Node(line, column, value))
+
+    def open(self, container: dict[str, Node] | list[Node], line: int, column: int) -> None:
+        """Take the beginning of the empty `container`."""
+        if self.wants_key:
+            raise self.unreadable(("wrong-type", "a key must be text, not a list or mapping", "put it in quotes"), line, column)
+        if len(self._open) >= MAX_DEPTH:
+            raise self.unreadable(TOO_DEEP, line, column)
+        node = Node(line, column, container)
+        name = self._next_name()
+        self._place(node)
+        self._open.append(_Open(node, name))
+
+    def close(self) -> None:
+        """Take the end of the container opened last."""
+        self._open.pop()
+
+    def path(self) -> str:
+        """Return the path of the value that comes next, or of the open container where a key comes next."""
+        at = ""
+        for name in (*(opened.name for opened in self._open), self._next_name()):
+            at = at if name is None else join(at, name)
+        return at
+
+    def _next_name(self) -> str | int | None:
+        if not self._open:
+            return None
+        container = self._open[-1].node.value
+        return len(container) if isinstance(container, list) else self._open[-1].key
+
+    def report(self, fault: Fault, line: int, column: int, *, at: str | None = None) -> None:
+        """Add a problem, here or at `at`."""
+        code, message, hint = fault
+        place = self.path() if at is None else at
+        self.problems.append(Problem(code, at=place, line=line, column=column, message=message, hint=hint))
+
+    def unreadable(self, fault: Fault, line: int, column: int) -> UnreadableError:
+        """Return the error that ends the reading here."""
+        code, message, hint = fault
+        return UnreadableError(Problem(code, at=shortened(self.path()), line=line, column=column, message=message, hint=hint))
+
+    def _place(self, node: Node) -> None:
+        self._count += 1
+        if self._count > MAX_NODES:
+            raise self.unreadable(("too-large", f"more than {MAX_NODES:,} values", "split the plan"), node.line, node.column)
+        if not self._open:
+            self.root = node
+            return
+        top = self._open[-1]
+        container = top.node.value
+        if isinstance(container, list):
+            container.append(node)
+        elif isinstance(container, dict) and top.key is not None:
+            node.line, node.column = top.line, top.column
+            if top.key in container:
+                fault = ("duplicate-key", f"`{top.key[:60]}` is written twice in one mapping", "remove one of them")
+                self.report(fault, top.line, top.column)
+            else:
+                container[top.key] = node
+            top.key = None
+
+
+def shortened(at: str) -> str:
+    """Return `at`, its middle left out where it is longer than anyone reads."""
+    return at if len(at) <= 120 else f"{at[:60]}…{at[-30:]}"

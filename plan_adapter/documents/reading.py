@@ -1,0 +1,177 @@
+"""Text, file or bytes -> plan and problems, each with its place."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+
+from pydantic import JsonValue
+
+from plan_adapter.documents.fields import Fields
+from plan_adapter.documents.findings import build_plan
+from plan_adapter.documents.json_text import read_json
+from plan_adapter.documents.nodes import Node, UnreadableError, shortened
+from plan_adapter.documents.yaml_text import read_yaml
+from plan_adapter.plan import ExecutionPlan
+from plan_adapter.problems import Problem
+
+MAX_BYTES = 16 * 1024 * 1024
+"""The largest document: 10,000 steps with long texts are about 3 MB."""
+
+_TOO_LARGE = Problem("too-large", message=f"the document is larger than {MAX_BYTES // 2**20} MB", hint="split the plan")
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+_JSON = re.compile(r'\s*\{\s*["}]')
+
+_Read: TypeAlias = Callable[[str], tuple[Node | None, list[Problem]]]
+
+
+def read_text(text: str, file: str | None) -> tuple[ExecutionPlan | None, list[Problem]]:
+    """Return the plan in `text` and every problem, in the order of the text; see `read_document`."""
+    text = text.removeprefix("\ufeff")
+    try:
+        root, problems = _read_tree(text, file)
+    except UnreadableError as error:
+        return None, [replace(error.problem, file=file)]
+    if not isinstance(root.value, dict):
+        return None, [_no_mapping(root, "a plan is a mapping with `description` and `steps`", file)]
+    fields = Fields()
+    fields.settle(root)
+    plan, findings = build_plan({key: node.plain() for key, node in root.value.items()})
+    known = {problem.at for problem in problems}  # what a reader could not take is no finding of its own about the field
+    problems += [problem for problem in fields.problems if problem.at not in known]
+    problems += [_marked(root, problem) for problem in findings if problem.at not in known]
+    if "steps" not in root.value:
+        problems.append(_marked(root, Problem("no-steps", at="steps", message="the plan has no steps", hint="write at least one")))
+    problems = _tidy(problems, file)
+    _keep(plan, fields, problems, _Marks(text, file, root if problems else None), file)
+    return plan, problems
+
+
+def _keep(plan: ExecutionPlan, fields: Fields, problems: list[Problem], marks: "_Marks", file: str | None) -> None:
+    if fields.step_histories:
+        fields.history["steps"] = {plan.steps[index].id: history for index, history in fields.step_histories.items()}
+    plan._history = fields.history  # pyright: ignore[reportPrivateUsage]  # what came with the document is set by its reader only
+    plan._problems = tuple(problems)  # pyright: ignore[reportPrivateUsage]
+    plan._marks = marks  # pyright: ignore[reportPrivateUsage]
+    plan._file = file  # pyright: ignore[reportPrivateUsage]
+
+
+def _read_tree(text: str, file: str | None) -> tuple[Node, list[Problem]]:
+    if len(text) > MAX_BYTES:
+        raise UnreadableError(_TOO_LARGE)
+    if surrogate := _SURROGATE.search(text):
+        before = text[: surrogate.start()]
+        mark = before.count("\n") + 1, len(before) - before.rfind("\n")
+        message = "the text holds an unpaired surrogate, which no UTF-8 document can carry"
+        raise UnreadableError(Problem("bad-text", line=mark[0], column=mark[1], message=message, hint="remove the character"))
+    if not text.strip():
+        raise UnreadableError(Problem("syntax", line=1, column=1, message="the document is empty"))
+    root, problems = _reader(text, file)(text)
+    if root is None:
+        raise UnreadableError(Problem("syntax", line=1, column=1, message="the document holds only comments"))
+    return root, problems
+
+
+def _reader(text: str, file: str | None) -> _Read:
+    """Return the reader by the file's name, else by the look of the text; a YAML file may hold JSON, and what looks like it at first."""
+    ending = (file or "").lower()
+    if ending.endswith(".json"):
+        return read_json
+    if not _JSON.match(text):
+        return read_yaml
+    return _read_either if ending.endswith((".yaml", ".yml")) else read_json
+
+
+def _read_either(text: str) -> tuple[Node | None, list[Problem]]:
+    try:
+        return read_json(text)
+    except UnreadableError as error:
+        if error.problem.code != "syntax":
+            raise
+    return read_yaml(text)
+
+
+def _marked(root: Node, problem: Problem) -> Problem:
+    node = root.find(problem.at)
+    return replace(problem, line=node.line, column=node.column)
+
+
+def _tidy(problems: list[Problem], file: str | None) -> list[Problem]:
+    """Return the problems in the order of the text, with the file."""
+    ordered = sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0))
+    return [replace(problem, at=shortened(problem.at), file=file) for problem in ordered]
+
+
+class _Marks:
+    """Finds places by reading the text again when first asked: a plan without problems needs none."""
+
+    def __init__(self, text: str, file: str | None, root: Node | None) -> None:
+        self._text, self._file, self._root = text, file, root
+
+    def __deepcopy__(self, memo: object) -> "_Marks":
+        return self
+
+    def find(self, at: str) -> tuple[int, int]:
+        if self._root is None:
+            self._root, _ = _read_tree(self._text, self._file)
+            Fields().settle(self._root)
+        node = self._root.find(at)
+        return node.line, node.column
+
+
+def read_path(path: Path) -> tuple[ExecutionPlan | None, list[Problem]]:
+    """Return the plan in the file at `path` and every problem; see `read_document`."""
+    try:
+        return read_text(_content(path), str(path))
+    except UnreadableError as error:
+        return None, [replace(error.problem, file=str(path))]
+
+
+def read_values(path: Path) -> tuple[dict[str, JsonValue] | None, list[Problem]]:
+    """Return the mapping in the file at `path` and every problem; see `read_mapping`."""
+    file = str(path)
+    try:
+        root, problems = _read_tree(_content(path).removeprefix("\ufeff"), file)
+    except UnreadableError as error:
+        return None, [replace(error.problem, file=file)]
+    values = root.plain()
+    if isinstance(values, dict):
+        return values, _tidy(problems, file)
+    return None, [_no_mapping(root, "the file must hold a mapping of names to values", file)]
+
+
+def _no_mapping(root: Node, wanted: str, file: str | None) -> Problem:
+    given = "a list" if isinstance(root.value, list) else "a single value"
+    return Problem("wrong-type", line=root.line, column=root.column, message=f"{wanted}, not {given}", file=file)
+
+
+def _content(path: Path) -> str:
+    """Return the text of a file; raises UnreadableError where there is none."""
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
+    except IsADirectoryError:
+        raise UnreadableError(Problem("unreadable", message="this is a directory", hint="give the path of a YAML or JSON file")) from None
+    except FileNotFoundError:
+        raise UnreadableError(Problem("unreadable", message="there is no such file", hint="check the path")) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        message = f"the file cannot be read: {reason}"
+        raise UnreadableError(Problem("unreadable", message=message, hint="check the path and its permissions")) from None
+    if len(content) > MAX_BYTES:
+        raise UnreadableError(_TOO_LARGE)
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise UnreadableError(_not_utf8(content, error.start)) from None
+
+
+def _not_utf8(content: bytes, start: int) -> Problem:
+    before = content[:start]
+    line, column = before.count(b"\n") + 1, len(before[before.rfind(b"\n") + 1 :].decode()) + 1
+    wide = content.startswith((b"\xff\xfe", b"\xfe\xff"))
+    hint = "it looks like UTF-16: save it as UTF-8" if wide else "save it as UTF-8"
+    return Problem("not-utf8", line=line, column=column, message=f"byte 0x{content[start]:02x} is not UTF-8 text", hint=hint)

@@ -1,0 +1,47 @@
+"""The JSON Schema of the plan document, for editors."""
+
+from typing import Any, cast
+
+from pydantic import JsonValue
+
+from plan_adapter.plan import ExecutionPlan
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def plan_schema() -> dict[str, JsonValue]:
+    """Return the JSON Schema (draft 2020-12) of a plan document in snake_case.
+
+    What it refuses, `read_document` or validation refuses, too, but for the other spellings of keys and the seeds' fields of execution.
+    """
+    schema: dict[str, Any] = ExecutionPlan.model_json_schema(by_alias=True)
+    schema = _plain(schema)
+    definitions: dict[str, Any] = schema.pop("$defs")
+    definitions["Step"]["oneOf"] = [{"required": ["tool_name"]}, {"required": ["goal"]}]
+    properties: dict[str, Any] = schema["properties"]
+    properties["steps"]["minItems"] = 1
+    properties["description"]["minLength"] = 1
+    properties["inputs"]["propertyNames"] = {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"}
+    properties["$schema"] = {"type": "string", "description": "Where editors find this schema."}
+    schema["required"] = ["description", "steps"]
+    schema["title"] = "Plan document"
+    schema["$defs"] = definitions
+    return {"$schema": DIALECT, **schema}
+
+
+def _plain(schema: Any) -> Any:
+    """Return `schema` without titles that repeat a name, and without null, which only says `not written`."""
+    if isinstance(schema, list):
+        return [_plain(member) for member in cast("list[Any]", schema)]
+    if not isinstance(schema, dict):
+        return schema
+    parts = {key: _plain(part) for key, part in cast("dict[str, Any]", schema).items()}
+    if isinstance(parts.get("title"), str):
+        del parts["title"]
+    if parts.get("default", ...) is None:
+        del parts["default"]
+    choices: list[Any] = parts.get("anyOf", [])
+    if len(choices) == 2 and choices[1] == {"type": "null"}:
+        del parts["anyOf"]
+        parts |= choices[0]
+    return parts

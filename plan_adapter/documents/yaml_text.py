@@ -1,0 +1,160 @@
+"""YAML text as a tree of nodes, and a document as YAML text: the only import of yaml.
+
+The events of libyaml's parser are taken one by one and the tree is built without recursion: `yaml.compose` dies of a
+segmentation fault on 100,000 brackets. Plain scalars are read by the core schema of YAML 1.2, so `no` is text.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+from pydantic import JsonValue
+
+from plan_adapter.documents.nodes import Node, Scalar, TreeBuilder, UnreadableError
+from plan_adapter.problems import Problem
+
+_CONSTANTS: dict[str, Scalar] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+    **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
+    **{sign + word: float(sign + "inf") for sign in ("", "+", "-") for word in (".inf", ".Inf", ".INF")},
+}
+_INTEGER = re.compile(r"[-+]?[0-9]+")
+_BASED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+_ANCHOR = ("anchor", "anchors and aliases are refused", "write the value out")
+_TAG = ("tag", "tags (`!name`) are refused", "remove the tag, or put the text in quotes")
+_SEVERAL = ("several-documents", "the file holds more than one YAML document", "keep one plan per file")
+
+
+def read_yaml(text: str) -> tuple[Node | None, list[Problem]]:
+    """Return the tree of `text` (None where there is no document) and what is wrong in it; raises UnreadableError where it is no YAML."""
+    builder = TreeBuilder()
+    documents = 0
+    try:
+        for event in _events(text):
+            if isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
+                builder.close()
+            elif isinstance(event, yaml.NodeEvent):
+                _take(builder, event)
+            elif isinstance(event, yaml.DocumentStartEvent):
+                documents += 1
+                if documents > 1:
+                    raise builder.unreadable(_SEVERAL, *_mark(event))
+    except yaml.YAMLError as error:
+        raise _unreadable(builder, error, text) from None
+    return builder.root, builder.problems
+
+
+def _events(text: str) -> Iterator[yaml.Event]:
+    return yaml.parse(text, Loader=yaml.CSafeLoader)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # untyped
+
+
+def _mark(event: Any) -> tuple[int, int]:
+    return event.start_mark.line + 1, event.start_mark.column + 1
+
+
+def _take(builder: TreeBuilder, event: Any) -> None:
+    line, column = _mark(event)
+    if event.anchor is not None:
+        raise builder.unreadable(_ANCHOR, line, column)
+    if event.tag is not None:
+        builder.report(_TAG, line, column)
+    if not isinstance(event, yaml.ScalarEvent):
+        builder.open({} if isinstance(event, yaml.MappingStartEvent) else [], line, column)
+        return
+    value: Scalar = event.value if event.style or event.tag else _resolve(builder, event)
+    if builder.wants_key:
+        fault = None if isinstance(value, str) else ("wrong-type", f"the key `{event.value[:60]}` is no text", "put it in quotes")
+        builder.key(event.value, line, column, fault)
+    else:
+        builder.scalar(value, line, column)
+
+
+def _resolve(builder: TreeBuilder, event: Any) -> Scalar:
+    try:
+        return core_value(event.value)
+    except ValueError:  # an integer of thousands of digits
+        fault = ("too-large", "a number has thousands of digits", "write it as text, in quotes")
+        raise builder.unreadable(fault, *_mark(event)) from None
+
+
+def core_value(text: str) -> Scalar:
+    """Return what the plain scalar `text` means in YAML 1.2; raises ValueError for an integer of thousands of digits."""
+    first = text[:1]
+    if first.isalpha() and first not in "nNtTfF":  # most scalars are words
+        return text
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if _BASED.fullmatch(text):
+        return int(text, 0)
+    return float(text) if _FLOAT.fullmatch(text) else text
+
+
+def _unreadable(builder: TreeBuilder, error: yaml.YAMLError, text: str) -> UnreadableError:
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark = error.problem_mark or error.context_mark
+        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        reason = ", ".join(part for part in (error.context, error.problem) if part)
+    else:
+        found = _UNPRINTABLE.search(text)
+        before = text[: found.start()] if found else ""
+        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+        reason = f"the character U+{ord(found.group()):04X} may not stand in a text file" if found else "the text cannot be read"
+    return builder.unreadable(("syntax", f"no YAML: {reason}", _hint(text, line, reason)), line, column)
+
+
+def _hint(text: str, line: int, reason: str) -> str:
+    lines = text.splitlines()[max(0, line - 2) : line]
+    if any("${{" in written for written in lines):
+        return 'put a text with `${{ }}` in quotes: "${{ … }}"'
+    if "'\\t'" in reason or any(written.lstrip(" ").startswith("\t") for written in lines):
+        return "indent with spaces, not tabs"
+    if "mapping values are not allowed" in reason:
+        return "put a text with `: ` in quotes"
+    return ""
+
+
+class _Dumper(yaml.CSafeDumper):
+    """Writes text so that YAML 1.1 and 1.2 both read it back as text."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        """Never write anchors."""
+        return True
+
+
+def _represent_text(dumper: Any, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=_style(text))
+
+
+def _style(text: str) -> str | None:
+    """Return the block style for lines, double quotes where plain text would be read as something else, None for the writer's choice."""
+    if "\n" in text:
+        stands = text[0] not in " \n\t" and not _UNPRINTABLE.search(text) and not re.search("[\r\x85\u2028\u2029\ufeff]| \n| $", text)
+        return "|" if stands else '"'
+    try:
+        return None if isinstance(core_value(text), str) else '"'
+    except ValueError:
+        return '"'
+
+
+def _represent_list(dumper: Any, items: list[JsonValue]) -> yaml.SequenceNode:
+    """Write a few short values on one line, anything else on a line each."""
+    short = all(not isinstance(item, dict | list) and len(str(item)) <= 40 for item in items) and len(str(items)) <= 90
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=short)
+
+
+_Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(list, _represent_list)
+
+
+def write_yaml(document: dict[str, JsonValue]) -> str:
+    """Return `document` as YAML in the order of its keys, lines as block scalars, every script as it is."""
+    text: str = yaml.dump(document, Dumper=_Dumper, allow_unicode=True, sort_keys=False, default_flow_style=False, width=2**31 - 1)
+    return text

@@ -1,0 +1,260 @@
+"""Which Prefect server is meant by Prefect's settings, whether it answers, and how this process is made to use one."""
+
+import contextlib
+import logging
+import os
+import sys
+import tomllib
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import urlsplit
+from uuid import UUID
+
+from plan_adapter.errors import NoServerError
+
+ANSWER_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A Prefect server that answered; `log_path` and `pid` are None for one that Prefect's settings name."""
+
+    api_url: str
+    ui_url: str | None
+    started: bool = False
+    log_path: Path | None = None
+    pid: int | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is the local server of this package."""
+        return self.log_path is not None
+
+    def run_url(self, flow_run_id: UUID | str) -> str | None:
+        """Return the page of a flow run; None where the UI's address is not known."""
+        if self.ui_url is None:
+            return None
+        # Prefect's newer UI renders a form's Mermaid and tables; a deep link without /v2 opens the older one.
+        return f"{self.ui_url}{'/v2' if self.is_local else ''}/runs/flow-run/{flow_run_id}"
+
+
+def configured_api_url() -> str | None:
+    """Return the API URL of Prefect's settings (environment, .env, prefect.toml, pyproject.toml, profile, context), None if none is set.
+
+    Takes no second: Prefect is imported only if a place where a URL could stand exists.
+    """
+    if "prefect" not in sys.modules and not _may_be_configured():
+        return None
+    try:
+        with quiet_import():
+            from prefect.settings import get_current_settings
+        return get_current_settings().api.url or None
+    except (ValueError, OSError) as error:
+        raise NoServerError(f"Prefect's settings cannot be read: {_without_values(error)}") from error
+
+
+def under_worker() -> bool:
+    """Whether this process was started by a Prefect worker or runner to execute a flow run."""
+    return bool(os.environ.get("PREFECT__FLOW_RUN_ID"))
+
+
+def check_server() -> Server:
+    """Return the server that Prefect's settings name, once it has answered a request that needs its credentials.
+
+    Asks with Prefect's own client, so that auth string, API key, headers and TLS settings hold. Raises NoServerError.
+    """
+    with quiet_import():
+        from prefect.client.orchestration import get_client
+        from prefect.settings import get_current_settings, temporary_settings
+    settings = get_current_settings()
+    if not settings.api.url:
+        raise NoServerError("Prefect's settings name no API URL")
+    patience: dict[Any, Any] = {"client.max_retries": 0, "server.ephemeral.enabled": False}
+    try:
+        with temporary_settings(patience), get_client({"timeout": ANSWER_SECONDS}, sync_client=True) as client:
+            # /health answers without credentials
+            client.read_flows(limit=1)
+            client.raise_for_api_version_mismatch_once()
+    except Exception as error:
+        raise NoServerError(
+            f"the Prefect server {without_credentials(settings.api.url)} cannot be used: {_reason(error)}. "
+            f"Its URL comes from {url_source()}; no other server is started instead. "
+            "Mend it, unset it to get a local server, or run without one: `--offline` (`offline=True` in Python)."
+        ) from error
+    return Server(api_url=without_credentials(settings.api.url), ui_url=without_credentials(settings.ui_url) if settings.ui_url else None)
+
+
+@contextlib.contextmanager
+def use_server(server: Server, *, quiet: bool = True) -> Generator[Server]:
+    """Make Prefect use `server` in this context, never its ephemeral one; settings are context variables: copy the context into threads.
+
+    With `quiet`, Prefect's own lines stay off the console, unless its logging level was set on purpose; they still go to the API.
+    """
+    from prefect.settings import get_current_settings, temporary_settings
+
+    updates: dict[Any, Any] = {"server.ephemeral.enabled": False}
+    if server.is_local:
+        # Credentials of another server are not for this one.
+        updates |= {"api.url": server.api_url, "ui_url": server.ui_url}
+        updates |= {"api.key": None, "api.auth_string": None, "client.custom_headers": {}}
+    wants_logs = "level" in get_current_settings().logging.model_fields_set
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(temporary_settings(updates))
+        if server.is_local:
+            stack.enter_context(_past_the_proxy())
+        if quiet and not wants_logs:
+            stack.enter_context(_quiet_console())
+        yield server
+
+
+@contextlib.contextmanager
+def quiet_import() -> Generator[None]:
+    """Keep `import prefect` from printing its notice on usage data, and from sending any."""
+    if "prefect" in sys.modules or "DO_NOT_TRACK" in os.environ:
+        yield
+        return
+    os.environ["DO_NOT_TRACK"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["DO_NOT_TRACK"]
+
+
+def ui_hint(url: str) -> list[str]:
+    """Return the lines that bring a person to `url`: itself and, in an SSH session, the port-forward that a loopback URL needs."""
+    parts = urlsplit(url)
+    connection = os.environ.get("SSH_CONNECTION", "").split()
+    if parts.hostname not in ("127.0.0.1", "localhost", "::1") or len(connection) != 4:
+        return [url]
+    import getpass
+
+    host, port = connection[2], connection[3]
+    other_port = "" if port == "22" else f" -p {port}"
+    return [url, f"from your own machine, first: ssh -N -L {parts.port}:127.0.0.1:{parts.port}{other_port} {getpass.getuser()}@{host}"]
+
+
+def without_credentials(url: str) -> str:
+    """Return `url` without user, password, query and fragment."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return parts._replace(netloc=host, query="", fragment="").geturl()
+
+
+def url_source() -> str:
+    """Return where the API URL of Prefect's settings stands, in words."""
+    from prefect.context import get_settings_context
+
+    context = get_settings_context()
+    url = context.settings.api.url
+    if any(name.upper() == "PREFECT_API_URL" and value == url for name, value in os.environ.items()):
+        return "the environment variable PREFECT_API_URL"
+    if url is not None and _text_of(Path(".env")).find(url) >= 0:
+        return f"{Path('.env').absolute()}"
+    if _table(Path("prefect.toml"), "api").get("url") == url:
+        return f"{Path('prefect.toml').absolute()}"
+    if _table(Path("pyproject.toml"), "tool", "prefect", "api").get("url") == url:
+        return f"[tool.prefect] in {Path('pyproject.toml').absolute()}"
+    profile = context.profile
+    if any(setting.name == "PREFECT_API_URL" for setting in profile.settings):
+        return f"Prefect's profile `{profile.name}` in {profile.source or context.settings.profiles_path}"
+    return "Prefect's settings in this process"
+
+
+def _may_be_configured() -> bool:
+    """Whether any place exists from which Prefect could take an API URL: False is certain, True is not."""
+    if any(name.upper().startswith("PREFECT_") for name in os.environ):
+        return True
+    if Path("prefect.toml").exists() or Path("~/.prefect/profiles.toml").expanduser().exists():
+        return True
+    return "prefect" in _text_of(Path(".env")).casefold() or bool(_table(Path("pyproject.toml"), "tool", "prefect"))
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _table(path: Path, *keys: str) -> dict[str, object]:
+    """Return the TOML table at `keys` of `path`; empty where there is none, or no TOML."""
+    try:
+        table: object = tomllib.loads(_text_of(path))
+    except tomllib.TOMLDecodeError:
+        return {}
+    for key in keys:
+        table = cast("dict[str, object]", table).get(key) if isinstance(table, dict) else None
+    return cast("dict[str, object]", table) if isinstance(table, dict) else {}
+
+
+def _reason(error: Exception) -> str:
+    """Return what went wrong in words that hold no URL and no header."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status in (401, 403):
+        return f"it refuses the credentials (HTTP {status}): PREFECT_API_AUTH_STRING or PREFECT_API_KEY is missing or wrong"
+    if status == 404:
+        return "it is no Prefect API (HTTP 404); the URL of a Prefect API usually ends with /api"
+    if status is not None:
+        return f"it answers with HTTP {status}"
+    if isinstance(error, ValueError):
+        return "its answer is not that of a Prefect API"
+    line = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}" + (f": {line}" if line and "://" not in line and "@" not in line else "")
+
+
+def _without_values(error: Exception) -> str:
+    """Return the places and messages of pydantic's findings without the values, which may be secrets."""
+    from pydantic import ValidationError
+
+    if isinstance(error, ValidationError):
+        return "; ".join(f"{'.'.join(str(part) for part in found['loc'])}: {found['msg']}" for found in error.errors(include_input=False))
+    return str(error)
+
+
+class _NotPrefect(logging.Filter):
+    """Passes what does not come from Prefect's own loggers."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.name != "prefect" and not record.name.startswith("prefect.")
+
+
+@contextlib.contextmanager
+def _quiet_console() -> Generator[None]:
+    """Keep Prefect's records out of the handlers by which it writes to the console; a handler of the user's is left alone."""
+    from prefect.logging.configuration import ensure_logging_setup
+    from prefect.logging.handlers import PrefectConsoleHandler
+
+    ensure_logging_setup()
+    consoles = [handler for handler in logging.getLogger().handlers if isinstance(handler, PrefectConsoleHandler)]
+    consoles += logging.getLogger("prefect._internal").handlers
+    silence = _NotPrefect()
+    for handler in consoles:
+        handler.addFilter(silence)
+    try:
+        yield
+    finally:
+        for handler in consoles:
+            handler.removeFilter(silence)
+
+
+@contextlib.contextmanager
+def _past_the_proxy() -> Generator[None]:
+    """Except loopback from a proxy that the environment names: Prefect's client would send it requests for 127.0.0.1."""
+    names = [name for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy") if os.environ.get(name)]
+    before = {name: os.environ.get(name) for name in ("NO_PROXY", "no_proxy")}
+    excepted = before["no_proxy"] or before["NO_PROXY"] or ""
+    if not names or excepted == "*" or "127.0.0.1" in excepted.split(","):
+        yield
+        return
+    for name in before:
+        os.environ[name] = f"{excepted},127.0.0.1".lstrip(",")
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,97 @@
+"""What `plan doctor` finds: each thing that a run needs, whether it is sound, and how it is mended."""
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from plan_adapter.engine.connection import check_server, configured_api_url, ui_hint, under_worker, url_source
+from plan_adapter.engine.local_server import server_status
+from plan_adapter.errors import NoServerError
+from plan_adapter.settings import Settings
+
+DISTRIBUTION = "prefect-plan-adapter"
+FREE_BYTES = 200_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at; `hint` says how a bad one is mended, or adds to a good one."""
+
+    ok: bool
+    what: str
+    hint: str = ""
+
+
+def diagnose(settings: Settings, *, checks: Iterable[Callable[[], Finding]] = ()) -> list[Finding]:
+    """Return every finding, good ones too; starts and changes nothing. `checks` are the caller's own, such as that of the store."""
+    return [*_versions(), _home(settings), *(check() for check in checks), *_server(settings)]
+
+
+def _versions() -> Iterator[Finding]:
+    """Compare what is installed with what this package declares."""
+    from packaging.requirements import Requirement
+
+    yield Finding(ok=True, what=f"Python {platform.python_version()} ({sys.executable})")
+    try:
+        declared = [Requirement(text) for text in importlib.metadata.requires(DISTRIBUTION) or ()]
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding(ok=False, what=f"{DISTRIBUTION} is not installed", hint="install it into this Python, so that its dependencies fit")
+        return
+    for requirement in declared:
+        if requirement.name in ("prefect", "fastapi"):
+            installed = importlib.metadata.version(requirement.name)
+            sound = requirement.specifier.contains(installed, prereleases=True)
+            hint = "" if sound else f"with other versions Prefect's server does not start or refuses requests: pip install '{requirement}'"
+            yield Finding(ok=sound, what=f"{requirement.name} {installed}", hint=hint)
+
+
+def _home(settings: Settings) -> Finding:
+    """Whether the home can be written and has room."""
+    home = settings.home.expanduser().absolute()
+    there = next(path for path in (home, *home.parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        return Finding(ok=False, what=f"home {home} cannot be written", hint="set PLAN_ADAPTER_HOME to a folder that can")
+    free = shutil.disk_usage(there).free
+    what = f"home {home}, {free / 1e9:.1f} GB free"
+    return Finding(ok=free >= FREE_BYTES, what=what, hint="" if free >= FREE_BYTES else "free some disk space")
+
+
+def _server(settings: Settings) -> Iterator[Finding]:
+    """Which server is meant, whether it answers, and how a person reaches its UI."""
+    try:
+        configured = configured_api_url() is not None
+        if configured:
+            server = check_server()
+            yield Finding(ok=True, what=f"Prefect server {server.api_url} answers (set by {url_source()})")
+    except NoServerError as error:
+        yield Finding(ok=False, what=str(error))
+        return
+    if not configured:
+        yield from _local_server(settings)
+
+
+def _local_server(settings: Settings) -> Iterator[Finding]:
+    status = server_status(settings)
+    if status.state == "none":
+        if settings.local_server == "never" or under_worker():
+            what = "Prefect's settings name no API URL, and a local server may not be started"
+            yield Finding(ok=False, what=what, hint="set PREFECT_API_URL, or run with --offline")
+        else:
+            yield Finding(ok=True, what="no API URL is set: a local Prefect server is started when a run needs one")
+        return
+    what = f"local Prefect server {status.prefect_version}, process {status.pid}, {status.ui_url}"
+    if status.state == "healthy":
+        yield Finding(ok=True, what=f"{what} answers; log: {status.log_path}", hint="; ".join(ui_hint(status.ui_url or "")[1:]))
+    else:
+        hint = f"`plan down`, then run again; log: {status.log_path}{_end_of(status.log_path)}"
+        yield Finding(ok=False, what=f"{what} does not answer", hint=hint)
+
+
+def _end_of(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:] if log.exists() else []
+    return "".join(f"\n  {line}" for line in lines)

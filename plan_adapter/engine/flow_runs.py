@@ -1,0 +1,51 @@
+"""Flow runs: started, run again, found in the UI, cancelled."""
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from prefect import Flow, get_client
+from prefect.client.schemas.objects import State
+from prefect.states import Cancelling
+from prefect.utilities.urls import url_for
+
+from plan_adapter.errors import RunFailedError
+
+
+async def run_flow(flow: Flow[..., Any], parameters: Mapping[str, Any], *, flow_run_id: str | None = None) -> State:
+    """Run `flow` in this process and return its final state; with `flow_run_id` as that flow run, from whatever state it is in.
+
+    Raises what the flow's function raised, RunFailedError excepted: a run that failed is a result.
+    """
+    if flow_run_id is None:
+        state = await flow(**parameters, return_state=True)
+    else:
+        from plan_adapter.engine.internals import rerun  # the one call here that a later Prefect may break
+
+        async with get_client() as client:
+            flow_run = await client.read_flow_run(UUID(flow_run_id))
+        state = await rerun(flow, flow_run, dict(parameters))
+    error = await state.aresult(raise_on_failure=False)
+    if isinstance(error, Exception) and not isinstance(error, RunFailedError):
+        raise error
+    return state
+
+
+def flow_run_url(flow_run_id: str) -> str | None:
+    """Return the address of a flow run in the UI, None where Prefect's settings name none."""
+    return url_for("flow-run", obj_id=flow_run_id)
+
+
+async def request_flow_run_cancel(flow_run_id: str, *, reason: str) -> None:
+    """Set a flow run to Cancelling, with `reason` as the message; a worker ends its process, a run of ours ends itself."""
+    async with get_client() as client:
+        await client.set_flow_run_state(UUID(flow_run_id), Cancelling(message=reason))
+
+
+async def cancellation_of(flow_run_id: str) -> str | None:
+    """Return why somebody has set the flow run to Cancelling or Cancelled, in the UI or through the API; None if nobody has."""
+    async with get_client() as client:
+        state = (await client.read_flow_run(UUID(flow_run_id))).state
+    if state is not None and (state.is_cancelling() or state.is_cancelled()):
+        return state.message or "cancelled in Prefect"
+    return None

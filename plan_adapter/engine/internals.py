@@ -1,0 +1,131 @@
+"""The half-internal calls to Prefect, all of them; `broken_promises` names what a later Prefect has changed.
+
+Prefect's task engine spends most of a short step on what a plan does not use: a Task object per step, result records,
+transactions, parameters. Here a step's task run goes from state to state by the events that this engine would send; the API, the UI
+and automations see no difference. `tasks.py` has the way through Prefect's public calls for the day when a promise is broken.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from copy import copy
+from functools import cache
+from typing import Any, cast
+from uuid import UUID, uuid5
+
+from prefect import Flow, Task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import FlowRun, State, TaskRun, TaskRunPolicy, TaskRunResult
+from prefect.context import FlowRunContext, TaskRunContext
+from prefect.events import Event
+from prefect.flow_engine import run_flow_async
+from prefect.types import DateTime
+from prefect.utilities.engine import emit_task_run_state_change_event
+
+MAX_EDGES = 1000
+"""Upstream task runs that one task run names: an event may have 1.5 MB, and the UI draws no more."""
+
+MAX_SHOWN_DELAYS = 50
+"""Prefect refuses longer lists of retry delays."""
+
+
+class StepTaskRun:
+    """One task run of the current flow run. Its id follows from flow run and name, so that a re-run of the flow run moves it on."""
+
+    def __init__(
+        self,
+        flow: FlowRunContext,
+        *,
+        step_id: str,
+        name: str,
+        upstream: Sequence[UUID] = (),
+        retry_delays: Sequence[float] = (),
+        timeout_seconds: float | None = None,
+    ) -> None:
+        """Make the task run, which Prefect learns of with its first state."""
+        assert flow.flow_run is not None  # only Prefect's background tasks have none
+        flow_run = flow.flow_run
+        self._flow = flow
+        self._last_event: Event | None = None
+        self.task_run = TaskRun(
+            id=uuid5(flow_run.id, name),
+            name=name,
+            flow_run_id=flow_run.id,
+            flow_run_run_count=flow_run.run_count,
+            task_key=step_id,
+            dynamic_key=name,
+            empirical_policy=TaskRunPolicy(retries=len(retry_delays), retry_delay=list(retry_delays[:MAX_SHOWN_DELAYS])),
+            task_inputs={"wait_for": [TaskRunResult(id=task_run_id) for task_run_id in upstream[:MAX_EDGES]]} if upstream else {},
+            labels={} if timeout_seconds is None else {"timeout_seconds": timeout_seconds},
+        )
+
+    @property
+    def id(self) -> UUID:
+        """The id of the task run."""
+        return self.task_run.id
+
+    def context(self) -> TaskRunContext:
+        """Return the context to enter around the attempts: loggers, subflows and tasks within belong to this task run."""
+        task = copy(_prototype())
+        task.name = self.task_run.name
+        return TaskRunContext(
+            task=task,
+            task_run=self.task_run,
+            parameters={},
+            result_store=self._flow.result_store,
+            client=self._flow.client,
+            persist_result=False,
+        )
+
+    def enter(self, state: State) -> None:
+        """Bring the task run into `state` and tell Prefect; never blocks."""
+        run, last = self.task_run, self.task_run.state
+        state.state_details.task_run_id = run.id
+        state.state_details.flow_run_id = run.flow_run_id
+        run.state, run.state_id, run.state_type, run.state_name = state, state.id, state.type, state.name
+        now = cast(DateTime, state.timestamp)  # Prefect says pendulum's type and takes any
+        run.expected_start_time = run.expected_start_time or now
+        if last is not None and last.is_running():
+            run.total_run_time += now - last.timestamp
+        if state.is_running():
+            run.run_count += 1
+            run.start_time = run.start_time or now
+        if state.is_final():
+            run.end_time = now
+        self._last_event = emit_task_run_state_change_event(
+            task_run=run, initial_state=last, validated_state=state, follows=self._last_event
+        )
+
+
+async def rerun(flow: Flow[..., Any], flow_run: FlowRun, parameters: dict[str, Any]) -> State:
+    """Run `flow` in this process as `flow_run`, whatever state that is in, and return its final state."""
+    return cast(State, await run_flow_async(flow, flow_run=flow_run, parameters=parameters, return_type="state"))
+
+
+def broken_promises() -> list[str]:
+    """Return what this file relies on and the installed Prefect does not offer any more; empty if all is well."""
+    return [
+        *_lacking(emit_task_run_state_change_event, {"task_run", "initial_state", "validated_state", "follows"}),
+        *_lacking(run_flow_async, {"flow", "flow_run", "parameters", "return_type"}),
+        *_lacking(TaskRun, {"id", "name", "flow_run_id", "flow_run_run_count", "task_key", "dynamic_key", "task_inputs", "labels"}),
+        *_lacking(TaskRun, {"empirical_policy", "expected_start_time", "state", "run_count", "total_run_time", "start_time", "end_time"}),
+        *_lacking(TaskRunPolicy, {"retries", "retry_delay"}),
+        *_lacking(TaskRunContext, {"task", "task_run", "parameters", "result_store", "client", "persist_result"}),
+    ]
+
+
+def _lacking(called: Callable[..., Any], given: set[str]) -> list[str]:
+    """Return the parameters that `called` lacks of those we give, and those it wants and we do not give."""
+    parameters = inspect.signature(called).parameters
+    wanted = {name for name, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    name = f"{called.__module__}.{called.__qualname__}"
+    lacks = [f"{name} takes no `{parameter}`" for parameter in sorted(given - parameters.keys())]
+    return lacks + ([] if called is TaskRun else [f"{name} wants `{parameter}`" for parameter in sorted(wanted - given)])
+
+
+@cache
+def _prototype() -> Task[..., Any]:
+    return Task(_unused, cache_policy=NO_CACHE, persist_result=False)
+
+
+async def _unused() -> None:
+    """Stand where Prefect's context wants a task; never called."""

@@ -1,0 +1,238 @@
+"""The Prefect server that a run uses: the one that Prefect's settings name, or a local one that is started once and reused.
+
+The local server is a process of its own in a session of its own, on loopback, with its own home and database under
+`settings.home / "server"`; it outlives the command that started it and ends with `stop_server`.
+"""
+
+import contextlib
+import http.client
+import importlib.metadata
+import logging
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal, NoReturn
+
+from plan_adapter.engine.connection import Server, check_server, configured_api_url, quiet_import, under_worker
+from plan_adapter.engine.server_launch import launch, server_url
+from plan_adapter.engine.server_state import ServerFolder, ServerState
+from plan_adapter.errors import NoServerError
+from plan_adapter.settings import Settings
+
+WAYS_OUT = "Set PREFECT_API_URL to a server of yours, or run without one: `--offline` (`offline=True` in Python)."
+START_SECONDS = 120.0  # a new home takes 8 s on a quiet machine, many times that on a crowded one
+ANSWER_SECONDS = 20.0
+STOP_SECONDS = 10.0
+
+Notify = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PendingServer:
+    """A server that may still be starting."""
+
+    _wait: Callable[[], Server]
+
+    def wait(self) -> Server:
+        """Return the server once it answers; raises NoServerError, also for what went wrong at the beginning."""
+        return self._wait()
+
+
+@dataclass(frozen=True, slots=True)
+class LocalServerStatus:
+    """What `server_status` found; everything but `state` and `log_path` is None where there is no process."""
+
+    state: Literal["none", "healthy", "unhealthy"]
+    log_path: Path
+    api_url: str | None = None
+    ui_url: str | None = None
+    pid: int | None = None
+    prefect_version: str | None = None
+    started_at: float | None = None
+
+
+def ensure_server(settings: Settings, *, notify: Notify) -> Server:
+    """Return a server that answers; `notify` is told, in one line, if one had to be started."""
+    return begin_server(settings, notify=notify).wait()
+
+
+def begin_server(settings: Settings, *, notify: Notify) -> PendingServer:
+    """Return at once, with a server starting in the background if one is needed; never raises, `wait` does."""
+    try:
+        if configured_api_url() is not None:
+            return PendingServer(check_server)
+        if settings.local_server == "never" or under_worker():
+            return PendingServer(partial(_raise, NoServerError(_forbidden(settings))))
+        return PendingServer(_begin(_folder(settings), notify))
+    except NoServerError as error:
+        return PendingServer(partial(_raise, error))
+
+
+def server_for(settings: Settings) -> Server:
+    """Return a server that answers, as `ensure_server` does; that one had to be started is told in a log line of this package."""
+    return ensure_server(settings, notify=logging.getLogger("plan_adapter").warning)
+
+
+def stop_server(settings: Settings) -> bool:
+    """Return whether a local server was running; it has ended when this returns."""
+    folder = _folder(settings)
+    if not folder.is_alive:
+        return False
+    with _words_for_os_errors(folder), folder.starting():
+        if not folder.is_alive:
+            return False
+        _stop(folder, _state_of_living(folder))
+    return True
+
+
+def server_status(settings: Settings) -> LocalServerStatus:
+    """Return how the local server of `settings.home` is; starts and changes nothing."""
+    folder = _folder(settings)
+    state = folder.read_state() if folder.is_alive else None
+    if state is None:
+        return LocalServerStatus("none", folder.log)
+    healthy = state.is_reachable and _ask_health(state.port, seconds=3.0) == "healthy"
+    return LocalServerStatus(
+        state="healthy" if healthy else "unhealthy",
+        log_path=folder.log,
+        api_url=server_url(state.port) + "/api",
+        ui_url=server_url(state.port),
+        pid=state.pid,
+        prefect_version=state.prefect_version,
+        started_at=state.started_at,
+    )
+
+
+def _folder(settings: Settings) -> ServerFolder:
+    return ServerFolder(settings.home.expanduser().absolute() / "server")
+
+
+def _raise(error: NoServerError) -> NoReturn:
+    raise error
+
+
+def _forbidden(settings: Settings) -> str:
+    why = "PLAN_ADAPTER_LOCAL_SERVER=never" if settings.local_server == "never" else "this process belongs to a Prefect worker"
+    return f"Prefect's settings name no API URL, and no local server may be started ({why}). {WAYS_OUT}"
+
+
+@contextlib.contextmanager
+def _words_for_os_errors(folder: ServerFolder) -> Generator[None]:
+    """Turn what the system refuses (a full disk, a read-only folder, no sockets) into a NoServerError."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        where = error.filename or folder.path
+        raise NoServerError(f"the local Prefect server cannot be kept in {folder.path}: {where}: {why}. {WAYS_OUT}") from error
+
+
+def _begin(folder: ServerFolder, notify: Notify) -> Callable[[], Server]:
+    """Find the living server of `folder` or launch one; return what waits for it."""
+    with _words_for_os_errors(folder), folder.starting():
+        state = _state_of_living(folder) if folder.is_alive else None
+        if state is not None and _is_older(state.prefect_version, installed := importlib.metadata.version("prefect")):
+            notify(f"Prefect was upgraded from {state.prefect_version} to {installed}: restarting the local server")
+            _stop(folder, state)
+            state = None
+        if state is not None:
+            return partial(_reuse, folder, state, notify)
+        first = not (folder.prefect_home / "prefect.db").exists()
+        port = launch(folder)
+        patience = "; its first start takes about ten seconds" if first else ""
+        notify(f"started a local Prefect server: {server_url(port)} (`plan down` stops it; log: {folder.log}){patience}")
+        return partial(_await, folder, port, time.monotonic() + START_SECONDS, started=True)
+
+
+def _reuse(folder: ServerFolder, state: ServerState, notify: Notify) -> Server:
+    """Wait for a server that was running; one that ended meanwhile is replaced, once."""
+    patience = max(state.started_at + START_SECONDS - time.time(), ANSWER_SECONDS)
+    try:
+        return _await(folder, state.port, time.monotonic() + patience, started=False)
+    except NoServerError:
+        if folder.is_alive:
+            raise
+    waiting = _begin(folder, notify)
+    return waiting()
+
+
+def _await(folder: ServerFolder, port: int, deadline: float, *, started: bool) -> Server:
+    """Return the server at `port` once it answers, or raise when its process ended or `deadline` passed."""
+    with quiet_import():
+        import prefect  # noqa: F401  # takes a second that passes anyway  # pyright: ignore[reportUnusedImport]
+    while True:
+        alive = folder.is_alive
+        answer = _ask_health(port, seconds=max(1.0, deadline - time.monotonic())) if alive else "refused"
+        if answer == "healthy":
+            break
+        if not alive:
+            raise NoServerError(_told(folder, "the local Prefect server did not start" if started else "the local Prefect server ended"))
+        if time.monotonic() >= deadline:
+            raise NoServerError(_told(folder, f"the local Prefect server at {server_url(port)} does not answer; `plan down` stops it"))
+        time.sleep(0.1)
+    state = folder.read_state()
+    return Server(
+        api_url=server_url(port) + "/api",
+        ui_url=server_url(port),
+        started=started,
+        log_path=folder.log,
+        pid=state.pid if state is not None else None,
+    )
+
+
+def _told(folder: ServerFolder, what: str) -> str:
+    return f"{what}. `plan doctor` looks for the cause. {WAYS_OUT} The end of {folder.log}:{folder.log_tail() or ' (empty)'}"
+
+
+def _ask_health(port: int, *, seconds: float) -> Literal["healthy", "refused", "silent"]:
+    """Ask the server at `port`, past any proxy of the environment."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=seconds)
+    try:
+        connection.request("GET", "/api/health")
+        return "healthy" if connection.getresponse().status == 200 else "refused"
+    except TimeoutError:
+        return "silent"
+    except (OSError, http.client.HTTPException):
+        return "refused"
+    finally:
+        connection.close()
+
+
+def _state_of_living(folder: ServerFolder) -> ServerState:
+    """Return the state of the living server, whose process writes it as its first act; raises if that process is out of reach."""
+    deadline = time.monotonic() + ANSWER_SECONDS
+    while (state := folder.read_state()) is None:
+        if time.monotonic() >= deadline:
+            raise NoServerError(_told(folder, f"a process holds {folder.alive_lock} and says nothing about itself"))
+        time.sleep(0.05)
+    if not state.is_reachable:
+        raise NoServerError(
+            f"the local server of {folder.path} runs on host {state.host} as process {state.pid}, out of reach from here. "
+            f"Give this machine or container a PLAN_ADAPTER_HOME of its own. {WAYS_OUT}"
+        )
+    return state
+
+
+def _is_older(version: str, installed: str) -> bool:
+    """Whether `version` is older; a newer server serves older clients, so it is left alone."""
+    ours, theirs = (tuple(int(part) for part in re.findall(r"\d+", text)[:3]) for text in (installed, version))
+    return theirs < ours
+
+
+def _stop(folder: ServerFolder, state: ServerState) -> None:
+    """End the process of `state`: SIGTERM to its group, then SIGKILL; return when its lock is free."""
+    for word, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
+        if state.is_reachable:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(state.pid, word)
+        deadline = time.monotonic() + seconds
+        while folder.is_alive and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if not folder.is_alive:
+            return
+    raise NoServerError(f"the local Prefect server, process {state.pid}, does not end; its log is {folder.log}")

@@ -1,0 +1,81 @@
+"""`PrefectSteps`: the steps of a plan as task runs of the current flow run."""
+
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Protocol
+from uuid import UUID
+
+from prefect.context import FlowRunContext, TagsContext
+from prefect.exceptions import MissingContextError
+from prefect.logging import get_run_logger
+
+from plan_adapter.engine.plain import PlainTaskRuns
+from plan_adapter.execution.ports import AttemptEnd, StepCall
+from plan_adapter.record import StepRun
+
+
+class TaskRuns(Protocol):
+    """A way to make task runs; both methods return the task run's id."""
+
+    async def drive(self, call: StepCall, upstream: Sequence[UUID]) -> tuple[UUID, AttemptEnd]:
+        """Make attempts of `call` in a task run until none is left, and return the last end, too."""
+        ...
+
+    async def show(self, step: StepRun, upstream: Sequence[UUID]) -> UUID:
+        """Show the end of a step that was not called."""
+        ...
+
+
+class PrefectSteps:
+    """Drives the steps of the flow run that it is made in, each call in a task run of its own. Implements `ports.CallStep`."""
+
+    def __init__(self, *, plain: bool = False) -> None:
+        """Serve the current flow run; `plain` uses Prefect's public calls only, even where the quick way is open."""
+        flow = FlowRunContext.get()
+        if flow is None:
+            raise RuntimeError("PrefectSteps is made inside a running flow")
+        self._task_runs: TaskRuns = PlainTaskRuns() if plain else _quickest(flow)
+        self._ids: dict[str, list[UUID]] = defaultdict(list)
+
+    async def __call__(self, call: StepCall) -> AttemptEnd:
+        """Make attempts of `call` until it succeeded or `retry_delay` gives None; return the last end."""
+        task_run_id, end = await self._task_runs.drive(call, self._upstream(call.upstream))
+        self._ids[call.step_run.id].append(task_run_id)
+        return end
+
+    async def show(self, step: StepRun, upstream: tuple[str, ...]) -> None:
+        """Show a step that ended without a call."""
+        self._ids[step.id].append(await self._task_runs.show(step, self._upstream(upstream)))
+
+    def _upstream(self, step_ids: Sequence[str]) -> list[UUID]:
+        return [task_run_id for step_id in step_ids for task_run_id in self._ids[step_id]]
+
+
+def log_to_prefect(record: logging.LogRecord) -> None:
+    """Send `record` to Prefect's log of the task run (or flow run) that it is written in; outside of one do nothing.
+
+    The context is that of the calling thread: a tool in a thread needs a copy of the attempt's context there.
+    """
+    try:
+        logger = get_run_logger()
+    except MissingContextError:
+        return
+    logger.log(record.levelno, "%s", record.getMessage(), exc_info=record.exc_info)
+
+
+def _quickest(flow: FlowRunContext) -> TaskRuns:
+    """Return the direct way; the plain one where Prefect has changed, and under tags, whose limits only Prefect's own engine keeps."""
+    if TagsContext.get().current_tags:
+        return PlainTaskRuns()
+    try:
+        from plan_adapter.engine.direct import DirectTaskRuns
+        from plan_adapter.engine.internals import broken_promises
+    except ImportError as error:
+        broken = [str(error)]
+    else:
+        broken = broken_promises()
+        if not broken:
+            return DirectTaskRuns(flow)
+    logging.getLogger(__name__).warning("steps are driven slowly, because this Prefect differs: %s", "; ".join(broken))
+    return PlainTaskRuns()

@@ -1,0 +1,243 @@
+"""`execute`: every step the moment its dependencies have ended and a slot is free, the longest path first."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from pydantic import JsonValue
+
+from plan_adapter import graph
+from plan_adapter.errors import ExpressionError
+from plan_adapter.execution.items import Items
+from plan_adapter.execution.ports import AttemptEnd, CallStep
+from plan_adapter.execution.scope import RunScope
+from plan_adapter.execution.step import Call
+from plan_adapter.plan import Step, StepStatus
+from plan_adapter.record import Outcome
+
+
+async def execute(scope: RunScope, call_step: CallStep) -> None:
+    """Execute the approved plan of `scope` and write the ends of its steps into its run; returns when all of it is durable.
+
+    Raises StoreError where the record cannot be kept: then nothing further was started. Being cancelled stops the run like any
+    other cancellation; it is raised again after the running steps have ended.
+    """
+    scheduler = Scheduler(scope, call_step)
+    scheduler.begin()
+    timer = _start_clock(scope)
+    try:
+        await asyncio.shield(scheduler.ended)
+    except asyncio.CancelledError:
+        scope.stop.set("cancelled", "interrupted")
+        await scheduler.ended
+        await scope.recorder.flush()
+        raise
+    finally:
+        timer.cancel()
+    await scope.recorder.flush()
+
+
+def _start_clock(scope: RunScope) -> asyncio.TimerHandle:
+    """Let the total timeout stop the run; the deadline also goes to the tools."""
+    milliseconds = scope.approved.bound.validated.plan.options.total_timeout_ms
+    loop = asyncio.get_running_loop()
+    if not milliseconds:
+        return loop.call_later(0, lambda: None)
+    scope.deadline = loop.time() + milliseconds / 1000
+    return loop.call_at(scope.deadline, scope.stop.set, "timed_out", f"the total timeout of {milliseconds / 1000:g} s was spent")
+
+
+class Scheduler:
+    """The ready set of one run; belongs to one event loop."""
+
+    def __init__(self, scope: RunScope, call_step: CallStep) -> None:
+        """Prepare the run of `scope`."""
+        self._scope = scope
+        self._call_step = call_step
+        self._validated = scope.approved.bound.validated
+        self._steps = {step.id: step for step in self._validated.plan.steps}
+        self._runs = {step.id: step for step in scope.run.steps}
+        self._after = graph.successors(self._validated.reduced)
+        self._missing = {step_id: len(dependencies) for step_id, dependencies in self._validated.reduced.items()}
+        self._urgency = self._urgencies()
+        self._open = len(self._steps)
+        self._halted = ""
+        self._without_call = set[str]()  # skipped by their own `when`: what depends on them goes on
+        self._tasks = set[asyncio.Task[None]]()
+        self._error: BaseException | None = None
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def begin(self) -> None:
+        """Start every step that depends on nothing."""
+        self._scope.stop.future.add_done_callback(lambda _: self._halt(self._scope.stop.message))
+        for step_id in [step_id for step_id, missing in self._missing.items() if not missing]:
+            self._ready(self._steps[step_id])
+        self._end_if_done()
+
+    def _urgencies(self) -> dict[str, float]:
+        if self._validated.plan.options.parallel_limit > 1:
+            return graph.path_lengths(self._validated.reduced, self._validated.order)
+        return {step_id: -float(position) for position, step_id in enumerate(self._validated.order)}
+
+    def _halt(self, cause: str) -> None:
+        """Start no further step; those that have not started are skipped for `cause`."""
+        self._halted = self._halted or cause
+
+    # A step becomes ready, its calls are granted slots, are performed, and the step is closed.
+
+    def _ready(self, step: Step) -> None:
+        cause = self._halted or self._failed_dependency(step)
+        if cause:
+            return self._skip(step, cause)
+        try:
+            if not self._is_wanted(step):
+                self._without_call.add(step.id)
+                return self._skip(step, f"its condition is false: {step.when}")
+            items = self._items_of(step)
+        except ExpressionError as error:
+            self._finish(step, AttemptEnd("failed", 0, error=str(error)))
+            return self._spawn(self._close(step, show=True))
+        state = Items(step, len(items), is_list=step.for_each is not None)
+        for item, value in items:
+            self._queue(state, item, value)
+        return None if state.open else self._spawn(self._close_items(state))
+
+    def _queue(self, state: Items, item: int | None, value: JsonValue) -> None:
+        unit = (state.step.id, item)
+        if (receipt := self._scope.past.succeeded.get(unit)) is not None:
+            state.carried += 1
+            state.end(item, AttemptEnd("succeeded", receipt.number, result=receipt.result))
+        elif unit in self._scope.past.unknown:
+            error = "an earlier start of this run began this write, and whether it was done is unknown"
+            state.end(item, AttemptEnd("unknown", self._scope.past.attempts[unit], error=error))
+        else:
+            self._scope.slots.request(self._urgency[state.step.id], lambda: self._granted(state, item, value))
+
+    def _granted(self, state: Items, item: int | None, value: JsonValue) -> None:
+        if self._halted or state.halted:
+            self._scope.slots.release()
+            state.end(item, None)
+            return None if state.open else self._spawn(self._close_items(state))
+        state.started = True
+        run = self._runs[state.step.id]
+        run.status = StepStatus.RUNNING
+        call = Call(self._scope, state.step, run, urgency=self._urgency[state.step.id], item=item, value=value)
+        return self._spawn(self._perform(state, call))
+
+    async def _perform(self, state: Items, call: Call) -> None:
+        end = await self._call_step(call)
+        state.end(call.item, end)
+        state.halted = state.halted or (end.outcome != "succeeded" and self._stops_on_error(state.step))
+        if not state.open:
+            await self._close_items(state)
+
+    async def _close_items(self, state: Items) -> None:
+        if state.missing == state.count > 0:
+            return self._skip(state.step, self._halted)
+        self._finish(state.step, state.summary(self._halted))
+        self._runs[state.step.id].carried = state.carried == state.count > 0
+        return await self._close(state.step, show=not state.started)
+
+    async def _close(self, step: Step, *, show: bool) -> None:
+        """Record the end of `step`, show and tell it, and make ready what waited for it."""
+        run = self._runs[step.id]
+        self._scope.values[step.id] = {"result": run.result, "status": run.status.value, "error": run.error}
+        self._scope.recorder.step_ended(run)
+        if show:
+            await self._call_step.show(run, self._validated.reduced[step.id])
+        await self._tell(step.id)
+        self._open -= 1
+        for successor in self._after[step.id]:
+            self._missing[successor] -= 1
+            if not self._missing[successor]:
+                self._ready(self._steps[successor])
+
+    async def _tell(self, step_id: str) -> None:
+        scope, run = self._scope, self._runs[step_id]
+        match run.status:
+            case StepStatus.COMPLETED:
+                scope.tell("step_completed", run)
+                await scope.call_hook(scope.hooks.on_step_complete, scope.run, run)
+            case StepStatus.FAILED:
+                scope.tell("step_failed", run, run.error)
+                await scope.call_hook(scope.hooks.on_step_failed, scope.run, run, run.error or "")
+            case _:
+                scope.tell("step_skipped", run, run.reason)
+
+    # What becomes of a step.
+
+    def _failed_dependency(self, step: Step) -> str:
+        for dependency in self._validated.reduced[step.id]:
+            run = self._runs[dependency]
+            if run.outcome is Outcome.UNKNOWN:
+                return f"the outcome of `{dependency}` is unknown"
+            if run.status is StepStatus.FAILED:
+                return f"`{dependency}` failed"
+            if run.status is StepStatus.SKIPPED and dependency not in self._without_call:
+                return f"`{dependency}` was skipped: {run.reason}" if run.reason else f"`{dependency}` was skipped"
+        return ""
+
+    def _is_wanted(self, step: Step) -> bool:
+        template = self._validated.when.get(step.id)
+        wanted = True if template is None else template.resolve(self._scope.variables())
+        if not isinstance(wanted, bool):
+            raise ExpressionError(f"`when` gave {type(wanted).__name__}, not true or false: {step.when}")
+        return wanted
+
+    def _items_of(self, step: Step) -> list[tuple[int | None, JsonValue]]:
+        template = self._validated.for_each.get(step.id)
+        if template is None:
+            return [(None, None)]
+        items = template.resolve(self._scope.variables())
+        if not isinstance(items, list):
+            raise ExpressionError(f"`for_each` gave {type(items).__name__}, not a list: {step.for_each}")
+        return list(enumerate(items))
+
+    def _skip(self, step: Step, reason: str) -> None:
+        run = self._runs[step.id]
+        run.status, run.reason, run.completed_at = StepStatus.SKIPPED, reason, self._scope.recorder.now()
+        self._spawn(self._close(step, show=True))
+
+    def _finish(self, step: Step, end: AttemptEnd) -> None:
+        run = self._runs[step.id]
+        run.completed_at = self._scope.recorder.now()
+        if run.started_at is not None:
+            run.duration_ms = round((run.completed_at - run.started_at).total_seconds() * 1000)
+        if end.outcome == "succeeded":
+            run.status, run.outcome, run.result = StepStatus.COMPLETED, Outcome.SUCCEEDED, end.result
+            return
+        run.status, run.error, run.reason = StepStatus.FAILED, end.error, end.outcome
+        run.outcome = Outcome.UNKNOWN if end.outcome == "unknown" or self._was_cut_short(step, end) else Outcome.FAILED
+        if end.outcome == "failed" and self._stops_on_error(step):
+            self._halt(f"stopped because `{step.id}` failed")
+
+    def _was_cut_short(self, step: Step, end: AttemptEnd) -> bool:
+        """Whether the run's stop ended a write in the middle."""
+        effect = step.effect or self._validated.tools[step.id].effect
+        return end.outcome in ("cancelled", "timed_out") and effect == "write" and end.in_middle
+
+    def _stops_on_error(self, step: Step) -> bool:
+        return (step.on_error or self._validated.plan.options.on_error) == "stop"
+
+    # The tasks of the run.
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None:
+            self._error = self._error or error
+            self._scope.stop.set("cancelled", f"the run cannot go on: {error}")
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if self.ended.done() or self._tasks:
+            return
+        if self._error is not None:
+            self.ended.set_exception(self._error)
+        elif not self._open:
+            self.ended.set_result(None)

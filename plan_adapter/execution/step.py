@@ -1,0 +1,229 @@
+"""`Call`: the one step body: slot, references, intent, tool, receipt."""
+
+import asyncio
+import hashlib
+import time
+from typing import Any
+
+from pydantic import JsonValue
+
+from plan_adapter.errors import ExpressionError, PlanAdapterError
+from plan_adapter.execution.attempts import RetryPolicy
+from plan_adapter.execution.calling import CallStoppedError, CallTimedOutError, ProcessDiedError, call_tool
+from plan_adapter.execution.ports import AttemptEnd
+from plan_adapter.execution.scope import RunScope, step_logger
+from plan_adapter.plan import Effect, Isolation, Step, new_id
+from plan_adapter.record import Attempt, Outcome, PlanRun, Receipt, StepRun
+from plan_adapter.tools.tool import Tool, ToolContext, as_json
+
+MAX_ERROR_CHARACTERS = 4000
+
+
+class Call:
+    """One unit of work: a step, or one item of its `for_each`. Implements `ports.StepCall`."""
+
+    def __init__(self, scope: RunScope, step: Step, step_run: StepRun, *, urgency: float, item: int | None, value: JsonValue) -> None:
+        """Make the call of `step` with `value` as its `item`; whoever makes it has a slot for its first attempt."""
+        validated = scope.approved.bound.validated
+        self.step = step
+        self.step_run = step_run
+        self.item = item
+        self.upstream = validated.reduced[step.id]
+        self._scope = scope
+        self._value = value
+        self._urgency = urgency
+        self._tool: Tool[..., Any] = validated.tools[step.id]
+        self._policy = RetryPolicy.of(step)
+        self._has_slot = True
+        self._tries = 0
+        self._judged: tuple[AttemptEnd, float | None] | None = None
+        self._number = scope.past.attempts.get((step.id, item), 0)
+
+    @property
+    def run(self) -> PlanRun:
+        """The run that the call belongs to."""
+        return self._scope.run
+
+    @property
+    def name(self) -> str:
+        """The step's id; with `for_each` followed by the item's place."""
+        return self.step.id if self.item is None else f"{self.step.id}[{self.item}]"
+
+    @property
+    def timeout_seconds(self) -> float | None:
+        """The limit of one attempt, None for no limit."""
+        options = self._scope.approved.bound.validated.plan.options
+        milliseconds = options.step_timeout_ms if self.step.timeout_ms is None else self.step.timeout_ms
+        return milliseconds / 1000 if milliseconds else None
+
+    @property
+    def retry_delays(self) -> list[float]:
+        """Seconds between attempts as planned, one per retry."""
+        return self._policy.planned()
+
+    @property
+    def effect(self) -> Effect:
+        """What the call does: as the step declares it, else as its tool does."""
+        return self.step.effect or self._tool.effect
+
+    def retry_delay(self, end: AttemptEnd) -> float | None:
+        """Return the seconds to wait before another attempt, or None if `end` was the last."""
+        if self._judged is None or self._judged[0] is not end:  # once per end: the delay has jitter
+            self._judged = (end, self._policy.delay_after(end, self._tries))
+        return None if self._scope.stop.is_set else self._judged[1]
+
+    async def stopped(self) -> AttemptEnd:
+        """Return when the run ends all work, with the end of the attempt that does not come any more."""
+        await asyncio.shield(self._scope.stop.future)
+        return self._stopped_end()
+
+    async def attempt(self) -> AttemptEnd:
+        """Make the next attempt; never raises for what a tool does, raises StoreError if the intent cannot be written."""
+        if not self._has_slot:
+            await self._scope.slots.acquire(self._urgency)
+        try:
+            if self._scope.stop.is_set:
+                return self._stopped_end()
+            self._tries += 1
+            end = await self._attempt()
+        finally:
+            self._has_slot = False
+            self._scope.slots.release()
+        delay = self.retry_delay(end)
+        if delay is not None:
+            self.step_run.retry_count += 1
+            self._scope.tell("attempt_failed", self.step_run, end.error, round(delay * 1000))
+        return end
+
+    async def _attempt(self) -> AttemptEnd:
+        context = self._context()
+        try:
+            parameters = self._parameters()
+            arguments = self._tool.bind(parameters, context)
+        except Exception as error:  # nothing was called: no intent, and the next attempt would end the same way
+            return AttemptEnd("failed", self._number, error=error_text(error), can_retry=False)
+        self._number += 1
+        intent = self._intent(parameters, context.idempotency_key)
+        self.step_run.attempts += 1
+        if self.step_run.started_at is None:
+            await self._begin(intent)
+        await self._scope.recorder.intent(intent)
+        started = time.monotonic()
+        end = await self._act(arguments)
+        if end.outcome in ("succeeded", "failed") or (end.outcome != "unknown" and self.effect != "write"):
+            self._scope.recorder.receipt(self._receipt(intent, end, round((time.monotonic() - started) * 1000)))
+        return end
+
+    async def _begin(self, intent: Attempt) -> None:
+        self.step_run.started_at = intent.started_at
+        self._scope.tell("step_started", self.step_run)
+        await self._scope.call_hook(self._scope.hooks.on_step_start, self.run, self.step_run)
+
+    async def _act(self, arguments: dict[str, Any]) -> AttemptEnd:
+        """Call the tool and judge what came back."""
+        number = self._number
+        interrupted = "unknown" if self.effect == "write" else "failed"
+        try:
+            value = await call_tool(
+                self._tool, arguments, isolation=self._isolation, timeout=self.timeout_seconds, stop=self._scope.stop
+            )
+            result = value if self._isolation == "process" else as_json(value)
+            unmet = self._unmet(result)
+        except CallStoppedError:
+            return self._stopped_end(in_middle=True)
+        except CallTimedOutError:
+            return AttemptEnd(interrupted, number, error=self._timeout_text())
+        except ProcessDiedError as error:
+            return AttemptEnd(interrupted, number, error=error_text(error))
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            return AttemptEnd("failed", number, error=error_text(error))
+        if unmet is not None:
+            return AttemptEnd("failed", number, error=unmet)
+        return AttemptEnd("succeeded", number, result=self._keep(result))
+
+    def _parameters(self) -> dict[str, JsonValue]:
+        resolved = self._scope.approved.bound.validated.parameters[self.step.id].resolve(self._scope.variables(item=self._value))
+        if not isinstance(resolved, dict):
+            raise ExpressionError(f"the parameters are {type(resolved).__name__}, not a mapping")
+        return resolved
+
+    def _unmet(self, result: JsonValue) -> str | None:
+        template = self._scope.approved.bound.validated.done_when.get(self.step.id)
+        if template is None:
+            return None
+        met = template.resolve(self._scope.variables(item=self._value, result=result))
+        return None if met is True else f"done_when is not met: {self.step.done_when}"
+
+    def _keep(self, result: JsonValue) -> JsonValue:
+        return self._scope.limit.keep(result, run_id=self.run.id, name=f"{self.name}-{self._number}")
+
+    def _timeout_text(self) -> str:
+        limit = f"no answer within {self.timeout_seconds:g} s"
+        return f"{limit}; it writes, so whether it was done is unknown" if self.effect == "write" else limit
+
+    def _stopped_end(self, *, in_middle: bool = False) -> AttemptEnd:
+        stop = self._scope.stop
+        outcome = "timed_out" if stop.kind == "timed_out" else "cancelled"
+        return AttemptEnd(outcome, self._number, error=stop.message, in_middle=in_middle)
+
+    def _intent(self, parameters: dict[str, JsonValue], key: str) -> Attempt:
+        return Attempt(
+            id=new_id(),
+            run_id=self.run.id,
+            step_id=self.step.id,
+            item=self.item,
+            number=self._number,
+            tool_name=self._tool.name,
+            effect=self.effect,
+            parameters=parameters,
+            idempotency_key=key,
+            started_at=self._scope.recorder.now(),
+        )
+
+    def _receipt(self, intent: Attempt, end: AttemptEnd, duration_ms: int) -> Receipt:
+        return Receipt(
+            attempt_id=intent.id,
+            run_id=intent.run_id,
+            step_id=intent.step_id,
+            item=intent.item,
+            number=intent.number,
+            outcome=Outcome.SUCCEEDED if end.outcome == "succeeded" else Outcome.FAILED,
+            result=end.result,
+            error=end.error,
+            ended_at=self._scope.recorder.now(),
+            duration_ms=duration_ms,
+        )
+
+    @property
+    def _isolation(self) -> Isolation:
+        return self.step.isolation or self._scope.approved.bound.validated.plan.isolation or self._tool.isolation
+
+    def _context(self) -> ToolContext:
+        run = self.run
+        seed = f"{run.id}\n{self.step.id}\n{'' if self.item is None else self.item}\n{run.digest}"
+        limits = [time.monotonic() + self.timeout_seconds] if self.timeout_seconds else []
+        if self._scope.deadline is not None:
+            limits.append(self._scope.deadline)
+        return ToolContext(
+            run_id=run.id,
+            step_id=self.step.id,
+            attempt=self._number + 1,
+            idempotency_key=hashlib.sha256(seed.encode()).hexdigest(),
+            agent_id=run.agent_id,
+            org_id=run.org_id,
+            tenant_id=run.tenant_id,
+            logger=step_logger(self._scope, self.step_run),
+            deadline=min(limits, default=None),
+        )
+
+
+def error_text(error: BaseException) -> str:
+    """Return what a tool raised in words: its class unless it is ours, and its message, cut between characters."""
+    try:
+        message = str(error)
+    except Exception:  # an exception whose own __str__ raises
+        message = "(its message cannot be shown)"
+    text = message if isinstance(error, PlanAdapterError) else f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return text if len(text) <= MAX_ERROR_CHARACTERS else text[:MAX_ERROR_CHARACTERS] + "…"

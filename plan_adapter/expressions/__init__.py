@@ -1,0 +1,9 @@
+"""`${{ }}`: compiled once with types, evaluated with the values of a run. The only package that knows CEL."""
+
+from plan_adapter.expressions.cel import matches
+from plan_adapter.expressions.declarations import Declarations
+from plan_adapter.expressions.expression import Expression, Variables
+from plan_adapter.expressions.references import has_expression
+from plan_adapter.expressions.template import Template, compile_template
+
+__all__ = ["Declarations", "Expression", "Template", "Variables", "compile_template", "has_expression", "matches"]

@@ -1,0 +1,138 @@
+"""The door to CEL: compiled programs, their results as Python values, and CEL's messages in our words."""
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from plan_adapter.errors import ExpressionError
+from plan_adapter.expressions.references import shortened
+
+if TYPE_CHECKING:
+    from cel_expr_python import cel  # pyright: ignore[reportMissingTypeStubs]  # its stubs are beside it, without py.typed
+
+Signature: TypeAlias = tuple[tuple[str, str], ...]
+"""The variables of a program: name and type."""
+
+MAX_VALUE_DEPTH = 200
+"""Levels of a value that is handed to CEL, whose own conversion of 50,000 levels overflows the stack."""
+
+
+class CelSyntaxError(ValueError):
+    """CEL refuses to compile an expression; `column` counts from 1 in its first line, None where CEL names none."""
+
+    def __init__(self, error: str) -> None:
+        """Take CEL's message apart."""
+        found = re.search(r"ERROR: <input>:\d+:(\d+): (?:Syntax error: )?(.*)", error)
+        self.column = int(found[1]) if found else None
+        message = (found[2] if found else _plain_message(error)).replace(" (in container '')", "").replace("'<EOF>'", "the end")
+        self.is_too_deep = "recursion" in message
+        super().__init__("it nests deeper than 32 levels" if self.is_too_deep else message.partition(" expecting ")[0])
+
+
+class CelValueError(ValueError):
+    """An expression cannot be evaluated with these values."""
+
+    def __init__(self, error: str) -> None:
+        """Put CEL's message into words."""
+        super().__init__(_at_run_time(_plain_message(error)))
+
+
+def type_of(code: str, variables: Signature) -> str:
+    """Return the type of the expression `code`: `bool`, `list(string)`, `map`, `dyn`, …; raises CelSyntaxError."""
+    try:
+        name = _program(code, variables).return_type().name().lower()
+    except RuntimeError as error:
+        raise CelSyntaxError(str(error)) from None
+    kind, _, of = name.partition("<")
+    return f"list({of.removesuffix('>')})" if kind == "list" else kind
+
+
+def calculate(code: str, variables: Signature, values: Mapping[str, Any]) -> Any:
+    """Return the value of `code` as Python has it; raises CelValueError, and RecursionError for values nested too deep."""
+    data = {name: _converted(values[name], kind) for name, kind in variables}
+    try:
+        outcome = _program(code, variables).eval(data=data)
+    except RuntimeError as error:
+        raise CelValueError(str(error)) from None
+    value = outcome.plain_value()
+    # An error of the evaluation is a value like any other.
+    if outcome.type().name() == "ERROR":
+        raise CelValueError(str(value))
+    return value
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Return whether the regular expression `pattern` is found in `text`, in linear time (RE2: no look-around, no back references).
+
+    Raises ExpressionError, which says what is wrong, if `pattern` is none.
+    """
+    try:
+        return calculate("text.matches(pattern)", (("text", "string"), ("pattern", "string")), {"text": text, "pattern": pattern})
+    except CelValueError as error:
+        reason = str(error).rpartition("regular expression: ")[2]
+        raise ExpressionError(f"`{shortened(pattern)}` is no regular expression of RE2: {reason}") from None
+
+
+def type_hint(message: str) -> str:
+    """Return how to mend what CEL calls a missing overload."""
+    operands = message.rpartition("applied to")[2]
+    if "double" in operands and "int" in operands:
+        return "CEL does no mixed arithmetic: wrap the integer in double(), or write 2.0 for 2"
+    if "string" in operands and "_+_" in message:
+        return "CEL does no mixed arithmetic: wrap the other side in string(), or join them as text outside of `${{ }}`"
+    return "CEL converts nothing by itself: use double(), int() or string()"
+
+
+def _at_run_time(message: str) -> str:
+    if message.startswith("No matching overloads found"):
+        signature = message.partition(" : ")[2].replace("int64", "int")
+        return f"the types do not go together: {signature}; {type_hint(f'{signature} applied to {signature}')}"
+    return message.replace("Iteration budget exceeded", "it goes through more than 10,000 items; let a tool do that")
+
+
+def _plain_message(error: str) -> str:
+    """Return the first line of CEL's `error` without its status codes."""
+    text = re.sub(r"^[A-Z_]+: (?:ERROR: <input>:-?\d+:-?\d+: )?", "", error.strip().partition("\n")[0])
+    return re.sub(r" \[[A-Z_]+\]$", "", text)
+
+
+def _converted(value: Any, kind: str) -> Any:
+    level = [value]
+    for _ in range(MAX_VALUE_DEPTH):
+        if not (level := [member for node in level for member in _members(node)]):
+            break
+    else:
+        raise RecursionError
+    if kind == "double":
+        return float(value)
+    return [float(member) for member in value] if kind == "list(double)" else value
+
+
+def _members(node: Any) -> Iterable[Any]:
+    if isinstance(node, dict):
+        return node.values()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]  # any JSON
+    return node if isinstance(node, list) else ()  # pyright: ignore[reportUnknownVariableType]
+
+
+@lru_cache(maxsize=2048)
+def _program(code: str, variables: Signature) -> "cel.Expression":
+    return _environment(variables).compile(code)
+
+
+@lru_cache(maxsize=64)
+def _environment(variables: Signature) -> "cel.Env":
+    from cel_expr_python import cel  # pyright: ignore[reportMissingTypeStubs]
+    from cel_expr_python.ext import ext_strings  # pyright: ignore[reportMissingTypeStubs]
+
+    types = {
+        "string": cel.Type.STRING,
+        "int": cel.Type.INT,
+        "double": cel.Type.DOUBLE,
+        "bool": cel.Type.BOOL,
+        "dyn": cel.Type.DYN,
+        "list": cel.Type.List(cel.Type.DYN),
+        "map": cel.Type.Map(cel.Type.STRING, cel.Type.DYN),
+    }
+    types |= {f"list({kind})": cel.Type.List(item) for kind, item in types.items()}
+    return cel.NewEnv(variables={name: types[kind] for name, kind in variables}, extensions=[ext_strings.ExtStrings()])

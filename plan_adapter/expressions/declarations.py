@@ -1,0 +1,123 @@
+"""`Declarations`: what an expression may use, and the type of each reference. Types are written as CEL writes them."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+from plan_adapter.expressions.references import Path, written
+from plan_adapter.problems import did_you_mean
+
+Expected: TypeAlias = Literal["bool", "list"]
+
+ONLY_THERE: Mapping[str, str] = {
+    "item": "`item` exists in the parameters and the done_when of a step with for_each",
+    "result": "`result` alone exists in done_when; elsewhere write steps.<id>.result",
+    "error": "write steps.<id>.error",
+    "status": "write steps.<id>.status",
+    "steps": "name one and its member: steps.<id>.result",
+    "inputs": "name one: inputs.<name>",
+    "True": "CEL writes `true`",
+    "False": "CEL writes `false`",
+    "None": "CEL writes `null`",
+}
+"""What to write instead, by the name that was used where it does not exist."""
+
+_MEMBERS = {"result": "dyn", "status": "string", "error": "dyn"}
+_KINDS = {"string": "string", "integer": "int", "number": "double", "boolean": "bool", "array": "list", "object": "map"}
+_NO_JSON = ("bytes", "duration", "timestamp", "type")
+
+
+class Typed(Protocol):
+    """What must be known of an input: its type, and that of its members if it is an array."""
+
+    @property
+    def type(self) -> str:
+        """`string`, `integer`, `number`, `boolean`, `array` or `object`."""
+        ...
+
+    @property
+    def items(self) -> str | None:
+        """The type of an array's members."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Declarations:
+    """What an expression may use; `item` and `result` say whether these two exist where it stands.
+
+    `steps` is best a frozenset: it is searched for every reference.
+    """
+
+    steps: Collection[str]
+    inputs: Mapping[str, Typed]
+    item: bool = False
+    result: bool = False
+
+
+class RefusedError(Exception):
+    """An expression cannot be used: the code, the message and the hint of the problem to be."""
+
+    def __init__(self, code: str, message: str, hint: str = "") -> None:
+        """Keep the three."""
+        super().__init__(message)
+        self.code, self.message, self.hint = code, message, hint
+
+
+def kind_of(path: Path, declared: Declarations) -> str:
+    """Return the type of the reference `path`: `string`, `int`, `list(double)`, `map`, `dyn`; raises RefusedError if nothing is there."""
+    match path[0]:
+        case "steps":
+            kind, rest = _kind_of_step(path, declared.steps), path[3:]
+        case "inputs":
+            kind, rest = _kind_of_input(path, declared.inputs), path[2:]
+        case "secrets":
+            raise RefusedError("not-yet", f"`{written(path)}`: secrets are not resolved yet", "let the tool read it from its environment")
+        case "item" if declared.item:
+            return "dyn"
+        case "result" if declared.result:
+            return "dyn"
+        case name:
+            raise RefusedError("unknown-reference", f"there is no `{name}` here", ONLY_THERE[str(name)])
+    for key in rest:
+        kind = _kind_of_member(kind, key, path)
+    return kind
+
+
+def check_kind(source: str, kind: str, expect: Expected | None) -> None:
+    """Raise RefusedError if a value of type `kind` is no JSON, or not what is expected; `dyn` is found out at run time."""
+    if kind in _NO_JSON:
+        raise RefusedError("expression-type", f"{source} is a {kind}, which JSON does not have", "convert it with string()")
+    if expect is not None and kind.partition("(")[0] not in ("dyn", expect):
+        wanted = "`true` or `false`" if expect == "bool" else "a list"
+        raise RefusedError("expression-type", f"{source} is of type {kind}", f"an expression that gives {wanted} stands here")
+
+
+def _kind_of_step(path: Path, steps: Collection[str]) -> str:
+    if len(path) < 2 or not isinstance(path[1], str):
+        raise RefusedError("unknown-reference", "`steps` names no step", ONLY_THERE["steps"])
+    step = path[1]
+    if step not in steps:
+        raise RefusedError("unknown-reference", f"no step is called `{step}`", did_you_mean(step, steps))
+    if len(path) < 3 or path[2] not in _MEMBERS:
+        message = f"`{written(path)}` alone is no value" if len(path) < 3 else f"a step has no `{path[2]}`"
+        raise RefusedError("unknown-reference", message, f"write {written(path[:2])}.result, .status or .error")
+    return _MEMBERS[str(path[2])]
+
+
+def _kind_of_input(path: Path, inputs: Mapping[str, Typed]) -> str:
+    if len(path) < 2 or not isinstance(path[1], str):
+        raise RefusedError("unknown-reference", "`inputs` names no input", ONLY_THERE["inputs"])
+    if path[1] not in inputs:
+        hint = did_you_mean(path[1], frozenset(inputs)) or "declare it under `inputs`"
+        raise RefusedError("unknown-reference", f"no input is called `{path[1]}`", hint)
+    definition = inputs[path[1]]
+    kind = _KINDS[definition.type]
+    return f"list({_KINDS[definition.items] if definition.items else 'dyn'})" if kind == "list" else kind
+
+
+def _kind_of_member(kind: str, key: str | int, path: Path) -> str:
+    if kind == "dyn" or (kind == "map" and isinstance(key, str)) or (kind == "list" and isinstance(key, int)):
+        return "dyn"
+    if kind.startswith("list(") and isinstance(key, int):
+        return kind[5:-1]
+    raise RefusedError("expression-type", f"`{written(path)}`: a {kind} has no `{key}`")

@@ -1,0 +1,168 @@
+"""`Expression`: one compiled `${{ }}`, and `Variables`, the values that it is evaluated with.
+
+An expression that is only a reference never reaches CEL. In any other, each use of a step or an input becomes a variable of its
+own (`steps["my-step"].result` -> `_r0`), so that ids may hold hyphens, and expressions of one shape share one compiled program.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import JsonValue
+
+from plan_adapter.errors import ExpressionError
+from plan_adapter.expressions import cel
+from plan_adapter.expressions.declarations import ONLY_THERE, Declarations, RefusedError, kind_of
+from plan_adapter.expressions.references import (
+    NothingThereError,
+    Path,
+    follow,
+    hyphenated,
+    longest_paths,
+    names,
+    references,
+    shortened,
+    whole_path,
+    written,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """The values of a run: each ended step's result, status and error, the inputs, and the current item and result."""
+
+    steps: Mapping[str, Mapping[str, JsonValue]]
+    inputs: Mapping[str, JsonValue]
+    item: JsonValue = None
+    result: JsonValue = None
+
+    def follow(self, path: Path) -> Any:
+        """Return what `path` leads to; raises NothingThereError."""
+        return follow(path, {"steps": self.steps, "inputs": self.inputs, "item": self.item, "result": self.result})
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One variable of an expression: its name in the code, its type, and the reference that gives its value."""
+
+    name: str
+    kind: str
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """One compiled `${{ }}`; `code` is what CEL is given, None for a reference, whose path is the only variable's."""
+
+    source: str
+    kind: str  # CEL's name of its type: bool, int, list(string), dyn, …
+    code: str | None
+    variables: tuple[Variable, ...]
+
+    def evaluate(self, variables: Variables) -> JsonValue:
+        """Return the value as plain JSON that nothing else holds; raises ExpressionError, which names the expression."""
+        try:
+            values = {variable.name: variables.follow(variable.path) for variable in self.variables}
+            return _plain(values[""] if self.code is None else cel.calculate(self.code, _signature(self.variables), values))
+        except NothingThereError as error:
+            raise ExpressionError(f"{self}: {error}") from None
+        except cel.CelValueError as error:
+            # CEL says that a key is missing, not where: the references of the source do.
+            raise ExpressionError(f"{self}: {self._what_is_missing(str(error), variables) or error}") from None
+        except RecursionError:
+            raise ExpressionError(f"{self}: a value is nested too deep") from None
+        except TypeError as error:
+            raise ExpressionError(f"{self} gives {error}, which is no JSON") from None
+
+    def _what_is_missing(self, message: str, variables: Variables) -> str:
+        lacks = list[NothingThereError]()
+        for path in longest_paths(self.source):
+            try:
+                variables.follow(path)
+            except NothingThereError as error:
+                lacks.append(error)
+        return str(min(lacks, key=lambda lack: f'"{lack.key}"' not in message, default=""))
+
+    def __str__(self) -> str:
+        """Return the source in one line, as an error names it."""
+        return f"`{shortened(self.source)}`"
+
+
+def compile_expression(source: str, declarations: Declarations) -> Expression:
+    """Return `source`, what stands between `${{` and `}}`, compiled; raises RefusedError."""
+    path = whole_path(source)
+    if path is not None:
+        return Expression(source, kind_of(path, declarations), None, (Variable("", "dyn", path),))
+    variables, code, position = list[Variable](), "", 0
+    for reference in references(source):
+        if len(reference.path) == 2 and (word := hyphenated(source, reference.start)):
+            raise RefusedError("hyphenated-id", f"`steps.{word}` is read as a subtraction", f'write steps["{word}"]')
+        variable = Variable(f"_r{len(variables)}", kind_of(reference.path, declarations), reference.path)
+        variables.append(variable)
+        # Filled up to the reference's length, so that CEL's columns are those of the source.
+        code += source[position : reference.start] + variable.name.ljust(reference.end - reference.start)
+        position = reference.end
+    code += source[position:]
+    used = names(source)
+    here = [name for name, exists in (("item", declarations.item), ("result", declarations.result)) if exists and name in used]
+    variables += [Variable(name, "dyn", (name,)) for name in here]
+    try:
+        kind = cel.type_of(code, _signature(variables))
+    except cel.CelSyntaxError as error:
+        raise _refusal(source, error, variables, declarations) from None
+    return Expression(source, kind, code, tuple(variables))
+
+
+def _signature(variables: list[Variable] | tuple[Variable, ...]) -> cel.Signature:
+    return tuple((variable.name, variable.kind) for variable in variables)
+
+
+def _refusal(source: str, error: cel.CelSyntaxError, variables: list[Variable], declarations: Declarations) -> RefusedError:
+    """Return what CEL says about `source`, in the words of the source and with a hint."""
+    place = f"`{shortened(source)}`" + (f", column {error.column}" if error.column else "")
+    message = re.sub(r"\b_r(\d+)\b", lambda name: written(variables[int(name[1])].path), str(error))
+    unknown = re.match(r"undeclared reference to '([^']*)'", message)
+    if unknown:
+        return RefusedError("unknown-reference", f"{place}: there is no `{unknown[1]}`", _name_hint(source, unknown[1], declarations))
+    if "overload" in message or message.startswith("expression of type"):
+        return RefusedError("expression-type", f"{place}: {message}", cel.type_hint(message))
+    hint = "let a tool do that" if error.is_too_deep else _syntax_hint(source)
+    return RefusedError("expression-syntax", f"{place}: {message}", hint)
+
+
+def _name_hint(source: str, name: str, declarations: Declarations) -> str:
+    first = name.partition(".")[0]
+    if first in ONLY_THERE:
+        return ONLY_THERE[first]
+    if first in declarations.steps:
+        return f"write {written(('steps', first, 'result'))}"
+    if first in declarations.inputs:
+        return f"write inputs.{first}"
+    if re.search(rf"\w-{re.escape(first)}\b", source):
+        return 'a key with a hyphen is written ["my-key"]'
+    return "text stands in quotes; the variables are steps, inputs, item and result"
+
+
+def _syntax_hint(source: str) -> str:
+    if re.search(r"\b(and|or|not)\b", source):
+        return "CEL writes && || and !"
+    return "CEL compares with ==" if re.search(r"[^=!<>]=[^=]", source) else ""
+
+
+def _plain(value: Any) -> JsonValue:
+    """Return `value` as JSON that shares nothing with it; raises TypeError, which says what it is, for what is no JSON."""
+    if isinstance(value, str | bool | int) or value is None:
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise TypeError(value)
+        return value
+    if isinstance(value, list):
+        return [_plain(member) for member in value]  # pyright: ignore[reportUnknownVariableType]  # from CEL or a run
+    if isinstance(value, Mapping):
+        if any(not isinstance(key, str) for key in value):  # pyright: ignore[reportUnknownVariableType]
+            raise TypeError("a key that is no text")
+        return {key: _plain(member) for key, member in value.items()}  # pyright: ignore[reportUnknownVariableType]
+    raise TypeError(f"a {type(value).__name__}")

@@ -1,0 +1,205 @@
+"""How `${{ }}` is written: the pieces of a text, the references in an expression, and what a reference leads to.
+
+Knows neither CEL nor plans.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Path: TypeAlias = tuple[str | int, ...]
+"""A reference taken apart: `steps.check.result.rows[0]` is `("steps", "check", "result", "rows", 0)`."""
+
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*\b"
+_PLAIN = r"\"[^\"\\\n]*\"|'[^'\\\n]*'"  # a string that says what it is: no prefix, no escapes
+_STRING = (
+    r"(?<!\w)(?:[rR][bB]?|[bB][rR])(?:\"\"\"[\s\S]*?\"\"\"|'''[\s\S]*?'''|\"[^\"\n]*\"|'[^'\n]*')"
+    r"|\"\"\"(?:\\[\s\S]|[^\\])*?\"\"\"|'''(?:\\[\s\S]|[^\\])*?'''|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'"
+)
+_MEMBER = rf"(?:\s*(?:\.\s*{_NAME}|\[\s*(?:{_PLAIN}|\d{{1,15}})\s*\]))"
+
+_WHOLE = re.compile(rf"\s*(steps|inputs|item|result)\b({_MEMBER}*)\s*")
+_USE = re.compile(rf"(?:(steps)\b({_MEMBER}{{0,2}})|(inputs|secrets)\b({_MEMBER}?))")
+_LONGEST = re.compile(rf"(steps|inputs|item|result)\b((?:{_MEMBER}(?!\s*\())*)")
+_KEY = re.compile(rf"({_NAME})|({_PLAIN})|(\d+)")
+_BRACKETS = re.compile(rf"{_STRING}|[{{}}]")
+_TOKEN = re.compile(rf"{_STRING}|//[^\n]*|(?P<name>{_NAME})|[^\s\w]|\d[\w.]*")
+_HYPHENS = re.compile(r"steps\s*\.\s*([A-Za-z_]\w*(?:-\w+)+)")
+
+
+class UnclosedError(ValueError):
+    """A text holds `${{` without the `}}` that closes it."""
+
+
+class NothingThereError(LookupError):
+    """A reference leads nowhere; the message says what is there, `key` is what is missing."""
+
+    def __init__(self, key: str | int, message: str) -> None:
+        """Keep `key`."""
+        super().__init__(message)
+        self.key = key
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """What stands between `${{` and `}}`, without the white space around it."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A use of `steps`, `inputs` or `secrets` in an expression: `path` is as far as the name of a variable reaches.
+
+    That is `("steps", id, member)` and `("inputs", name)`; a shorter path says that something is missing.
+    """
+
+    path: Path
+    start: int
+    end: int
+
+
+def has_expression(value: str) -> bool:
+    """Return whether `value` holds `${{`, and so is not only text."""
+    return "${{" in value
+
+
+def pieces(text: str) -> list[str | Code]:
+    """Return `text` cut into literal texts and expressions; `}}` in a string or at the end of nested braces closes nothing.
+
+    Raises UnclosedError.
+    """
+    found: list[str | Code] = []
+    position = 0
+    while (start := text.find("${{", position)) >= 0:
+        if start > position:
+            found.append(text[position:start])
+        end = _end_of_code(text, start + 3)
+        found.append(Code(text[start + 3 : end].strip()))
+        position = end + 2
+    if position < len(text):
+        found.append(text[position:])
+    return found
+
+
+def whole_path(code: str) -> Path | None:
+    """Return the path that `code` is and nothing else, or None: such a reference needs no expression language."""
+    match = _WHOLE.fullmatch(code)
+    return None if match is None else _path(match[1], match[2])
+
+
+def references(code: str) -> Iterator[Reference]:
+    """Yield each use of `steps`, `inputs` or `secrets` outside strings and comments, from left to right."""
+    for match in _uses(code, _USE):
+        yield Reference(_path(match[1] or match[3], match[2] or match[4] or ""), match.start(), match.end())
+
+
+def longest_paths(code: str) -> list[Path]:
+    """Return each reference of `code` as far as it can be read without evaluating anything."""
+    return [_path(match[1], match[2]) for match in _uses(code, _LONGEST)]
+
+
+def names(code: str) -> frozenset[str]:
+    """Return every identifier of `code` outside strings and comments."""
+    return frozenset(token["name"] for token in _TOKEN.finditer(code) if token["name"])
+
+
+def hyphenated(code: str, start: int) -> str:
+    """Return the word with hyphens that follows the `steps.` at `start` (`steps.my-step` gives `my-step`), or ""."""
+    match = _HYPHENS.match(code, start)
+    return match[1] if match else ""
+
+
+def written(path: Path) -> str:
+    """Return `path` as one writes it: `steps["my-step"].result.rows[0]`."""
+    return str(path[0]) + "".join(_member(key) for key in path[1:])
+
+
+def follow(path: Path, variables: Mapping[str, object]) -> Any:
+    """Return what `path` leads to; a step's `error` is None where there is none. Raises NothingThereError."""
+    value: Any = variables
+    for length, key in enumerate(path):
+        if _holds(value, key):
+            value = value[key]
+        elif length == 2 and path[0] == "steps" and key == "error":
+            value = None
+        else:
+            raise NothingThereError(key, _lack(path[:length], key, value))
+    return value
+
+
+def described(value: object) -> str:
+    """Return in words what kind of value `value` is, without showing it."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return "a text"
+        case int() | float():
+            return "a number"
+        case list():
+            return "a list"
+        case _:
+            return "an object"
+
+
+def shortened(text: str) -> str:
+    """Return `text` in one line of at most 80 characters."""
+    line = " ".join(text[:400].split())
+    return line if len(line) <= 80 else line[:79] + "…"
+
+
+def _end_of_code(text: str, start: int) -> int:
+    depth = 0
+    for token in _BRACKETS.finditer(text, start):
+        if token.group() == "{":
+            depth += 1
+        elif token.group() == "}":
+            if depth == 0 and text.startswith("}}", token.start()):
+                return token.start()
+            depth = max(0, depth - 1)
+    raise UnclosedError(text[start - 3 :])
+
+
+def _uses(code: str, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
+    before, position = "", 0
+    while (token := _TOKEN.search(code, position)) is not None:
+        position = token.end()
+        use = pattern.match(code, token.start()) if token["name"] and before != "." else None
+        if use is not None:
+            yield use
+            position = use.end()
+        before = token.group()
+
+
+def _path(root: str, members: str) -> Path:
+    keys = (name or (int(number) if number else string[1:-1]) for name, string, number in _KEY.findall(members))
+    return (root, *keys)
+
+
+def _member(key: str | int) -> str:
+    if isinstance(key, int):
+        return f"[{key}]"
+    return f".{key}" if re.fullmatch(_NAME, key) else f'["{key}"]'
+
+
+def _holds(value: Any, key: str | int) -> bool:
+    if isinstance(value, Mapping):
+        return key in value
+    return isinstance(value, list) and isinstance(key, int) and key < len(value)  # pyright: ignore[reportUnknownArgumentType]  # any JSON
+
+
+def _lack(path: Path, key: str | int, value: Any) -> str:
+    if not path:
+        return f"there is no `{key}`"
+    if isinstance(value, Mapping):
+        names = [str(name) for name in value]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]  # any JSON
+        there = ", ".join(f"`{shortened(name)}`" for name in names[:20]) + (", …" if len(names) > 20 else "")
+        return f"`{written(path)}` has no key `{key}`; it has {there or 'no keys'}"
+    if isinstance(value, list):
+        size = len(value)  # pyright: ignore[reportUnknownArgumentType]  # any JSON
+        return f"`{written(path)}` has no index {key}; it has {size} item{'' if size == 1 else 's'}"
+    return f"`{written(path)}` is {described(value)} and has no `{key}`"

@@ -1,0 +1,134 @@
+"""`Template`: a JSON value with expressions in its texts, compiled."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pydantic import JsonValue
+
+from plan_adapter.errors import ExpressionError
+from plan_adapter.expressions.declarations import Declarations, Expected, RefusedError, check_kind
+from plan_adapter.expressions.expression import Expression, Variables, compile_expression
+from plan_adapter.expressions.references import Code, UnclosedError, described, has_expression, pieces, shortened
+from plan_adapter.problems import Problem
+from plan_adapter.values import MAX_DEPTH, TOO_DEEP, join
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A JSON value with its expressions compiled; `source` is the value as written."""
+
+    source: JsonValue
+    expect: Expected | None = None
+    texts: Mapping[str, tuple[str | Expression, ...]] = field(default_factory=dict[str, tuple[str | Expression, ...]])
+    steps: frozenset[str] = frozenset()
+    inputs: frozenset[str] = frozenset()
+
+    @property
+    def is_constant(self) -> bool:
+        """True if no expression stands in it."""
+        return not self.texts
+
+    def resolve(self, variables: Variables) -> JsonValue:
+        """Return the value with each expression's value in its place, as a copy; raises ExpressionError.
+
+        A text that is one expression keeps that one's type; in others values are joined as text, strings as they are and all else
+        as JSON. What comes out is not looked at again.
+        """
+        value = self._resolved(self.source, variables)
+        if (self.expect == "bool" and not isinstance(value, bool)) or (self.expect == "list" and not isinstance(value, list)):
+            wanted = "true or false" if self.expect == "bool" else "a list"
+            raise ExpressionError(f"`{shortened(str(self.source))}` is {described(value)}, not {wanted}")
+        return value
+
+    def _resolved(self, value: JsonValue, variables: Variables) -> JsonValue:
+        if isinstance(value, str):
+            parts = self.texts.get(value)
+            return value if parts is None else _joined(parts, variables)
+        if isinstance(value, dict):
+            return {key: self._resolved(member, variables) for key, member in value.items()}
+        if isinstance(value, list):
+            return [self._resolved(member, variables) for member in value]
+        return value
+
+
+def compile_template(
+    value: JsonValue, declarations: Declarations, *, at: str, expect: Expected | None = None
+) -> tuple[Template, list[Problem]]:
+    """Return `value` with its expressions compiled and type-checked, and every problem found; `at` is its path in the document.
+
+    `expect` makes it one expression of that type; one whose type is not known before is checked when it is evaluated.
+    """
+    if isinstance(value, str) and expect is not None:
+        value = value.strip()  # a block scalar ends in a newline
+    compiler = _Compiler(declarations, expect)
+    compiler.walk(value, at, depth=0)
+    expressions = (part for parts in compiler.texts.values() for part in parts if isinstance(part, Expression))
+    paths = {variable.path for expression in expressions for variable in expression.variables}
+    steps = frozenset(str(path[1]) for path in paths if path[0] == "steps")
+    inputs = frozenset(str(path[1]) for path in paths if path[0] == "inputs")
+    return Template(value, expect, compiler.texts, steps, inputs), compiler.problems
+
+
+class _Compiler:
+    """Compiles the texts of one JSON value and gathers their problems."""
+
+    def __init__(self, declarations: Declarations, expect: Expected | None) -> None:
+        self._declarations = declarations
+        self._expect: Expected | None = expect
+        self.texts: dict[str, tuple[str | Expression, ...]] = {}
+        self.problems: list[Problem] = []
+
+    def walk(self, value: JsonValue, at: str, *, depth: int) -> None:
+        if depth > MAX_DEPTH:
+            self._refuse(at, RefusedError(*TOO_DEEP))
+        elif isinstance(value, str):
+            if self._expect is not None or has_expression(value):
+                self._text(value, at)
+        elif isinstance(value, list):
+            for index, member in enumerate(value):
+                self.walk(member, join(at, index), depth=depth + 1)
+        elif isinstance(value, dict):
+            for key, member in value.items():
+                if has_expression(key):
+                    no_key = RefusedError("expression-syntax", "an expression cannot stand in a key", "put it into the value")
+                    self._refuse(join(at, key), no_key)
+                self.walk(member, join(at, key), depth=depth + 1)
+
+    def _text(self, text: str, at: str) -> None:
+        try:
+            cut = pieces(text)
+        except UnclosedError as error:
+            hint = "close it with `}}`, and brackets and quotes inside before"
+            self._refuse(at, RefusedError("expression-syntax", f"`{shortened(str(error))}` is not closed", hint))
+            return
+        if self._expect is not None and not (len(cut) == 1 and isinstance(cut[0], Code)):
+            not_one = f"`{shortened(text)}` is not one expression"
+            self._refuse(at, RefusedError("expression-needed", not_one, "write all of it in one `${{ … }}`"))
+            return
+        parts = [part if isinstance(part, str) else self._expression(part.text, at) for part in cut]
+        compiled = tuple(part for part in parts if part is not None)
+        if len(compiled) == len(parts):
+            self.texts[text] = compiled
+
+    def _expression(self, source: str, at: str) -> Expression | None:
+        try:
+            expression = compile_expression(source, self._declarations)
+            check_kind(str(expression), expression.kind, self._expect)
+        except RefusedError as refusal:
+            self._refuse(at, refusal)
+            return None
+        return expression
+
+    def _refuse(self, at: str, refusal: RefusedError) -> None:
+        self.problems.append(Problem(refusal.code, at=at, message=refusal.message, hint=refusal.hint))
+
+
+def _joined(parts: tuple[str | Expression, ...], variables: Variables) -> JsonValue:
+    if len(parts) == 1 and isinstance(parts[0], Expression):
+        return parts[0].evaluate(variables)
+    return "".join(part if isinstance(part, str) else _as_text(part.evaluate(variables)) for part in parts)
+
+
+def _as_text(value: JsonValue) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,51 @@
+"""The flow that a deployment offers: its entrypoint is `plan_adapter.flows.run_plan`."""
+
+import re
+from typing import Any, cast
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+
+from plan_adapter.blocks import PlanStoreDatabase
+from plan_adapter.documents import load_plan
+from plan_adapter.plan import ExecutionPlan
+from plan_adapter.runner import compile_plan
+from plan_adapter.settings import Settings
+from plan_adapter.store.store import PlanStore
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.validation import validate
+
+_STORED = re.compile(r"store:(?P<name>[^\n]+?)(?:@(?P<version>[0-9]+))?|(?:sha256:)?(?P<digest>[0-9a-f]{8,64})")
+
+
+@flow(name="run-plan", persist_result=False)
+async def run_plan(plan: str, inputs: dict[str, Any] | None = None, tools: list[str] | None = None, database: str | None = None) -> State:
+    """Run a plan: its steps are the task runs of this flow run, and a retry of the flow run carries what has succeeded.
+
+    Args:
+        plan: A stored plan (its digest, or store:name@version), the path of a plan document, or a document's text.
+        inputs: The inputs of the run, by name.
+        tools: Import strings package.module:name of tools beside the built-in ones.
+        database: Name of a Plan Store Database block; without one the worker's settings name the store.
+
+    """
+    async with await _open_store(database) as store:
+        registry = ToolRegistry.from_settings([*Settings().tools, *(tools or [])])
+        compiled = compile_plan(validate(await _find_plan(plan, store), registry), store=store)
+        # Called as a function: as a subflow the steps would be those of one more flow run, and a retry of this one would not find them.
+        return cast("State", await compiled.fn(**(inputs or {})))
+
+
+async def _open_store(block: str | None) -> PlanStore:
+    if block is None:
+        return PlanStore()
+    return (await PlanStoreDatabase.aload(block)).get_store()
+
+
+async def _find_plan(source: str, store: PlanStore) -> ExecutionPlan:
+    """Return the plan that `source` means, in the words of the command line."""
+    stored = _STORED.fullmatch(source.strip())
+    if stored is None:
+        return load_plan(source)
+    version = stored["version"]
+    return await store.get(stored["name"] or stored["digest"], version=int(version) if version else None)

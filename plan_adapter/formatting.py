@@ -1,0 +1,131 @@
+"""`format_plan`: a plan, or what became of it, as Markdown."""
+
+from dataclasses import dataclass
+
+from plan_adapter.expressions import Declarations, compile_template
+from plan_adapter.listing import step_listing, step_patience
+from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Input, Step
+from plan_adapter.readable import as_text, code, duration, moment, prose
+from plan_adapter.record import Outcome, PlanRun, StepRun
+
+SHOWN_CHARACTERS = 400
+"""How much of a result or an error a text shows; the store keeps all of it."""
+
+
+def format_plan(plan_or_run: ExecutionPlan | PlanRun) -> str:
+    """Return a plan with every dependency, those made by references marked, or a run with its steps' ends, as Markdown."""
+    lines = _plan_lines(plan_or_run) if isinstance(plan_or_run, ExecutionPlan) else _run_lines(plan_or_run)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Dependencies:
+    """What a step waits for: what it names, and `implied`, what it only refers to."""
+
+    named: tuple[str, ...]
+    implied: tuple[str, ...]
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Both, those that are named first."""
+        return (*self.named, *self.implied)
+
+
+def dependencies_of(plan: ExecutionPlan) -> dict[str, Dependencies]:
+    """Return each step's dependencies, as far as the plan is sound; implied ones in plan order."""
+    declarations = Declarations(steps={step.id: step for step in plan.steps}, inputs=plan.inputs, item=True, result=True)
+    return {step.id: _dependencies(step, declarations) for step in plan.steps}
+
+
+def _dependencies(step: Step, declarations: Declarations) -> Dependencies:
+    texts = [*step.parameters.values(), step.input, step.when, step.for_each, step.done_when]
+    template, _ = compile_template([text for text in texts if text is not None], declarations, at="")
+    used = template.steps - {step.id, *step.depends_on}
+    implied = tuple(other for other in declarations.steps if other in used) if used else ()
+    return Dependencies(tuple(dict.fromkeys(step.depends_on)), implied)
+
+
+def _plan_lines(plan: ExecutionPlan) -> list[str]:
+    lines = [f"# {prose(plan.name)}", "", prose(plan.description), ""]
+    lines += [_input_line(name, spec) for name, spec in plan.inputs.items()]
+    lines += [f"- {fact}" for fact in _options(plan.options)]
+    lines += [f"- output {code(name)}: {code(as_text(value))}" for name, value in plan.outputs.items()]
+    lines += ["", "## Steps", ""]
+    dependencies = dependencies_of(plan)
+    for number, step in enumerate(plan.steps, start=1):
+        after = dependencies[step.id]
+        timeout = plan.options.step_timeout_ms if step.timeout_ms is None else step.timeout_ms
+        lines += step_listing(
+            step,
+            number=number,
+            effect=step.effect,
+            depends_on=after.all,
+            implied=after.implied,
+            parameters=step.parameters if step.parameters or not step.input else {"input": step.input},
+            patience=step_patience(step, timeout) if timeout or step.max_retries else "",
+        )
+    return lines
+
+
+def _input_line(name: str, spec: Input) -> str:
+    default = "required" if spec.is_required else f"default {code(as_text(spec.default))}"
+    return f"- input {code(name)} ({spec.type}, {default})" + (f": {prose(spec.description)}" if spec.description else "")
+
+
+def _options(options: ExecutionOptions) -> list[str]:
+    approval = "required" if options.require_approval and not options.auto_approve else "not required"
+    facts = [
+        f"approval: {approval}",
+        f"steps at once: {options.parallel_limit}",
+        f"when a step fails: {options.on_error}",
+    ]
+    if options.total_timeout_ms:
+        facts.append(f"total timeout: {duration(options.total_timeout_ms)}")
+    return facts
+
+
+def _run_lines(run: PlanRun) -> list[str]:
+    summary = run.summary()
+    reason = f", {run.reason}" if run.reason else ""
+    lines = [f"# {prose(run.name)}: {run.status}{reason}", "", prose(run.description), "", f"- run: `{run.id}`"]
+    if run.message:
+        lines.append(f"- {prose(run.message)}")
+    ends = ("completed", "failed", "skipped", "running", "pending")
+    counts = ", ".join(f"{getattr(summary, name)} {name}" for name in ends if getattr(summary, name))
+    lines.append(f"- steps: {summary.total_steps}" + (f" ({counts})" if counts else "") + f", {summary.progress:g} %")
+    lines.append(f"- plan digest: `{run.digest}`")
+    if run.flow_run_id:
+        lines.append(f"- flow run: `{run.flow_run_id}`")
+    if run.approved_by:
+        lines.append(f"- approved by {prose(run.approved_by)} at {moment(run.approved_at)}")
+    if run.rejection_note:
+        lines.append(f"- rejected: {prose(run.rejection_note)}")
+    lines.append(f"- started {moment(run.started_at)}, ended {moment(run.completed_at)}, took {duration(run.total_duration_ms)}")
+    lines += [f"- input {code(name)}: {code(_cut(as_text(value)))}" for name, value in run.inputs.items()]
+    lines += [f"- output {code(name)}: {code(_cut(as_text(value)))}" for name, value in run.outputs.items()]
+    lines += ["", "## Steps", ""]
+    for step in run.steps:
+        lines += _step_run_lines(step)
+    return lines
+
+
+def _step_run_lines(step: StepRun) -> list[str]:
+    how = str(step.status)
+    if step.carried:
+        how += ", carried"
+    if step.outcome is Outcome.UNKNOWN:
+        how += ", outcome unknown"
+    took = f" in {duration(step.duration_ms)}" if step.started_at is not None and step.completed_at is not None else ""
+    tries = f", {step.attempts} attempts" if step.attempts > 1 else ""
+    lines = [f"{step.index + 1}. **{prose(step.id)}** {code(step.tool_name)}: {how}{took}{tries}"]
+    if step.reason:
+        lines.append(f"   - {prose(step.reason)}")
+    if step.error and step.error != step.reason:
+        lines.append(f"   - error: {code(_cut(step.error))}")
+    if step.result is not None:
+        lines.append(f"   - result: {code(_cut(as_text(step.result)))}")
+    return lines
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"

@@ -1,0 +1,55 @@
+"""A step as lines of a Markdown list: what the text of a plan and a preview of its run have in common."""
+
+from collections.abc import Collection, Mapping
+
+from pydantic import JsonValue
+
+from plan_adapter.plan import Effect, Step
+from plan_adapter.readable import as_text, code, duration, fenced, prose
+
+
+def step_listing(
+    step: Step,
+    *,
+    number: int,
+    effect: Effect | None,
+    depends_on: Collection[str],
+    implied: Collection[str],
+    parameters: Mapping[str, JsonValue],
+    patience: str,
+    items: int | None = None,
+) -> list[str]:
+    """Return the lines of one step; `implied` are the dependencies that only a reference makes, `patience` how long it is tried."""
+    what = code(step.tool_name) if step.tool_name is not None else f"goal: {prose(step.goal or '')}"
+    head = f"{number}. **{prose(step.id)}** {what}" + (f" ({effect})" if effect else "")
+    lines = [head + (f": {prose(step.description)}" if step.description else "")]
+    if depends_on:
+        lines.append("   - after " + ", ".join(code(d) + (" (by reference)" if d in implied else "") for d in depends_on))
+    lines += [f"   - {name}: {code(text)}" for name, text in _conditions(step)]
+    if step.for_each is not None:
+        lines.append(f"   - for each: {code(step.for_each)}" + (f" ({items} items)" if items is not None else ""))
+    for name, value in parameters.items():
+        lines += _parameter_lines(name, value)
+    return [*lines, f"   - {patience}"] if patience else lines
+
+
+def step_patience(step: Step, timeout_ms: int) -> str:
+    """Return how long one attempt of `step` may take and how often it is tried again; `timeout_ms` 0 is no limit."""
+    timeout = f"timeout {duration(timeout_ms)}" if timeout_ms else "no timeout"
+    if not step.max_retries:
+        return timeout
+    delay = f" after {duration(step.retry_delay_ms)}" if step.retry_delay_ms else ""
+    growth = f", each wait {step.retry_backoff:g} times the one before" if step.retry_backoff > 1 and step.max_retries > 1 else ""
+    retries = "1 retry" if step.max_retries == 1 else f"up to {step.max_retries} retries"
+    return f"{timeout} per attempt, {retries}{delay}{growth}"
+
+
+def _conditions(step: Step) -> list[tuple[str, str]]:
+    conditions = (("when", step.when), ("done when", step.done_when), ("on error", step.on_error), ("isolation", step.isolation))
+    return [(name, text) for name, text in conditions if text is not None]
+
+
+def _parameter_lines(name: str, value: JsonValue) -> list[str]:
+    if isinstance(value, str) and "\n" in value:
+        return [f"   - {code(name)}:", *(f"     {line}" for line in fenced(value).splitlines())]
+    return [f"   - {code(name)}: {code(as_text(value))}"]

@@ -1,0 +1,268 @@
+"""`Preview`: what a run of a plan would do, before anything runs: order, parameters, retries, effects, the longest it may take."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pydantic import JsonValue
+
+from plan_adapter import graph
+from plan_adapter.errors import ExpressionError
+from plan_adapter.expressions import Declarations, Variables, compile_template, has_expression
+from plan_adapter.listing import step_listing, step_patience
+from plan_adapter.plan import EFFECTS, Effect, ExecutionOptions, ExecutionPlan, Step
+from plan_adapter.readable import as_text, code, duration, prose
+from plan_adapter.tools.tool import Tool
+
+
+class CheckedPlan(Protocol):
+    """What a preview reads of a validated plan."""
+
+    @property
+    def plan(self) -> ExecutionPlan:
+        """The plan."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """The plan digest."""
+        ...
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The steps' ids so that each comes after its dependencies."""
+        ...
+
+    @property
+    def dependencies(self) -> Mapping[str, tuple[str, ...]]:
+        """What each step waits for, dependencies implied by references included."""
+        ...
+
+    @property
+    def tools(self) -> Mapping[str, Tool[..., Any]]:
+        """Each step's tool."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepPreview:
+    """One step as it would be called; `parameters` has every expression resolved that uses nothing but inputs."""
+
+    step: Step
+    effect: Effect
+    parameters: dict[str, JsonValue]
+    depends_on: tuple[str, ...]
+    implied: frozenset[str]  # the dependencies that only a reference makes
+    timeout_ms: int  # per attempt; 0 is no limit
+    items: int | None  # of its `for_each`, where inputs alone decide it; 1 without one
+    worst_case_ms: float | None  # every attempt takes its whole timeout; None is no limit
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the step for `plan preview --json`: what is written and not default, and what follows from it."""
+        step = self.step
+        written = step.model_dump(mode="json", exclude_defaults=True, exclude={"parameters", "input"})
+        return {
+            **written,
+            "description": step.description,
+            "effect": self.effect,
+            "parameters": self.parameters,
+            "depends_on": list(self.depends_on),
+            "implied_by_reference": sorted(self.implied),
+            "max_retries": step.max_retries,
+            "timeout_ms": self.timeout_ms,
+            "items": self.items,
+            "worst_case_ms": self.worst_case_ms,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """A plan as it would run with these inputs."""
+
+    plan: ExecutionPlan
+    digest: str
+    approval_digest: str | None  # None where inputs are still missing
+    requires_approval: bool
+    inputs: dict[str, JsonValue]
+    missing: tuple[str, ...]  # required inputs that were not given; expressions that use inputs are then left as they are
+    steps: tuple[StepPreview, ...]  # in order
+    waves: tuple[tuple[str, ...], ...]  # steps by depth; nothing waits for a wave
+    worst_case_ms: float | None  # without waiting for approvals; None is no limit
+
+    @property
+    def effects(self) -> dict[Effect, int]:
+        """How many steps have which effect."""
+        counts: dict[Effect, int] = dict.fromkeys(EFFECTS, 0)
+        for step in self.steps:
+            counts[step.effect] += 1
+        return {effect: count for effect, count in counts.items() if count}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the object that `plan preview --json` prints."""
+        return {
+            "name": self.plan.name,
+            "description": self.plan.description,
+            "digest": self.digest,
+            "approval_digest": self.approval_digest,
+            "requires_approval": self.requires_approval,
+            "inputs": self.inputs,
+            "missing_inputs": list(self.missing),
+            "order": [step.step.id for step in self.steps],
+            "waves": [list(wave) for wave in self.waves],
+            "max_parallel_steps": self.plan.options.parallel_limit,
+            "on_error": self.plan.options.on_error,
+            "total_timeout_ms": self.plan.options.total_timeout_ms,
+            "worst_case_ms": self.worst_case_ms,
+            "effects": {str(effect): count for effect, count in self.effects.items()},
+            "steps": [step.as_json() for step in self.steps],
+        }
+
+
+def preview_plan(
+    checked: CheckedPlan,
+    *,
+    inputs: Mapping[str, JsonValue] | None,
+    approval_digest: str | None,
+    requires_approval: bool,
+    missing: tuple[str, ...] = (),
+) -> Preview:
+    """Return what a run of `checked` would do; `inputs` None leaves every expression that uses an input as it is."""
+    plan = checked.plan
+    written = {step.id: step for step in plan.steps}
+    steps = {step_id: _preview_step(written[step_id], checked, inputs) for step_id in checked.order}
+    return Preview(
+        plan=plan,
+        digest=checked.digest,
+        approval_digest=approval_digest,
+        requires_approval=requires_approval,
+        inputs=dict(inputs or {}),
+        missing=missing,
+        steps=tuple(steps.values()),
+        waves=tuple(tuple(wave) for wave in graph.waves(checked.dependencies, checked.order)),
+        worst_case_ms=_longest_run(steps, checked, plan.options),
+    )
+
+
+def _preview_step(step: Step, checked: CheckedPlan, inputs: Mapping[str, JsonValue] | None) -> StepPreview:
+    plan, tool, after = checked.plan, checked.tools[step.id], checked.dependencies[step.id]
+    parameters = {name: _known(value, plan, inputs) for name, value in step.parameters.items()}
+    items = 1 if step.for_each is None else _count(_known(step.for_each, plan, inputs))
+    timeout = plan.options.step_timeout_ms if step.timeout_ms is None else step.timeout_ms
+    once = _longest_call(step, timeout)
+    return StepPreview(
+        step=step,
+        effect=step.effect or tool.effect,
+        parameters=parameters if parameters or not step.input else {"input": _known(step.input, plan, inputs)},
+        depends_on=after,
+        implied=frozenset(after) - frozenset(step.depends_on),
+        timeout_ms=timeout,
+        items=items,
+        worst_case_ms=None if once is None or items is None else once * items,
+    )
+
+
+def _known(value: JsonValue, plan: ExecutionPlan, inputs: Mapping[str, JsonValue] | None) -> JsonValue:
+    # What inputs alone decide is resolved; every other text stands as it is written.
+    if isinstance(value, dict):
+        return {key: _known(member, plan, inputs) for key, member in value.items()}
+    if isinstance(value, list):
+        return [_known(member, plan, inputs) for member in value]
+    if not isinstance(value, str) or not has_expression(value):
+        return value
+    template, problems = compile_template(value, Declarations(steps=(), inputs={} if inputs is None else plan.inputs), at="")
+    if problems:
+        return value
+    try:
+        return template.resolve(Variables(steps={}, inputs=inputs or {}))
+    except ExpressionError:
+        return value
+
+
+def _count(value: JsonValue) -> int | None:
+    return len(value) if isinstance(value, list) else None
+
+
+def _longest_call(step: Step, timeout_ms: int) -> float | None:
+    if timeout_ms == 0:
+        return None
+    try:
+        return (1 + step.max_retries) * timeout_ms + _delays(step)
+    except OverflowError:
+        return None
+
+
+def _delays(step: Step) -> float:
+    factor = step.max_retries if step.retry_backoff == 1 else (step.retry_backoff**step.max_retries - 1) / (step.retry_backoff - 1)
+    return step.retry_delay_ms * factor * (1 + step.retry_jitter)
+
+
+def _longest_run(steps: Mapping[str, StepPreview], checked: CheckedPlan, options: ExecutionOptions) -> float | None:
+    # A step starts when it is ready and a slot is free, so a run takes at most its work shared among the slots, plus its longest path
+    # (Graham's bound for list scheduling); and never more than everything in a row.
+    limit = float(options.total_timeout_ms) if options.total_timeout_ms else None
+    calls = {step_id: preview.worst_case_ms for step_id, preview in steps.items()}
+    known = {step_id: longest for step_id, longest in calls.items() if longest is not None}
+    if len(known) < len(calls):
+        return limit
+    paths = graph.path_lengths(checked.dependencies, checked.order, known)
+    in_a_row = sum(known.values())
+    longest = min(in_a_row, in_a_row / options.parallel_limit + max(paths.values(), default=0.0))
+    return longest if limit is None else min(limit, longest)
+
+
+def preview_text(preview: Preview) -> str:
+    """Return `preview` as Markdown, complete: what an approver reads. No text of the plan can break out of its place."""
+    plan = preview.plan
+    lines = [f"# {prose(plan.name)}", "", prose(plan.description), "", *_facts(preview), ""]
+    numbers = {step.step.id: number for number, step in enumerate(preview.steps, start=1)}
+    by_id = {step.step.id: step for step in preview.steps}
+    for number, wave in enumerate(preview.waves, start=1):
+        lines += [f"## Wave {number}", ""]
+        for step_id in wave:
+            lines += [*_step_lines(by_id[step_id], numbers[step_id]), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _facts(preview: Preview) -> list[str]:
+    options = preview.plan.options
+    effects = ", ".join(f"{count} {effect}" for effect, count in preview.effects.items())
+    parallel = f"at most {options.parallel_limit} at once" if options.parallel_limit > 1 else "one at a time"
+    facts = [f"- plan digest: `{preview.digest}`"]
+    if preview.approval_digest is not None:
+        facts.append(f"- approval digest: `{preview.approval_digest}`")
+    facts.append("- approval: " + ("required before anything runs" if preview.requires_approval else "not required"))
+    facts += [f"- input {code(name)}: {code(as_text(value))}" for name, value in preview.inputs.items()]
+    facts += [f"- input {code(name)}: still to be given" for name in preview.missing]
+    facts.append(f"- steps: {len(preview.steps)} ({effects}), {parallel}; when one fails: {options.on_error}")
+    facts.append(f"- worst case: {_limit(preview.worst_case_ms)}" + _total(options) + _endless(preview))
+    facts += [f"- output {code(name)}: {code(as_text(value))}" for name, value in preview.plan.outputs.items()]
+    return facts
+
+
+def _limit(ms: float | None) -> str:
+    return "no limit" if ms is None else duration(ms)
+
+
+def _total(options: ExecutionOptions) -> str:
+    return f" (total timeout {duration(options.total_timeout_ms)})" if options.total_timeout_ms else ""
+
+
+def _endless(preview: Preview) -> str:
+    if preview.worst_case_ms is not None:
+        return ""
+    endless = [code(step.step.id) for step in preview.steps if step.worst_case_ms is None]
+    return f" (no timeout: {', '.join(endless[:5])}{', …' if len(endless) > 5 else ''})"
+
+
+def _step_lines(preview: StepPreview, number: int) -> list[str]:
+    longest = f"; worst case {_limit(preview.worst_case_ms)}" if preview.step.max_retries or preview.items != 1 else ""
+    return step_listing(
+        preview.step,
+        number=number,
+        effect=preview.effect,
+        depends_on=preview.depends_on,
+        implied=preview.implied,
+        parameters=preview.parameters,
+        items=preview.items,
+        patience=step_patience(preview.step, preview.timeout_ms) + longest,
+    )

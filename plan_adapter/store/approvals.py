@@ -1,0 +1,82 @@
+"""Approvals: kept, found, and used once. Functions of a connection and the tenant whose rows are seen."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, and_, exists, insert, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from plan_adapter.errors import NotApprovedError
+from plan_adapter.record import Approval
+from plan_adapter.store.columns import database_now
+from plan_adapter.store.plans import seen_by
+from plan_adapter.store.rows import HasContext, Row, approval_of, approval_row, whose
+from plan_adapter.store.tables import approvals
+
+
+def add(connection: Connection, approval: Approval, context: HasContext) -> None:
+    """Keep `approval`, whichever way it decides."""
+    connection.execute(insert(approvals).values({**whose(context), **approval_row(approval)}))
+
+
+def rows_of(connection: Connection, tenant: str | None, run_or_digest: str) -> list[Row]:
+    """Return the rows that were given for or used by a run, or are of an approval digest, oldest first."""
+    named = or_(approvals.c.run_id == run_or_digest, approvals.c.approval_digest == run_or_digest)
+    query = select(approvals).where(named).order_by(approvals.c.at, approvals.c.id)
+    return list(connection.execute(seen_by(tenant, query, approvals)).mappings())
+
+
+def find(connection: Connection, tenant: str | None, approval_digest: str) -> Approval | None:
+    """Return the oldest approval of this digest that a run without one may use, or None."""
+    query = select(approvals).where(approvals.c.approval_digest == approval_digest, approvals.c.run_id.is_(None), _is_usable())
+    row = connection.execute(seen_by(tenant, query.order_by(approvals.c.at, approvals.c.id).limit(1), approvals)).mappings().first()
+    return None if row is None else approval_of(row)
+
+
+def use(connection: Connection, tenant: str | None, approval: Approval, *, run_id: str, context: HasContext) -> Approval:
+    """Use `approval` up for a run and return it as used; it is kept first where the store does not know it.
+
+    Of several runs that want the same approval one gets it. A run that has used it may use it again. Raises NotApprovedError.
+    """
+    dialect: Any = postgresql if connection.dialect.name == "postgresql" else sqlite
+    connection.execute(dialect.insert(approvals).values({**whose(context), **approval_row(approval)}).on_conflict_do_nothing())
+    same = and_(approvals.c.id == approval.id, approvals.c.approval_digest == approval.approval_digest)
+    if tenant is not None:
+        same = and_(same, approvals.c.tenant_id == tenant)
+    is_free = or_(approvals.c.run_id.is_(None), approvals.c.run_id == run_id)
+    # One statement: a second run that comes in between waits for this row and then finds it used.
+    take = update(approvals).where(same, is_free, _is_usable()).values(run_id=run_id, used_at=database_now())
+    taken = connection.execute(take.returning(approvals)).mappings().first()
+    if taken is not None:
+        return approval_of(taken)
+    kept = connection.execute(select(approvals).where(same)).mappings().first()
+    if kept is None:
+        raise NotApprovedError(f"the approval {approval.id} is kept as one of other content")
+    if kept["decision"] == "approve" and kept["run_id"] == run_id and kept["used_at"] is not None:
+        return approval_of(kept)
+    raise NotApprovedError(_why_not(kept, connection))
+
+
+def _is_usable() -> ColumnElement[bool]:
+    """Return the condition: approved, used by nobody, not expired, and not followed by a rejection of the same content."""
+    later = approvals.alias()
+    rejected = exists().where(
+        later.c.approval_digest == approvals.c.approval_digest,
+        later.c.tenant_id == approvals.c.tenant_id,
+        later.c.decision == "reject",
+        later.c.run_id.is_(None),
+        later.c.at >= approvals.c.at,
+    )
+    in_time = or_(approvals.c.expires_at.is_(None), approvals.c.expires_at > database_now())
+    return and_(approvals.c.decision == "approve", approvals.c.used_at.is_(None), in_time, ~rejected)
+
+
+def _why_not(kept: Row, connection: Connection) -> str:
+    expires: datetime | None = kept["expires_at"]
+    if kept["decision"] != "approve":
+        return f"{kept['by']} rejected it" + (f": {kept['note']}" if kept["note"] else "")
+    if kept["run_id"] is not None:
+        return f"the approval by {kept['by']} belongs to run {kept['run_id']}; an approval is for one run, ask for another"
+    if expires is not None and expires <= connection.execute(select(database_now())).scalar_one():
+        return f"the approval by {kept['by']} expired at {expires.isoformat(timespec='seconds')}; ask for another"
+    return f"the approval by {kept['by']} was followed by a rejection of the same content; ask for another"

@@ -1,0 +1,79 @@
+"""`Database`: where work on a connection is done, usable from every event loop and thread.
+
+Work is a plain function of an SQLAlchemy connection; it runs in one transaction, in a thread that belongs to the database. A
+thread, and not the caller's event loop, because loops come and go while a store stays, and because with SQLite a whole
+transaction then costs one change of threads instead of one per statement.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from sqlalchemy import URL, Connection
+
+from plan_adapter.errors import StoreError
+
+T = TypeVar("T")
+
+LOCK_SECONDS = 10.0
+"""How long a locked file or a silent server is waited for, unless the URL's `timeout` says otherwise."""
+
+
+class Database(ABC):
+    """Runs work in transactions; the first work also looks at the schema."""
+
+    def __init__(self, url: URL) -> None:
+        """Keep `url`; nothing is opened yet. Raises StoreError for a `timeout` that is no number."""
+        self.url = url.difference_update_query(["timeout"])
+        self.timeout = _seconds(url.query.get("timeout"))
+        self.is_closed = False
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """The database in words, without a password."""
+
+    @abstractmethod
+    def _submit(self, work: Callable[[Connection], T], *, writes: bool) -> Future[T]: ...
+
+    @abstractmethod
+    def _submit_upgrade(self) -> Future[str]: ...
+
+    @abstractmethod
+    def _shut_down(self) -> Future[None]: ...
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        """Return what `work` returns; everything that it reads is of one moment. Raises StoreError."""
+        self._refuse_closed()
+        return await asyncio.wrap_future(self._submit(work, writes=False))
+
+    async def write(self, work: Callable[[Connection], T]) -> T:
+        """Return what `work` returns once it is committed; nothing of it stays if it raises. Raises StoreError."""
+        self._refuse_closed()
+        return await asyncio.wrap_future(self._submit(work, writes=True))
+
+    async def upgrade(self) -> str:
+        """Migrate to the newest schema and return its revision. Raises StoreError for a schema that is newer than this package."""
+        self._refuse_closed()
+        return await asyncio.wrap_future(self._submit_upgrade())
+
+    async def close(self) -> None:
+        """Close every connection; the database cannot be used any more."""
+        if not self.is_closed:
+            self.is_closed = True
+            await asyncio.wrap_future(self._shut_down())
+
+    def _refuse_closed(self) -> None:
+        if self.is_closed:
+            raise StoreError(f"{self.label} is closed")
+
+
+def _seconds(timeout: object) -> float:
+    if timeout is None:
+        return LOCK_SECONDS
+    try:
+        return float(str(timeout))
+    except ValueError:
+        raise StoreError(f"the store's URL has the timeout {timeout!r}; write seconds, as in ?timeout=10") from None

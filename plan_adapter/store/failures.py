@@ -1,0 +1,72 @@
+"""What a database raised, as a StoreError that says which store, what is wrong and what to do. Never shows a password or a row."""
+
+import sqlite3
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from plan_adapter.errors import StoreError
+
+_SQLITE = {
+    "SQLITE_BUSY": "is locked by another process and stayed so for {timeout:g} s; wait for that process or end it, then try again",
+    "SQLITE_LOCKED": "is locked by another process; wait for that process or end it, then try again",
+    "SQLITE_READONLY": "may not be written: make the file and its folder writable, or give another store with PLAN_ADAPTER_DATABASE_URL",
+    "SQLITE_PERM": "may not be opened by this user",
+    "SQLITE_CANTOPEN": "cannot be opened: its folder is missing or may not be written, or it is no file",
+    "SQLITE_FULL": "cannot grow: the disk is full; free some space and try again",
+    "SQLITE_CORRUPT": "is damaged: put a copy back, or save what can be saved with `sqlite3 FILE .recover`, and move the file away",
+    "SQLITE_NOTADB": "is no SQLite database: give the path of a plan store, or one that does not exist yet",
+    "SQLITE_IOERR": "cannot be read or written: the disk reports an error, is full, or has a limit on file sizes",
+}
+
+_POSTGRESQL = {  # SQLSTATE, or its class of two letters
+    "28P01": "refuses the password of this user",
+    "28": "refuses this user",
+    "3D000": "has no database of this name; create it first",
+    "42501": "does not let this user do that; grant it the rights on the tables of the plan store",
+    "42P07": "already holds a table of one of the plan store's names, which is not ours; give the plan store a database of its own",
+    "25006": "is read-only; give the URL of the primary server",
+    "53100": "cannot grow: its disk is full",
+    "53300": "has no connection left for this user",
+    "57P01": "was shut down while it was used",
+    "57P03": "is starting or stopping; try again",
+    "08": "ended the connection",
+}
+
+
+@contextmanager
+def as_store_errors(store: str, *, timeout: float) -> Generator[None]:
+    """Turn what the database or its driver raises into a StoreError about `store`, a text without a password."""
+    try:
+        yield
+    except (DBAPIError, sqlite3.Error) as error:
+        raise StoreError(f"{store} {_told(error, timeout)}") from error
+    except ImportError as error:
+        raise StoreError(f"{store} needs the driver `{error.name}`, which is not installed") from error
+    except TimeoutError as error:
+        raise StoreError(f"{store} did not answer in time") from error
+    except OSError as error:
+        raise StoreError(f"{store} cannot be reached: {error.strerror or error}; is it running, and is the address right?") from error
+    except SQLAlchemyError as error:
+        raise StoreError(f"{store} cannot be used: {type(error).__name__}: {error}") from error
+
+
+def _told(error: DBAPIError | sqlite3.Error, timeout: float) -> str:
+    """Say what is wrong and what to do; the text of an unknown error is the driver's own."""
+    orig = error.orig if isinstance(error, DBAPIError) else error
+    if name := str(getattr(orig, "sqlite_errorname", "") or ""):
+        told = next((text for code, text in _SQLITE.items() if name == code or name.startswith(code + "_")), None)
+        if told is not None:
+            return told.format(timeout=timeout)
+    if state := str(getattr(orig, "sqlstate", "") or ""):
+        told = _POSTGRESQL.get(state) or _POSTGRESQL.get(state[:2])
+        if told is not None:
+            return told
+        if state == "23505":
+            name = "SQLITE_CONSTRAINT_UNIQUE"
+    if name in ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY"):
+        return "already holds such a row: another process works on the same run or plan"
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return "ended the connection; try again"
+    return f"refused what was asked of it: {orig}"

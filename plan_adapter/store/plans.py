@@ -1,0 +1,127 @@
+"""Plans by digest and versions by name: functions of a connection and the tenant whose rows are seen."""
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Select, Table, func, insert, select, text
+from sqlalchemy.dialects import postgresql, sqlite
+
+from plan_adapter.canonical import canonical_document, canonical_json, plan_digest
+from plan_adapter.errors import StoreError
+from plan_adapter.plan import ExecutionPlan
+from plan_adapter.problems import did_you_mean
+from plan_adapter.record import RunContext
+from plan_adapter.store.columns import database_now
+from plan_adapter.store.rows import HasContext, whose
+from plan_adapter.store.tables import plans, versions
+
+S = TypeVar("S", bound=Select[Any])
+
+
+@dataclass(frozen=True, slots=True)
+class PlanVersion:
+    """One version of a named plan: which content it is, and who saved it when."""
+
+    name: str
+    version: int
+    digest: str
+    author: str
+    created_at: datetime
+
+
+def seen_by(tenant: str | None, query: S, table: Table) -> S:
+    """Return `query` limited to what `tenant` may see; None sees every tenant's rows."""
+    return query if tenant is None else query.where(table.c.tenant_id == tenant)
+
+
+def plan_row(plan: ExecutionPlan, digest: str, context: HasContext) -> dict[str, Any]:
+    """Return the row of a plan's content; made before a transaction begins, because a large plan takes a while."""
+    return {
+        **whose(context),
+        "digest": digest,
+        "name": plan.name,
+        "description": plan.description,
+        "document": canonical_json(canonical_document(plan)).decode(),
+        "created_at": database_now(),
+    }
+
+
+def put_plan(connection: Connection, row: dict[str, Any]) -> None:
+    """Store the content of a plan unless it is there."""
+    dialect: Any = postgresql if connection.dialect.name == "postgresql" else sqlite
+    connection.execute(dialect.insert(plans).values(row).on_conflict_do_nothing())
+
+
+def save(connection: Connection, row: dict[str, Any], *, name: str, author: str, context: RunContext) -> PlanVersion:
+    """Store the content of `row` as the next version of `name`, unless it is that of the newest one; return that version."""
+    _one_at_a_time(connection, name)
+    put_plan(connection, row)
+    newest = next(iter(versions_of(connection, context.tenant_id, name)), None)
+    if newest is not None and newest.digest == row["digest"]:
+        return newest
+    version = {
+        **whose(context),
+        "name": name,
+        "version": 1 if newest is None else newest.version + 1,
+        "digest": row["digest"],
+        "author": author,
+        "created_at": database_now(),
+    }
+    connection.execute(insert(versions).values(version))
+    return versions_of(connection, context.tenant_id, name)[0]
+
+
+def versions_of(connection: Connection, tenant: str | None, name: str) -> list[PlanVersion]:
+    """Return the versions of `name`, newest first; a name belongs to one tenant, or to none."""
+    query = select(versions).where(versions.c.name == name, versions.c.tenant_id == (tenant or "")).order_by(versions.c.version.desc())
+    return [
+        PlanVersion(row["name"], row["version"], row["digest"], row["author"], row["created_at"])
+        for row in connection.execute(query).mappings()
+    ]
+
+
+def names(connection: Connection, tenant: str | None) -> list[str]:
+    """Return the names that have versions, sorted."""
+    query = select(versions.c.name).where(versions.c.tenant_id == (tenant or "")).distinct().order_by(versions.c.name)
+    return list(connection.scalars(query))
+
+
+def get(connection: Connection, tenant: str | None, name_or_digest: str, version: int | None) -> ExecutionPlan:
+    """Return a plan by name (newest version unless one is given), else by digest or its unambiguous beginning."""
+    found = versions_of(connection, tenant, name_or_digest)
+    if version is not None:
+        found = [one for one in found if one.version == version]
+    if found:
+        return _load(connection, tenant, found[0].digest)
+    if version is not None:
+        raise StoreError(f"there is no version {version} of a plan `{name_or_digest}`")
+    digests = _digests(connection, tenant, name_or_digest)
+    if len(digests) > 1:
+        raise StoreError(f"`{name_or_digest}` begins the digests of several plans: {', '.join(digests)}")
+    if not digests:
+        hint = did_you_mean(name_or_digest, names(connection, tenant))
+        raise StoreError(f"no plan is called `{name_or_digest}`, and no digest begins so" + (f"; {hint}" if hint else ""))
+    return _load(connection, tenant, digests[0])
+
+
+def _digests(connection: Connection, tenant: str | None, beginning: str) -> list[str]:
+    if not beginning:
+        return []
+    query = select(plans.c.digest).where(plans.c.digest.startswith(beginning, autoescape=True)).distinct().limit(5)
+    return list(connection.scalars(seen_by(tenant, query, plans)))
+
+
+def _load(connection: Connection, tenant: str | None, digest: str) -> ExecutionPlan:
+    query = select(plans.c.document).where(plans.c.digest == digest).limit(1)
+    plan = ExecutionPlan.model_validate(json.loads(connection.execute(seen_by(tenant, query, plans)).scalar_one()))
+    if plan_digest(plan) != digest:
+        raise StoreError(f"the stored plan {digest[:12]}… is not what its digest says; it was altered, or written by a newer version")
+    return plan
+
+
+def _one_at_a_time(connection: Connection, name: str) -> None:
+    # Two that save the same name must not both take the same number. SQLite's transactions that write exclude each other anyway.
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(text(":name")))), {"name": name})

@@ -1,0 +1,170 @@
+"""`StoreRecorder`: keeps the intents and receipts of one run; what is ready together is committed together."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, insert
+from sqlalchemy.dialects import postgresql, sqlite
+
+from plan_adapter.errors import StoreError
+from plan_adapter.record import Attempt, PlanRun, Receipt, StepRun
+from plan_adapter.store.database import Database
+from plan_adapter.store.rows import attempt_row, end_row, receipt_row, whose
+from plan_adapter.store.tables import attempts, receipts, step_runs
+
+GATHER_SECONDS = 0.01
+"""How long a receipt waits for an intent to share its commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The database's time: read once, then counted on by this process's monotonic clock; never behind the database's."""
+
+    read: datetime
+    at: float
+
+    def now(self) -> datetime:
+        """Return the database's time."""
+        return self.read + timedelta(seconds=time.monotonic() - self.at)
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Rows that become durable together, and who waits for that."""
+
+    attempts: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    receipts: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    ends: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    waiting: list[asyncio.Future[None]] = field(default_factory=list[asyncio.Future[None]])
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.attempts or self.receipts or self.ends or self.waiting)
+
+    def write(self, connection: Connection) -> None:
+        # In this order because receipts refer to attempts.
+        if self.attempts:
+            connection.execute(_INSERT_ATTEMPTS, self.attempts)
+        if self.receipts:
+            connection.execute(_INSERT_RECEIPTS, self.receipts)
+        if self.ends:
+            connection.execute(_PUT_ENDS[connection.dialect.name], self.ends)
+
+
+class StoreRecorder:
+    """Implements `record.Recorder`. Belongs to one event loop.
+
+    While a commit is under way rows gather, and the next commit takes them all. After a commit that failed nothing is written any
+    more: every call that promises durability raises the same StoreError, so that no further step starts.
+    """
+
+    def __init__(self, database: Database, run: PlanRun, clock: Clock) -> None:
+        """Record for `run`; nothing is written yet."""
+        self._database = database
+        self._clock = clock
+        self._run_id = run.id
+        self._whose: Mapping[str, str | None] = whose(run)
+        self._batch = _Batch()
+        self._writer: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._failure: StoreError | None = None
+
+    def now(self) -> datetime:
+        """Return the store's time."""
+        return self._clock.now()
+
+    async def intent(self, attempt: Attempt) -> None:
+        """Write `attempt`, together with everything handed over before; returns when it is durable. Raises StoreError."""
+        self._batch.attempts.append({**self._whose, **attempt_row(attempt)})
+        await self.flush()
+
+    def receipt(self, receipt: Receipt) -> None:
+        """Hand over `receipt`; it is durable when the next intent or `flush` returns, and soon without one."""
+        self._batch.receipts.append({**self._whose, **receipt_row(receipt)})
+        self._write_later()
+
+    def step_ended(self, step: StepRun) -> None:
+        """Hand over the end of a step as it is now."""
+        self._batch.ends.append({**self._whose, "run_id": self._run_id, **end_row(step)})
+        self._write_later()
+
+    async def flush(self) -> None:
+        """Return when everything handed over is durable; raises StoreError if something could not be written."""
+        if self._failure is not None:
+            raise self._failure
+        done = asyncio.get_running_loop().create_future()
+        self._batch.waiting.append(done)
+        self._start_writer()
+        await done
+
+    def _write_later(self) -> None:
+        # Mostly the next step's intent comes at once and shares the commit; if it does not, the receipt must not wait for it.
+        if self._writer is None and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(GATHER_SECONDS, self._start_writer)
+
+    def _start_writer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._writer is None and self._failure is None:
+            # A task begins in the next turn of the loop: what else is handed over in this turn shares the commit.
+            self._writer = asyncio.create_task(self._write())
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                batch, self._batch = self._batch, _Batch()
+                await self._commit(batch)
+                if self._failure is not None or not self._batch.waiting:
+                    break
+        finally:
+            self._writer = None
+        if not self._batch.is_empty:
+            self._write_later()
+
+    async def _commit(self, batch: _Batch) -> None:
+        try:
+            await self._database.write(batch.write)
+        except BaseException as error:
+            self._failure = _failure_of(error)
+            batch.waiting += self._batch.waiting
+            self._batch = _Batch()
+            if not isinstance(error, Exception):  # the loop ends
+                raise
+        finally:
+            self._settle(batch.waiting)
+
+    def _settle(self, waiting: list[asyncio.Future[None]]) -> None:
+        for done in waiting:
+            if done.done():  # whoever waited was cancelled
+                continue
+            if self._failure is None:
+                done.set_result(None)
+            else:
+                done.set_exception(self._failure)
+
+
+def _failure_of(error: BaseException) -> StoreError:
+    if isinstance(error, StoreError):
+        return error
+    failure = StoreError(f"the record could not be written: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
+
+
+_INSERT_ATTEMPTS = insert(attempts)
+_INSERT_RECEIPTS = insert(receipts)
+
+
+def _put_ends(dialect: Any) -> Any:
+    # A step that failed, or was skipped, ends again when its run is resumed.
+    statement = dialect.insert(step_runs)
+    written = {column.name: statement.excluded[column.name] for column in step_runs.c if not column.primary_key}
+    return statement.on_conflict_do_update(index_elements=["run_id", "step_id"], set_=written)
+
+
+_PUT_ENDS: Mapping[str, Any] = {"sqlite": _put_ends(sqlite), "postgresql": _put_ends(postgresql)}

@@ -1,0 +1,180 @@
+"""Between the dataclasses of the record and the rows of the tables."""
+
+import json
+from typing import Any, Protocol, TypeAlias
+
+from pydantic import JsonValue
+from sqlalchemy import RowMapping
+
+from plan_adapter.plan import StepStatus
+from plan_adapter.record import Approval, Attempt, Outcome, Receipt, RunContext, StepRun
+
+Row: TypeAlias = RowMapping
+
+NO_ITEM = -1
+
+
+class HasContext(Protocol):
+    """A run, or a RunContext."""
+
+    @property
+    def agent_id(self) -> str | None: ...  # noqa: D102
+    @property
+    def org_id(self) -> str | None: ...  # noqa: D102
+    @property
+    def tenant_id(self) -> str | None: ...  # noqa: D102
+    @property
+    def task_id(self) -> str | None: ...  # noqa: D102
+
+
+def dump_json(value: JsonValue) -> str:
+    """Return `value` as JSON that both databases take: readable, with escapes only where UTF-8 has no code."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # an unpaired surrogate
+        return json.dumps(value, separators=(",", ":"))
+    return text
+
+
+def load_json(text: str) -> Any:
+    """Return the value that `dump_json` wrote."""
+    return json.loads(text)
+
+
+def whose(context: HasContext) -> dict[str, str | None]:
+    """Return the columns that say whose a row is."""
+    return {"tenant_id": context.tenant_id or "", "agent_id": context.agent_id, "org_id": context.org_id, "task_id": context.task_id}
+
+
+def context_of(row: Row) -> RunContext:
+    """Return whose `row` is."""
+    return RunContext(agent_id=row["agent_id"], org_id=row["org_id"], tenant_id=row["tenant_id"] or None, task_id=row["task_id"])
+
+
+def attempt_row(attempt: Attempt) -> dict[str, Any]:
+    """Return the row of an intent, but for whose it is."""
+    return {
+        "id": attempt.id,
+        "run_id": attempt.run_id,
+        "step_id": attempt.step_id,
+        "item": NO_ITEM if attempt.item is None else attempt.item,
+        "number": attempt.number,
+        "tool_name": attempt.tool_name,
+        "effect": attempt.effect,
+        "parameters": dump_json(attempt.parameters),
+        "idempotency_key": attempt.idempotency_key,
+        "started_at": attempt.started_at,
+    }
+
+
+def attempt_of(row: Row) -> Attempt:
+    """Return the intent that `attempt_row` wrote."""
+    return Attempt(
+        id=row["id"],
+        run_id=row["run_id"],
+        step_id=row["step_id"],
+        item=item_of(row),
+        number=row["number"],
+        tool_name=row["tool_name"],
+        effect=row["effect"],
+        parameters=load_json(row["parameters"]),
+        idempotency_key=row["idempotency_key"],
+        started_at=row["started_at"],
+    )
+
+
+def receipt_row(receipt: Receipt) -> dict[str, Any]:
+    """Return the row of a receipt, but for whose it is."""
+    return {
+        "attempt_id": receipt.attempt_id,
+        "run_id": receipt.run_id,
+        "step_id": receipt.step_id,
+        "item": NO_ITEM if receipt.item is None else receipt.item,
+        "number": receipt.number,
+        "outcome": receipt.outcome.value,
+        "result": dump_json(receipt.result),
+        "error": receipt.error,
+        "ended_at": receipt.ended_at,
+        "duration_ms": receipt.duration_ms,
+    }
+
+
+def receipt_of(row: Row) -> Receipt:
+    """Return the receipt that `receipt_row` wrote."""
+    return Receipt(
+        attempt_id=row["attempt_id"],
+        run_id=row["run_id"],
+        step_id=row["step_id"],
+        item=item_of(row),
+        number=row["number"],
+        outcome=Outcome.SUCCEEDED if row["outcome"] == Outcome.SUCCEEDED else Outcome.FAILED,
+        result=load_json(row["result"]),
+        error=row["error"],
+        ended_at=row["ended_at"],
+        duration_ms=row["duration_ms"],
+    )
+
+
+def item_of(row: Row) -> int | None:
+    """Return the item that a row of an attempt or receipt is of."""
+    return None if row["item"] == NO_ITEM else row["item"]
+
+
+def end_row(step: StepRun) -> dict[str, Any]:
+    """Return the row of a step that has ended, but for its run and whose it is; its result stands in its receipts."""
+    return {
+        "step_id": step.id,
+        "index": step.index,
+        "status": step.status.value,
+        "outcome": step.outcome and step.outcome.value,
+        "error": step.error,
+        "reason": step.reason,
+        "retry_count": step.retry_count,
+        "attempts": step.attempts,
+        "carried": step.carried,
+        "started_at": step.started_at,
+        "completed_at": step.completed_at,
+        "duration_ms": step.duration_ms,
+    }
+
+
+def put_end(step: StepRun, row: Row) -> None:
+    """Write into `step` what `end_row` wrote."""
+    step.status = StepStatus(row["status"])
+    step.outcome = Outcome(row["outcome"]) if row["outcome"] else None
+    step.error, step.reason = row["error"], row["reason"]
+    step.retry_count, step.attempts, step.carried = row["retry_count"], row["attempts"], row["carried"]
+    step.started_at, step.completed_at, step.duration_ms = row["started_at"], row["completed_at"], row["duration_ms"]
+
+
+def approval_row(approval: Approval) -> dict[str, Any]:
+    """Return the row of an approval, but for whose it is."""
+    return {
+        "id": approval.id,
+        "approval_digest": approval.approval_digest,
+        "decision": approval.decision,
+        "by": approval.by,
+        "known_by": approval.known_by,
+        "at": approval.at,
+        "note": approval.note,
+        "expires_at": approval.expires_at,
+        "run_id": approval.run_id,
+    }
+
+
+def approval_of(row: Row) -> Approval:
+    """Return the approval that `approval_row` wrote, with the run that used it."""
+    return Approval(
+        id=row["id"],
+        approval_digest=row["approval_digest"],
+        decision=row["decision"],
+        by=row["by"],
+        known_by=row["known_by"],
+        at=row["at"],
+        note=row["note"],
+        expires_at=row["expires_at"],
+        run_id=row["run_id"],
+    )

@@ -1,0 +1,104 @@
+"""The steps of runs, put together from what was known before, from the ends that were written, and from attempts and receipts.
+
+A step with an end has ended; one without an end but with an attempt of the current start is running; any other is pending.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import JsonValue
+from sqlalchemy import Connection, select
+
+from plan_adapter.plan import PlanStatus, StepStatus
+from plan_adapter.record import Attempt, Outcome, Receipt, StepRun
+from plan_adapter.store.rows import NO_ITEM, Row, attempt_of, load_json, put_end, receipt_of
+from plan_adapter.store.tables import attempts, receipts, step_runs
+
+_FIXED = ("id", "index", "tool_name", "description", "max_retries", "retry_delay_ms", "metadata")
+
+
+@dataclass(slots=True)
+class _Found:
+    """What the tables say about the steps of one run, by step id."""
+
+    ends: dict[str, Row] = field(default_factory=dict[str, Row])
+    attempts: defaultdict[str, list[Row]] = field(default_factory=lambda: defaultdict[str, list[Row]](list))
+    results: defaultdict[str, dict[int, str]] = field(default_factory=lambda: defaultdict[str, dict[int, str]](dict))
+
+
+def fixed_parts(steps: Collection[StepRun], *, lists: Collection[str]) -> list[JsonValue]:
+    """Return as JSON what of `steps` does not change; `lists` are the ids of those with `for_each`, whose results are lists."""
+    return [
+        {**{name: getattr(step, name) for name in _FIXED}, "depends_on": list(step.depends_on), "is_list": step.id in lists}
+        for step in steps
+    ]
+
+
+def step_runs_of(
+    connection: Connection, rows: Sequence[Row], *, interrupted: Collection[str], with_results: bool
+) -> dict[str, list[StepRun]]:
+    """Return the step runs of each run of `rows`, by run id; those in the middle of an interrupted run have an unknown outcome."""
+    found = {row["id"]: _Found() for row in rows}
+    for end in connection.execute(select(step_runs).where(step_runs.c.run_id.in_(found))).mappings():
+        found[end["run_id"]].ends[end["step_id"]] = end
+    for attempt in _current_attempts(connection, rows):
+        found[attempt["run_id"]].attempts[attempt["step_id"]].append(attempt)
+    if with_results:
+        _read_results(connection, found)
+    return {
+        row["id"]: [_step_run(fixed, found[row["id"]], row["id"] in interrupted, with_results) for fixed in load_json(row["steps"])]
+        for row in rows
+    }
+
+
+def attempts_of(connection: Connection, run_id: str) -> list[Attempt]:
+    """Return the intents of a run in the order in which they were written."""
+    query = select(attempts).where(attempts.c.run_id == run_id).order_by(attempts.c.started_at, attempts.c.id)
+    return [attempt_of(row) for row in connection.execute(query).mappings()]
+
+
+def receipts_of(connection: Connection, run_id: str) -> list[Receipt]:
+    """Return the receipts of a run in the order in which its attempts ended."""
+    query = select(receipts).where(receipts.c.run_id == run_id).order_by(receipts.c.ended_at, receipts.c.attempt_id)
+    return [receipt_of(row) for row in connection.execute(query).mappings()]
+
+
+def _current_attempts(connection: Connection, rows: Sequence[Row]) -> list[Row]:
+    """Return the attempts that runs which are executing made since they were last begun."""
+    since = {row["id"]: row["claimed_at"] for row in rows if row["status"] == PlanStatus.EXECUTING and row["claimed_at"] is not None}
+    if not since:
+        return []
+    columns = (attempts.c.run_id, attempts.c.step_id, attempts.c.item, attempts.c.started_at, receipts.c.outcome)
+    query = select(*columns).outerjoin_from(attempts, receipts).where(attempts.c.run_id.in_(since)).order_by(attempts.c.started_at)
+    return [row for row in connection.execute(query).mappings() if row["started_at"] >= since[row["run_id"]]]
+
+
+def _read_results(connection: Connection, found: dict[str, _Found]) -> None:
+    columns = (receipts.c.run_id, receipts.c.step_id, receipts.c.item, receipts.c.result)
+    succeeded = receipts.c.outcome == Outcome.SUCCEEDED.value
+    query = select(*columns).where(receipts.c.run_id.in_(found), succeeded).order_by(receipts.c.item, receipts.c.number)
+    for run_id, step_id, item, result in connection.execute(query):
+        found[run_id].results[step_id][item] = result
+
+
+def _step_run(fixed: dict[str, Any], found: _Found, is_interrupted: bool, with_results: bool) -> StepRun:
+    step = StepRun(**{name: fixed[name] for name in _FIXED}, depends_on=tuple(fixed["depends_on"]))
+    tries = found.attempts[step.id]
+    if step.id in found.ends:
+        put_end(step, found.ends[step.id])
+        if with_results and step.status is StepStatus.COMPLETED:
+            step.result = _result(found.results[step.id], is_list=fixed["is_list"])
+    elif tries:
+        step.status, step.started_at, step.attempts = StepStatus.RUNNING, tries[0]["started_at"], len(tries)
+        step.retry_count = len(tries) - len({row["item"] for row in tries})
+        if is_interrupted and any(row["outcome"] is None for row in tries):
+            step.outcome = Outcome.UNKNOWN
+    return step
+
+
+def _result(results: dict[int, str], *, is_list: bool) -> JsonValue:
+    if is_list:
+        return [load_json(text) for _item, text in sorted(results.items())]
+    return load_json(results[NO_ITEM]) if NO_ITEM in results else None

@@ -1,0 +1,216 @@
+"""`PlanStore`: plans, versions, runs, approvals and receipts, in a SQLite file or on PostgreSQL."""
+
+import os
+import time
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from pydantic import JsonValue
+from sqlalchemy import Connection, select
+
+from plan_adapter.canonical import plan_digest
+from plan_adapter.errors import RunConflictError
+from plan_adapter.plan import ExecutionPlan, PlanStatus
+from plan_adapter.record import Approval, Attempt, PlanRun, Receipt, RunContext
+from plan_adapter.settings import Settings
+from plan_adapter.store import approvals, plans, runs, steps
+from plan_adapter.store.audit import AuditEntry, audit
+from plan_adapter.store.columns import database_now
+from plan_adapter.store.holder import Holder
+from plan_adapter.store.plans import PlanVersion
+from plan_adapter.store.recorder import Clock, StoreRecorder
+from plan_adapter.store.rows import HasContext
+from plan_adapter.store.urls import open_database, refuse_local_under_worker
+
+if TYPE_CHECKING:
+    from plan_adapter.validation import ValidatedPlan
+
+T = TypeVar("T")
+
+
+class PlanStore:
+    """The store at `url`; None is that of the settings. Usable from any event loop and thread; every method raises StoreError.
+
+    Nothing is opened before the first call. A SQLite file is then made, or migrated, where that is needed; a PostgreSQL database
+    is migrated by `upgrade` only. With a `tenant_id` it sees and writes the rows of this tenant only; without one it sees the runs
+    and contents of all, and the names that were saved without a tenant.
+    """
+
+    def __init__(self, url: str | None = None, *, tenant_id: str | None = None) -> None:
+        """Refuse what is no usable URL; connect to nothing yet."""
+        settings = Settings()
+        url = url or settings.store_url
+        refuse_local_under_worker(url, settings, os.environ)
+        self.tenant_id = tenant_id or None
+        self._database = open_database(url)
+
+    def __repr__(self) -> str:
+        """Return the store in words, without a password."""
+        return f"<PlanStore: {self._database.label}>"
+
+    async def __aenter__(self) -> Self:
+        """Return the store, to be closed at the end."""
+        return self
+
+    async def __aexit__(self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
+        """Close the store."""
+        await self.close()
+
+    async def close(self) -> None:
+        """Close every connection; later calls raise StoreError."""
+        await self._database.close()
+
+    async def upgrade(self) -> str:
+        """Migrate to the newest schema and return its revision; processes that do so at once wait for each other."""
+        return await self._database.upgrade()
+
+    async def now(self) -> datetime:
+        """Return the database's time."""
+        return await self._database.read(lambda connection: connection.execute(select(database_now())).scalar_one())
+
+    # Plans
+
+    async def save(self, plan: ExecutionPlan, *, author: str, name: str | None = None, context: RunContext | None = None) -> PlanVersion:
+        """Save `plan` as the next version of `name` (default: the plan's own) and return that version.
+
+        Where the newest version has the same digest that one is returned.
+        """
+        whose = self._whose(context or RunContext())
+        row = plans.plan_row(plan, plan_digest(plan), whose)
+        return await self._database.write(partial(plans.save, row=row, name=name or plan.name, author=author, context=whose))
+
+    async def get(self, name_or_digest: str, version: int | None = None) -> ExecutionPlan:
+        """Return a plan by its name (the newest version unless one is given) or by its digest or an unambiguous beginning of it."""
+        return await self._database.read(lambda connection: plans.get(connection, self.tenant_id, name_or_digest, version))
+
+    async def versions(self, name: str) -> list[PlanVersion]:
+        """Return the versions of a named plan, newest first."""
+        return await self._database.read(lambda connection: plans.versions_of(connection, self.tenant_id, name))
+
+    async def names(self) -> list[str]:
+        """Return the names of the plans that have versions, sorted."""
+        return await self._database.read(lambda connection: plans.names(connection, self.tenant_id))
+
+    # Runs, as they are read
+
+    async def runs(
+        self,
+        limit: int = 50,
+        *,
+        status: PlanStatus | None = None,
+        name: str | None = None,
+        digest: str | None = None,
+        context: RunContext | None = None,
+    ) -> list[PlanRun]:
+        """Return the runs that fit every filter, newest first; their steps come without results, which `run` reads."""
+        whose = context or RunContext()
+        return await self._database.read(
+            lambda connection: runs.listed(connection, self.tenant_id, limit=limit, status=status, name=name, digest=digest, context=whose)
+        )
+
+    async def run(self, run_id: str) -> PlanRun:
+        """Return a run by its id or an unambiguous beginning of it, as it is now; raises RunConflictError where there is none."""
+        return await self._database.read(lambda connection: runs.find(connection, self.tenant_id, run_id))
+
+    async def run_of_flow(self, flow_run_id: str) -> PlanRun | None:
+        """Return the run that is this flow run, None if there is none."""
+        return await self._database.read(lambda connection: runs.of_flow(connection, self.tenant_id, flow_run_id))
+
+    async def attempts(self, run_id: str) -> list[Attempt]:
+        """Return the intents of a run in their order."""
+        return await self._read_of_run(run_id, steps.attempts_of)
+
+    async def receipts(self, run_id: str) -> list[Receipt]:
+        """Return the receipts of a run in their order."""
+        return await self._read_of_run(run_id, steps.receipts_of)
+
+    async def definitions(self, run_id: str) -> list[dict[str, JsonValue]]:
+        """Return the tool definitions that the run's approval digest covers."""
+        return await self._read_of_run(run_id, runs.definitions)
+
+    async def audit(self, run_id: str) -> list[AuditEntry]:
+        """Return what happened to a run, in the order of time."""
+        return await self._database.read(
+            lambda connection: audit(connection, self.tenant_id, runs.row_of(connection, self.tenant_id, run_id))
+        )
+
+    # Runs, as they are written
+
+    async def create_run(self, run: PlanRun, validated: "ValidatedPlan") -> None:
+        """Keep a new run, with its plan and tool definitions; a store of one tenant makes it that tenant's."""
+        run.tenant_id = self._whose(run).tenant_id
+        plan = plans.plan_row(validated.plan, run.digest, run)
+        await self._database.write(partial(runs.create, plan=plan, run=runs.run_row(run, validated)))
+
+    async def update_run(self, run: PlanRun) -> None:
+        """Keep the status, reason, message, outputs, times and approval of `run`; unless it is executing, nobody holds it then."""
+        row = await self._database.write(partial(runs.change, run=run))
+        run.updated_at = row["updated_at"]
+
+    async def claim(self, run: PlanRun) -> None:
+        """Keep `run` as one that this process executes from now on.
+
+        Raises RunConflictError if a process that lives on this host executes it, or if it was changed since it was read.
+        """
+        row = await self._database.write(partial(runs.claim, run=run, holder=Holder.this()))
+        run.updated_at = row["updated_at"]
+
+    async def release(self, run_id: str) -> None:
+        """Let go of a run that this process executes; where it is still executing by its status it is shown as interrupted."""
+        await self._database.write(partial(runs.release, run_id=run_id, holder=Holder.this()))
+
+    async def is_held(self, run_id: str) -> bool:
+        """Return whether a process that lives on this host executes the run; of other hosts nothing is known."""
+        return await self._database.read(partial(runs.is_held, run_id=run_id))
+
+    async def recorder(self, run: PlanRun) -> StoreRecorder:
+        """Return what keeps the intents and receipts of `run`; it belongs to the event loop that calls it."""
+        before = time.monotonic()  # before the clock is read, so that the recorder's clock is never behind the database's
+        return StoreRecorder(self._database, run, Clock(await self.now(), before))
+
+    async def request_cancel(self, run_id: str, reason: str) -> None:
+        """Ask the process that executes the run to cancel it; the first reason stays."""
+        await self._database.write(partial(runs.request_cancel, run_id=run_id, reason=reason))
+
+    async def cancel_request(self, run_id: str) -> str | None:
+        """Return why the run is to be cancelled, None if nobody asked for that."""
+        return await self._database.read(partial(runs.cancel_request, run_id=run_id))
+
+    # Approvals
+
+    async def add_approval(self, approval: Approval, *, context: RunContext | None = None) -> None:
+        """Keep an answer, whichever way it decides."""
+        await self._database.write(partial(approvals.add, approval=approval, context=self._whose(context or RunContext())))
+
+    async def approvals(self, run_or_digest: str) -> list[Approval]:
+        """Return the answers that a run was given or has used, or those to an approval digest, oldest first."""
+        rows = await self._database.read(lambda connection: approvals.rows_of(connection, self.tenant_id, run_or_digest))
+        return [approvals.approval_of(row) for row in rows]
+
+    async def find_approval(self, approval_digest: str) -> Approval | None:
+        """Return an approval of this digest that no run has used and that has not expired, or None."""
+        return await self._database.read(lambda connection: approvals.find(connection, self.tenant_id, approval_digest))
+
+    async def use_approval(self, approval: Approval, *, run_id: str, context: RunContext | None = None) -> Approval:
+        """Use `approval` up for a run and return it as used; one that is not in the store yet is kept first.
+
+        Of several runs that want it at once one gets it; the others, and one for which it has expired by the database's clock or was
+        followed by a rejection, get NotApprovedError.
+        """
+        whose = self._whose(context or RunContext())
+        return await self._database.write(
+            lambda connection: approvals.use(connection, self.tenant_id, approval, run_id=run_id, context=whose)
+        )
+
+    async def _read_of_run(self, run_id: str, read: Callable[[Connection, str], T]) -> T:
+        return await self._database.read(lambda connection: read(connection, runs.row_of(connection, self.tenant_id, run_id)["id"]))
+
+    def _whose(self, context: HasContext) -> RunContext:
+        """Return `context` with this store's tenant; raises RunConflictError for that of another one."""
+        if self.tenant_id is not None and context.tenant_id not in (None, self.tenant_id):
+            raise RunConflictError(f"this store is open for tenant {self.tenant_id}, not for {context.tenant_id}")
+        tenant = self.tenant_id or context.tenant_id
+        return RunContext(agent_id=context.agent_id, org_id=context.org_id, tenant_id=tenant, task_id=context.task_id)

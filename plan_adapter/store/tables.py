@@ -1,0 +1,189 @@
+"""The tables. Every row carries whose it is: `tenant_id` (empty for none), `agent_id`, `org_id`, `task_id`.
+
+JSON is kept as text: PostgreSQL's own JSON types refuse or reorder what a tool may return.
+"""
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+)
+
+from plan_adapter.store.columns import Instant, Words
+
+REVISION = "0001"
+"""The newest migration; a test holds that it is."""
+
+REVISION_TABLE = "plan_adapter_revision"
+"""Named apart from alembic's default, which another application in the same database may use."""
+
+metadata = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(referred_table_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s",
+    }
+)
+
+
+def _whose(*, is_key: bool = False) -> list[Column[Any]]:
+    return [
+        Column("tenant_id", Text, primary_key=is_key, nullable=False),
+        Column("agent_id", Text),
+        Column("org_id", Text),
+        Column("task_id", Text),
+    ]
+
+
+plans = Table(
+    "plans",
+    metadata,
+    *_whose(is_key=True),
+    Column("digest", Text, primary_key=True),
+    Column("name", Words, nullable=False),
+    Column("description", Words, nullable=False),
+    Column("document", Text, nullable=False),  # the canonical form, which the digest is of
+    Column("created_at", Instant, nullable=False),
+)
+
+versions = Table(
+    "versions",
+    metadata,
+    *_whose(is_key=True),
+    Column("name", Words, primary_key=True),
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("digest", Text, nullable=False),
+    Column("author", Words, nullable=False),
+    Column("created_at", Instant, nullable=False),
+    ForeignKeyConstraint(["tenant_id", "digest"], ["plans.tenant_id", "plans.digest"]),
+)
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("id", Text, primary_key=True),
+    *_whose(),
+    Column("plan_id", Text, nullable=False),
+    Column("name", Words, nullable=False),
+    Column("description", Words, nullable=False),
+    Column("digest", Text, nullable=False),
+    Column("approval_digest", Text, nullable=False),
+    Column("inputs", Text, nullable=False),
+    Column("steps", Text, nullable=False),  # what of each step run is known before it runs
+    Column("definitions", Text, nullable=False),  # of the tools, as the approval digest covers them
+    Column("metadata", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("reason", Text),
+    Column("message", Words),
+    Column("outputs", Text, nullable=False),
+    Column("flow_run_id", Text),
+    Column("created_at", Instant, nullable=False),
+    Column("updated_at", Instant, nullable=False),
+    Column("started_at", Instant),
+    Column("completed_at", Instant),
+    Column("total_duration_ms", BigInteger, nullable=False),
+    Column("approved_at", Instant),
+    Column("approved_by", Words),
+    Column("rejection_note", Words),
+    Column("runner", Text),  # the process that executes it, None while none does
+    Column("claimed_at", Instant),  # when a process last began to execute it
+    Column("cancel_reason", Words),
+    Column("cancel_requested_at", Instant),
+    ForeignKeyConstraint(["tenant_id", "digest"], ["plans.tenant_id", "plans.digest"]),
+    Index(None, "created_at"),
+    Index(None, "flow_run_id"),
+)
+
+# The next three are written while steps run. On SQLite without row ids: one tree each instead of two or three, so that a commit
+# writes fewer pages. Their keys begin with the run, which is what they are read by.
+
+step_runs = Table(
+    "step_runs",
+    metadata,
+    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
+    Column("step_id", Text, primary_key=True),
+    *_whose(),
+    Column("index", Integer, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("outcome", Text),
+    Column("error", Words),
+    Column("reason", Words),
+    Column("retry_count", Integer, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("carried", Boolean, nullable=False),
+    Column("started_at", Instant),
+    Column("completed_at", Instant),
+    Column("duration_ms", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+
+def _attempt_key() -> list[Column[Any]]:
+    # Two processes that execute one run cannot both begin the same attempt.
+    return [
+        Column("run_id", Text, primary_key=True),
+        Column("step_id", Text, primary_key=True),
+        Column("item", Integer, primary_key=True, autoincrement=False),  # -1 for a step without `for_each`
+        Column("number", Integer, primary_key=True, autoincrement=False),
+    ]
+
+
+attempts = Table(
+    "attempts",
+    metadata,
+    *_attempt_key(),
+    *_whose(),
+    Column("id", Text, nullable=False),
+    Column("tool_name", Text, nullable=False),
+    Column("effect", Text, nullable=False),
+    Column("parameters", Text, nullable=False),
+    Column("idempotency_key", Text, nullable=False),
+    Column("started_at", Instant, nullable=False),
+    ForeignKeyConstraint(["run_id"], ["runs.id"]),
+    sqlite_with_rowid=False,
+)
+
+receipts = Table(
+    "receipts",
+    metadata,
+    *_attempt_key(),
+    *_whose(),
+    Column("attempt_id", Text, nullable=False),
+    Column("outcome", Text, nullable=False),
+    Column("result", Text, nullable=False),
+    Column("error", Words),
+    Column("ended_at", Instant, nullable=False),
+    Column("duration_ms", BigInteger, nullable=False),
+    ForeignKeyConstraint(
+        ["run_id", "step_id", "item", "number"], ["attempts.run_id", "attempts.step_id", "attempts.item", "attempts.number"]
+    ),
+    sqlite_with_rowid=False,
+)
+
+approvals = Table(
+    "approvals",
+    metadata,
+    Column("id", Text, primary_key=True),
+    *_whose(),
+    Column("approval_digest", Text, nullable=False),
+    Column("decision", Text, nullable=False),
+    Column("by", Words, nullable=False),
+    Column("known_by", Text, nullable=False),
+    Column("at", Instant, nullable=False),
+    Column("note", Words, nullable=False),
+    Column("expires_at", Instant),
+    Column("run_id", Text),  # the run that it was given for, or that used it
+    Column("used_at", Instant),
+    Index(None, "approval_digest"),
+    Index(None, "run_id"),
+)

@@ -1,0 +1,131 @@
+"""`run_deployment`: a Prefect deployment as a step; this file is the tool's own door to Prefect."""
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, JsonValue
+
+from plan_adapter.errors import ToolError
+from plan_adapter.tools.tool import ToolContext, tool
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import PrefectClient
+    from prefect.client.schemas.objects import FlowRun
+
+POLL_SECONDS = (0.2, 3.0)
+"""The first wait between two looks at the flow run, and the longest."""
+
+POLLS_MISSED = 20
+"""How many looks in a row may fail: a server that is away for a minute fails no step."""
+
+CANCEL_SECONDS = 4.0
+
+
+@tool(effect="idempotent_write")
+async def run_deployment(
+    name: Annotated[str, Field(pattern="^[^/]+/[^/]+$")], context: ToolContext, parameters: dict[str, JsonValue] | None = None
+) -> dict[str, JsonValue]:
+    """Run a Prefect deployment and wait for its end; the result is {flow_run_id, name, state}.
+
+    Any end but Completed fails the step. A step that is repeated goes on with the flow run that it started, unless that failed: then it
+    starts another. A timeout or a cancellation asks Prefect to cancel the flow run.
+
+    Args:
+        name: `flow/deployment`.
+        parameters: Parameters of the flow, over the defaults of the deployment.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+    from prefect.settings import get_current_settings
+
+    if not get_current_settings().api.url:
+        raise ToolError("a deployment needs a Prefect server, and Prefect's settings name none (PREFECT_API_URL)")
+    _refuse_templates(parameters or {})
+    async with get_client() as client:
+        try:
+            flow_run = await _started(client, name, parameters or {}, context)
+        except ObjectNotFound as error:
+            raise ToolError(f"there is no deployment `{name}` on the Prefect server") from error
+        except PrefectHTTPStatusError as error:
+            raise ToolError(f"deployment `{name}` cannot be run: {str(error)[:500]}") from error
+        try:
+            flow_run = await _ended(client, flow_run, context)
+        except asyncio.CancelledError:
+            await _cancel(client, flow_run, context)
+            raise
+    state = flow_run.state
+    if state is None or not state.is_completed():
+        how = f"{state.name}: {state.message}" if state and state.message else state.name if state else "without a state"
+        raise ToolError(f"flow run `{flow_run.name}` ({flow_run.id}) of `{name}` ended {how}")
+    return {"flow_run_id": str(flow_run.id), "name": flow_run.name, "state": state.name}
+
+
+def _refuse_templates(value: JsonValue) -> None:
+    if isinstance(value, list):
+        for part in value:
+            _refuse_templates(part)
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            if key.startswith("__prefect"):
+                raise ToolError(f"the parameters hold the key `{key}`, which Prefect's server would evaluate")
+            _refuse_templates(part)
+
+
+async def _started(client: "PrefectClient", name: str, parameters: dict[str, JsonValue], context: ToolContext) -> "FlowRun":
+    """Return the flow run of this step. A cancellation that comes while it is made lets it be made, and then cancels it."""
+    making = asyncio.ensure_future(_found_or_made(client, name, parameters, context.idempotency_key))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        await asyncio.wait((making,), timeout=CANCEL_SECONDS / 2)
+        if making.done() and not making.cancelled() and making.exception() is None:
+            await _cancel(client, making.result(), context)
+        making.cancel()
+        raise
+
+
+async def _found_or_made(client: "PrefectClient", name: str, parameters: dict[str, JsonValue], key: str) -> "FlowRun":
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterIdempotencyKey
+    from prefect.deployments.flow_runs import arun_deployment
+
+    chained = key
+    while True:
+        same_key = FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=[chained]))
+        known = await client.read_flow_runs(flow_run_filter=same_key, limit=1)
+        if not known:
+            return await arun_deployment(name, client=client, parameters=dict(parameters), timeout=0, idempotency_key=chained)
+        state = known[0].state
+        if state is None or not state.is_final() or state.is_completed():
+            return known[0]
+        chained = f"{key}:{known[0].id}"  # the one after a flow run that failed: every attempt comes to the same
+
+
+async def _ended(client: "PrefectClient", flow_run: "FlowRun", context: ToolContext) -> "FlowRun":
+    from prefect.exceptions import ObjectNotFound
+
+    context.logger.info("flow run `%s` (%s) is started", flow_run.name, flow_run.id)
+    wait, missed = POLL_SECONDS[0], 0
+    while flow_run.state is None or not flow_run.state.is_final():
+        await asyncio.sleep(wait)
+        wait = min(wait * 1.5, POLL_SECONDS[1])
+        try:
+            flow_run = await client.read_flow_run(flow_run.id)
+            missed = 0
+        except ObjectNotFound as error:
+            raise ToolError(f"flow run {flow_run.id} was deleted") from error
+        except Exception as error:  # of the client's transport, which is not ours to name
+            missed += 1
+            context.logger.warning("flow run %s cannot be read: %s", flow_run.id, error)
+            if missed > POLLS_MISSED:
+                raise ToolError(f"flow run {flow_run.id} was started, but the Prefect server does not answer: {error}") from error
+    return flow_run
+
+
+async def _cancel(client: "PrefectClient", flow_run: "FlowRun", context: ToolContext) -> None:
+    from prefect.states import Cancelling
+
+    try:
+        async with asyncio.timeout(CANCEL_SECONDS):
+            await client.set_flow_run_state(flow_run.id, Cancelling(message="the step that waits for this run was cancelled"))
+    except Exception as error:  # the cancellation itself must go on
+        context.logger.warning("flow run %s could not be cancelled: %s", flow_run.id, error)

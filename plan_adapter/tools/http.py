@@ -1,0 +1,218 @@
+"""`http_get` and `http_send`: one HTTP request as a step; the only import of httpx."""
+
+import base64
+import codecs
+import json
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+
+from pydantic import Field, JsonValue
+
+from plan_adapter.errors import ToolError
+from plan_adapter.tools.tool import ToolContext, tool
+
+if TYPE_CHECKING:
+    import ssl
+
+    import httpx
+
+BODY_LIMIT = 4 * 1024 * 1024
+"""Bytes of an answer's body that are read; longer text is cut there."""
+
+REDIRECTS = 10
+CONNECT_SECONDS = 30.0
+READ_SECONDS = 60.0
+"""How long a read waits for the next bytes where its step has no timeout."""
+
+Header: TypeAlias = str | int | float | bool
+Status: TypeAlias = Annotated[int, Field(ge=100, le=599)]
+ExpectedStatus: TypeAlias = Status | list[Status] | None
+
+
+@tool(effect="read")
+async def http_get(
+    url: str, context: ToolContext, headers: dict[str, Header] | None = None, expect_status: ExpectedStatus = None
+) -> dict[str, JsonValue]:
+    """Fetch a URL; the result is {status, headers, body}, the body parsed where the answer says that it is JSON.
+
+    Any status but 2xx fails the step unless `expect_status` allows it. Redirects are followed, never from https to http.
+
+    Args:
+        url: An http or https URL.
+        headers: Request headers.
+        expect_status: The status, or list of them, that counts as success instead of 2xx.
+    """
+    timeout = READ_SECONDS if context.deadline is None else None  # else the step's own timeout ends it
+    return await _answer("GET", url, headers=_texts(headers), content=None, expect=expect_status, read_timeout=timeout)
+
+
+@tool(effect="write")
+async def http_send(
+    url: str,
+    context: ToolContext,
+    method: Literal["POST", "PUT", "PATCH", "DELETE"] = "POST",
+    body: JsonValue = None,
+    headers: dict[str, Header] | None = None,
+    expect_status: ExpectedStatus = None,
+) -> dict[str, JsonValue]:
+    """Send a request that changes something; the result is {status, headers, body}.
+
+    Any status but 2xx fails the step unless `expect_status` allows it; redirects are not followed. Each attempt of a step sends the
+    same `Idempotency-Key` header. An answer is waited for until the step's timeout: giving up earlier would leave its outcome open.
+
+    Args:
+        url: An http or https URL.
+        method: The HTTP method.
+        body: Text is sent as it is, anything else as JSON; null sends no body.
+        headers: Request headers; a content-type here overrides the one that follows from the body.
+        expect_status: The status, or list of them, that counts as success instead of 2xx.
+    """
+    content, content_type = _content(body)
+    sent = {"content-type": content_type} if content_type else {}
+    sent |= {"idempotency-key": context.idempotency_key, **_texts(headers)}
+    return await _answer(method, url, headers=sent, content=content, expect=expect_status, read_timeout=None)
+
+
+def _texts(headers: Mapping[str, Header] | None) -> dict[str, str]:
+    return {name.lower(): str(value).lower() if isinstance(value, bool) else str(value) for name, value in (headers or {}).items()}
+
+
+def _content(body: JsonValue) -> tuple[bytes | None, str | None]:
+    if body is None:
+        return None, None
+    if isinstance(body, str):
+        return body.encode(), "text/plain; charset=utf-8"
+    return json.dumps(body, ensure_ascii=False, allow_nan=False).encode(), "application/json"
+
+
+async def _answer(
+    method: str, url: str, *, headers: dict[str, str], content: bytes | None, expect: ExpectedStatus, read_timeout: float | None
+) -> dict[str, JsonValue]:
+    """Make the request and return the answer, or raise ToolError; a message never holds the query or the user part of a URL."""
+    import httpx
+
+    target, credentials = _target(url)
+    if credentials and "authorization" not in headers:
+        headers["authorization"] = credentials
+    what = f"{method} {_place(target)}"
+    timeout = httpx.Timeout(read_timeout, connect=CONNECT_SECONDS)
+    try:
+        async with httpx.AsyncClient(timeout=timeout, verify=_certificates()) as client:
+            request = client.build_request(method, target, headers=headers, content=content)
+            response = await _open(client, request, may_follow=method == "GET")
+            body, is_cut = await _read(response)
+    except httpx.TimeoutException as error:
+        raise ToolError(f"{what}: no answer in time ({type(error).__name__})") from error
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeEncodeError, ValueError) as error:
+        raise ToolError(f"{what}: {_said(error, target)}") from error
+    text = _text(response, body, is_cut=is_cut)
+    if not _is_expected(response.status_code, expect):
+        raise ToolError(_refusal(what, response, text))
+    if is_cut and _is_json(response):
+        raise ToolError(f"{what}: the answer is JSON of more than {BODY_LIMIT} bytes; fetch it with a command that writes a file")
+    return {
+        "status": response.status_code,
+        "headers": dict(response.headers.items()),
+        "body": _parsed(text) if _is_json(response) else text,
+    }
+
+
+@cache
+def _certificates() -> "ssl.SSLContext":
+    import httpx
+
+    return httpx.create_ssl_context()  # takes tens of milliseconds, so once for all requests
+
+
+def _target(url: str) -> "tuple[httpx.URL, str | None]":
+    """Return the URL without its user part, and that as a header: httpx writes whole URLs to its log."""
+    import httpx
+
+    try:
+        target = httpx.URL(url)
+    except (httpx.InvalidURL, ValueError) as error:
+        raise ToolError(f"this is no URL: {error}") from error
+    if target.scheme not in ("http", "https") or not target.host:
+        raise ToolError("the URL must begin with http:// or https:// and name a host")
+    if not target.userinfo:
+        return target, None
+    credentials = base64.b64encode(f"{target.username}:{target.password}".encode()).decode()
+    return target.copy_with(userinfo=b""), f"Basic {credentials}"
+
+
+def _place(url: "httpx.URL") -> str:
+    return str(url.copy_with(query=None, fragment=None, userinfo=b""))
+
+
+def _said(error: Exception, url: "httpx.URL") -> str:
+    query = url.query.decode("ascii", "replace")
+    text = str(error) or type(error).__name__
+    return text.replace(query, "…") if query else text
+
+
+async def _open(client: "httpx.AsyncClient", request: "httpx.Request", *, may_follow: bool) -> "httpx.Response":
+    """Return the response at the end of a chain of redirects, its body unread; closing the client closes it."""
+    first = request
+    for _ in range(REDIRECTS + 1):
+        response = await client.send(request, stream=True)
+        following = response.next_request
+        if following is None or not may_follow:
+            return response
+        await response.aclose()
+        if following.url.scheme not in ("https", request.url.scheme):
+            raise ToolError(f"{request.method} {_place(request.url)} redirects to {following.url.scheme}, which is not followed")
+        request = following
+    raise ToolError(f"{first.method} {_place(first.url)} redirects more than {REDIRECTS} times")
+
+
+async def _read(response: "httpx.Response") -> tuple[bytes, bool]:
+    """Return the body up to the limit, and whether there was more."""
+    body = bytearray()
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) > BODY_LIMIT:
+            await response.aclose()
+            return bytes(body[:BODY_LIMIT]), True
+    return bytes(body), False
+
+
+def _text(response: "httpx.Response", body: bytes, *, is_cut: bool) -> str:
+    """Return the body as text; one that was cut ends after a whole character, with a note."""
+    try:
+        decoder = codecs.getincrementaldecoder(response.charset_encoding or "utf-8")("replace")
+    except LookupError:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    # PostgreSQL can keep no NUL in a text.
+    text = decoder.decode(body, final=not is_cut).replace("\0", "\ufffd")
+    return f"{text}\n… cut after {BODY_LIMIT} bytes" if is_cut else text
+
+
+def _is_json(response: "httpx.Response") -> bool:
+    media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return media_type == "application/json" or media_type.endswith("+json")
+
+
+def _parsed(text: str) -> JsonValue:
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return text  # it only says that it is JSON
+
+
+def _no_constant(name: str) -> JsonValue:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _is_expected(status: int, expect: ExpectedStatus) -> bool:
+    if expect is None:
+        return 200 <= status < 300
+    return status in (expect if isinstance(expect, list) else [expect])
+
+
+def _refusal(what: str, response: "httpx.Response", text: str) -> str:
+    message = f"{what} answered {response.status_code} {response.reason_phrase}".rstrip()
+    if response.has_redirect_location:
+        return f"{message}: a redirect, which is not followed here"
+    beginning = " ".join(text.split())
+    return f"{message}: {beginning[:300]}{'…' if len(beginning) > 300 else ''}" if beginning else message

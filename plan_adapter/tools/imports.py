@@ -1,0 +1,51 @@
+"""`import_object`: what an import string `package.module:name` names."""
+
+import importlib
+import pkgutil
+import sys
+from pathlib import Path
+
+from plan_adapter.errors import ToolDefinitionError
+from plan_adapter.problems import did_you_mean
+
+
+def import_object(import_string: str) -> object:
+    """Return what `package.module:name` names; raises ToolDefinitionError with the nearest name that exists.
+
+    The current folder is searched, too, as `python -m` does it.
+    """
+    module_name, colon, path = import_string.strip().partition(":")
+    if not colon or not module_name or not path:
+        raise ToolDefinitionError(f"`{import_string}` is no import string: write `package.module:name`")
+    if not {"", str(Path.cwd())} & set(sys.path):
+        sys.path.insert(0, str(Path.cwd()))
+    found: object = _module(module_name, import_string)
+    for name in path.split("."):
+        if not hasattr(found, name):
+            offered = [known for known in dir(found) if not known.startswith("_") and callable(getattr(found, known))]
+            hint = did_you_mean(name, offered)
+            raise ToolDefinitionError(f"`{import_string}`: `{module_name}` has no `{name}`" + (f"; {hint}" if hint else ""))
+        found = getattr(found, name)
+    return found
+
+
+def _module(module_name: str, import_string: str) -> object:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if module_name != missing and not module_name.startswith(f"{missing}."):
+            raise ToolDefinitionError(f"`{import_string}`: `{module_name}` needs the module `{missing}`, which is not installed") from error
+        raise ToolDefinitionError(f"`{import_string}`: there is no module `{missing}`; {_near_module(missing)}") from error
+    except Exception as error:  # a module is code: it may raise anything
+        raise ToolDefinitionError(f"`{import_string}`: `{module_name}` cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _near_module(missing: str) -> str:
+    package, _, name = missing.rpartition(".")
+    paths = getattr(sys.modules.get(package), "__path__", []) if package else None
+    siblings = [known.name for known in pkgutil.iter_modules(paths)]
+    near = did_you_mean(name, siblings)
+    if near.startswith("did you mean"):
+        return near.replace("`", f"`{package}.", 1) if package else near
+    return "modules are looked for in the current folder and in what is installed"

@@ -1,0 +1,200 @@
+"""A command in a process group of its own: its output while it comes, its end, and the end of the whole group when it is cancelled."""
+
+import asyncio
+import codecs
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from logging import Logger
+from pathlib import Path
+from typing import IO
+
+from plan_adapter.errors import ToolError
+
+TERM_SECONDS = 2.0
+"""How long a cancelled group may take to end after SIGTERM before it gets SIGKILL."""
+
+STRAGGLER_SECONDS = 0.5
+"""How long output is waited for after the command has ended: a process that inherited the pipe may hold it open for ever."""
+
+KEPT_CHARACTERS = 8_000
+"""Of each output this much is kept of its beginning, and as much of its end."""
+
+LOGGED_LINES = 10_000
+LINE_CHARACTERS = 4_000
+CHUNK = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended; an exit code below 0 is the signal that ended it."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+async def run_group(
+    argv: Sequence[str], *, cwd: str | None, env: Mapping[str, str], stdin: str | None, logger: Logger
+) -> Ended:
+    """Run a command to its end; its lines go to `logger`. Raises ToolError if it cannot be started.
+
+    Cancelled, it ends the whole group before it returns: SIGTERM, then SIGKILL. What the command left in the background when it ended by
+    itself is not touched.
+    """
+    process = _start(argv, cwd=cwd, env=env, stdin=stdin)
+    loop = asyncio.get_running_loop()
+    exited = _exit_of(process, loop)
+    outputs = [Output(pipe, logger, loop) for pipe in (process.stdout, process.stderr) if pipe is not None]
+    try:
+        await asyncio.wait((exited,))
+        await asyncio.wait([output.ended for output in outputs], timeout=STRAGGLER_SECONDS)
+    except asyncio.CancelledError:
+        await _end_group(process.pid, exited, logger)
+        raise
+    finally:
+        for output in outputs:
+            output.close()
+    return Ended(exited.result(), *(output.text for output in outputs))
+
+
+class Output:
+    """One pipe of a command: read as it fills, logged by line, its beginning and end kept."""
+
+    def __init__(self, pipe: IO[bytes], logger: Logger, loop: asyncio.AbstractEventLoop) -> None:
+        self._pipe, self._logger, self._loop = pipe, logger, loop
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._beginning, self._end, self._dropped = "", "", 0
+        self._line, self._lines = "", 0
+        self.ended: asyncio.Future[None] = loop.create_future()
+        os.set_blocking(pipe.fileno(), False)
+        loop.add_reader(pipe.fileno(), self._read)
+
+    def _read(self) -> bool:
+        """Take one piece; return whether there may be more at once."""
+        try:
+            chunk = os.read(self._pipe.fileno(), CHUNK)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            self._stop()
+            return False
+        # PostgreSQL can keep no NUL in a text.
+        text = self._decode(chunk).replace("\0", "\ufffd")
+        self._keep(text)
+        self._log(text)
+        return True
+
+    def _stop(self) -> None:
+        self._loop.remove_reader(self._pipe.fileno())
+        self._pipe.close()
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def close(self) -> None:
+        """Take what the pipe still holds, which is all that an ended command wrote, and close it."""
+        for _ in range(16):  # a pipe holds at most 1 MB, but somebody else may be filling it without end
+            if self.ended.done() or not self._read():
+                break
+        if not self.ended.done():
+            self._stop()
+        rest = self._decode(b"", final=True)
+        self._keep(rest)
+        if self._line or rest:
+            self._log(rest + "\n")
+
+    def _keep(self, text: str) -> None:
+        room = KEPT_CHARACTERS - len(self._beginning)
+        self._beginning += text[:room]
+        end = self._end + text[room:]
+        self._dropped += max(0, len(end) - KEPT_CHARACTERS)
+        self._end = end[-KEPT_CHARACTERS:]
+
+    def _log(self, text: str) -> None:
+        *lines, self._line = (self._line + text).split("\n")
+        if len(self._line) > LINE_CHARACTERS:
+            lines.append(self._line)
+            self._line = ""
+        for line in lines:
+            self._lines += 1
+            if self._lines <= LOGGED_LINES:
+                # Of a progress bar that rewrites its line this is what a terminal shows in the end.
+                self._logger.info("%s", line.rstrip("\r").rpartition("\r")[2][:LINE_CHARACTERS])
+            elif self._lines == LOGGED_LINES + 1:
+                self._logger.warning("more than %d lines of output: the rest is not logged", LOGGED_LINES)
+
+    @property
+    def text(self) -> str:
+        """The output, with a note where its middle was left out."""
+        if not self._dropped:
+            return self._beginning + self._end
+        return f"{self._beginning}\n… {self._dropped} characters left out …\n{self._end}"
+
+
+def _start(argv: Sequence[str], *, cwd: str | None, env: Mapping[str, str], stdin: str | None) -> subprocess.Popen[bytes]:
+    command = argv[0]
+    try:
+        # A file, not a pipe: nothing has to be written while the command runs, and one that reads nothing blocks nobody.
+        with tempfile.TemporaryFile() as given:
+            given.write((stdin or "").encode())
+            given.seek(0)
+            return subprocess.Popen(  # noqa: S603  # an argv, no shell
+                argv,
+                stdin=given if stdin is not None else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                cwd=cwd,
+                env={**os.environ, **env},
+                start_new_session=True,
+            )
+    except OSError as error:
+        if cwd is not None and not Path(cwd).is_dir():
+            raise ToolError(f"`{command}` cannot be started: there is no folder {cwd!r} (cwd)") from error
+        reason = "no command of this name is found" if isinstance(error, FileNotFoundError) else error.strerror
+        raise ToolError(f"`{command}` cannot be started: {reason}") from error
+    except ValueError as error:  # a NUL, an unpaired surrogate, a `=` in the name of a variable
+        raise ToolError(f"`{command}` cannot be started: {error}") from error
+
+
+def _exit_of(process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop) -> asyncio.Future[int]:
+    """Return a future of the exit code. A thread waits: asyncio's own `wait` also waits for pipes that others hold open."""
+    exited: asyncio.Future[int] = loop.create_future()
+
+    def wait() -> None:
+        code = process.wait()
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(lambda: exited.done() or exited.set_result(code))
+
+    threading.Thread(target=wait, name=f"wait for {process.pid}", daemon=True).start()
+    return exited
+
+
+async def _end_group(group: int, exited: "asyncio.Future[int]", logger: Logger) -> None:
+    """End every process of the group, at once if this, too, is cancelled."""
+    try:
+        is_left = _signal(group, signal.SIGTERM, logger)
+        for _ in range(int(TERM_SECONDS / 0.05)):
+            if not is_left:
+                break
+            await asyncio.sleep(0.05)
+            is_left = _signal(group, 0, logger)
+    finally:
+        _signal(group, signal.SIGKILL, logger)
+    await asyncio.wait((exited,), timeout=1.0)
+
+
+def _signal(group: int, number: int, logger: Logger) -> bool:
+    """Send a signal to a group; return whether there is anybody in it."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        if number == signal.SIGKILL:
+            logger.warning("the processes of group %d belong to another user and could not be ended", group)
+    return True

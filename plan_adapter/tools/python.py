@@ -1,0 +1,68 @@
+"""`python`: a function named by import string, from modules that the settings allow."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, cast
+
+from pydantic import JsonValue
+
+from plan_adapter.errors import ToolDefinitionError, ToolError
+from plan_adapter.settings import Settings
+from plan_adapter.tools.imports import import_object
+from plan_adapter.tools.tool import Tool, ToolContext, tool
+
+
+@tool(effect="write", literal_parameters=("function",))
+def python(function: str, context: ToolContext, arguments: dict[str, JsonValue] | None = None) -> Any:
+    """Call a Python function and return what it returns.
+
+    Only modules below a prefix of `PLAN_ADAPTER_PYTHON_PREFIXES` may be named; by default there is none. A function that is a tool
+    gets its arguments checked, and a `ToolContext` where it asks for one.
+
+    Args:
+        function: An import string, `package.module:name`; public names and sync functions only.
+        arguments: Keyword arguments.
+    """
+    found = _allowed(function)
+    given = arguments or {}
+    if isinstance(found, Tool):
+        known = cast("Tool[..., Any]", found)
+        return _sync(known.fn, function)(**known.bind(given, context))
+    call = _sync(getattr(found, "fn", found), function)
+    try:
+        inspect.signature(call).bind(**given)
+    except (TypeError, ValueError) as error:
+        raise ToolError(f"the arguments do not fit `{function}`: {error}") from error
+    return call(**given)
+
+
+def _allowed(import_string: str) -> object:
+    prefixes = Settings().python_prefixes
+    if not prefixes:
+        raise ToolError("`python` is switched off: no module prefix is allowed (PLAN_ADAPTER_PYTHON_PREFIXES=package,other.module)")
+    module, _, path = import_string.partition(":")
+    if not _is_below(module, prefixes):
+        raise ToolError(f"`{module}` is below none of the allowed prefixes {', '.join(prefixes)} (PLAN_ADAPTER_PYTHON_PREFIXES)")
+    if not path.isidentifier() or path.startswith("_"):
+        raise ToolError(f"`{import_string}` names no public function of a module: write `package.module:name`")
+    try:
+        found = import_object(import_string)
+    except ToolDefinitionError as error:
+        raise ToolError(str(error)) from error
+    # What an allowed module has imported for itself (`from os import system`) is not its own.
+    home = str(getattr(found, "__module__", "?"))
+    if not _is_below(home, prefixes):
+        raise ToolError(f"`{import_string}` is defined in `{home}`, which is below none of the allowed prefixes")
+    return found
+
+
+def _is_below(module: str, prefixes: tuple[str, ...]) -> bool:
+    return any(module == prefix or module.startswith(f"{prefix}.") for prefix in prefixes)
+
+
+def _sync(function: object, import_string: str) -> Callable[..., Any]:
+    if not callable(function) or inspect.isclass(function):
+        raise ToolError(f"`{import_string}` is no function")
+    if inspect.iscoroutinefunction(function):
+        raise ToolError(f"`{import_string}` is async; offer it as a tool of its own (`@tool`, --tools)")
+    return function

@@ -1,0 +1,132 @@
+"""`ToolRegistry`: the tools at hand, by name; and where they come from: objects, import strings, entry points, the built-in ones."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, cast
+
+from pydantic import JsonValue
+
+from plan_adapter.errors import ToolDefinitionError
+from plan_adapter.problems import did_you_mean
+from plan_adapter.tools.imports import import_object
+from plan_adapter.tools.tool import Tool, as_tool
+
+ENTRY_POINT_GROUP = "plan_adapter.tools"
+
+
+class ToolRegistry:
+    """The tools that a plan may name.
+
+    Takes tools, typed functions, Prefect tasks and flows, other registries, lists of these, and import strings
+    (`package.module:name`) of any of them. Raises ToolDefinitionError for anything else, and for two tools of one name.
+    """
+
+    def __init__(self, items: Iterable[object] = ()) -> None:
+        self._tools: dict[str, Tool[..., Any]] = {}
+        for item in items:
+            self.add(item)
+
+    @classmethod
+    def with_builtins(cls, items: Iterable[object] = ()) -> "ToolRegistry":
+        """Return a registry of the built-in tools and `items`."""
+        return cls((*_builtins(), *items))
+
+    @classmethod
+    def from_settings(cls, imports: Iterable[str]) -> "ToolRegistry":
+        """Return the built-in tools, those of the entry point group `plan_adapter.tools`, and those that `imports` name."""
+        return cls((*_builtins(), *_entry_points(), *imports))
+
+    def add(self, item: object) -> None:
+        """Add a tool, or all tools of a registry or list; the same tool twice counts once."""
+        for tool in _tools_of(item):
+            known = self._tools.setdefault(tool.name, tool)
+            if known is not tool and (known.source is not tool.source or known.effect != tool.effect):
+                raise ToolDefinitionError(
+                    f"two tools are called `{tool.name}`: {known.origin} ({known.effect}) and {tool.origin} ({tool.effect}); "
+                    "give one of them another name"
+                )
+
+    def get(self, name: str) -> Tool[..., Any] | None:
+        """Return the tool called `name`, or None."""
+        return self._tools.get(name)
+
+    def names(self) -> list[str]:
+        """Return the names of the tools, sorted."""
+        return sorted(self._tools)
+
+    def subset(self, *names: str) -> "ToolRegistry":
+        """Return a registry of the tools called `names` alone; raises ToolDefinitionError for a name that is not here."""
+        if unknown := [name for name in names if name not in self._tools]:
+            hints = "; ".join(f"`{name}`: {did_you_mean(name, self.names())}" for name in unknown)
+            raise ToolDefinitionError(f"no such tool: {hints}")
+        return ToolRegistry(self._tools[name] for name in names)
+
+    def definitions(self) -> list[dict[str, JsonValue]]:
+        """Return name, description, effect, permissions and parameter schema of each tool, by name: what a person or a model reads."""
+        return [
+            {
+                "name": tool.name,
+                "description": tool.description,
+                "effect": tool.effect,
+                "permissions": [*sorted(tool.permissions)],
+                "parameters": tool.parameters_schema,
+            }
+            for tool in self
+        ]
+
+    def __iter__(self) -> Iterator[Tool[..., Any]]:
+        """Iterate over the tools, by name."""
+        return iter([self._tools[name] for name in self.names()])
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether a tool is called `name`."""
+        return name in self._tools
+
+    def __len__(self) -> int:
+        """Return how many tools there are."""
+        return len(self._tools)
+
+    def __repr__(self) -> str:
+        return f"<ToolRegistry {', '.join(self.names())}>"
+
+
+def import_tool(import_string: str) -> Tool[..., Any]:
+    """Return the one tool that `package.module:name` names; raises ToolDefinitionError for none and for several."""
+    tools = _tools_of(import_string)
+    if len(tools) != 1:
+        raise ToolDefinitionError(f"`{import_string}` names {len(tools)} tools where one is needed")
+    return tools[0]
+
+
+def _tools_of(item: object) -> list[Tool[..., Any]]:
+    if isinstance(item, str):
+        item = import_object(item)
+        if isinstance(item, str):
+            raise ToolDefinitionError(f"an import string that names the text {item!r} instead of a tool")
+    if isinstance(item, ToolRegistry):
+        return list(item)
+    if isinstance(item, list | tuple):
+        return [tool for part in cast("list[object]", item) for tool in _tools_of(part)]
+    return [as_tool(item)]
+
+
+def _entry_points() -> Iterator[object]:
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        try:
+            yield point.load()
+        except Exception as error:  # a module is code: it may raise anything
+            package = point.dist.name if point.dist else "?"
+            what = f"the entry point `{point.name} = {point.value}` of the package `{package}`"
+            raise ToolDefinitionError(f"{what} cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+def _builtins() -> tuple[Callable[..., object], ...]:
+    from plan_adapter.tools.deployment import run_deployment
+    from plan_adapter.tools.files import read_file, write_file
+    from plan_adapter.tools.http import http_get, http_send
+    from plan_adapter.tools.python import python
+    from plan_adapter.tools.shell import bash, run_command
+    from plan_adapter.tools.sql import sql_execute, sql_query
+
+    return (http_get, http_send, run_command, bash, sql_query, sql_execute, read_file, write_file, python, run_deployment)

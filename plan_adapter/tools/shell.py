@@ -1,0 +1,107 @@
+"""`run_command`, `bash` and `command_tool`: a command as a step, in a process group that ends with the step."""
+
+import signal
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import Field, JsonValue
+
+from plan_adapter.errors import ToolDefinitionError, ToolError
+from plan_adapter.plan import Effect
+from plan_adapter.tools.processes import run_group
+from plan_adapter.tools.tool import Tool, ToolContext, tool
+
+ERROR_CHARACTERS = 1_000
+
+BASH = ("bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c")
+"""A script ends with its first command that fails, in a pipeline, too, as in CI systems: a step must not hide a failure."""
+
+Word: TypeAlias = str | int | float | bool
+"""An argument or a variable: numbers and booleans of a plan are written as text, so that `${{ inputs.port }}` may be one."""
+
+
+@tool(effect="write")
+async def run_command(
+    argv: Annotated[list[Word], Field(min_length=1)],
+    context: ToolContext,
+    cwd: str | None = None,
+    env: dict[str, Word] | None = None,
+    stdin: str | None = None,
+) -> dict[str, JsonValue]:
+    """Run a command without a shell; the result is {exit_code, stdout, stderr}.
+
+    Each line of output goes to the step's log; of each output the result keeps the beginning and the end. An exit code other than 0 fails
+    the step. A timeout or a cancellation ends the command with everything that it started; what it leaves in the background when it
+    ends by itself is not touched.
+
+    Args:
+        argv: The command and its arguments.
+        cwd: The folder to run it in.
+        env: Variables to add to the environment.
+        stdin: What the command reads; nothing by default.
+    """
+    return await _run([_text(word) for word in argv], cwd=cwd, env=env, stdin=stdin, context=context)
+
+
+@tool(effect="write", literal_parameters=("command",))
+async def bash(
+    command: str, context: ToolContext, cwd: str | None = None, env: dict[str, Word] | None = None
+) -> dict[str, JsonValue]:
+    """Run a bash script; the result is {exit_code, stdout, stderr}.
+
+    It runs with `-e -o pipefail`: it ends with the first command that fails, and fails the step. Its text is fixed by the plan; values
+    of a run reach it through `env`. All else is as with run_command.
+
+    Args:
+        command: The script.
+        cwd: The folder to run it in.
+        env: Variables to add to the environment.
+    """
+    return await _run([*BASH, command], cwd=cwd, env=env, stdin=None, context=context)
+
+
+def command_tool(
+    name: str,
+    argv: Sequence[str],
+    *,
+    effect: Effect = "write",
+    description: str | None = None,
+    cwd: str | None = None,
+    env: Mapping[str, Word] | None = None,
+    permissions: Iterable[str] = (),
+) -> Tool[[ToolContext], Coroutine[Any, Any, dict[str, JsonValue]]]:
+    """Return a tool without parameters that runs one fixed command; `cwd` and `env` are fixed with it.
+
+    Its result and its failures are those of run_command.
+    """
+    if isinstance(argv, str) or not argv:
+        raise ToolDefinitionError(f"the command of `{name}` must be a list of words: [\"git\", \"status\"]")
+    words = [_text(word) for word in argv]
+
+    async def run(context: ToolContext) -> dict[str, JsonValue]:
+        return await _run(words, cwd=cwd, env=env, stdin=None, context=context)
+
+    return Tool(run, name=name, effect=effect, description=description or f"Run `{' '.join(words)}`.", permissions=permissions)
+
+
+async def _run(
+    argv: list[str], *, cwd: str | None, env: Mapping[str, Word] | None, stdin: str | None, context: ToolContext
+) -> dict[str, JsonValue]:
+    variables = {name: _text(value) for name, value in (env or {}).items()}
+    ended = await run_group(argv, cwd=cwd, env=variables, stdin=stdin, logger=context.logger)
+    if ended.exit_code != 0:
+        how = f"ended with exit code {ended.exit_code}" if ended.exit_code > 0 else f"was ended by {_signal_name(-ended.exit_code)}"
+        said = (ended.stderr.strip() or ended.stdout.strip())[-ERROR_CHARACTERS:]
+        raise ToolError(f"`{argv[0]}` {how}" + (f": {said}" if said else ""))
+    return {"exit_code": 0, "stdout": ended.stdout, "stderr": ended.stderr}
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _text(word: Word) -> str:
+    return str(word).lower() if isinstance(word, bool) else str(word)

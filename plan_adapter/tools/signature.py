@@ -1,0 +1,269 @@
+"""A function's signature as a pydantic model: the JSON Schema of what it takes, and what does not fit it."""
+
+import inspect
+import json
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, create_model
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema
+
+from plan_adapter.errors import ToolDefinitionError
+from plan_adapter.problems import did_you_mean
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+Misfit: TypeAlias = tuple[str, str, str]
+"""A path below the parameters (`headers.accept`, `argv[0]`), what is wrong there, and a hint that may be empty."""
+
+MISFITS_SHOWN = 20
+
+
+class _Schema(GenerateJsonSchema):
+    # A default that is no JSON (a sentinel) is the function's own affair: the schema leaves it out without a warning.
+    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012  # pydantic declares it so
+
+    def field_title_should_be_set(self, schema: object) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a function takes by keyword: `model` validates it, `context_names` are injected and no part of it."""
+
+    model: type[BaseModel]
+    fields: Mapping[str, str]  # parameter -> field of `model`; fields have neutral names, so that `json` or `_x` may be parameters
+    own_defaults: frozenset[str]  # parameters whose default is a pydantic `Field(...)`: the model fills them in, not the function
+    context_names: tuple[str, ...]
+    schema: dict[str, JsonValue]
+
+    def validate(self, parameters: Mapping[str, JsonValue]) -> dict[str, Any]:
+        """Return keyword arguments of the annotated types; raises pydantic's ValidationError."""
+        model = self.model.model_validate(parameters)
+        given = model.model_fields_set
+        return {name: getattr(model, field) for name, field in self.fields.items() if field in given or name in self.own_defaults}
+
+    def misfits(self, parameters: dict[str, JsonValue], is_open: Callable[[JsonValue], bool]) -> list[Misfit]:
+        """Return what does not fit, at most one finding a place; values for which `is_open` holds are taken as fitting."""
+        try:
+            self.model.model_validate(parameters)
+        except ValidationError as error:
+            found = error.errors(include_url=False, include_context=False, include_input=False)
+        else:
+            return []
+        places: dict[tuple[str | int, ...], list[ErrorDetails]] = {}
+        for detail in found:
+            place, is_certain = _locate(detail, parameters, is_open)
+            if is_certain:
+                places.setdefault(place, []).append(detail)
+        # What is wrong inside a value says more than that another member of its union takes no such value at all.
+        around = {place[:length] for place in places for length in range(len(place))}
+        innermost = [(place, details) for place, details in places.items() if place not in around]
+        return [self._misfit(place, details, parameters) for place, details in innermost[:MISFITS_SHOWN]]
+
+    def _misfit(self, place: tuple[str | int, ...], details: "list[ErrorDetails]", parameters: dict[str, JsonValue]) -> Misfit:
+        path, kind = _path(place), details[0]["type"]
+        if kind == "missing":
+            hint = self._takes(place[0]) if len(place) == 1 else ""
+            return path, f"`{path}` is missing", hint
+        if kind == "extra_forbidden":
+            message = f"`{path}` is no parameter of this tool" if len(place) == 1 else f"`{path}` is unknown here"
+            return path, message, did_you_mean(str(place[-1]), list(self.fields)) if len(place) == 1 else ""
+        return path, f"`{path}` " + _wrong(details, _value_at(parameters, place)), ""
+
+    def _takes(self, name: str | int) -> str:
+        properties = cast("dict[str, dict[str, Any]]", self.schema.get("properties", {}))
+        written = properties.get(str(name), {})
+        kinds = [str(option["type"]) for option in written.get("anyOf", [written]) if "type" in option]
+        return "it takes " + " or ".join(_WORDS.get(kind, kind) for kind in kinds) if kinds else ""
+
+
+def read_signature(fn: Callable[..., object], *, context_type: type) -> Signature:
+    """Return the signature of `fn`; parameters annotated with `context_type` (optional or not) are kept apart.
+
+    Raises ToolDefinitionError, which names the parameter, for what no JSON Schema can say or no keyword can reach.
+    """
+    name = getattr(fn, "__name__", repr(fn))
+    try:
+        parameters = inspect.signature(fn).parameters
+    except (TypeError, ValueError, NameError) as error:
+        raise ToolDefinitionError(f"`{name}` cannot be a tool: its signature cannot be read ({error})") from error
+    definitions: dict[str, tuple[Any, Any]] = {}
+    fields: dict[str, str] = {}
+    context_names: list[str] = []
+    for parameter in parameters.values():
+        annotation = _annotation(fn, parameter, context_type)
+        if _mentions(annotation, context_type):
+            context_names.append(parameter.name)
+            continue
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[parameter.name] = field = f"p{len(fields)}"
+        definitions[field] = (Annotated[annotation, Field(validation_alias=parameter.name)], default)
+    model, schema = _model_of(name, definitions, fields)
+    own_defaults = frozenset(parameter for parameter in fields if isinstance(parameters[parameter].default, FieldInfo))
+    return Signature(model, fields, own_defaults, tuple(context_names), schema)
+
+
+def parameter_descriptions(docstring: str) -> tuple[str, dict[str, str]]:
+    """Return the text of a Google-style docstring before its sections, and the descriptions below `Args:` by parameter."""
+    from griffe import Docstring, DocstringSectionKind
+
+    text, described = list[str](), dict[str, str]()
+    for section in Docstring(docstring, parser="google").parse("google", warnings=False):
+        if section.kind is DocstringSectionKind.text and not described:
+            text.append(str(section.value))
+        elif section.kind is DocstringSectionKind.parameters:
+            described.update({item.name: " ".join(item.description.split()) for item in section.value})
+    return "\n\n".join(text).strip(), described
+
+
+def _annotation(fn: Callable[..., object], parameter: inspect.Parameter, context_type: type) -> Any:
+    """Return the evaluated annotation of a parameter that a keyword can reach."""
+    what = f"`{getattr(fn, '__name__', fn)}` cannot be a tool: parameter `{parameter.name}`"
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        raise ToolDefinitionError(f"{what} takes any number of arguments, which no schema can say; take a list or a dict")
+    if parameter.kind is parameter.POSITIONAL_ONLY:
+        raise ToolDefinitionError(f"{what} is positional only, and a step names its parameters; remove the `/`")
+    if parameter.annotation is parameter.empty:
+        raise ToolDefinitionError(f"{what} has no annotation; annotate it (`Any` takes every JSON value)")
+    inner = inspect.unwrap(fn)
+    # ToolContext is known even where it is imported for type checkers only.
+    names = {context_type.__name__: context_type, **getattr(inner, "__globals__", {})}
+    holder = types.SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
+    try:
+        return typing.get_type_hints(holder, globalns=names, include_extras=True)[parameter.name]
+    except Exception as error:  # an annotation is code: it may raise anything
+        raise ToolDefinitionError(f"{what} has an annotation that cannot be evaluated: {error}; import its names at run time") from error
+
+
+def _mentions(annotation: Any, wanted: type) -> bool:
+    if annotation is wanted:
+        return True
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, Annotated):
+        return any(_mentions(part, wanted) for part in typing.get_args(annotation))
+    return False
+
+
+def _model_of(
+    name: str, definitions: Mapping[str, tuple[Any, Any]], fields: Mapping[str, str]
+) -> tuple[type[BaseModel], dict[str, JsonValue]]:
+    try:
+        return _built(name, definitions)
+    except _NO_SCHEMA as error:
+        for parameter, field in fields.items():
+            if (reason := _refusal(name, field, definitions[field])) is not None:
+                raise ToolDefinitionError(f"`{name}` cannot be a tool: parameter `{parameter}` has no JSON Schema: {reason}") from error
+        raise ToolDefinitionError(f"`{name}` cannot be a tool: its parameters have no JSON Schema: {_first_line(error)}") from error
+
+
+# TypeError: a default that its own annotation cannot hold, or metadata that pydantic does not know.
+_NO_SCHEMA = (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema, PydanticUserError, TypeError, NameError)
+
+
+def _built(name: str, definitions: Mapping[str, tuple[Any, Any]]) -> tuple[type[BaseModel], dict[str, JsonValue]]:
+    config = ConfigDict(extra="forbid", protected_namespaces=())
+    model = create_model(name, __config__=config, **cast("dict[str, Any]", definitions))
+    schema = model.model_json_schema(schema_generator=_Schema)
+    schema.pop("title", None)
+    return model, schema
+
+
+def _refusal(name: str, field: str, definition: tuple[Any, Any]) -> str | None:
+    try:
+        _built(name, {field: definition})
+    except _NO_SCHEMA as error:
+        return _first_line(error)
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _locate(
+    detail: "ErrorDetails", parameters: dict[str, JsonValue], is_open: Callable[[JsonValue], bool]
+) -> tuple[tuple[str | int, ...], bool]:
+    """Return where in `parameters` a finding stands, and whether it holds whatever the open values turn out to be.
+
+    Pydantic's places also name the members of unions; these are no parts of the document, and what one member refuses another might
+    take if an open value inside were known.
+    """
+    place, node = list[str | int](), cast("JsonValue", parameters)
+    union: tuple[JsonValue] | None = None
+    *_, last = detail["loc"] or ("",)
+    for part in detail["loc"]:
+        child = _child(node, part)
+        if child is not None:
+            node = child[0]
+            place.append(part)
+        elif detail["type"] == "missing" and part == last:
+            place.append(part)
+            return tuple(place), union is None or not _holds_open(union[0], is_open)
+        else:
+            union = union or (node,)
+        if is_open(node):
+            return tuple(place), False
+    return tuple(place), not _holds_open(union[0] if union else node, is_open)
+
+
+def _child(node: JsonValue, part: str | int) -> tuple[JsonValue] | None:
+    if isinstance(node, dict) and part in node:
+        return (node[part],)
+    if isinstance(node, list) and isinstance(part, int) and part < len(node):
+        return (node[part],)
+    return None
+
+
+def _value_at(parameters: dict[str, JsonValue], place: tuple[str | int, ...]) -> JsonValue:
+    node: JsonValue = parameters
+    for part in place:
+        child = _child(node, part)
+        node = child[0] if child else None
+    return node
+
+
+def _holds_open(node: JsonValue, is_open: Callable[[JsonValue], bool]) -> bool:
+    if is_open(node):
+        return True
+    parts = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    return any(_holds_open(part, is_open) for part in parts)
+
+
+def _path(place: tuple[str | int, ...]) -> str:
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    return text.removeprefix(".")
+
+
+_WORDS = {
+    "a valid dictionary": "an object", "a valid list": "a list", "a valid array": "a list", "a valid string": "a string",
+    "a valid integer": "an integer", "a valid number": "a number", "a valid boolean": "true or false",
+    "object": "an object", "array": "a list", "string": "a string", "integer": "an integer", "number": "a number",
+    "boolean": "true or false",
+}  # fmt: skip
+
+
+def _wrong(details: "list[ErrorDetails]", value: JsonValue) -> str:
+    prefix = "Input should be "
+    wanted = [detail["msg"].removeprefix(prefix) for detail in details if detail["msg"].startswith(prefix)]
+    if not wanted:
+        return f"is refused: {details[0]['msg'].removeprefix('Value error, ')} (it is {_shown(value)})"
+    words = (re.split(r", unable| or instance of", text)[0] for text in wanted)
+    return "should be " + " or ".join(dict.fromkeys(_WORDS.get(word, word) for word in words)) + f", but is {_shown(value)}"
+
+
+def _shown(value: JsonValue) -> str:
+    """Return `value` for a message: short texts as they are, containers by their size."""
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    if isinstance(value, dict):
+        return f"an object of {len(value)}"
+    if isinstance(value, str):
+        return f"the text {json.dumps(value[:40] + ('…' if len(value) > 40 else ''), ensure_ascii=False)}"
+    return json.dumps(value)

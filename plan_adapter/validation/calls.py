@@ -1,0 +1,173 @@
+"""What a step calls and when: its fields, its tool, its parameters, its expressions compiled."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import JsonValue
+
+from plan_adapter.expressions import Declarations, Template, compile_template, has_expression
+from plan_adapter.plan import EFFECTS, RESERVED_IDS, STEP_ID, ExecutionPlan, Step
+from plan_adapter.problems import did_you_mean
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.tools.tool import Tool
+from plan_adapter.validation.findings import Findings
+from plan_adapter.validation.json_text import NotJSONError, parse_json
+from plan_adapter.values import find_bad_values
+
+_NOT_YET: Mapping[str, tuple[str, str]] = {
+    "goal": ("goals are not pursued yet", "call a tool: `tool_name`"),
+    "tools": ("only a goal has tools, and goals are not pursued yet", "call one tool: `tool_name`"),
+    "max_rounds": ("only a goal has rounds, and goals are not pursued yet", "remove it"),
+    "requires_approval": ("a step has no approval of its own yet", "the whole plan has: options.require_approval"),
+    "rollback": ("nothing is rolled back yet", "undo it in a later step with `when`"),
+}
+_EMPTY = (None, False, "", [])
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A step, compiled. `tool` is None where there is none of that name."""
+
+    step: Step
+    tool: Tool[..., Any] | None
+    parameters: Template
+    when: Template | None
+    for_each: Template | None
+    done_when: Template | None
+
+    @property
+    def templates(self) -> dict[str, Template]:
+        """Return the templates by field, in the order of a document."""
+        fields = {"for_each": self.for_each, "parameters": self.parameters, "when": self.when, "done_when": self.done_when}
+        return {name: template for name, template in fields.items() if template is not None}
+
+
+def check_calls(plan: ExecutionPlan, tools: ToolRegistry, findings: Findings) -> list[Call]:
+    """Return the compiled steps, and add everything that is wrong with each by itself."""
+    _check_ids(plan, findings)
+    _check_tools_exist(plan, tools, findings)
+    declared = Declarations(frozenset(step.id for step in plan.steps), plan.inputs)
+    return [_check_call(step, f"steps[{index}]", declared, tools, findings) for index, step in enumerate(plan.steps)]
+
+
+def _check_ids(plan: ExecutionPlan, findings: Findings) -> None:
+    first: dict[str, int] = {}
+    for index, step in enumerate(plan.steps):
+        at = f"steps[{index}].id"
+        if not re.fullmatch(STEP_ID, step.id):
+            findings.add("bad-id", at, f"{step.id[:80]!r} is no id", "a letter or _, then at most 63 letters, digits, _ or -")
+        elif step.id in RESERVED_IDS:
+            findings.add("reserved-id", at, f"`{step.id}` is a word of the expression language", f"call it `{step.id}_step`")
+        if step.id in first:
+            findings.add("duplicate-id", at, f"`{step.id}` is the id of steps[{first[step.id]}], too", "give one of them another id")
+        first.setdefault(step.id, index)
+
+
+def _check_tools_exist(plan: ExecutionPlan, tools: ToolRegistry, findings: Findings) -> None:
+    users: dict[str, list[int]] = {}
+    for index, step in enumerate(plan.steps):
+        if step.tool_name and step.tool_name not in tools:
+            users.setdefault(step.tool_name, []).append(index)
+    for name, indices in users.items():
+        also = f" ({len(indices)} steps call it)" if len(indices) > 1 else ""
+        at = f"steps[{indices[0]}].tool_name"
+        findings.add("unknown-tool", at, f"no tool is called `{name[:80]}`{also}", did_you_mean(name, tools.names()))
+
+
+def _check_call(step: Step, at: str, declared: Declarations, tools: ToolRegistry, findings: Findings) -> Call:
+    for field, (message, hint) in _NOT_YET.items():
+        if getattr(step, field) not in _EMPTY and not (field in ("tools", "max_rounds") and step.goal):
+            findings.add("not-yet", f"{at}.{field}", message, hint)
+    if not step.tool_name and step.goal is None:
+        findings.add("missing-field", f"{at}.tool_name", "the step names no tool", "write `tool_name`")
+    tool = tools.get(step.tool_name or "")
+    parameters, place = _parameters(step, at, findings)
+    if tool is not None:
+        _check_parameters(tool, parameters, place, findings)
+        _check_effect(step, tool, at, findings)
+    return _compiled(step, tool, parameters, (at, place), declared, findings)
+
+
+def _parameters(step: Step, at: str, findings: Findings) -> tuple[dict[str, JsonValue], str]:
+    """Return what the step hands its tool, and where that stands: `input` counts only where `parameters` is empty."""
+    if step.parameters or not step.input:
+        if step.input:
+            findings.warn("unused-input", f"{at}.input", "`input` is not used, because there are `parameters`", "remove one of them")
+        return step.parameters, f"{at}.parameters"
+    place, value = f"{at}.input", None
+    try:
+        value = parse_json(step.input)
+    except NotJSONError as error:
+        if error.code:
+            findings.add(error.code, place, f"the text looks like JSON{error}", "mend it")
+    if not isinstance(value, dict):
+        return {"input": step.input}, place
+    findings.extend(replace(problem, at=place) for problem in find_bad_values(value))
+    return value, place
+
+
+def _check_parameters(tool: Tool[..., Any], parameters: dict[str, JsonValue], place: str, findings: Findings) -> None:
+    for path, message, hint in tool.check(parameters, _is_open):
+        findings.add("bad-parameters", _inside(place, path), message, hint)
+    for name in sorted(tool.literal_parameters & parameters.keys()):
+        if any(has_expression(text) for text in _texts(parameters[name])):
+            hint = 'pass the value through `env`, and write "$NAME" in the script'
+            findings.add("expression-in-command", _inside(place, name), f"`{name}` is code, and `${{{{ }}}}` would put data into it", hint)
+
+
+def _inside(place: str, path: str) -> str:
+    # The text of `input` has no places of its own.
+    return f"{place}.{path}" if path and place.endswith(".parameters") else place
+
+
+def _is_open(value: JsonValue) -> bool:
+    return isinstance(value, str) and has_expression(value)
+
+
+def _texts(value: JsonValue) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for member in members for text in _texts(member)]
+
+
+def _check_effect(step: Step, tool: Tool[..., Any], at: str, findings: Findings) -> None:
+    if step.effect is not None and EFFECTS.index(step.effect) < EFFECTS.index(tool.effect):
+        message = f"`{tool.name}` counts as {tool.effect}; here it is declared as {step.effect}"
+        findings.warn("lowered-effect", f"{at}.effect", message, "the digest covers it; an approver must know that it is true")
+    if step.max_retries and (step.effect or tool.effect) == "write":
+        message = f"`{tool.name}` writes, and is tried again after a failure"
+        findings.warn("retried-write", f"{at}.max_retries", message, "remove it, or declare the effect if a second call does no harm")
+
+
+def _compiled(
+    step: Step,
+    tool: Tool[..., Any] | None,
+    parameters: dict[str, JsonValue],
+    places: tuple[str, str],
+    declared: Declarations,
+    findings: Findings,
+) -> Call:
+    at, place = places
+    for_item = replace(declared, item=step.for_each is not None)
+
+    def compiled(value: JsonValue, where: str, declarations: Declarations, expect: Any = None) -> Template:
+        template, problems = compile_template(value, declarations, at=where, expect=expect)
+        findings.extend(replace(problem, at=where) if place.endswith(".input") else problem for problem in problems)
+        return template
+
+    done_when = step.done_when
+    if done_when is not None and not has_expression(done_when):
+        message, hint = "a condition in words is judged by a model, which is not done yet", "write an expression: `${{ result.… }}`"
+        findings.add("not-yet", f"{at}.done_when", message, hint)
+        done_when = None
+    return Call(
+        step,
+        tool,
+        parameters=compiled(parameters, place, for_item),
+        when=None if step.when is None else compiled(step.when, f"{at}.when", declared, "bool"),
+        for_each=None if step.for_each is None else compiled(step.for_each, f"{at}.for_each", declared, "list"),
+        done_when=None if done_when is None else compiled(done_when, f"{at}.done_when", replace(for_item, result=True), "bool"),
+    )

@@ -1,0 +1,66 @@
+"""Which step waits for which: what is written, what references imply, and that nothing goes round in a circle."""
+
+from collections.abc import Mapping
+
+from plan_adapter.graph import find_cycle
+from plan_adapter.problems import did_you_mean
+from plan_adapter.validation.calls import Call
+from plan_adapter.validation.findings import Findings
+
+
+def check_dependencies(calls: list[Call], findings: Findings) -> dict[str, tuple[str, ...]]:
+    """Return for each step the steps that it waits for, implied ones last, and add what is wrong with them."""
+    position = {call.step.id: index for index, call in reversed(list(enumerate(calls)))}
+    known = frozenset(position)
+    dependencies: dict[str, tuple[str, ...]] = {}
+    for index, call in enumerate(calls):
+        step, at = call.step, f"steps[{index}]"
+        written = _written(call, at, known, findings)
+        for field, template in call.templates.items():
+            if step.id in template.steps:
+                hint = (
+                    "in done_when, `result` is this step's own" if field == "done_when" else "use a step that ends before this one starts"
+                )
+                findings.add("not-an-ancestor", f"{at}.{field}", f"`{step.id}` uses its own result", hint)
+        implied = {name for template in call.templates.values() for name in template.steps if name in known and name != step.id}
+        dependencies.setdefault(step.id, tuple(dict.fromkeys([*written, *sorted(implied, key=position.__getitem__)])))
+    _check_cycles(dependencies, position, calls, findings)
+    return dependencies
+
+
+def _written(call: Call, at: str, known: frozenset[str], findings: Findings) -> list[str]:
+    """Return the dependencies that are written and can be, each once."""
+    step, sound = call.step, dict[str, None]()
+    for index, name in enumerate(step.depends_on):
+        place = f"{at}.depends_on[{index}]"
+        if name in sound:
+            findings.warn("duplicate-dependency", place, f"`{name}` is written twice", "remove one of them")
+        elif name == step.id:
+            findings.add("self-dependency", place, f"`{name}` depends on itself", "remove it")
+        elif name not in known:
+            findings.add("unknown-step", place, f"no step is called `{name[:80]}`", did_you_mean(name, known))
+        else:
+            sound[name] = None
+    return list(sound)
+
+
+def _check_cycles(dependencies: Mapping[str, tuple[str, ...]], position: Mapping[str, int], calls: list[Call], findings: Findings) -> None:
+    """Add one problem per circle; a step is in at most one of them."""
+    rest = dict(dependencies)
+    for _ in range(20):  # each needs a look at the whole graph; who has more circles will look again
+        cycle = find_cycle(rest)
+        if not cycle:
+            return
+        members = cycle[:-1]
+        start = min(range(len(members)), key=lambda place: position[members[place]])
+        members = members[start:] + members[:start]
+        shown = members if len(members) <= 12 else [*members[:10], "…", members[-1]]
+        implied = [
+            f"`{a}` uses `{b}`"
+            for a, b in zip(members, [*members[1:], members[0]], strict=True)
+            if b not in calls[position[a]].step.depends_on
+        ]
+        hint = "remove one of these dependencies" + (f"; of references: {', '.join(implied[:5])}" if implied else "")
+        path = " → ".join([*shown, members[0]])
+        findings.add("cycle", f"steps[{position[members[0]]}].depends_on", f"these steps wait for each other: {path}", hint)
+        rest = {name: after for name, after in rest.items() if name not in set(members)}

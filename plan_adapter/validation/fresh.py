@@ -1,0 +1,116 @@
+"""A plan as Python code left it -> a copy whose every field has its type."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from plan_adapter.documents.findings import build_plan
+from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Step
+from plan_adapter.problems import Problem
+from plan_adapter.values import MAX_DEPTH, TOO_DEEP, find_bad_values
+
+MAX_VALUES = 5_000_000
+"""Values in one plan, each counted as often as it is used."""
+
+_UNUSABLE = ("too-deep", "too-large", "wrong-type")
+
+
+def fresh_copy(plan: ExecutionPlan) -> tuple[ExecutionPlan | None, list[Problem]]:
+    """Return a copy of `plan` without the fields that have a wrong type or value, and these as problems.
+
+    None for a plan that holds what is no JSON, or is nested too deep to be looked at.
+    """
+    document = _document(plan)
+    steps: Any = document.get("steps")
+    parts = [(name, value, 1) for name, value in document.items() if name != "steps" or not isinstance(value, list)]
+    parts += [(f"steps[{index}]", step, 2) for index, step in enumerate(steps)] if isinstance(steps, list) else []  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    problems = oversize(parts) or find_bad_values(document)
+    if any(problem.code in _UNUSABLE for problem in problems):
+        return None, problems
+    try:
+        fresh = ExecutionPlan.model_validate(document, strict=True)
+    except ValidationError:
+        fresh, misfits = build_plan(_copied(document))
+        known = {problem.at for problem in problems}
+        problems += [problem for problem in misfits if problem.at not in known]
+    _take_over(plan, fresh)
+    return fresh, problems
+
+
+def _document(model: BaseModel, levels: int = 3) -> dict[str, Any]:
+    """Return the fields of `model` by their names in documents; models are taken apart, other values are as they are.
+
+    Of the options only what is written: the other of the two error policies follows from the one.
+    """
+    infos = type(model).model_fields
+    fields = {infos[name].alias or name: _part(value, levels) for name, value in vars(model).items()}
+    if isinstance(model, ExecutionOptions):
+        return {name: value for name, value in fields.items() if name in model.model_fields_set}
+    if isinstance(model, ExecutionPlan) and "id" not in model.model_fields_set:
+        del fields["id"]
+    return fields
+
+
+def _part(value: Any, levels: int) -> Any:
+    if isinstance(value, BaseModel) and levels > 0:  # a plan's parts lie three levels deep; deeper ones are not taken for parts
+        return _document(value, levels - 1)
+    if isinstance(value, list):
+        return [_part(member, levels) if isinstance(member, BaseModel) else member for member in value]  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, dict):
+        return {key: _part(member, levels) if isinstance(member, BaseModel) else member for key, member in value.items()}  # pyright: ignore[reportUnknownVariableType]
+    return value
+
+
+def oversize(parts: Iterable[tuple[str, Any, int]]) -> list[Problem]:
+    """Return a problem for the first of `parts`, (path, value, levels around it), that nests too deep, holds itself or unfolds endlessly.
+
+    Nothing is unfolded to find it.
+    """
+    total = 0
+    for at, value, depth in parts:
+        size = _size(value, MAX_DEPTH - depth)
+        if size is None:
+            code, message, hint = TOO_DEEP
+            return [Problem(code, at=at, message=message, hint=hint)]
+        total += size
+        if total > MAX_VALUES:
+            return [Problem("too-large", at=at, message=f"more than {MAX_VALUES:,} values", hint="split the plan")]
+    return []
+
+
+def _size(value: Any, levels: int) -> int | None:
+    """Return how many values `value` unfolds to, or None if it has more than `levels` levels; each container is looked at once a level."""
+    level, total = {id(value): (value, 1)} if isinstance(value, dict | list | tuple) else {}, 0
+    for _ in range(levels + 1):
+        if not level:
+            return total
+        below: dict[int, tuple[Any, int]] = {}
+        for container, times in level.values():
+            total += times * len(container)
+            for member in _members(container):
+                if isinstance(member, dict | list | tuple):
+                    below[id(member)] = (member, times + below.get(id(member), (None, 0))[1])  # pyright: ignore[reportUnknownArgumentType]
+        level = below
+    return None
+
+
+def _members(container: Any) -> Iterable[Any]:
+    return container.values() if isinstance(container, dict) else container  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(member) for key, member in value.items()}  # pyright: ignore[reportUnknownVariableType]
+    return [_copied(member) for member in value] if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType]
+
+
+def _take_over(plan: ExecutionPlan, fresh: ExecutionPlan) -> None:
+    """Give `fresh` what stands beside the fields, and `plan` the ids and places that were made."""
+    if "id" not in plan.model_fields_set:
+        vars(fresh)["id"] = plan.id  # made, so it stays unwritten
+    for name in ("_history", "_problems", "_marks", "_file"):
+        setattr(fresh, name, getattr(plan, name))
+    steps: Any = plan.steps
+    if isinstance(steps, list) and all(isinstance(step, Step) and isinstance(step.id, str) for step in steps):  # pyright: ignore[reportUnknownVariableType, reportUnnecessaryIsInstance]
+        plan.number_steps()

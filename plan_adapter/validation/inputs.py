@@ -1,0 +1,206 @@
+"""The inputs of a plan: whether their definitions make sense, and whether given values fit them."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import JsonValue
+
+from plan_adapter.errors import ExpressionError
+from plan_adapter.expressions import has_expression, matches
+from plan_adapter.plan import Input
+from plan_adapter.problems import Problem, did_you_mean
+from plan_adapter.validation.findings import Findings
+from plan_adapter.validation.fresh import oversize
+from plan_adapter.validation.json_text import parse_json
+from plan_adapter.values import find_bad_values, join
+
+_WORDS: Mapping[str, str] = {
+    "string": "text",
+    "integer": "an integer",
+    "number": "a number",
+    "boolean": "true or false",
+    "array": "a list",
+    "object": "a mapping",
+}
+_ONLY_FOR: Mapping[str, tuple[str, ...]] = {
+    "pattern": ("string",),
+    "min_length": ("string", "array"),
+    "max_length": ("string", "array"),
+    "minimum": ("integer", "number"),
+    "maximum": ("integer", "number"),
+    "items": ("array",),
+}
+_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_INTEGER = re.compile(r"-?[0-9]{1,20}")
+
+
+def check_definitions(inputs: Mapping[str, Input], findings: Findings) -> None:
+    """Add what contradicts itself in the definitions of inputs: no value could ever fit, or the default does not."""
+    for name, definition in inputs.items():
+        at = join("inputs", name)
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            findings.add("bad-name", at, f"{name[:60]!r} is no name of an input", "use letters, digits and underscores, no digit first")
+        for place, message, hint in _contradictions(definition):
+            findings.add("bad-input-definition", join(at, place), message, hint)
+
+
+def read_values(inputs: Mapping[str, Input], given: Mapping[str, object], *, from_text: bool) -> tuple[dict[str, JsonValue], list[Problem]]:
+    """Return the values of `inputs`, given or default, and every problem; values are copies."""
+    values, problems = dict[str, JsonValue](), list[Problem]()
+    for name, definition in inputs.items():
+        at = join("inputs", name)
+        if name in given:
+            value, found = _read(given[name], definition, at, from_text=from_text)
+            problems += found
+            values[name] = value
+        elif definition.is_required:
+            about = f" ({definition.description})" if definition.description else ""
+            hint = f"give {_WORDS[definition.type]}: --input {name}=…"
+            problems.append(Problem("missing-input", at=at, message=f"no value for `{name}`{about}", hint=hint))
+        else:
+            values[name] = _copy(definition.default)
+    for name in given:
+        if name not in inputs:
+            hint = did_you_mean(str(name), frozenset(inputs)) or "the plan declares no inputs"
+            problems.append(Problem("unknown-input", at=join("inputs", str(name)), message=f"the plan has no input `{name}`", hint=hint))
+    return values, problems
+
+
+def _read(value: Any, definition: Input, at: str, *, from_text: bool) -> tuple[JsonValue, list[Problem]]:
+    if from_text and isinstance(value, str):
+        try:
+            value = _from_text(value, definition.type)
+        except ValueError as error:
+            return None, [Problem("bad-input", at=at, message=f"this is not {_WORDS[definition.type]}{error}", hint=_text_hint(definition))]
+    if problems := oversize([(at, value, 1)]) or find_bad_values(value, at):
+        return None, problems
+    faults = [
+        Problem("bad-input", at=at, message=f"the value {fault}", hint=definition.description) for fault in _faults(value, definition)
+    ]
+    return _copy(value), faults
+
+
+def _contradictions(definition: Input) -> Iterator[tuple[str, str, str]]:
+    """Give (field, message, hint) of what is wrong in a definition."""
+    for field, kinds in _ONLY_FOR.items():
+        if getattr(definition, field) is not None and definition.type not in kinds:
+            yield field, f"`{field}` says nothing about {_WORDS[definition.type]}", f"remove it, or write type: {kinds[0]}"
+    if definition.pattern is not None and (fault := _pattern_fault(definition.pattern)):
+        yield "pattern", fault, "patterns are those of RE2: no look-around and no back references"
+        return
+    for least, most in (("minimum", "maximum"), ("min_length", "max_length")):
+        low, high = getattr(definition, least), getattr(definition, most)
+        if low is not None and high is not None and low > high:
+            yield least, f"`{least}` is larger than `{most}`, so that no value fits", "exchange them"
+    if definition.enum is not None and not definition.enum:
+        yield "enum", "`enum` is empty, so that no value fits", "write the values, or remove it"
+    without_enum = definition.model_copy(update={"enum": None})
+    written = [(f"enum[{index}]", member, without_enum) for index, member in enumerate(definition.enum or ())]
+    written += [("default", definition.default, definition)] if definition.default is not None else []
+    for place, value, rules in written:
+        if isinstance(value, str) and has_expression(value):
+            yield place, "an expression is not evaluated here", "write the value"
+        for fault in _faults(value, rules):
+            yield place, f"the value {fault}", "make it fit the other rules of this input"
+
+
+def _faults(value: JsonValue, definition: Input) -> Iterator[str]:
+    """Give what is wrong with a value, without showing it: it may be a secret."""
+    if not _is_of_type(value, definition.type):
+        yield f"is {_described(value)}, not {_WORDS[definition.type]}"
+        return
+    if definition.enum is not None and not any(_is_same(value, member) for member in definition.enum):
+        yield "is none of " + ", ".join(f"`{member}`" for member in definition.enum[:20])
+    if isinstance(value, str) and definition.pattern is not None and not matches(definition.pattern, value):
+        yield f"does not match the pattern `{definition.pattern}`"
+    if isinstance(value, str | list):
+        yield from _length_faults(len(value), "characters" if isinstance(value, str) else "members", definition)
+    if isinstance(value, int | float):
+        if definition.minimum is not None and value < definition.minimum:
+            yield f"is smaller than {definition.minimum:g}"
+        if definition.maximum is not None and value > definition.maximum:
+            yield f"is larger than {definition.maximum:g}"
+    if isinstance(value, list) and definition.items is not None:
+        wrong = [index for index, member in enumerate(value) if not _is_of_type(member, definition.items)]
+        if wrong:
+            yield f"has at [{wrong[0]}] {_described(value[wrong[0]])}, not {_WORDS[definition.items]}"
+
+
+def _length_faults(length: int, what: str, definition: Input) -> Iterator[str]:
+    if definition.min_length is not None and length < definition.min_length:
+        yield f"has {length} {what}, and needs at least {definition.min_length}"
+    if definition.max_length is not None and length > definition.max_length:
+        yield f"has {length} {what}, and may have at most {definition.max_length}"
+
+
+def _is_of_type(value: JsonValue, kind: str) -> bool:
+    match kind:
+        case "string":
+            return isinstance(value, str)
+        case "integer":
+            return isinstance(value, int) and not isinstance(value, bool)
+        case "number":
+            return isinstance(value, int | float) and not isinstance(value, bool)
+        case "boolean":
+            return isinstance(value, bool)
+        case "array":
+            return isinstance(value, list)
+        case _:
+            return isinstance(value, dict)
+
+
+def _described(value: JsonValue) -> str:
+    if value is None:
+        return "null"
+    kinds = ("boolean", "integer", "number", "string", "array", "object")
+    return next(_WORDS[kind] for kind in kinds if _is_of_type(value, kind))
+
+
+def _is_same(one: JsonValue, other: JsonValue) -> bool:
+    """Return whether two values are the same JSON; Python's `True == 1` is none."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_same(one[key], other[key]) for key in one)
+    return one == other
+
+
+def _pattern_fault(pattern: str) -> str | None:
+    try:
+        matches(pattern, "")
+    except ExpressionError as error:
+        return str(error)
+    return None
+
+
+def _from_text(text: str, kind: str) -> JsonValue:
+    """Return the value that a text of a command line stands for; raises ValueError, which may say more."""
+    match kind:
+        case "string":
+            return text
+        case "integer" if _INTEGER.fullmatch(text):
+            return int(text)
+        case "number" if _INTEGER.fullmatch(text):
+            return int(text)
+        case "number" if _NUMBER.fullmatch(text):
+            return float(text)
+        case "boolean" if text in ("true", "false"):
+            return text == "true"
+        case "array" | "object":
+            return parse_json(text)
+        case _:
+            raise ValueError
+
+
+def _text_hint(definition: Input) -> str:
+    examples = {"boolean": "write true or false", "array": 'write JSON: ["a", "b"]', "object": 'write JSON: {"a": 1}'}
+    return examples.get(definition.type, definition.description)
+
+
+def _copy(value: JsonValue) -> JsonValue:
+    if isinstance(value, dict):
+        return {key: _copy(member) for key, member in value.items()}
+    return [_copy(member) for member in value] if isinstance(value, list) else value

@@ -1,0 +1,37 @@
+"""JSON as text inside of a plan or a command line: nothing but JSON, and no key twice."""
+
+import json
+
+from pydantic import JsonValue
+
+
+class NotJSONError(ValueError):
+    """A text is no JSON; where it nearly is, `code` names the problem and the message says it, to follow a description of the text."""
+
+    def __init__(self, code: str = "", message: str = "") -> None:
+        """Keep `code`."""
+        super().__init__(message)
+        self.code = code
+
+
+def parse_json(text: str) -> JsonValue:
+    """Return what `text` stands for; raises NotJSONError."""
+    try:
+        return json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
+    except NotJSONError:
+        raise
+    except (ValueError, RecursionError):
+        raise NotJSONError from None
+
+
+def _object(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
+    found: dict[str, JsonValue] = {}
+    for key, value in pairs:
+        if key in found:
+            raise NotJSONError("duplicate-key", f": it writes the key `{key[:60]}` twice")
+        found[key] = value
+    return found
+
+
+def _no_constant(name: str) -> JsonValue:
+    raise NotJSONError("not-a-number", f": {name} is no JSON number")

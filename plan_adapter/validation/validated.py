@@ -1,0 +1,156 @@
+"""`validate`, `find_problems`, `lint` and `bind_inputs`, and what they promise: `ValidatedPlan` and `BoundPlan`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import JsonValue
+
+from plan_adapter.canonical import approval_digest, plan_digest
+from plan_adapter.errors import InvalidPlanError
+from plan_adapter.expressions import Declarations, Template, compile_template
+from plan_adapter.graph import topological_order, transitive_reduction
+from plan_adapter.plan import ExecutionPlan
+from plan_adapter.problems import Problem
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.tools.tool import Tool
+from plan_adapter.validation.calls import Call, check_calls
+from plan_adapter.validation.dependencies import check_dependencies
+from plan_adapter.validation.findings import Findings
+from plan_adapter.validation.fresh import fresh_copy
+from plan_adapter.validation.inputs import check_definitions, read_values
+from plan_adapter.values import join
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatedPlan:
+    """A plan with proof that every tool, reference and dependency exists and fits. Mappings by step id can only be read."""
+
+    plan: ExecutionPlan  # a copy: what is done to the original changes nothing here
+    digest: str
+    order: tuple[str, ...]  # each step after those that it waits for, earlier ones of the plan first
+    dependencies: Mapping[str, tuple[str, ...]]  # all, those that references imply included
+    reduced: Mapping[str, tuple[str, ...]]  # without those that others imply
+    tools: Mapping[str, Tool[..., Any]]
+    parameters: Mapping[str, Template]
+    when: Mapping[str, Template]  # of the steps that have one; so are the next two
+    for_each: Mapping[str, Template]
+    done_when: Mapping[str, Template]
+    outputs: Mapping[str, Template]  # by name
+    definitions: tuple[dict[str, JsonValue], ...]  # of the tools in use, by name: what an approval covers
+
+
+@dataclass(frozen=True, slots=True)
+class BoundPlan:
+    """A validated plan with the inputs of a run, typed and complete; `approval_digest` covers all of it."""
+
+    validated: ValidatedPlan
+    inputs: dict[str, JsonValue]
+    approval_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Examined:
+    plan: ExecutionPlan
+    calls: list[Call]
+    dependencies: dict[str, tuple[str, ...]]
+    outputs: dict[str, Template]
+
+
+def validate(plan: ExecutionPlan, tools: ToolRegistry) -> ValidatedPlan:
+    """Return `plan` with proof that every tool, reference and dependency exists; raises InvalidPlanError with every problem."""
+    examined, problems = _examine(plan, tools)
+    errors = [problem for problem in problems if problem.severity == "error"]
+    if examined is None or errors:
+        raise InvalidPlanError(errors)
+    calls, order = examined.calls, topological_order(examined.dependencies)
+    used = {call.tool.name: call.tool for call in calls if call.tool is not None}
+    return ValidatedPlan(
+        plan=examined.plan,
+        digest=plan_digest(examined.plan),
+        order=tuple(order),
+        dependencies=MappingProxyType(examined.dependencies),
+        reduced=MappingProxyType(transitive_reduction(examined.dependencies, order)),
+        tools=MappingProxyType({call.step.id: call.tool for call in calls if call.tool is not None}),
+        parameters=MappingProxyType({call.step.id: call.parameters for call in calls}),
+        when=MappingProxyType({call.step.id: call.when for call in calls if call.when is not None}),
+        for_each=MappingProxyType({call.step.id: call.for_each for call in calls if call.for_each is not None}),
+        done_when=MappingProxyType({call.step.id: call.done_when for call in calls if call.done_when is not None}),
+        outputs=MappingProxyType(examined.outputs),
+        definitions=tuple(used[name].definition() for name in sorted(used)),
+    )
+
+
+def find_problems(plan: ExecutionPlan, tools: ToolRegistry) -> list[Problem]:
+    """Return everything that keeps `plan` from being run with `tools`, in the order of the document; never raises."""
+    return [problem for problem in lint(plan, tools) if problem.severity == "error"]
+
+
+def lint(plan: ExecutionPlan, tools: ToolRegistry) -> list[Problem]:
+    """Return what `find_problems` returns, and warnings about what will run and probably should not run so."""
+    return _examine(plan, tools)[1]
+
+
+def bind_inputs(validated: ValidatedPlan, inputs: Mapping[str, object] | None = None, *, from_text: bool = False) -> BoundPlan:
+    """Return `validated` with `inputs`, defaults filled in; raises InvalidPlanError with every input that is missing, unknown or does not fit.
+
+    `from_text`: the values are texts of a command line, read by their input's type; those of arrays and objects are JSON.
+    """
+    values, problems = read_values(validated.plan.inputs, inputs or {}, from_text=from_text)
+    if problems:
+        raise InvalidPlanError(problems)
+    return BoundPlan(validated, values, approval_digest(validated.digest, values, validated.definitions))
+
+
+def _examine(plan: ExecutionPlan, tools: ToolRegistry) -> tuple[_Examined | None, list[Problem]]:
+    fresh, misfits = fresh_copy(plan)
+    findings = Findings([*plan._problems, *misfits])  # pyright: ignore[reportPrivateUsage]  # set by the reader of the document
+    if fresh is None:
+        return None, findings.sorted(plan)
+    _check_plan(fresh, findings)
+    check_definitions(fresh.inputs, findings)
+    calls = check_calls(fresh, tools, findings)
+    dependencies = check_dependencies(calls, findings)
+    outputs = _outputs(fresh, findings)
+    _check_inputs_are_used(fresh, calls, outputs, findings)
+    return _Examined(fresh, calls, dependencies, outputs), findings.sorted(plan)
+
+
+def _check_plan(plan: ExecutionPlan, findings: Findings) -> None:
+    if not plan.description.strip():
+        findings.add("no-description", "description", "the plan has no description", "say in a sentence what the plan does")
+    if not plan.steps:
+        findings.add("no-steps", "steps", "the plan has no steps", "write at least one")
+    options = plan.options
+    if {"stop_on_error", "continue_on_error"} <= options.model_fields_set and options.stop_on_error == options.continue_on_error:
+        message = f"`stop_on_error` and `continue_on_error` are both {str(options.stop_on_error).lower()}"
+        findings.add("contradicting-policies", "options.continue_on_error", message, "write one of them")
+    if plan.finally_:
+        findings.add("not-yet", "finally", "steps that always run at the end are not executed yet", "put them into `steps`")
+    if plan.concurrency is not None:
+        findings.add("not-yet", "concurrency", "runs do not exclude each other yet", "remove it, and start one run at a time")
+    if plan.approval is not None:
+        findings.add("not-yet", "approval", "who may approve is not checked yet", "remove it; options.require_approval is honoured")
+
+
+def _outputs(plan: ExecutionPlan, findings: Findings) -> dict[str, Template]:
+    declared = Declarations(frozenset(step.id for step in plan.steps), plan.inputs)
+    outputs: dict[str, Template] = {}
+    for name, value in plan.outputs.items():
+        outputs[name], problems = compile_template(value, declared, at=join("outputs", name))
+        findings.extend(problems)
+    return outputs
+
+
+def _check_inputs_are_used(plan: ExecutionPlan, calls: list[Call], outputs: Mapping[str, Template], findings: Findings) -> None:
+    templates = [template for call in calls for template in call.templates.values()] + list(outputs.values())
+    used = {name for template in templates for name in template.inputs}
+    for name in plan.inputs:
+        if name not in used:
+            findings.warn(
+                "unused-input",
+                join("inputs", name),
+                f"no expression uses the input `{name}`",
+                f"use `${{{{ inputs.{name} }}}}`, or remove it",
+            )

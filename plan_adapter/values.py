@@ -1,0 +1,106 @@
+"""What a JSON value may be here: finite numbers, whole text, shallow trees, no keys that Prefect's server would interpret."""
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias, cast
+
+from plan_adapter.problems import Problem
+
+MAX_DEPTH = 100
+"""Levels of lists and mappings in a document."""
+
+MAX_INTEGER = 2**53 - 1
+"""The largest integer that every JSON reader takes for the same number (RFC 8785)."""
+
+Fault: TypeAlias = tuple[str, str, str]
+"""Code, message and hint of a problem whose place the caller knows."""
+
+_Tree: TypeAlias = dict[object, object] | list[object] | tuple[object, ...]
+
+TOO_DEEP: Fault = ("too-deep", f"nested deeper than {MAX_DEPTH} levels", "flatten it")
+
+_Trail: TypeAlias = tuple[object, "_Trail"] | None
+"""The keys from a value up to the root, innermost first."""
+
+
+def find_bad_values(value: object, at: str = "") -> list[Problem]:
+    """Return a problem for everything in the tree `value` that no plan may hold; never recurses, so depth cannot hurt."""
+    return [Problem(code, at=place, message=message, hint=hint) for place, (code, message, hint) in _walk(value, at)]
+
+
+def _walk(root: object, at: str) -> Iterator[tuple[str, Fault]]:
+    """Give the faults in the order of the document; paths are only put together where one is found."""
+    stack: list[tuple[object, _Trail, int]] = [(root, None, 0)]
+    while stack:
+        value, trail, depth = stack.pop()
+        if not isinstance(value, dict | list | tuple):
+            if fault := scalar_fault(value):
+                yield _path(at, trail), fault
+            continue
+        if depth >= MAX_DEPTH:
+            yield _path(at, trail), TOO_DEEP
+            continue
+        items = list(_entries(cast("_Tree", value)))
+        if isinstance(value, dict):
+            yield from ((_path(at, (key, trail)), fault) for key, _ in items if (fault := key_fault(key)))
+        stack.extend((item, (key, trail), depth + 1) for key, item in reversed(items))
+
+
+def key_fault(key: object) -> Fault | None:
+    """Return what is wrong with a mapping's key, or None."""
+    if not isinstance(key, str):
+        return "wrong-type", f"a key must be text, not {key!r:.40}", "put it in quotes"
+    if key.startswith("__prefect"):
+        return "reserved-key", f"the key `{key[:60]}` starts with `__prefect`, which Prefect's server interprets", "rename it"
+    return _text_fault(key)
+
+
+def scalar_fault(value: object) -> Fault | None:
+    """Return what is wrong with a single value, or None."""
+    if isinstance(value, str):
+        return _text_fault(value)
+    if value is None or isinstance(value, bool):
+        return None
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return None
+        return "not-a-number", f"`{value}` is no JSON number", "write a finite number, or the text in quotes"
+    if isinstance(value, int):
+        if -MAX_INTEGER <= value <= MAX_INTEGER:
+            return None
+        return "too-large", "the integer is beyond ±(2^53 - 1), where programs stop to agree on it", "write it as text, in quotes"
+    return "wrong-type", f"a {type(value).__name__} is no JSON value", "use text, numbers, true, false, null, lists and mappings"
+
+
+def _text_fault(text: str) -> Fault | None:
+    if text.isascii():
+        return _NUL if "\0" in text else None
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "bad-text", "the text holds an unpaired surrogate, which no UTF-8 document can carry", "remove or mend the character"
+    return _NUL if "\0" in text else None
+
+
+_NUL: Fault = ("bad-text", "the text holds a NUL character, which databases and commands refuse", "remove it")
+
+
+def _entries(tree: _Tree) -> Iterable[tuple[object, object]]:
+    return tree.items() if isinstance(tree, dict) else enumerate(tree)
+
+
+def _path(at: str, trail: _Trail) -> str:
+    keys: list[object] = []
+    while trail is not None:
+        keys.append(trail[0])
+        trail = trail[1]
+    for key in reversed(keys):
+        at = join(at, key if isinstance(key, int) and not isinstance(key, bool) else str(key))
+    return at
+
+
+def join(at: str, key: str | int) -> str:
+    """Return the path of the entry `key` of what stands at `at`: `steps[2].id`."""
+    if isinstance(key, int):
+        return f"{at}[{key}]"
+    return f"{at}.{key}" if at else key

@@ -1,0 +1,209 @@
+"""The verbs that read plans and run nothing: init, validate, show, preview, schema, explain, tools."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from plan_adapter.problems import CATALOGUE
+from tests.cli.conftest import Plan
+
+SOUND = """\
+name: 问候
+description: Greet twice
+inputs:
+  who: {type: string}
+  times: {type: integer, default: 2}
+options: {require_approval: true, allow_parallel: true, step_timeout_ms: 1000}
+steps:
+  - id: first
+    tool_name: run_command
+    description: 说你好
+    effect: read
+    parameters: {argv: [echo, "hello ${{ inputs.who }}", "${{ inputs.times + 1 }}"]}
+    max_retries: 2
+    retry_delay_ms: 500
+  - id: second
+    tool_name: run_command
+    parameters: {argv: [echo, "${{ steps.first.result.stdout }}"]}
+outputs: {said: "${{ steps.second.result.stdout }}"}
+"""
+
+BROKEN = """\
+name: broken
+description: Several problems
+options: {require_approval: false}
+steps:
+  - {id: a, tool_name: run_comand, parameters: {argv: [x]}}
+  - {id: b, tool_name: run_command, parameters: {argv: [x]}, depends_on: [drian]}
+"""
+
+
+@pytest.fixture
+def sound() -> Path:
+    """A sound plan with a required input."""
+    path = Path("sound.yaml")
+    path.write_text(SOUND, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def broken() -> Path:
+    """A plan with two problems."""
+    path = Path("broken.yaml")
+    path.write_text(BROKEN, encoding="utf-8")
+    return path
+
+
+def test_the_starter_plan_validates_without_a_warning(plan: Plan) -> None:
+    assert plan("init").out == "wrote plan.yaml; try `plan run plan.yaml --offline`\n"
+    said = plan("validate", "plan.yaml")
+    assert (said.code, said.out, said.err) == (0, "", "plan.yaml: valid\n")
+
+
+def test_the_starter_plan_runs(plan: Plan) -> None:
+    plan("init", "我的 plan.yaml")
+    said = plan("run", "我的 plan.yaml", "--offline", "--input", "who=小明", "--json")
+    assert said.code == 0
+    assert said.run["status"] == "completed"
+    assert said.run["outputs"]["report"].startswith("Hello, 小明! It is ")
+
+
+def test_init_leaves_an_existing_file_alone(plan: Plan) -> None:
+    Path("plan.yaml").write_text("mine")
+    said = plan("init")
+    assert said.code == 2
+    assert "plan.yaml exists" in said.err
+    assert Path("plan.yaml").read_text() == "mine"
+
+
+def test_init_says_why_it_cannot_write(plan: Plan) -> None:
+    said = plan("init", "nowhere/plan.yaml")
+    assert said.code == 2
+    assert "nowhere/plan.yaml cannot be written" in said.err
+
+
+def test_every_problem_is_a_line_with_its_place(plan: Plan, broken: Path) -> None:
+    said = plan("validate", broken)
+    assert said.code == 2
+    places = [line.split(" ")[0] for line in said.out.splitlines()]
+    assert places == ["broken.yaml:5:13:", "broken.yaml:6:74:"]
+    assert "did you mean `run_command`?" in said.out
+    assert said.err == "broken.yaml: invalid (2 errors)\n"
+
+
+def test_several_plans_are_validated_and_one_bad_one_is_enough(plan: Plan, sound: Path, broken: Path) -> None:
+    said = plan("validate", sound, broken, "missing.yaml")
+    assert said.code == 2
+    assert "missing.yaml: error[unreadable]" in said.out
+    assert "sound.yaml: valid" in said.err
+
+
+def test_problems_are_objects_with_json(plan: Plan, broken: Path) -> None:
+    said = plan("validate", broken, "--json")
+    assert said.code == 2
+    assert [(line["code"], line["line"]) for line in said.lines[:-1]] == [("unknown-tool", 5), ("unknown-step", 6)]
+    assert said.run == {"plan": "broken.yaml", "valid": False, "errors": 2, "warnings": 0}
+
+
+@pytest.mark.parametrize("verb", ["preview", "run", "show"])
+def test_verbs_that_need_a_sound_plan_print_its_problems(plan: Plan, verb: str) -> None:
+    Path("text.yaml").write_text("description: [1]\nsteps: 5\n")
+    said = plan(verb, "text.yaml", *(["--offline"] if verb == "run" else []))
+    assert said.code == 2
+    assert said.out == ""
+    assert [line.split(" ")[0] for line in said.err.splitlines()] == ["text.yaml:1:1:", "text.yaml:2:1:"]
+    said = plan(verb, "text.yaml", "--json")
+    assert said.code == 2
+    assert {line["file"] for line in said.lines} == {"text.yaml"}
+
+
+def test_a_plan_comes_from_stdin(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+
+    monkeypatch.setattr("sys.stdin", io.StringIO(SOUND))
+    assert plan("validate", "-").code == 0
+
+
+def test_show_prints_the_dependencies_that_references_make(plan: Plan, sound: Path) -> None:
+    said = plan("show", sound)
+    assert said.code == 0
+    assert "   - after `first` (by reference)" in said.out
+    assert "- input `who` (string, required)" in said.out
+    steps = plan("show", sound, "--json").run["steps"]
+    assert [(step["id"], step["depends_on"], step["implied_by_reference"]) for step in steps] == [
+        ("first", [], []),
+        ("second", ["first"], ["first"]),
+    ]
+
+
+def test_preview_resolves_what_inputs_decide_and_leaves_the_rest(plan: Plan, sound: Path) -> None:
+    said = plan("preview", sound, "--input", "who=小明", "--json")
+    assert said.code == 0
+    shown = said.run
+    first, second = shown["steps"]
+    assert first["parameters"] == {"argv": ["echo", "hello 小明", 3]} or first["parameters"] == {"argv": ["echo", "hello 小明", "3"]}
+    assert second["parameters"] == {"argv": ["echo", "${{ steps.first.result.stdout }}"]}
+    assert shown["waves"] == [["first"], ["second"]]
+    assert shown["effects"] == {"read": 1, "write": 1}
+    assert first["worst_case_ms"] == 3 * 1000 + 2 * 500
+    assert shown["worst_case_ms"] == 5000
+    assert shown["requires_approval"] is True
+    assert len(shown["approval_digest"]) == 64
+    text = plan("preview", sound, "--input", "who=小明").out
+    assert "1. **first** `run_command` (read): 说你好" in text
+    assert "timeout 1 s per attempt, up to 2 retries after 500 ms; worst case 4 s" in text
+
+
+def test_preview_shows_expressions_of_inputs_that_are_missing(plan: Plan, sound: Path) -> None:
+    said = plan("preview", sound, "--json")
+    assert said.code == 0
+    assert said.run["missing_inputs"] == ["who"]
+    assert said.run["approval_digest"] is None
+    assert said.run["steps"][0]["parameters"]["argv"][1] == "hello ${{ inputs.who }}"
+
+
+def test_preview_refuses_inputs_that_do_not_fit(plan: Plan, sound: Path) -> None:
+    said = plan("preview", sound, "--input", "times=many", "--input", "whom=me")
+    assert said.code == 2
+    assert "bad-input" in said.err
+    assert "unknown-input" in said.err
+
+
+def test_text_of_a_plan_cannot_move_the_terminals_cursor(plan: Plan) -> None:
+    Path("evil.json").write_text(
+        json.dumps({"description": "fine\u202e", "steps": [{"id": "a", "tool_name": "bash", "parameters": {"command": "echo \x1b[2J"}}]})
+    )
+    said = plan("preview", "evil.json")
+    assert "\x1b" not in said.out + said.err
+    assert "\u202e" not in said.out + said.err
+
+
+def test_the_schema_is_printed_and_written(plan: Plan) -> None:
+    printed = json.loads(plan("schema").out)
+    assert printed["properties"]["steps"]
+    assert plan("schema", "plan.schema.json").code == 0
+    assert json.loads(Path("plan.schema.json").read_text(encoding="utf-8")) == printed
+    assert plan("schema", "--json").run == printed
+    assert plan("schema", "nowhere/schema.json").code == 2
+
+
+@pytest.mark.parametrize("code", list(CATALOGUE))
+def test_every_code_is_explained(plan: Plan, code: str) -> None:
+    assert plan("explain", code).out == f"{code}: {CATALOGUE[code]}\n"
+
+
+def test_tools_are_listed_with_effect_and_parameters(plan: Plan) -> None:
+    said = plan("tools", "--tools", "tests.cli.some_tools:registry")
+    rows = {line.split()[0]: line.split(None, 2)[1:] for line in said.out.splitlines()}
+    assert rows["greet"][0] == "read"
+    assert rows["greet"][1].split() == ["who", "Greet", "somebody."]
+    assert "argv, cwd?, env?, stdin?" in rows["run_command"][1]
+    by_name = {line["name"]: line for line in plan("tools", "--json").lines}
+    assert by_name["run_command"]["parameters"]["required"] == ["argv"]
+
+
+def test_a_tool_that_cannot_be_imported_is_named(plan: Plan) -> None:
+    said = plan("tools", "--tools", "tests.cli.some_tools:regstry")
+    assert said.code == 2
+    assert "did you mean `registry`?" in said.err

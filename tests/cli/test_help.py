@@ -1,0 +1,89 @@
+"""Help, usage errors, and what a command does not import."""
+
+import subprocess
+import sys
+
+import pytest
+
+from plan_adapter.cli.app import VERBS
+from tests.cli.conftest import Plan
+
+HEAVY = ("prefect", "sqlalchemy", "yaml", "rich", "cel_expr_python", "httpx", "pydantic")
+
+
+def imported_by(*arguments: str) -> set[str]:
+    """The heavy libraries that are imported when `plan ARGUMENTS` has ended, in a process of its own."""
+    script = (
+        "import sys\nfrom plan_adapter.cli.app import main\n"
+        f"main({list(arguments)!r})\nprint('\\n' + ' '.join(name for name in {HEAVY!r} if name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("word", ["--help", "-h", "help"])
+def test_help_shows_the_first_verbs_before_the_others(plan: Plan, word: str) -> None:
+    said = plan(word)
+    first, _, more = said.out.partition("More:")
+    assert said.code == 0
+    assert [verb.name for verb in VERBS if f"  {verb.name} " in first] == ["init", "validate", "preview", "run", "resume", "show"]
+    assert [verb.name for verb in VERBS if f"  {verb.name} " in more] == [verb.name for verb in VERBS if not verb.first]
+
+
+def test_no_verb_at_all_is_answered_with_help(plan: Plan) -> None:
+    assert plan().out == plan("--help").out
+
+
+@pytest.mark.parametrize("verb", [verb.name for verb in VERBS])
+def test_every_verb_explains_itself(plan: Plan, verb: str) -> None:
+    said = plan(verb, "--help")
+    assert said.code == 0
+    assert said.out.startswith(f"Usage: plan {verb}")
+    assert "--json" in said.out
+    assert plan("help", verb).out == said.out
+
+
+def test_help_imports_nothing_heavy() -> None:
+    assert imported_by("--help") == set()
+
+
+def test_validating_a_plan_imports_neither_prefect_nor_a_database_nor_the_display() -> None:
+    assert imported_by("init") | imported_by("validate", "plan.yaml") <= {"yaml", "cel_expr_python", "pydantic"}
+
+
+def test_an_unknown_verb_is_a_usage_error_that_names_the_nearest(plan: Plan) -> None:
+    said = plan("validat", "plan.yaml")
+    assert said.code == 2
+    assert said.err == "plan: there is no verb `validat`; did you mean `validate`?\n"
+    assert said.out == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("run",), ("run", "a", "b"), ("explain", "cycle", "--jsn"), ("runs", "--limit", "many"), ("--bogus",), ("validate",)],
+    ids=" ".join,
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(plan: Plan, arguments: tuple[str, ...]) -> None:
+    said = plan(*arguments)
+    assert said.code == 2
+    assert len(said.err.splitlines()) == 1
+    assert said.err.startswith("plan: ")
+    assert said.out == ""
+
+
+def test_a_usage_error_is_an_object_with_json(plan: Plan) -> None:
+    said = plan("explain", "cyle", "--json")
+    assert said.code == 2
+    assert said.lines == [{"error": "usage", "message": "no problem has the code `cyle`; did you mean `cycle`?"}]
+
+
+def test_the_version_is_told(plan: Plan) -> None:
+    assert plan("--version").out.startswith("plan 0.")
+
+
+def test_shells_get_completion_of_verbs(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> None:
+    script = tmp_path_factory.mktemp("completion") / "plan.bash"
+    from plan_adapter.cli.app import build_app
+
+    build_app().install_completion(shell="bash", output=script, add_to_startup=False)
+    assert "validate" in script.read_text()

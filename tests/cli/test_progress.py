@@ -1,0 +1,134 @@
+"""Events as plain lines, as JSON Lines, and live."""
+
+import io
+import json
+import re
+import sys
+
+import pytest
+from rich.console import Console
+
+from plan_adapter.cli.codes import ExitCode, code_of_run
+from plan_adapter.cli.live import LiveDisplay
+from plan_adapter.cli.progress import JsonDisplay, PlainDisplay, choose_display
+from plan_adapter.plan import PlanStatus
+from plan_adapter.record import RunReason
+from tests.cli.builders import a_run, story
+
+
+def links(flow_run_id: str) -> list[str]:
+    return [f"http://127.0.0.1:4200/runs/flow-run/{flow_run_id}"]
+
+
+class Screen(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_plain_lines_tell_the_whole_story_without_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+    display = PlainDisplay(links)
+    for event in story():
+        display(event)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines() == [
+        "run 0192f0c4-0000-7000-8000-000000000001 of 发布流程: 3 steps",
+        "http://127.0.0.1:4200/runs/flow-run/f-1",
+        "构建: started",
+        "构建: exit code 1 and more; tries again in 2 s",
+        "构建: started",
+        "构建: completed in 2.3 s after 2 attempts",
+        "test: started",
+        r"test | 3 passed, 1 failed\x1b[0m",
+        "test: failed: exit code 1",
+        "ship: skipped: `test` failed",
+    ]
+
+
+def test_json_events_are_one_object_a_line_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    display = JsonDisplay(links)
+    for event in story():
+        display(event)
+    said = capsys.readouterr()
+    objects = [json.loads(line) for line in said.out.splitlines()]
+    assert [found["event"] for found in objects] == [event.kind for event in story()]
+    assert objects[0]["flow_run_id"] == "f-1"
+    assert objects[2]["message"] == "exit code 1\nand more"
+    assert objects[2]["delay_ms"] == 2000
+    assert objects[4]["step"]["status"] == "completed"
+    assert objects[6]["step"] == "test"
+    assert said.err == "http://127.0.0.1:4200/runs/flow-run/f-1\n"
+
+
+def test_a_reader_that_is_gone_stops_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(io.StringIO):
+        def write(self, _text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Gone())
+    monkeypatch.setattr(sys, "stderr", Gone())
+    for display in (JsonDisplay(links), PlainDisplay(links)):
+        for event in story():
+            display(event)
+
+
+def test_ended_steps_stay_on_the_terminal_with_a_failed_ones_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    display = choose_display(as_json=False, links=links)
+    assert isinstance(display, LiveDisplay)
+    for event in story():
+        display(event)
+    raw = screen.getvalue()
+    shown = re.sub(r"\x1b\[\d*m", "", raw)
+    assert "✓ 构建  2.3 s after 2 attempts" in shown
+    assert "✗ test  failed: exit code 1  All tests" in shown
+    assert r"    3 passed, 1 failed\x1b[0m" in shown
+    assert "- ship  skipped: `test` failed" in shown
+    assert "\x1b[3" not in raw  # NO_COLOR
+
+
+def test_a_step_that_waits_for_a_retry_counts_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    display = LiveDisplay(links)
+    for event in story()[:3]:
+        display(event)
+    display.close()
+    console = Console(file=io.StringIO(), width=200)
+    console.print(display.moving())
+    waiting, total = console.file.getvalue().splitlines()  # pyright: ignore[reportAttributeAccessIssue]
+    assert re.fullmatch(r"! 构建  exit code 1 and more; tries again in 2 s \([12] s left\)", waiting)
+    assert total == "0 of 3 steps"
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Screen())
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(choose_display(as_json=False, links=links), PlainDisplay)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "code"),
+    [
+        (PlanStatus.COMPLETED, None, ExitCode.DONE),
+        (PlanStatus.PARTIAL, RunReason.STEP_FAILED, ExitCode.FAILED),
+        (PlanStatus.FAILED, RunReason.STEP_FAILED, ExitCode.FAILED),
+        (PlanStatus.PARTIAL, RunReason.TIMED_OUT, ExitCode.TIMED_OUT),
+        (PlanStatus.CANCELLED, RunReason.REJECTED, ExitCode.REJECTED),
+        (PlanStatus.CANCELLED, RunReason.EXPIRED, ExitCode.REJECTED),
+        (PlanStatus.CANCELLED, RunReason.CANCELLED, ExitCode.CANCELLED),
+        (PlanStatus.PENDING_APPROVAL, None, ExitCode.WAITING),
+        (PlanStatus.FAILED, RunReason.UNKNOWN, ExitCode.UNKNOWN),
+        (PlanStatus.EXECUTING, RunReason.UNKNOWN, ExitCode.UNKNOWN),
+        (PlanStatus.FAILED, RunReason.EXHAUSTED, ExitCode.FAILED),
+    ],
+)
+def test_the_end_of_a_run_is_an_exit_code(status: PlanStatus, reason: RunReason | None, code: ExitCode) -> None:
+    assert code_of_run(a_run(status=status, reason=reason)) is code

@@ -1,0 +1,32 @@
+"""`make demo`, but for the pauses that are there to be watched."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from plan_adapter.engine.connection import Server
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_the_demonstration_completes_and_leaves_the_link_to_its_run(prefect_server: Server, tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "PAUSE": "0",
+        "TMPDIR": str(tmp_path),
+        "PREFECT_API_URL": prefect_server.api_url,
+        "PREFECT_UI_URL": prefect_server.ui_url or "",
+    }
+
+    ended = subprocess.run(
+        [sys.executable, "deployments/demo.py"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    assert "completed" in ended.stdout
+    assert f"{prefect_server.ui_url}" in ended.stderr
+    assert len(list(tmp_path.glob("plan-demo-*/workspace/released/app-*.pyz"))) == 1

@@ -1,0 +1,209 @@
+"""The deployments of deployments/prefect.yaml on a real server, run by a real process worker."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from uuid import UUID
+
+import pytest
+import yaml
+from prefect import get_client
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId, FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.responses import DeploymentResponse
+
+from plan_adapter import ExecutionPlan, PlanStatus, PlanStore, load_plan
+from plan_adapter.blocks import PlanStoreDatabase
+from plan_adapter.engine.connection import Server
+
+ROOT = Path(__file__).parents[2]
+POOL = "plans"
+WAIT_SECONDS = 240
+SCHEDULE_SECONDS = 5
+
+
+@dataclass(frozen=True)
+class Site:
+    """A web site that counts who asks for its pages."""
+
+    url: str
+    asked: list[str]
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """A worker that runs the deployments, and where their records go."""
+
+    environment: dict[str, str]
+    store_url: str
+    log: Path
+
+
+def prefect(*arguments: str, environment: dict[str, str]) -> str:
+    """Run Prefect's command line from the root of the repository, as prefect.yaml says."""
+    command = [sys.executable, "-m", "prefect", "--no-prompt", *arguments]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    asked: list[str] = []
+
+    class Pages(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_arguments: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Pages) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield Site(f"http://127.0.0.1:{server.server_port}", asked)
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def workplace(prefect_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
+    folder = tmp_path_factory.mktemp("worker")
+    store_url = f"sqlite:///{folder / 'plans.db'}"
+    environment = {
+        **os.environ,
+        "PREFECT_API_URL": prefect_server.api_url,
+        "PREFECT_WORKER_QUERY_SECONDS": "1",
+        "PLAN_ADAPTER_DATABASE_URL": store_url,
+        "PLAN_ADAPTER_ALLOW_LOCAL_STORE": "true",
+    }
+    make_blocks = [sys.executable, "-m", "blocks"]
+    for _ in range(2):  # to have it there already changes nothing
+        said = subprocess.run(make_blocks, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+        assert said.stdout == "saved plan-store-database/plan-store\n"
+    prefect("work-pool", "create", POOL, "--type", "process", "--overwrite", environment=environment)
+    # The flow runs take their store from the block, not from their environment.
+    of_worker = {name: value for name, value in environment.items() if name != "PLAN_ADAPTER_DATABASE_URL"}
+    log = folder / "worker.log"
+    with log.open("w") as output:
+        start = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"]
+        worker = subprocess.Popen(start, cwd=folder, env=of_worker, stdout=output, stderr=output, start_new_session=True)
+    try:
+        yield Workplace(environment, store_url, log)
+    finally:
+        os.killpg(worker.pid, signal.SIGTERM)
+        try:
+            worker.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            os.killpg(worker.pid, signal.SIGKILL)
+            worker.wait()
+
+
+@pytest.fixture(scope="module")
+def deployed(workplace: Workplace, site: Site, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Deploy prefect.yaml as it stands, but for the site that is asked and a schedule that comes round soon."""
+    text = (ROOT / "deployments" / "prefect.yaml").read_text(encoding="utf-8")
+    assert "interval: 900" in text
+    project = yaml.safe_load(text.replace("interval: 900", f"interval: {SCHEDULE_SECONDS}").replace("http://127.0.0.1:4200", site.url))
+    file = tmp_path_factory.mktemp("deploy") / "prefect.yaml"
+    file.write_text(yaml.safe_dump(project), encoding="utf-8")
+    prefect("deploy", "--all", "--prefect-file", str(file), environment=workplace.environment)
+
+
+async def when(condition: Callable[[FlowRun], bool], find: Callable[[], "asyncio.Future[list[FlowRun]]"], log: Path) -> FlowRun:
+    """Return the first flow run that fits, asking until there is one."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    seen: list[FlowRun] = []
+    while time.monotonic() < deadline:
+        seen = await find()
+        if found := next(filter(condition, seen), None):
+            return found
+        await asyncio.sleep(0.5)
+    states = [f"{run.name}: {run.state_name} {run.state.message if run.state else ''}" for run in seen]
+    pytest.fail(f"no flow run came to it: {states}; the worker said:\n{log.read_text(encoding='utf-8')[-5000:]}")
+
+
+def of_deployment(client: PrefectClient, deployment: DeploymentResponse) -> Callable[[], "asyncio.Future[list[FlowRun]]"]:
+    which = DeploymentFilter(id=DeploymentFilterId(any_=[deployment.id]))
+    return lambda: asyncio.ensure_future(client.read_flow_runs(deployment_filter=which))
+
+
+def is_final(run: FlowRun) -> bool:
+    return run.state is not None and run.state.is_final()
+
+
+@pytest.mark.usefixtures("deployed")
+async def test_a_scheduled_run_completes(prefect_server: Server, workplace: Workplace, site: Site) -> None:
+    async with get_client() as client:
+        deployment = await client.read_deployment_by_name("run-plan/site-check")
+        assert [schedule.schedule.interval.total_seconds() for schedule in deployment.schedules] == [SCHEDULE_SECONDS]
+        flow_run = await when(is_final, of_deployment(client, deployment), workplace.log)
+        await client.delete_deployment_schedule(deployment.id, deployment.schedules[0].id)
+        of_this = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run.id]))
+        task_runs = await client.read_task_runs(flow_run_filter=of_this)
+
+    assert flow_run.auto_scheduled
+    assert flow_run.state is not None
+    assert flow_run.state.is_completed(), flow_run.state.message
+    assert {"/api/health", "/api/ready"} <= set(site.asked)
+    assert sorted(task_run.name for task_run in task_runs) == ["pages[0]", "pages[1]"]
+    async with PlanStore(workplace.store_url) as store:
+        run = await store.run_of_flow(str(flow_run.id))
+    assert run is not None
+    assert (run.name, run.status, run.outputs) == ("site-check", PlanStatus.COMPLETED, {"checked": 2})
+
+
+@pytest.mark.usefixtures("deployed")
+async def test_a_stored_plan_runs_by_its_digest_where_only_the_package_is_installed(
+    prefect_server: Server, workplace: Workplace, site: Site
+) -> None:
+    plan = load_plan(ROOT / "deployments" / "runbooks" / "site-check.yaml")
+    async with PlanStore(workplace.store_url) as store:
+        version = await store.save(plan, author="ana")
+
+    flow_run = await run_any_plan(workplace, plan=version.digest, inputs={"site": site.url, "paths": ["/关于"]})
+
+    assert flow_run.state is not None
+    assert flow_run.state.is_completed(), flow_run.state.message
+    assert "/%E5%85%B3%E4%BA%8E" in site.asked
+
+
+@pytest.mark.usefixtures("deployed")
+async def test_a_run_of_a_plan_with_problems_fails_and_says_each(prefect_server: Server, workplace: Workplace) -> None:
+    plan = ExecutionPlan(description="No such tool")
+    plan.add_step("no_such_tool", "Do it")
+
+    flow_run = await run_any_plan(workplace, plan=plan.model_dump_json())
+
+    assert flow_run.state is not None
+    assert flow_run.state.is_failed()
+    assert "no_such_tool" in (flow_run.state.message or "")
+
+
+async def run_any_plan(workplace: Workplace, **parameters: object) -> FlowRun:
+    async with get_client() as client:
+        deployment = await client.read_deployment_by_name("run-plan/any-plan")
+        started: UUID = (await client.create_flow_run_from_deployment(deployment.id, parameters=dict(parameters))).id
+        return await when(lambda run: run.id == started and is_final(run), of_deployment(client, deployment), workplace.log)
+
+
+async def test_the_saved_block_shows_no_password(prefect_server: Server) -> None:
+    secret = "postgresql://plans:hunter2@127.0.0.1/plans"  # noqa: S105  # a made-up one
+    await PlanStoreDatabase.model_validate({"url": secret}).asave("shown-store", overwrite=True)
+
+    async with get_client() as client:
+        shown = await client.read_block_document_by_name("shown-store", "plan-store-database", include_secrets=False)
+
+    assert "hunter2" not in shown.model_dump_json()
+    loaded = await PlanStoreDatabase.aload("shown-store")
+    assert "hunter2" not in repr(loaded) + repr(loaded.get_store())
+    assert loaded.url.get_secret_value() == secret

@@ -1,0 +1,239 @@
+"""Everything that a document may do wrong: each finding with its place, all at once, and one clear problem for what cannot be read."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from plan_adapter.canonical import plan_digest
+from plan_adapter.documents import dump_plan, load_plan, read_document, read_file
+from plan_adapter.documents.nodes import MAX_NODES
+from plan_adapter.documents.reading import MAX_BYTES
+from plan_adapter.errors import InvalidPlanError
+from plan_adapter.problems import CATALOGUE, Problem
+
+DEEP = 100_000
+
+
+def problems_of(text: str, file: str | None = None) -> list[Problem]:
+    return read_document(text, file=file)[1]
+
+
+BOMB = "\n".join(["a0: &a0 [x, x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9))])
+UNREADABLE = {
+    "empty": ("", "syntax"),
+    "only white space": (" \n\t\n", "syntax"),
+    "only comments": ("# nothing\n", "syntax"),
+    "a list": ("- a\n", "wrong-type"),
+    "a scalar": ("plan", "wrong-type"),
+    "a bomb of anchors": (BOMB, "anchor"),
+    "an alias": ("description: *x", "anchor"),
+    "a merge": ("base: &b {a: 1}\n<<: *b", "anchor"),
+    "several documents": ("description: a\n---\ndescription: b\n", "several-documents"),
+    "deep flow lists": ("[" * DEEP, "too-deep"),
+    "deep closed flow lists": ("description: " + "[" * DEEP + "]" * DEEP, "too-deep"),
+    "deep flow mappings": ("{a: " * DEEP, "too-deep"),
+    "deep block lists": ("- " * DEEP, "too-deep"),
+    "deep complex keys": ("? " * DEEP, "wrong-type"),
+    "deep JSON lists": ('{"a": ' + "[" * DEEP, "too-deep"),
+    "deep JSON objects": ('{"a": ' * DEEP, "too-deep"),
+    "deep closed JSON": ('{"a": ' * DEEP + "1" + "}" * DEEP, "too-deep"),
+    "a deep document of lines": ("\n".join(" " * n + "a:" for n in range(200)), "too-deep"),
+    "too many values": ('{"a": [' + "0," * (MAX_NODES + 1) + "0]}", "too-large"),
+    "too many characters": ("a" * (MAX_BYTES + 1), "too-large"),
+    "a number of thousands of digits": ("a: " + "9" * 5000, "too-large"),
+    "a JSON number of thousands of digits": ('{"a": ' + "9" * 5000 + "}", "too-large"),
+    "NUL": ("description: a\0b", "syntax"),
+    "a control character": ("description: a\x07b", "syntax"),
+    "a surrogate": ("description: a\ud800b", "bad-text"),
+    "binary junk": (bytes(range(256)).decode("latin-1"), "syntax"),
+    "a tab": ("steps:\n\t- a", "syntax"),
+    "an open quote": ('description: "a', "syntax"),
+    "JSON that ends early": ('{"description": "a"', "syntax"),
+    "JSON with a comma too many": ('{"description": "a",}', "syntax"),
+    "JSON with text behind it": ('{"description": "a"} b', "syntax"),
+    "JSON with single words": ('{"description": undefined}', "syntax"),
+    "a key that is a list": ("? [a]\n: b", "wrong-type"),
+}
+
+
+@pytest.mark.parametrize(("text", "code"), UNREADABLE.values(), ids=UNREADABLE)
+def test_what_cannot_be_read_is_one_problem(text: str, code: str) -> None:
+    plan, problems = read_document(text)
+    assert plan is None
+    assert [problem.code for problem in problems] == [code]
+    assert len(str(problems[0])) < 500
+    assert problems[0].code == "too-large" or problems[0].line is not None
+
+
+def test_a_file_that_cannot_be_read_is_one_problem(tmp_path: Path) -> None:
+    def write(name: str, content: bytes) -> Path:
+        path = tmp_path / name
+        path.write_bytes(content)
+        return path
+
+    cases = {
+        tmp_path / "missing.yaml": "unreadable",
+        tmp_path: "unreadable",
+        tmp_path / ("x" * 300): "unreadable",
+        Path("a\0b"): "unreadable",
+        write("latin.yaml", "description: caf\xe9".encode("latin-1")): "not-utf8",
+        write("utf16.yaml", "description: a".encode("utf-16")): "not-utf8",
+        write("junk.yaml", bytes(range(256))): "not-utf8",
+        write("huge.yaml", b"a" * (MAX_BYTES + 1)): "too-large",
+        write("empty.yaml", b""): "syntax",
+    }
+    for path, code in cases.items():
+        plan, problems = read_file(path)
+        assert (plan, [problem.code for problem in problems]) == (None, [code]), path
+        assert problems[0].file == str(path)
+        with pytest.raises(InvalidPlanError):
+            load_plan(path)
+
+
+def test_the_byte_that_is_not_utf8_has_a_place(tmp_path: Path) -> None:
+    path = tmp_path / "latin.yaml"
+    path.write_bytes("name: 网\ndescription: 网 caf".encode() + b"\xe9")
+    _, problems = read_file(path)
+    assert [(problem.line, problem.column, problem.hint) for problem in problems] == [(2, 19, "save it as UTF-8")]
+
+
+@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="needs a file that may not be read")
+def test_a_file_that_may_not_be_read_is_one_problem(tmp_path: Path) -> None:
+    path = tmp_path / "secret.yaml"
+    path.write_text("description: d", encoding="utf-8")
+    path.chmod(0)
+    _, problems = read_file(path)
+    assert [problem.code for problem in problems] == ["unreadable"]
+
+
+FAULTY = """\
+description: d
+descripton: d
+version: 2
+options:
+  max_parallel_steps: 0
+  allow_parallel: yes
+  requireApproval: false
+  require_approval: true
+inputs:
+  count: {type: int, minimum: .inf}
+  host:
+steps:
+- id: a
+  tool_name: t
+  max_retries: 3 times
+  timeout_ms: "3"
+  retry_jitter: 2
+  retry_delay_ms: 1.5
+  effect: raed
+  on_error: ignore
+  depends_on: b
+  id: c
+- hello
+- tool_name: t
+  parameters:
+    nan: .nan
+    infinite: -.inf
+    overflow: 1e999
+    integer: 9007199254740992
+    __prefect_kind: json
+    404: not found
+    tagged: !!binary aGVsbG8=
+    nul: "a\\0b"
+  rollback: {parameters: []}
+  metadata: [1]
+  when: true
+"""
+
+EXPECTED = [
+    "p.yaml:2:1: error[unknown-field] at descripton: a plan has no field `descripton`; did you mean `description`?",
+    "p.yaml:3:1: error[unsupported-version] at version: `version` must be `1`, not the number 2",
+    "p.yaml:5:3: error[bad-value] at options.max_parallel_steps: `max_parallel_steps` must be at least 1, not the number 0",
+    "p.yaml:6:3: error[wrong-type] at options.allow_parallel: `allow_parallel` must be true or false, not the text 'yes'; "
+    "`yes`, `no`, `on` and `off` are text; write true or false without quotes",
+    "p.yaml:8:3: error[duplicate-key] at options.require_approval: `requireApproval` and `require_approval` are the same field; remove one of them",
+    "p.yaml:10:11: error[bad-value] at inputs.count.type: `type` must be one of `string`, `integer`, `number`, `boolean`, `array`, `object`, "
+    "not the text 'int'; did you mean `integer`?",
+    "p.yaml:10:22: error[not-a-number] at inputs.count.minimum: `inf` is no JSON number; write a finite number, or the text in quotes",
+    "p.yaml:11:3: error[wrong-type] at inputs.host: `host` must be a mapping, not null; write a value, or remove the line",
+    "p.yaml:15:3: error[wrong-type] at steps[0].max_retries: `max_retries` must be an integer, not the text '3 times'",
+    "p.yaml:16:3: error[wrong-type] at steps[0].timeout_ms: `timeout_ms` must be an integer, not the text '3'; write the number without quotes",
+    "p.yaml:17:3: error[bad-value] at steps[0].retry_jitter: `retry_jitter` must be at most 1.0, not the number 2",
+    "p.yaml:18:3: error[wrong-type] at steps[0].retry_delay_ms: `retry_delay_ms` must be an integer, not the number 1.5",
+    "p.yaml:19:3: error[bad-effect] at steps[0].effect: `effect` must be one of `read`, `idempotent_write`, `write`, not the text 'raed'; "
+    "did you mean `read`?",
+    "p.yaml:20:3: error[bad-value] at steps[0].on_error: `on_error` must be one of `stop`, `continue`, not the text 'ignore'",
+    "p.yaml:21:3: error[wrong-type] at steps[0].depends_on: `depends_on` must be a list, not the text 'b'; write a list: [ … ]",
+    "p.yaml:22:3: error[duplicate-key] at steps[0].id: `id` is written twice in one mapping; remove one of them",
+    "p.yaml:23:3: error[wrong-type] at steps[1]: `steps[1]` must be a mapping, not the text 'hello'",
+    "p.yaml:26:5: error[not-a-number] at steps[2].parameters.nan: `nan` is no JSON number; write a finite number, or the text in quotes",
+    "p.yaml:27:5: error[not-a-number] at steps[2].parameters.infinite: `-inf` is no JSON number; write a finite number, or the text in quotes",
+    "p.yaml:28:5: error[too-large] at steps[2].parameters.overflow: the number is too large for any program; write it as text, in quotes",
+    "p.yaml:29:5: error[too-large] at steps[2].parameters.integer: the integer is beyond ±(2^53 - 1), where programs stop to agree on it; "
+    "write it as text, in quotes",
+    "p.yaml:30:5: error[reserved-key] at steps[2].parameters.__prefect_kind: the key `__prefect_kind` starts with `__prefect`, "
+    "which Prefect's server interprets; rename it",
+    "p.yaml:31:5: error[wrong-type] at steps[2].parameters.404: the key `404` is no text; put it in quotes",
+    "p.yaml:32:5: error[tag] at steps[2].parameters.tagged: tags (`!name`) are refused; remove the tag, or put the text in quotes",
+    "p.yaml:33:5: error[bad-text] at steps[2].parameters.nul: the text holds a NUL character, which databases and commands refuse; remove it",
+    "p.yaml:34:14: error[wrong-type] at steps[2].rollback.parameters: `parameters` must be a mapping, not a list",
+    "p.yaml:34:3: error[missing-field] at steps[2].rollback.tool_name: `tool_name` is missing; write `tool_name`",
+    "p.yaml:35:3: error[wrong-type] at steps[2].metadata: `metadata` must be a mapping, not a list",
+    "p.yaml:36:3: error[wrong-type] at steps[2].when: `when` must be text, not true; put it in quotes",
+]
+
+
+def test_every_problem_is_found_at_once_with_file_line_and_column() -> None:
+    found = [str(problem) for problem in problems_of(FAULTY, "p.yaml")]
+    assert sorted(found) == sorted(EXPECTED)
+
+
+def test_problems_stand_in_the_order_of_the_text() -> None:
+    places = [(problem.line, problem.column) for problem in problems_of(FAULTY)]
+    assert places == sorted(places)  # type: ignore[type-var]
+
+
+def test_every_code_is_in_the_catalogue() -> None:
+    codes = {problem.code for problem in problems_of(FAULTY)} | {code for _, code in UNREADABLE.values()}
+    assert codes <= set(CATALOGUE)
+
+
+def test_a_plan_with_problems_can_be_looked_at_but_has_no_digest() -> None:
+    plan, problems = read_document(FAULTY)
+    assert plan is not None
+    assert [step.id for step in plan.steps] == ["a", "step_2", "step_3"]
+    assert plan.options.max_parallel_steps == 3
+    with pytest.raises(InvalidPlanError) as caught:
+        plan_digest(plan)
+    assert caught.value.problems == problems
+
+
+@pytest.mark.parametrize(("text", "codes"), [("steps: [{tool_name: t}]", ["no-description"]), ("description: d", ["no-steps"]), ("description: d\nsteps:", ["no-steps"])])
+def test_description_and_steps_are_required(text: str, codes: list[str]) -> None:
+    assert [problem.code for problem in problems_of(text)] == codes
+
+
+def test_no_message_repeats_a_huge_value() -> None:
+    huge = "x" * 1_000_000
+    text = f"description: d\n{huge}: 1\ninputs: {{? {huge} : 3}}\nsteps: [{{tool_name: t, max_retries: {huge}, effect: {huge}}}]"
+    problems = problems_of(text)
+    assert {problem.code for problem in problems} == {"unknown-field", "wrong-type", "bad-effect"}
+    assert all(len(str(problem)) < 500 for problem in problems)
+
+
+def test_thousands_of_problems_are_found_without_delay() -> None:
+    text = "description: d\n" + "".join(f"field_{n}: 1\n" for n in range(5_000)) + "steps: [" + "1," * 5_000 + "]"
+    assert len(problems_of(text)) == 10_000
+
+
+def test_a_newline_in_an_id_survives_reading_for_validation_to_name_it() -> None:
+    plan, problems = read_document('description: d\nsteps: [{id: "a\\nb", tool_name: t}]')
+    assert plan is not None
+    assert (plan.steps[0].id, problems) == ("a\nb", [])
+    assert load_plan(dump_plan(plan)) == plan
+
+
+def test_an_editors_schema_line_in_json_is_no_field() -> None:
+    assert problems_of('{"$schema": "plan.schema.json", "description": "d", "steps": [{"tool_name": "t"}]}') == []

@@ -1,0 +1,283 @@
+"""A plan as a Prefect flow: its name, description, parameters, form, final states and re-runs."""
+
+import asyncio
+import inspect
+import pickle
+from typing import Any
+
+import cloudpickle
+import pytest
+from prefect import Flow, flow, get_client
+from prefect.client.schemas.objects import State, StateType
+from prefect.exceptions import ParameterTypeError
+
+from plan_adapter.engine.compiler import flow_of, run_flow, safe_name
+from plan_adapter.engine.flow_runs import cancellation_of, flow_run_url, request_flow_run_cancel
+from plan_adapter.engine.tasks import PrefectSteps
+from plan_adapter.errors import NotApprovedError, RunFailedError
+from plan_adapter.plan import PlanStatus, StepStatus
+from plan_adapter.record import PlanRun, RunReason
+from tests.engine.calls import WrittenCall, failed, flow_run, plan_run, step_run, succeeded, task_runs, validated
+
+INPUTS: dict[str, Any] = {
+    "host": {"type": "string", "pattern": "^web-[0-9]+$", "description": "Node to\nrestart:  now"},
+    "mode": {"type": "string", "enum": ["fast", "slow"], "default": "fast"},
+    "share": {"type": "number", "minimum": 0, "maximum": 1, "default": 0.5},
+    "times": {"type": "integer", "minimum": 1, "default": 1},
+    "ports": {"type": "array", "items": "integer", "default": [80], "max_length": 3},
+    "labels": {"type": "object", "default": {}},
+    "force": {"type": "boolean", "default": False, "description": "即使有人在用"},
+    "未来": {"type": "string", "default": ""},
+}
+
+
+async def completed(_inputs: dict[str, Any], _flow_run_id: str) -> PlanRun:
+    return plan_run()
+
+
+def test_the_parameters_of_the_flow_are_the_plans_inputs() -> None:
+    schema = flow_of(validated(inputs=INPUTS), completed).parameters
+    assert schema.required == ["host"]
+    assert schema.properties["host"] == {
+        "type": "string",
+        "pattern": "^web-[0-9]+$",
+        "description": "Node to restart: now",
+        "title": "host",
+        "position": 0,
+    }
+    assert (schema.properties["mode"]["enum"], schema.properties["mode"]["default"]) == (["fast", "slow"], "fast")
+    assert (schema.properties["share"]["minimum"], schema.properties["share"]["maximum"]) == (0, 1)
+    assert (schema.properties["times"]["type"], schema.properties["times"]["minimum"]) == ("integer", 1)
+    assert (schema.properties["ports"]["items"], schema.properties["ports"]["maxItems"]) == ({"type": "integer"}, 3)
+    assert schema.properties["labels"]["type"] == "object"
+    assert (schema.properties["force"]["default"], schema.properties["force"]["description"]) == (False, "即使有人在用")
+    assert list(schema.properties) == list(INPUTS)
+
+
+def test_required_inputs_may_stand_after_those_with_defaults() -> None:
+    compiled = flow_of(validated(inputs={"a": {"default": "x"}, "b": {}}), completed)
+    assert str(inspect.signature(compiled.fn)) == "(*, a: str = 'x', b: str)"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "given"),
+    [
+        (INPUTS, {"host": "db-1"}),
+        (INPUTS, {}),
+        (INPUTS, {"host": "web-1", "mode": "slower"}),
+        (INPUTS, {"host": "web-1", "share": 1.5}),
+        (INPUTS, {"host": "web-1", "ports": ["http"]}),
+        (INPUTS, {"host": "web-1", "hots": "web-2"}),
+    ],
+    ids=["pattern", "missing", "enum", "maximum", "items", "unknown"],
+)
+def test_bad_input_is_refused(inputs: dict[str, Any], given: dict[str, Any]) -> None:
+    with pytest.raises((ParameterTypeError, TypeError)):
+        flow_of(validated(inputs=inputs), completed).validate_parameters(given)
+
+
+def test_good_input_passes_as_it_is() -> None:
+    given: dict[str, Any] = {"host": "web-1", "mode": "slow", "share": 0.25, "times": 2, "ports": [1], "labels": {"a": None}, "force": True}
+    given["未来"] = "明天"
+    assert flow_of(validated(inputs=INPUTS), completed).validate_parameters(given) == given
+
+
+@pytest.mark.parametrize(
+    ("declared", "schema"),
+    [
+        ({"pattern": "^(?!root).*$"}, {"type": "string"}),  # pydantic has no look-around; the plan's own check refuses it
+        ({"type": "number", "enum": [0.5, 1.5]}, {"type": "number"}),
+        ({"type": "integer", "enum": [1, 2]}, {"enum": [1, 2], "type": "integer"}),
+    ],
+    ids=["look-around", "numbers", "integers"],
+)
+def test_limits_that_pydantic_cannot_say_are_left_to_the_plans_own_check(declared: dict[str, Any], schema: dict[str, Any]) -> None:
+    properties = flow_of(validated(inputs={"a": declared}), completed).parameters.properties
+    assert {key: value for key, value in properties["a"].items() if key not in ("title", "position")} == schema
+
+
+@pytest.mark.parametrize(
+    ("name", "safe"),
+    [
+        ("restart web", "restart web"),
+        ("two\nlines\r\nand\ttabs", "two lines and tabs"),
+        ("a/b <c> & 100%", "a b c 100"),
+        ("部署\u2028计划", "部署 计划"),
+        ("x" * 500, "x" * 200),
+        ("{flow.name} %s", "{flow.name} s"),
+        ("///", "plan"),
+    ],
+)
+def test_a_flow_has_its_plans_name_without_what_prefect_refuses(name: str, safe: str) -> None:
+    assert safe_name(name) == safe
+    assert flow_of(validated(name=name, description="x"), completed).name == safe
+
+
+def test_markdown_in_a_description_is_text() -> None:
+    compiled = flow_of(validated(name="x", description="*Stop* <b>it</b>\n\n[now](http://x)"), completed)
+    assert compiled.description == "\\*Stop\\* \\<b\\>it\\</b\\>\n\n\\[now\\](http://x)"
+    assert compiled.version == "0123456789ab"
+
+
+def test_a_flow_of_importable_functions_can_be_pickled() -> None:
+    copy = pickle.loads(cloudpickle.dumps(flow_of(validated(inputs=INPUTS), completed)))
+    assert isinstance(copy, Flow)
+    assert copy.parameters.required == ["host"]
+
+
+STEPS = [step_run("a", StepStatus.COMPLETED), step_run("b", StepStatus.FAILED, error="exit code 1"), step_run("c", StepStatus.SKIPPED)]
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [
+        (plan_run(STEPS[:1]), (StateType.COMPLETED, "Completed", "1 steps: 1 completed")),
+        (
+            plan_run(STEPS, status=PlanStatus.PARTIAL, reason=RunReason.STEP_FAILED, message="`b` failed: exit code 1"),
+            (StateType.FAILED, "Partial", "3 steps: 1 completed, 1 failed, 1 skipped · `b` failed: exit code 1"),
+        ),
+        (plan_run(STEPS[1:2], status=PlanStatus.FAILED, reason=RunReason.STEP_FAILED), (StateType.FAILED, "Failed", "1 steps: 1 failed")),
+        (plan_run(STEPS[1:2], status=PlanStatus.PARTIAL, reason=RunReason.TIMED_OUT), (StateType.FAILED, "TimedOut", "1 steps: 1 failed")),
+        (plan_run(STEPS[1:2], status=PlanStatus.FAILED, reason=RunReason.TIMED_OUT), (StateType.FAILED, "TimedOut", "1 steps: 1 failed")),
+        (plan_run(STEPS[1:2], status=PlanStatus.FAILED, reason=RunReason.UNKNOWN), (StateType.FAILED, "Unknown", "1 steps: 1 failed")),
+        (plan_run(STEPS[2:], status=PlanStatus.CANCELLED, reason=RunReason.REJECTED), (StateType.CANCELLED, "Rejected", "1 steps: 1 skipped")),
+        (plan_run(STEPS[2:], status=PlanStatus.CANCELLED, reason=RunReason.EXPIRED), (StateType.CANCELLED, "Expired", "1 steps: 1 skipped")),
+        (
+            plan_run(STEPS[2:], status=PlanStatus.CANCELLED, reason=RunReason.CANCELLED, message="ana: wrong host"),
+            (StateType.CANCELLED, "Cancelled", "1 steps: 1 skipped · ana: wrong host"),
+        ),
+    ],
+    ids=["completed", "partial", "failed", "partial in time", "failed in time", "unknown", "rejected", "expired", "cancelled"],
+)
+async def test_the_flow_run_ends_in_the_state_of_its_run(prefect_server: object, run: PlanRun, expected: tuple[StateType, str, str]) -> None:
+    async def body(_inputs: dict[str, Any], _flow_run_id: str) -> PlanRun:
+        return run
+
+    state = await run_flow(flow_of(validated(), body), {})
+    assert state.state_details.flow_run_id is not None
+    shown = (await flow_run(state.state_details.flow_run_id)).state
+    assert shown is not None
+    assert (shown.type, shown.name, shown.message) == expected
+    assert shown.data is None
+
+
+async def test_the_body_is_given_the_inputs_and_the_flow_run(prefect_server: object) -> None:
+    given: list[tuple[dict[str, Any], str]] = []
+
+    async def body(inputs: dict[str, Any], flow_run_id: str) -> PlanRun:
+        given.append((inputs, flow_run_id))
+        return plan_run()
+
+    state = await run_flow(flow_of(validated(name="deploy", inputs=INPUTS), body), {"host": "web-1"})
+    assert state.state_details.flow_run_id is not None
+    shown = await flow_run(state.state_details.flow_run_id)
+    [(inputs, flow_run_id)] = given
+    assert flow_run_id == str(shown.id)
+    assert inputs == {"host": "web-1", "mode": "fast", "share": 0.5, "times": 1, "ports": [80], "labels": {}, "force": False, "未来": ""}
+    assert shown.parameters == inputs
+
+
+async def test_awaiting_the_flow_gives_the_run_also_as_a_subflow(prefect_server: object) -> None:
+    plan_flow = flow_of(validated(inputs={"host": {}}), completed)
+
+    @flow
+    async def around() -> str:
+        return (await plan_flow(host="web-1")).id
+
+    assert (await plan_flow(host="web-1")).status is PlanStatus.COMPLETED
+    assert await around() == "r1"
+
+
+async def test_awaiting_the_flow_of_a_run_that_failed_raises_with_the_run(prefect_server: object) -> None:
+    run = plan_run(STEPS, status=PlanStatus.PARTIAL, reason=RunReason.STEP_FAILED)
+
+    async def body(_inputs: dict[str, Any], _flow_run_id: str) -> PlanRun:
+        return run
+
+    with pytest.raises(RunFailedError) as raised:
+        await flow_of(validated(), body)()
+    assert raised.value.run is run
+
+
+async def test_what_the_body_raises_of_ours_ends_the_flow_run_without_a_traceback(
+    prefect_server: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    flow_run_ids: list[str] = []
+
+    async def body(_inputs: dict[str, Any], flow_run_id: str) -> PlanRun:
+        flow_run_ids.append(flow_run_id)
+        raise NotApprovedError("have it approved")
+
+    with pytest.raises(NotApprovedError, match="have it approved"):
+        await run_flow(flow_of(validated(), body), {})
+    async with get_client() as client:
+        shown = (await client.read_flow_run(flow_run_ids[0])).state  # pyright: ignore[reportArgumentType]
+    assert shown is not None
+    assert (shown.name, shown.message) == ("Failed", "have it approved")
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+async def test_a_bug_in_the_body_is_raised(prefect_server: object) -> None:
+    async def body(_inputs: dict[str, Any], _flow_run_id: str) -> PlanRun:
+        raise ZeroDivisionError("oops")
+
+    with pytest.raises(ZeroDivisionError, match="oops"):
+        await run_flow(flow_of(validated(), body), {})
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        plan_run(status=PlanStatus.FAILED, reason=RunReason.STEP_FAILED),
+        plan_run(status=PlanStatus.CANCELLED, reason=RunReason.CANCELLED),
+        plan_run(status=PlanStatus.COMPLETED),
+    ],
+    ids=["failed", "cancelled", "completed"],
+)
+async def test_a_flow_run_that_has_ended_goes_on_as_the_same_flow_run_with_the_same_task_runs(prefect_server: object, first: PlanRun) -> None:
+    async def body(_inputs: dict[str, Any], flow_run_id: str) -> PlanRun:
+        steps = PrefectSteps()
+        if flow_run_id in seen:
+            await steps.show(step_run("a", StepStatus.COMPLETED, carried=True), ())
+            await steps(WrittenCall("b", upstream=("a",)))
+            return plan_run()
+        seen.append(flow_run_id)
+        await steps(WrittenCall("a"))
+        await steps(WrittenCall("b", upstream=("a",), ends=[failed()]))
+        return first
+
+    seen: list[str] = []
+    compiled = flow_of(validated(), body)
+    before = await run_flow(compiled, {})
+    flow_run_id = before.state_details.flow_run_id
+    assert flow_run_id is not None
+    old = await task_runs(flow_run_id, ["a", "b"])
+    after = await run_flow(compiled, {}, flow_run_id=seen[0])
+    assert (after.name, after.state_details.flow_run_id) == ("Completed", flow_run_id)
+    while (new := await task_runs(flow_run_id, ["a", "b"]))["b"].state_name != "Completed":
+        await asyncio.sleep(0.1)
+    assert {name: run.id for name, run in new.items()} == {name: run.id for name, run in old.items()}
+    assert {name: (run.state_name, run.flow_run_run_count) for name, run in new.items()} == {"a": ("Carried", 2), "b": ("Completed", 2)}
+    assert new["a"].start_time == old["a"].start_time
+    assert (await flow_run(flow_run_id)).run_count == 2
+
+
+async def test_a_flow_run_has_an_address_in_the_ui(prefect_server: object) -> None:
+    state = await run_flow(flow_of(validated(), completed), {})
+    url = flow_run_url(str(state.state_details.flow_run_id))
+    assert url is not None
+    assert url.endswith(f"/runs/flow-run/{state.state_details.flow_run_id}")
+
+
+async def test_a_cancel_in_prefect_is_seen_by_the_run_with_its_reason(prefect_server: object) -> None:
+    async def body(_inputs: dict[str, Any], flow_run_id: str) -> PlanRun:
+        assert await cancellation_of(flow_run_id) is None
+        await request_flow_run_cancel(flow_run_id, reason="ana: wrong host")
+        reason = await cancellation_of(flow_run_id)
+        return plan_run(status=PlanStatus.CANCELLED, reason=RunReason.CANCELLED, message=reason)
+
+    state = await run_flow(flow_of(validated(), body), {})
+    assert state.state_details.flow_run_id is not None
+    shown = (await flow_run(state.state_details.flow_run_id)).state
+    assert shown is not None
+    assert (shown.type, shown.message) == (StateType.CANCELLED, "0 steps:  · ana: wrong host")

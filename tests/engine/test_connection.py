@@ -1,0 +1,295 @@
+"""Which server Prefect's settings mean, what is said when it cannot be used, and how this process is made to use one."""
+
+import base64
+import http.server
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from prefect.context import root_settings_context
+from prefect.settings import get_current_settings, temporary_settings
+
+from plan_adapter.engine.connection import (
+    Server,
+    check_server,
+    configured_api_url,
+    ui_hint,
+    under_worker,
+    url_source,
+    use_server,
+    without_credentials,
+)
+from plan_adapter.errors import NoServerError
+
+URL = "http://127.0.0.1:1/api"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, empty, which is also Prefect's home; no variable of Prefect's is set besides."""
+    for name in [name for name in os.environ if name.startswith("PREFECT_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def asked_anew() -> tuple[str | None, str]:
+    """What a new process would find: its URL, and where it stands."""
+    with root_settings_context():
+        url = configured_api_url()
+        return url, url_source() if url else ""
+
+
+def test_a_new_user_of_prefect_has_no_server_configured(folder: Path) -> None:
+    assert asked_anew() == (None, "")
+
+
+@pytest.mark.parametrize("name", ["PREFECT_API_URL", "prefect_api_url"])
+def test_the_environment_names_a_server(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, URL)
+    assert asked_anew() == (URL, "the environment variable PREFECT_API_URL")
+
+
+def test_an_empty_url_is_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "")
+    assert asked_anew() == (None, "")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "source"),
+    [
+        (".env", f"PREFECT_API_URL={URL}", "{}/.env"),
+        ("prefect.toml", f'[api]\nurl = "{URL}"', "{}/prefect.toml"),
+        ("pyproject.toml", f'[tool.prefect.api]\nurl = "{URL}"', "[tool.prefect] in {}/pyproject.toml"),
+    ],
+)
+def test_a_file_names_a_server(folder: Path, file: str, text: str, source: str) -> None:
+    (folder / file).write_text(text)
+    assert asked_anew() == (URL, source.format(folder))
+
+
+def test_prefects_ephemeral_profile_names_no_server(folder: Path) -> None:
+    (folder / "profiles.toml").write_text('active = "ephemeral"\n[profiles.ephemeral]\nPREFECT_SERVER_ALLOW_EPHEMERAL_MODE = "true"')
+    assert asked_anew() == (None, "")
+
+
+def test_settings_made_in_python_name_a_server(folder: Path) -> None:
+    with temporary_settings({"api.url": URL}):
+        assert configured_api_url() == URL
+        assert url_source() == "Prefect's settings in this process"
+
+
+def test_settings_that_cannot_be_read_are_told_without_their_values(folder: Path) -> None:
+    with pytest.raises(NoServerError, match="request_timeout: Input should be a valid number") as caught:
+        in_a_new_process("PREFECT_API_REQUEST_TIMEOUT=hunter2")
+    assert "hunter2" not in str(caught.value)
+
+
+def in_a_new_process(*variables: str, home: Path | None = None) -> str:
+    """What a new Python says of its URL and where it stands; raises what it raised."""
+    code = (
+        "import sys\n"
+        "from plan_adapter.engine.connection import configured_api_url, url_source\n"
+        "from plan_adapter.errors import NoServerError\n"
+        "try: print(configured_api_url(), url_source() if 'prefect' in sys.modules else 'Prefect is not imported')\n"
+        "except NoServerError as error: print('NoServerError', error)\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    environment |= dict(variable.split("=", 1) for variable in variables)
+    environment |= {"HOME": str(home)} if home is not None else {}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    if done.stdout.startswith("NoServerError "):
+        raise NoServerError(done.stdout.removeprefix("NoServerError ").strip())
+    return done.stdout.strip()
+
+
+def test_where_nothing_could_name_a_server_prefect_is_not_even_imported(folder: Path) -> None:
+    (folder / "pyproject.toml").write_text('[tool.other]\nname = "no settings of Prefect"')
+    (folder / ".env").write_text("COLOUR=blue")
+    assert in_a_new_process(home=folder) == "None Prefect is not imported"
+
+
+def test_a_profile_in_the_users_home_is_found(folder: Path) -> None:
+    (folder / ".prefect").mkdir()
+    (folder / ".prefect" / "profiles.toml").write_text(f'active = "team"\n[profiles.team]\nPREFECT_API_URL = "{URL}"')
+    assert in_a_new_process(home=folder) == f"{URL} Prefect's profile `team` in {folder}/.prefect/profiles.toml"
+
+
+def test_the_process_of_a_flow_run_belongs_to_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not under_worker()
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "0d8ad9c5-0000-0000-0000-000000000000")
+    assert under_worker()
+
+
+# Servers that the settings name.
+
+
+def refusal() -> str:
+    with pytest.raises(NoServerError) as caught:
+        check_server()
+    return str(caught.value)
+
+
+def test_a_server_that_answers_is_used(prefect_server: Server) -> None:
+    assert check_server() == Server(api_url=prefect_server.api_url, ui_url=prefect_server.ui_url)
+
+
+def test_a_server_out_of_reach_is_told_with_its_url_and_where_it_stands_and_without_its_password() -> None:
+    with temporary_settings({"api.url": "http://ana:s3cret@127.0.0.1:1/api?token=s3cret"}):
+        said = refusal()
+    assert said.startswith("the Prefect server http://127.0.0.1:1/api cannot be used: ConnectError")
+    assert "Its URL comes from Prefect's settings in this process; no other server is started instead." in said
+    assert "--offline" in said
+    assert "s3cret" not in said
+
+
+def test_a_url_that_is_no_prefect_api_is_told(prefect_server: Server) -> None:
+    with temporary_settings({"api.url": prefect_server.ui_url}):
+        assert "cannot be used: it" in refusal()
+
+
+class _Answer(http.server.BaseHTTPRequestHandler):
+    """A team's gateway: it lets in who brings the right credentials, and has no Prefect behind it."""
+
+    def do_POST(self) -> None:
+        right = self.headers.get("Authorization") == "Basic " + base64.b64encode(b"ana:pw").decode()
+        right = right or self.headers.get("X-Gate") == "open"
+        self.send_response(200 if right else 401)
+        self.end_headers()
+        self.wfile.write(b"[]" if right else b"{}")
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'"3.999.0"')
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+@pytest.fixture
+def gateway() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Answer) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/api"
+        server.shutdown()
+        thread.join()
+
+
+def test_wrong_credentials_are_told_by_the_names_of_their_settings(gateway: str) -> None:
+    with temporary_settings({"api.url": gateway, "api.auth_string": "ana:s3cret"}):
+        said = refusal()
+    assert "it refuses the credentials (HTTP 401): PREFECT_API_AUTH_STRING or PREFECT_API_KEY is missing or wrong" in said
+    assert "s3cret" not in said
+
+
+@pytest.mark.parametrize("settings", [{"api.auth_string": "ana:pw"}, {"client.custom_headers": {"X-Gate": "open"}}], ids=["auth", "header"])
+def test_the_credentials_of_the_settings_are_used(gateway: str, settings: dict[str, object]) -> None:
+    with temporary_settings({"api.url": gateway, **settings}):
+        assert check_server().api_url == gateway
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://ana:pw@prefect.example/api?key=1#x", "https://prefect.example/api"),
+        ("http://127.0.0.1:4200/api", "http://127.0.0.1:4200/api"),
+        ("http://[::1]:4200/api", "http://[::1]:4200/api"),
+    ],
+)
+def test_a_url_is_shown_without_credentials(url: str, shown: str) -> None:
+    assert without_credentials(url) == shown
+
+
+# Using one.
+
+
+def test_in_the_context_prefect_uses_the_local_server_and_sends_it_no_credentials_of_another(tmp_path: Path) -> None:
+    local = Server(api_url="http://127.0.0.1:2/api", ui_url="http://127.0.0.1:2", log_path=tmp_path / "log", pid=1)
+    others = {"api.key": "pnu_s3cret", "api.auth_string": "ana:s3cret", "client.custom_headers": {"X-Gate": "open"}}
+    with temporary_settings({**others, "server.ephemeral.enabled": True}):
+        with use_server(local):
+            settings = get_current_settings()
+            assert (settings.api.url, settings.ui_url) == (local.api_url, local.ui_url)
+            assert (settings.api.key, settings.api.auth_string, settings.client.custom_headers) == (None, None, {})
+            assert not settings.server.ephemeral.enabled
+        assert get_current_settings().server.ephemeral.enabled
+
+
+def test_a_configured_server_is_used_as_the_settings_say() -> None:
+    with (
+        temporary_settings({"api.url": "http://ana:pw@prefect.example/api", "api.auth_string": "ana:pw"}),
+        use_server(Server(api_url="http://prefect.example/api", ui_url=None)),
+    ):
+        settings = get_current_settings()
+        assert settings.api.url == "http://ana:pw@prefect.example/api"
+        assert settings.api.auth_string is not None
+        assert not settings.server.ephemeral.enabled
+
+
+def test_loopback_is_excepted_from_a_proxy_while_the_local_server_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = Server(api_url="http://127.0.0.1:2/api", ui_url="http://127.0.0.1:2", log_path=tmp_path / "log")
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy.example:3128")
+    monkeypatch.setenv("no_proxy", "intranet.example")
+    with use_server(local):
+        assert os.environ["no_proxy"] == os.environ["NO_PROXY"] == "intranet.example,127.0.0.1"
+    assert os.environ["no_proxy"] == "intranet.example"
+    assert "NO_PROXY" not in os.environ
+
+
+@pytest.fixture
+def console(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], str]]:
+    """What reaches the console handler that Prefect puts on the root logger, and a way to read it."""
+    import io
+
+    from prefect.logging.handlers import PrefectConsoleHandler
+
+    stream = io.StringIO()
+    handler = PrefectConsoleHandler(stream=stream)
+    logging.getLogger().addHandler(handler)
+    yield stream.getvalue
+    logging.getLogger().removeHandler(handler)
+
+
+def test_prefects_own_lines_stay_off_the_console_and_others_do_not(console: Callable[[], str]) -> None:
+    with use_server(Server(api_url=URL, ui_url=None)):
+        logging.getLogger("prefect.flow_runs").error("Finished in state Failed()")
+        logging.getLogger("somebody").error("mine")
+    logging.getLogger("prefect.flow_runs").error("after")
+    assert [word for word in ("Finished", "mine", "after") if word in console()] == ["mine", "after"]
+
+
+def test_who_sets_prefects_logging_level_sees_its_lines(console: Callable[[], str]) -> None:
+    with temporary_settings({"logging.level": "DEBUG"}), use_server(Server(api_url=URL, ui_url=None)):
+        logging.getLogger("prefect.flow_runs").error("Finished in state Failed()")
+    assert "Finished" in console()
+
+
+# Links.
+
+
+def test_a_run_of_the_local_server_opens_in_the_newer_ui(tmp_path: Path) -> None:
+    local = Server(api_url="http://127.0.0.1:2/api", ui_url="http://127.0.0.1:2", log_path=tmp_path / "log")
+    assert local.run_url("0d8a") == "http://127.0.0.1:2/v2/runs/flow-run/0d8a"
+    assert Server(api_url="https://p.example/api", ui_url="https://p.example").run_url("0d8a") == "https://p.example/runs/flow-run/0d8a"
+    assert Server(api_url="https://p.example/api", ui_url=None).run_url("0d8a") is None
+
+
+def test_over_ssh_a_loopback_link_comes_with_its_port_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGNAME", "ana")
+    monkeypatch.setenv("SSH_CONNECTION", "198.51.100.7 50022 192.0.2.9 22")
+    forward = "from your own machine, first: ssh -N -L 4711:127.0.0.1:4711 ana@192.0.2.9"
+    assert ui_hint("http://127.0.0.1:4711/v2/runs") == ["http://127.0.0.1:4711/v2/runs", forward]
+    monkeypatch.setenv("SSH_CONNECTION", "198.51.100.7 50022 192.0.2.9 2222")
+    assert ui_hint("http://127.0.0.1:4711/")[1].endswith("4711:127.0.0.1:4711 -p 2222 ana@192.0.2.9")
+    assert ui_hint("https://prefect.example/runs") == ["https://prefect.example/runs"]
+
+
+def test_without_ssh_a_link_stands_alone() -> None:
+    assert ui_hint("http://127.0.0.1:4711/") == ["http://127.0.0.1:4711/"]

@@ -1,0 +1,65 @@
+"""What `engine/internals.py` relies on and Prefect does not document. When this fails after an upgrade of Prefect: mend that file."""
+
+import prefect
+import pytest
+from prefect import flow
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
+
+from plan_adapter.engine import internals
+from plan_adapter.engine.internals import broken_promises
+from plan_adapter.engine.plain import PlainTaskRuns
+from plan_adapter.engine.tasks import PrefectSteps
+from tests.engine.calls import WrittenCall, states_of, task_runs
+
+ADVICE = (
+    f"Prefect {prefect.__version__} differs from what engine/internals.py calls. Until that file is mended runs go the slow way of "
+    "engine/plain.py, which is right, too."
+)
+
+
+def test_prefect_keeps_what_the_internals_rely_on() -> None:
+    assert broken_promises() == [], ADVICE
+
+
+async def test_the_events_of_a_task_run_make_the_same_record_as_prefects_own_engine(prefect_server: object) -> None:
+    @flow(persist_result=False)
+    async def both() -> State:
+        await PrefectSteps()(WrittenCall("direct"))
+        await PrefectSteps(plain=True)(WrittenCall("plain"))
+        return Completed()
+
+    state = await both(return_state=True)
+    assert state.state_details.flow_run_id is not None
+    runs = await task_runs(state.state_details.flow_run_id, ["direct", "plain"])
+    direct, plain = (
+        run.model_dump(
+            include={"state_type", "state_name", "run_count", "flow_run_id", "flow_run_run_count", "task_inputs", "tags", "cache_key", "task_version"}
+        )
+        for run in (runs["direct"], runs["plain"])
+    )
+    assert direct == plain, ADVICE
+    for run in runs.values():
+        assert run.expected_start_time and run.start_time and run.end_time and run.expected_start_time <= run.start_time <= run.end_time, ADVICE
+        assert run.total_run_time == (await states_of(run, 2))[-1].timestamp - run.start_time, ADVICE
+
+
+def test_what_a_later_prefect_takes_away_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def emit(*, task_run: object, validated_state: object, severity: int) -> None: ...
+
+    monkeypatch.setattr(internals, "emit_task_run_state_change_event", emit)
+    name = f"{emit.__module__}.{emit.__qualname__}"
+    assert broken_promises() == [f"{name} takes no `follows`", f"{name} takes no `initial_state`", f"{name} wants `severity`"]
+
+
+async def test_where_a_promise_is_broken_the_plain_way_is_taken_and_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, prefect_server: object
+) -> None:
+    monkeypatch.setattr(internals, "broken_promises", lambda: ["TaskRun takes no `labels`"])
+
+    @flow(persist_result=False)
+    async def changed() -> str:
+        return type(PrefectSteps()._task_runs).__name__  # pyright: ignore[reportPrivateUsage]
+
+    assert await changed() == PlainTaskRuns.__name__
+    assert "steps are driven slowly, because this Prefect differs: TaskRun takes no `labels`" in caplog.text

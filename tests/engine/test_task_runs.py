@@ -1,0 +1,257 @@
+"""What Prefect's API says about the steps of a plan: names, states, messages, edges, retries, logs; through both ways of task runs."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from uuid import UUID
+
+import pytest
+from prefect import Flow, flow, get_run_logger, tags, task
+from prefect.client.schemas.objects import State, StateType, TaskRun
+from prefect.states import Completed
+
+from plan_adapter.engine.direct import DirectTaskRuns
+from plan_adapter.engine.internals import MAX_EDGES
+from plan_adapter.engine.plain import PlainTaskRuns
+from plan_adapter.engine.tasks import PrefectSteps, log_to_prefect
+from plan_adapter.errors import StoreError
+from plan_adapter.execution.ports import AttemptEnd
+from plan_adapter.plan import StepStatus
+from plan_adapter.record import Outcome, StepRun
+from tests.engine.calls import WrittenCall, failed, logs_of, states_of, step_run, succeeded, task_runs
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+Shown = dict[str, TaskRun]
+Perform = Callable[[Callable[[PrefectSteps], Awaitable[None]], Sequence[str]], Awaitable[Shown]]
+
+
+@pytest.fixture(params=["direct", "plain"])
+def way(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def perform(way: str) -> Perform:
+    """Run a function of PrefectSteps in a flow and return the task runs that it is to make, by name."""
+
+    async def perform(work: Callable[[PrefectSteps], Awaitable[None]], names: Sequence[str]) -> Shown:
+        @flow(persist_result=False)
+        async def steps() -> State:
+            await work(PrefectSteps(plain=way == "plain"))
+            return Completed()
+
+        state = await steps(return_state=True)
+        assert state.state_details.flow_run_id is not None
+        return await task_runs(state.state_details.flow_run_id, names)
+
+    return perform
+
+
+async def test_a_step_is_a_task_run_of_its_name_with_its_policy_and_times(perform: Perform) -> None:
+    call = WrittenCall("check", retry_delays=[0.5, 1.0])
+    runs = await perform(lambda steps: _call_all(steps, call), ["check"])
+    run = runs["check"]
+    assert (run.state_name, run.state_type, run.run_count) == ("Completed", StateType.COMPLETED, 1)
+    assert run.empirical_policy.retries == 2
+    assert run.start_time and run.end_time and run.start_time <= run.end_time
+    assert [state.name for state in (await states_of(run, 2))][-2:] == ["Running", "Completed"]
+
+
+async def test_braces_and_brackets_in_a_name_are_no_template(perform: Perform) -> None:
+    runs = await perform(lambda steps: _call_all(steps, WrittenCall("verify[0]"), WrittenCall("{flow_run}")), ["verify[0]", "{flow_run}"])
+    assert runs.keys() == {"verify[0]", "{flow_run}"}
+
+
+async def test_the_edges_are_the_steps_that_a_call_waited_for_with_every_item_of_a_loop(perform: Perform) -> None:
+    async def work(steps: PrefectSteps) -> None:
+        await _call_all(steps, WrittenCall("list"))
+        await _call_all(steps, *(WrittenCall(f"fetch[{item}]", upstream=("list",)) for item in range(3)))
+        await steps.show(step_run("skipped", StepStatus.SKIPPED, reason="its condition is false"), ("list",))
+        await _call_all(steps, WrittenCall("report", upstream=("fetch", "skipped")))
+
+    runs = await perform(work, ["list", "fetch[0]", "fetch[1]", "fetch[2]", "skipped", "report"])
+    names = {run.id: name for name, run in runs.items()}
+    assert {name: _upstream(run, names) for name, run in runs.items()} == {
+        "list": set(),
+        "fetch[0]": {"list"},
+        "fetch[1]": {"list"},
+        "fetch[2]": {"list"},
+        "skipped": {"list"},
+        "report": {"fetch[0]", "fetch[1]", "fetch[2]", "skipped"},
+    }
+    assert {run.state_name for name, run in runs.items() if name != "skipped"} == {"Completed"}
+
+
+@pytest.mark.parametrize(
+    ("end", "state"),
+    [
+        (succeeded(), (StateType.COMPLETED, "Completed", "")),
+        (failed(error="exit code 1"), (StateType.FAILED, "Failed", "exit code 1")),
+        (AttemptEnd("unknown", 1, error="no answer"), (StateType.FAILED, "Unknown", "no answer")),
+        (AttemptEnd("cancelled", 1, error="by ana"), (StateType.CANCELLED, "Cancelled", "by ana")),
+        (AttemptEnd("timed_out", 1, error="20 min are over"), (StateType.FAILED, "TimedOut", "20 min are over")),
+        (failed(error="错误：" + "长" * 5000), (StateType.FAILED, "Failed", "错误：" + "长" * 1996 + "…")),
+    ],
+    ids=["succeeded", "failed", "unknown", "cancelled", "timed out", "a long message"],
+)
+async def test_a_call_ends_in_the_state_of_its_last_attempt(perform: Perform, end: AttemptEnd, state: tuple[StateType, str, str | None]) -> None:
+    run = (await perform(lambda steps: _call_all(steps, WrittenCall("check", ends=[end])), ["check"]))["check"]
+    assert run.state is not None
+    assert (run.state_type, run.state_name, run.state.message) == state
+
+
+@pytest.mark.parametrize(
+    ("step", "state"),
+    [
+        (step_run("a", StepStatus.SKIPPED, reason="`b` failed"), (StateType.CANCELLED, "Skipped", "`b` failed")),
+        (step_run("a", StepStatus.FAILED, error="no such key"), (StateType.FAILED, "Failed", "no such key")),
+        (step_run("a", StepStatus.FAILED, outcome=Outcome.UNKNOWN, error="began"), (StateType.FAILED, "Unknown", "began")),
+        (step_run("a", StepStatus.COMPLETED, carried=True), (StateType.COMPLETED, "Carried", "Its result comes from an earlier start of this run.")),
+        (step_run("a", StepStatus.COMPLETED), (StateType.COMPLETED, "Completed", "There was nothing to do: no items.")),
+    ],
+    ids=["skipped", "failed", "unknown", "carried", "no items"],
+)
+async def test_a_step_without_a_call_is_shown_as_it_ended(perform: Perform, step: StepRun, state: tuple[StateType, str, str | None]) -> None:
+    run = (await perform(lambda steps: steps.show(step, ()), ["a"]))["a"]
+    assert run.state is not None
+    assert (run.state_type, run.state_name, run.state.message) == state
+
+
+async def test_a_failed_attempt_is_followed_by_the_next_and_each_is_seen(perform: Perform, way: str) -> None:
+    ends = [failed(1, "first"), failed(2, "second"), succeeded(3)]
+    call = WrittenCall("check", ends=ends, retry_delays=[0.01, 0.0])
+    run = (await perform(lambda steps: _call_all(steps, call), ["check"]))["check"]
+    assert (run.state_name, run.run_count, call.made) == ("Completed", 3, 3)
+    states = [(state.name, state.message or None) for state in await states_of(run, 5) if state.name != "Pending"]
+    if way == "direct":
+        between = [("AwaitingRetry", "first"), ("Retrying", "first"), ("Retrying", "second")]
+    else:
+        between = [("Retrying", None), ("Retrying", None)]
+    assert states == [("Running", None), *between, ("Completed", None)]
+
+
+async def test_the_last_failed_attempt_is_the_end(perform: Perform) -> None:
+    call = WrittenCall("check", ends=[failed(1, "first"), failed(2, "second")], retry_delays=[0.0, 0.0])
+    run = (await perform(lambda steps: _call_all(steps, call), ["check"]))["check"]
+    assert run.state is not None
+    assert (run.state_name, run.state.message, call.made) == ("Failed", "second", 2)
+
+
+async def test_the_stop_of_the_run_ends_a_wait_for_a_retry_at_once(perform: Perform) -> None:
+    ends: list[AttemptEnd] = []
+
+    async def work(steps: PrefectSteps) -> None:
+        call = WrittenCall("check", ends=[failed(), succeeded(2)], retry_delays=[3600.0])
+        driven = asyncio.ensure_future(steps(call))
+        await call.waiting.wait()
+        call.stop.set_result(AttemptEnd("cancelled", 1, error="cancelled by ana"))
+        ends.append(await driven)
+
+    run = (await perform(work, ["check"]))["check"]
+    assert run.state is not None
+    assert (run.state_type, run.state_name, run.state.message) == (StateType.CANCELLED, "Cancelled", "cancelled by ana")
+    assert ends == [AttemptEnd("cancelled", 1, error="cancelled by ana")]
+
+
+async def test_a_store_that_fails_crashes_the_task_run_and_is_raised(perform: Perform, caplog: pytest.LogCaptureFixture) -> None:
+    async def broken() -> None:
+        raise StoreError("disk full")
+
+    async def work(steps: PrefectSteps) -> None:
+        with pytest.raises(StoreError, match="disk full"):
+            await steps(WrittenCall("check", before=broken))
+
+    run = (await perform(work, ["check"]))["check"]
+    assert run.state is not None
+    assert (run.state_name, run.state.message) == ("Crashed", "StoreError: disk full")
+    assert not [record for record in caplog.records if record.exc_info and record.exc_info[0]]
+
+
+async def test_no_attempt_that_fails_leaves_a_traceback_in_the_logs(perform: Perform, caplog: pytest.LogCaptureFixture) -> None:
+    call = WrittenCall("check", ends=[failed(1, "first"), failed(2, "second")], retry_delays=[0.0])
+    await perform(lambda steps: _call_all(steps, call), ["check"])
+    assert [record.getMessage() for record in caplog.records if record.exc_info and record.exc_info[0]] == []
+    assert any("second" in record.getMessage() for record in caplog.records)
+
+
+async def test_lines_of_a_steps_log_are_in_prefects_log_of_its_task_run(perform: Perform) -> None:
+    async def tell() -> None:
+        record = logging.LogRecord("step", logging.INFO, __file__, 1, "%s of {total}", ("一",), None)
+        await asyncio.to_thread(log_to_prefect, record)
+
+    run = (await perform(lambda steps: _call_all(steps, WrittenCall("check", before=tell)), ["check"]))["check"]
+    assert (logging.INFO, "一 of {total}") in await logs_of(run, 1)
+
+
+async def test_outside_of_a_run_a_line_goes_nowhere() -> None:
+    log_to_prefect(logging.LogRecord("step", logging.INFO, __file__, 1, "lost", (), None))
+
+
+async def test_tasks_and_flows_that_a_tool_calls_are_children_of_its_task_run(perform: Perform) -> None:
+    @task
+    async def inner() -> int:
+        get_run_logger().debug("inside")
+        return 1
+
+    @flow
+    async def below() -> int:
+        return await inner.with_options(name="deep")()
+
+    async def call_both() -> None:
+        assert await inner() == 1
+        assert await below() == 1
+
+    runs = await perform(lambda steps: _call_all(steps, WrittenCall("check", before=call_both)), ["check"])
+    children = {name for name, run in runs.items() if any(parent.id == runs["check"].id for parent in run.task_inputs.get("__parents__", []))}
+    assert {name.partition("-")[0] for name in children} >= {"inner"}
+
+
+async def test_tags_around_a_flow_are_on_its_steps(prefect_server: object) -> None:
+    @flow(persist_result=False)
+    async def tagged() -> State:
+        await PrefectSteps()(WrittenCall("check"))
+        return Completed()
+
+    with tags("nightly"):
+        state = await tagged(return_state=True)
+    assert state.state_details.flow_run_id is not None
+    assert (await task_runs(state.state_details.flow_run_id, ["check"]))["check"].tags == ["nightly"]
+
+
+async def test_more_edges_than_an_event_can_carry_are_left_out() -> None:
+    @flow(persist_result=False)
+    async def wide() -> State:
+        steps = PrefectSteps()
+        for item in range(MAX_EDGES + 1):
+            steps._ids["fetch"].append(UUID(int=item))  # pyright: ignore[reportPrivateUsage]
+        await steps.show(step_run("report", StepStatus.SKIPPED), ("fetch",))
+        return Completed()
+
+    state = await wide(return_state=True)
+    assert state.state_details.flow_run_id is not None
+    run = (await task_runs(state.state_details.flow_run_id, ["report"]))["report"]
+    assert len(run.task_inputs["wait_for"]) == MAX_EDGES
+
+
+async def test_the_direct_way_is_taken_unless_tags_ask_for_prefects_own_engine() -> None:
+    @flow
+    async def chosen() -> list[str]:
+        with tags("limited"):
+            under_tags = PrefectSteps()
+        return [type(steps._task_runs).__name__ for steps in (PrefectSteps(), under_tags)]  # pyright: ignore[reportPrivateUsage]
+
+    assert await chosen() == [DirectTaskRuns.__name__, PlainTaskRuns.__name__]
+
+
+async def test_outside_of_a_flow_there_are_no_prefect_steps() -> None:
+    with pytest.raises(RuntimeError, match="inside a running flow"):
+        PrefectSteps()
+
+
+async def _call_all(steps: PrefectSteps, *calls: WrittenCall) -> None:
+    await asyncio.gather(*(steps(call) for call in calls))
+
+
+def _upstream(run: TaskRun, names: dict[UUID, str]) -> set[str]:
+    return {names[edge.id] for edge in run.task_inputs.get("wait_for", []) if edge.input_type == "task_run"}

@@ -1,0 +1,116 @@
+"""What the tests of execution share: a recorder that keeps everything in memory in its order, and a run in a few words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from plan_adapter.approval import approved_plan, without_approval
+from plan_adapter.errors import StoreError
+from plan_adapter.execution.cancellation import Stop
+from plan_adapter.execution.carry import Past
+from plan_adapter.execution.direct import DirectCalls
+from plan_adapter.execution.results import ResultLimit
+from plan_adapter.execution.scheduler import execute
+from plan_adapter.execution.scope import RunScope
+from plan_adapter.execution.slots import Slots
+from plan_adapter.execution.status import conclude
+from plan_adapter.hooks import Event, Hooks
+from plan_adapter.plan import ExecutionPlan, new_id
+from plan_adapter.record import Attempt, PlanRun, Receipt, StepRun
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.validation import bind_inputs, validate
+
+
+@dataclass
+class MemoryRecorder:
+    """Keeps what it is handed; `fail_at` makes the n-th intent a StoreError."""
+
+    attempts: list[Attempt] = field(default_factory=list)
+    receipts: list[Receipt] = field(default_factory=list)
+    ended: list[StepRun] = field(default_factory=list)
+    fail_at: int | None = None
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    async def intent(self, attempt: Attempt) -> None:
+        await asyncio.sleep(0)
+        if self.fail_at is not None and len(self.attempts) + 1 >= self.fail_at:
+            raise StoreError("the disk is full")
+        self.attempts.append(attempt)
+
+    def receipt(self, receipt: Receipt) -> None:
+        self.receipts.append(receipt)
+
+    def step_ended(self, step: StepRun) -> None:
+        self.ended.append(step)
+
+    async def flush(self) -> None:
+        await asyncio.sleep(0)
+
+
+@dataclass
+class Execution:
+    """One execution of a plan: its run, record, events, and the handle to stop it."""
+
+    plan: ExecutionPlan
+    tools: list[Any]
+    inputs: dict[str, Any] = field(default_factory=dict)
+    hooks: Hooks = field(default_factory=Hooks)
+    past: Past = field(default_factory=Past)
+    recorder: MemoryRecorder = field(default_factory=MemoryRecorder)
+    listener: Callable[[Event], None] | None = None
+    limit_bytes: int = 64 * 1024
+    folder: Path = Path("unused")
+    events: list[Event] = field(default_factory=list)
+    run: PlanRun = field(init=False)
+    scope: RunScope = field(init=False)
+
+    def _listen(self, event: Event) -> None:
+        self.events.append(event)
+        if self.listener is not None:
+            self.listener(event)
+
+    async def go(self) -> PlanRun:
+        """Execute the plan offline and return its concluded run."""
+        validated = validate(self.plan, ToolRegistry(self.tools))
+        bound = bind_inputs(validated, self.inputs)
+        now = datetime.now(UTC)
+        steps = [StepRun(step.id, step.index, step.tool_name or "", step.description) for step in validated.plan.steps]
+        self.run = PlanRun(
+            new_id(), validated.plan.id, validated.plan.name, validated.plan.description, validated.digest, bound.approval_digest,
+            bound.inputs, steps, now, now, agent_id="agent-7",
+        )  # fmt: skip
+        self.scope = RunScope(
+            approved=approved_plan(bound, without_approval(bound, now=now), now=now),
+            run=self.run,
+            recorder=self.recorder,
+            stop=Stop(),
+            slots=Slots(validated.plan.options.parallel_limit),
+            limit=ResultLimit(self.limit_bytes, self.folder),
+            past=self.past,
+            hooks=self.hooks,
+            listener=self._listen,
+        )
+        await execute(self.scope, DirectCalls())
+        conclude(self.run, self.scope.stop)
+        return self.run
+
+    def kinds(self, step_id: str) -> list[str]:
+        """Return the kinds of the events of one step, in their order."""
+        return [event.kind for event in self.events if event.step is not None and event.step.id == step_id]
+
+
+def plan_of(edges: dict[str, list[str]], *, tool: str = "work", **options: Any) -> ExecutionPlan:
+    """Return a plan with a step of `tool` per key of `edges`, which names its dependencies; each is given its own id as `name`."""
+    plan = ExecutionPlan(description="A plan of a test")
+    for step_id, depends_on in edges.items():
+        plan.add_step(tool, step_id, {"name": step_id}, id=step_id, depends_on=depends_on)
+    for name, value in options.items():
+        setattr(plan.options, name, value)
+    return plan

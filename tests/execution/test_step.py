@@ -1,0 +1,445 @@
+"""One step: its attempts, timeouts, intents, receipts and results; and tools that misbehave."""
+
+import asyncio
+import math
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from plan_adapter.errors import StoreError, ToolError
+from plan_adapter.execution.attempts import RetryPolicy
+from plan_adapter.execution.carry import Past
+from plan_adapter.execution.ports import AttemptEnd
+from plan_adapter.hooks import Hooks
+from plan_adapter.plan import PlanStatus, Step, StepStatus
+from plan_adapter.record import Attempt, Outcome, Receipt, RunReason
+from plan_adapter.tools.tool import ToolContext, tool
+from tests.execution import tools_of_a_module
+from tests.execution.support import Execution, MemoryRecorder, plan_of
+
+
+def flaky(failures: int, *, effect: str = "read"):
+    """Return a tool that fails `failures` times, then succeeds with the number of its try."""
+    tries = 0
+
+    @tool(effect=effect)
+    def work(name: str) -> int:
+        """Fail, then work."""
+        nonlocal tries
+        tries += 1
+        if tries <= failures:
+            raise ToolError(f"try {tries} failed")
+        return tries
+
+    return work
+
+
+async def test_a_failing_step_is_tried_again_until_it_succeeds():
+    plan = plan_of({"a": []})
+    plan.step("a").max_retries = 3
+    execution = Execution(plan, [flaky(2)])
+    run = await execution.go()
+    assert (run.step("a").status, run.step("a").result) == (StepStatus.COMPLETED, 3)
+    assert (run.step("a").retry_count, run.step("a").attempts) == (2, 3)
+    assert [(r.number, r.outcome, r.error) for r in execution.recorder.receipts] == [
+        (1, Outcome.FAILED, "try 1 failed"),
+        (2, Outcome.FAILED, "try 2 failed"),
+        (3, Outcome.SUCCEEDED, None),
+    ]
+    assert execution.kinds("a") == ["step_started", "attempt_failed", "attempt_failed", "step_completed"]
+
+
+async def test_a_failing_step_is_tried_again_until_its_retries_are_spent():
+    plan = plan_of({"a": []})
+    plan.step("a").max_retries = 2
+    execution = Execution(plan, [flaky(9)])
+    run = await execution.go()
+    assert (run.status, run.step("a").error) == (PlanStatus.FAILED, "try 3 failed")
+    assert len(execution.recorder.attempts) == 3
+
+
+async def test_every_attempt_has_an_intent_before_it_and_the_same_key():
+    seen: list[tuple[int, int, str]] = []
+
+    @tool(effect="idempotent_write")
+    def work(name: str, context: ToolContext) -> None:
+        """Note what is there."""
+        seen.append((len(execution.recorder.attempts), context.attempt, context.idempotency_key))
+        if context.attempt < 3:
+            raise ToolError("again")
+
+    plan = plan_of({"a": []})
+    plan.step("a").max_retries = 5
+    execution = Execution(plan, [work])
+    await execution.go()
+    assert [row[:2] for row in seen] == [(1, 1), (2, 2), (3, 3)]
+    assert len({row[2] for row in seen}) == 1
+    assert {attempt.idempotency_key for attempt in execution.recorder.attempts} == {seen[0][2]}
+
+
+def test_delays_grow_by_the_backoff_and_vary_by_the_jitter_only():
+    step = Step(tool_name="x", max_retries=3, retry_delay_ms=100, retry_backoff=2.0, retry_jitter=0.5)
+    policy, failed = RetryPolicy.of(step), AttemptEnd("failed", 1)
+    assert policy.planned() == [0.1, 0.2, 0.4]
+    for tries, planned in ((1, 0.1), (2, 0.2), (3, 0.4)):
+        for _ in range(50):
+            delay = policy.delay_after(failed, tries)
+            assert delay is not None
+            assert planned * 0.5 <= delay <= planned * 1.5
+    assert policy.delay_after(failed, 4) is None
+    for outcome in ("succeeded", "unknown", "cancelled", "timed_out"):
+        assert policy.delay_after(AttemptEnd(outcome, 1), 1) is None
+
+
+async def test_a_step_that_waits_for_its_retry_holds_no_slot():
+    order: list[str] = []
+
+    @tool(effect="read")
+    def work(name: str) -> None:
+        """Fail once as `a`."""
+        order.append(name)
+        if order == ["a"]:
+            raise ToolError("once")
+
+    plan = plan_of({"a": [], "b": []})
+    plan.step("a").max_retries, plan.step("a").retry_delay_ms = 1, 100
+    await Execution(plan, [work]).go()
+    assert order == ["a", "b", "a"]
+
+
+async def test_a_timeout_cancels_an_async_tool_and_the_next_attempt_may_succeed():
+    ended: list[str] = []
+
+    @tool(effect="read")
+    async def work(name: str, context: ToolContext) -> str:
+        """Hang at the first attempt."""
+        if context.attempt == 1:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append("cancelled")
+        return "ok"
+
+    plan = plan_of({"a": []}, step_timeout_ms=30)
+    plan.step("a").max_retries = 1
+    execution = Execution(plan, [work])
+    run = await execution.go()
+    assert run.step("a").result == "ok"
+    assert ended == ["cancelled"]
+    assert execution.recorder.receipts[0].error == "no answer within 0.03 s"
+
+
+async def test_a_sync_tool_past_its_timeout_is_left_behind_with_a_warning(caplog: pytest.LogCaptureFixture):
+    release = threading.Event()
+
+    @tool(effect="read")
+    def work(name: str) -> None:
+        """Hang."""
+        release.wait()
+
+    try:
+        run = await Execution(plan_of({"a": []}, step_timeout_ms=30), [work]).go()
+    finally:
+        release.set()
+    assert run.step("a").error == "no answer within 0.03 s"
+    assert "cannot be ended" in caplog.text
+
+
+async def test_with_process_isolation_a_timeout_kills_the_work(tmp_path: Path):
+    plan = plan_of({}, step_timeout_ms=4000)
+    plan.add_step("stubborn", "stubborn", {"folder": str(tmp_path)}, id="a", isolation="process", effect="read")
+    run = await Execution(plan, [tools_of_a_module.stubborn]).go()
+    assert run.step("a").error == "no answer within 4 s"
+    pid = int((tmp_path / "pid").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_a_tool_that_kills_its_process_fails_its_step_only():
+    plan = plan_of({})
+    plan.add_step("die", "die", id="a", isolation="process", on_error="continue", effect="read")
+    plan.add_step("echo", "echo", {"value": {"甲": [1]}}, id="b", isolation="process")
+    run = await Execution(plan, [tools_of_a_module.die, tools_of_a_module.echo]).go()
+    assert (run.step("a").outcome, run.step("b").result) == (Outcome.FAILED, {"甲": [1]})
+    assert "the process of tool `die` died" in (run.step("a").error or "")
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ValueError("坏了"), "ValueError: 坏了"),
+        (SystemExit(3), "the tool raised SystemExit(3)"),
+        (KeyboardInterrupt(), "the tool raised KeyboardInterrupt()"),
+        (asyncio.CancelledError(), "the tool cancelled itself"),
+        (StopIteration(1), "StopIteration"),
+        (GeneratorExit(), "GeneratorExit"),
+        (MemoryError(), "MemoryError"),
+        (RecursionError("deep"), "RecursionError: deep"),
+        (Unprintable(), "Unprintable: (its message cannot be shown)"),
+        (BaseExceptionGroup("several", [KeyboardInterrupt(), ValueError("x")]), "BaseExceptionGroup: several"),
+        (StoreError("the tool's own store is away"), "the tool's own store is away"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+async def test_whatever_a_tool_raises_fails_its_step_and_never_the_run(error: BaseException, expected: str, is_async: bool):
+    if is_async:
+
+        @tool(effect="read", name="work")
+        async def work(name: str) -> None:
+            """Raise."""
+            _raise(error)
+    else:
+
+        @tool(effect="read", name="work")
+        def work(name: str) -> None:
+            """Raise."""
+            _raise(error)
+
+    @tool(effect="read")
+    def fine(name: str) -> str:
+        """Work."""
+        return name
+
+    plan = plan_of({"a": []}, continue_on_error=True)
+    plan.add_step("fine", "fine", {"name": "b"}, id="b")
+    run = await Execution(plan, [work, fine]).go()
+    assert expected in (run.step("a").error or "")
+    assert run.step("b").status is StepStatus.COMPLETED
+
+
+@pytest.mark.parametrize("value", [math.nan, {"deep": [math.inf]}, object(), {1, 2} and b"\xff\xfe", lambda: None], ids=str)
+async def test_a_result_that_is_no_json_fails_the_step(value: object):
+    @tool(effect="read")
+    def work(name: str):
+        """Return what is no JSON."""
+        return value
+
+    run = await Execution(plan_of({"a": []}), [work]).go()
+    assert run.step("a").status is StepStatus.FAILED
+    assert "JSON" in (run.step("a").error or "")
+
+
+async def test_a_thread_that_ends_itself_fails_its_step():
+    @tool(effect="read")
+    def work(name: str) -> None:
+        """End the thread."""
+        sys.exit()
+
+    run = await Execution(plan_of({"a": []}), [work]).go()
+    assert run.step("a").status is StepStatus.FAILED
+
+
+async def test_a_false_done_when_fails_the_attempt_and_a_true_one_ends_it():
+    plan = plan_of({"a": []})
+    plan.step("a").done_when, plan.step("a").max_retries = "${{ result >= 3 }}", 5
+    execution = Execution(plan, [flaky(0)])
+    run = await execution.go()
+    assert run.step("a").result == 3
+    assert execution.recorder.receipts[0].error == "done_when is not met: ${{ result >= 3 }}"
+
+
+async def test_a_large_result_goes_to_a_file_that_the_receipt_names(tmp_path: Path):
+    @tool(effect="read")
+    def work(name: str) -> str:
+        """Return much."""
+        return "长" * 5000
+
+    execution = Execution(plan_of({"a": []}), [work], limit_bytes=4096, folder=tmp_path)
+    result = (await execution.go()).step("a").result
+    assert isinstance(result, dict)
+    assert set(result) == {"path", "size", "digest"}
+    assert Path(str(result["path"])).read_text(encoding="utf-8") == '"' + "长" * 5000 + '"'
+    assert execution.recorder.receipts[0].result == result
+
+
+async def test_hooks_are_told_what_happens_and_one_that_raises_changes_nothing(caplog: pytest.LogCaptureFixture):
+    told: list[str] = []
+
+    async def on_start(run, step):
+        await asyncio.sleep(0)
+        told.append(f"start {step.id}")
+
+    def on_complete(run, step):
+        told.append(f"complete {step.id} {step.result}")
+        raise RuntimeError("the hook is broken")
+
+    def on_failed(run, step, error):
+        told.append(f"failed {step.id} {error}")
+
+    plan = plan_of({"a": [], "b": []})
+    plan.step("b").tool_name = "broken"
+
+    @tool(effect="read")
+    def broken(name: str) -> None:
+        """Fail."""
+        raise ToolError("no")
+
+    hooks = Hooks(on_step_start=on_start, on_step_complete=on_complete, on_step_failed=on_failed)
+    run = await Execution(plan, [flaky(0), broken], hooks=hooks).go()
+    assert told == ["start a", "complete a 1", "start b", "failed b no"]
+    assert run.step("a").status is StepStatus.COMPLETED
+    assert "the hook is broken" in caplog.text
+
+
+async def test_the_total_timeout_ends_running_steps_and_skips_the_rest():
+    @tool(effect="read")
+    async def work(name: str) -> None:
+        """Hang."""
+        await asyncio.Event().wait()
+
+    run = await Execution(plan_of({"a": [], "b": ["a"]}, total_timeout_ms=40), [work]).go()
+    assert (run.status, run.reason) == (PlanStatus.FAILED, RunReason.TIMED_OUT)
+    assert run.step("a").error == "the total timeout of 0.04 s was spent"
+    assert run.step("b").reason == "the total timeout of 0.04 s was spent"
+
+
+async def test_the_total_timeout_ends_a_wait_for_a_retry():
+    plan = plan_of({"a": []}, total_timeout_ms=60)
+    plan.step("a").max_retries, plan.step("a").retry_delay_ms = 3, 3_600_000
+    run = await Execution(plan, [flaky(9)]).go()
+    assert run.reason is RunReason.TIMED_OUT
+
+
+async def test_cancelling_ends_the_running_step_skips_the_rest_and_keeps_the_reason():
+    begun = asyncio.Event()
+
+    @tool(effect="read")
+    async def work(name: str) -> None:
+        """Hang."""
+        begun.set()
+        await asyncio.Event().wait()
+
+    execution = Execution(plan_of({"a": [], "b": []}), [work])
+    going = asyncio.create_task(execution.go())
+    await begun.wait()
+    execution.scope.stop.set("cancelled", "用户取消")
+    run = await going
+    assert (run.status, run.reason, run.message) == (PlanStatus.CANCELLED, RunReason.CANCELLED, "用户取消")
+    assert (run.step("a").status, run.step("a").outcome) == (StepStatus.FAILED, Outcome.FAILED)
+    assert (run.step("b").status, run.step("b").reason) == (StepStatus.SKIPPED, "用户取消")
+
+
+async def test_a_write_that_is_cancelled_in_the_middle_has_no_receipt_and_an_unknown_outcome():
+    begun = asyncio.Event()
+
+    @tool(effect="write")
+    async def work(name: str) -> None:
+        """Hang."""
+        begun.set()
+        await asyncio.Event().wait()
+
+    execution = Execution(plan_of({"a": []}), [work])
+    going = asyncio.create_task(execution.go())
+    await begun.wait()
+    execution.scope.stop.set("cancelled", "enough")
+    run = await going
+    assert run.step("a").outcome is Outcome.UNKNOWN
+    assert (len(execution.recorder.attempts), execution.recorder.receipts) == (1, [])
+
+
+async def test_cancelling_the_caller_ends_the_work_and_is_raised_again():
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    @tool(effect="read")
+    async def work(name: str) -> None:
+        """Hang."""
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    execution = Execution(plan_of({"a": [], "b": []}), [work])
+    going = asyncio.create_task(execution.go())
+    await begun.wait()
+    going.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await going
+    assert ended.is_set()
+    assert execution.run.step("b").status is StepStatus.SKIPPED
+
+
+async def test_nothing_is_called_whose_intent_cannot_be_written():
+    called: list[str] = []
+
+    @tool(effect="write")
+    def work(name: str) -> None:
+        """Note the call."""
+        called.append(name)
+
+    execution = Execution(plan_of({"a": [], "b": ["a"], "c": ["b"]}), [work], recorder=MemoryRecorder(fail_at=2))
+    with pytest.raises(StoreError, match="the disk is full"):
+        await execution.go()
+    assert called == ["a"]
+
+
+async def test_a_resumed_run_carries_what_succeeded_and_repeats_only_what_may_be_repeated():
+    called: list[tuple[str, int]] = []
+
+    @tool(effect="read")
+    def work(name: str, context: ToolContext) -> str:
+        """Note the call."""
+        called.append((name, context.attempt))
+        return name
+
+    @tool(effect="write")
+    def push(name: str) -> None:
+        """Note the call."""
+        called.append((name, 0))
+
+    plan = plan_of({"done": [], "half": ["done"], "new": ["half"]}, continue_on_error=True)
+    plan.add_step("push", "pushed", {"name": "pushed"}, id="pushed")
+    first = Execution(plan, [work, push])
+    past = Past.of(
+        attempts=[_attempt("1", "done", "read"), _attempt("2", "half", "read"), _attempt("3", "pushed", "write")],
+        receipts=[Receipt("1", "r", "done", None, 1, Outcome.SUCCEEDED, "from before", None, first.recorder.now(), 1)],
+    )
+    run = await Execution(plan, [work, push], past=past).go()
+    assert called == [("half", 2), ("new", 1)]
+    assert (run.step("done").carried, run.step("done").result) == (True, "from before")
+    assert run.step("pushed").outcome is Outcome.UNKNOWN
+    assert (run.status, run.reason) == (PlanStatus.PARTIAL, RunReason.UNKNOWN)
+
+
+def _attempt(attempt_id: str, step_id: str, effect: str) -> Attempt:
+    return Attempt(attempt_id, "r", step_id, None, 1, "work", effect, {}, "key", MemoryRecorder().now())
+
+
+async def test_the_lines_of_a_tool_s_logger_are_told_with_their_step():
+    @tool(effect="read")
+    def work(name: str, context: ToolContext) -> None:
+        """Log."""
+        context.logger.info("第 %d 行", 1)
+
+    execution = Execution(plan_of({"a": []}), [work])
+    await execution.go()
+    assert [(event.step.id, event.message) for event in execution.events if event.kind == "log" and event.step] == [("a", "第 1 行")]
+
+
+async def test_a_tool_knows_the_deadline_that_comes_first():
+    deadlines: list[float | None] = []
+
+    @tool(effect="read")
+    def work(name: str, context: ToolContext) -> None:
+        """Note the deadline."""
+        deadlines.append(context.deadline)
+
+    plan = plan_of({"a": [], "b": [], "c": []}, total_timeout_ms=60_000)
+    plan.step("b").timeout_ms, plan.step("c").timeout_ms = 1000, 3_600_000
+    now = time.monotonic()
+    await Execution(plan, [work]).go()
+    assert [round((deadline or 0) - now) for deadline in deadlines] == [60, 1, 60]

@@ -1,0 +1,41 @@
+"""Every problem of a plan is found before anything runs, with its place and what would be right."""
+
+import pytest
+
+from plan_adapter import InvalidPlanError, ToolRegistry, find_problems, load_plan, read_document, run_plan, tool
+
+DOCUMENT = """\
+description: Two mistakes
+steps:
+  - id: check
+    tool_name: lok
+    parameters: {path: a.txt}
+  - id: report
+    tool_name: look
+    parameters: {path: b.txt}
+    depends_on: [chekc]
+"""
+
+called: list[str] = []
+
+
+@tool(effect="read")
+def look(path: str) -> str:
+    """Look at a file."""
+    called.append(path)
+    return path
+
+
+def test_all_problems_come_at_once_each_with_its_line_and_a_hint() -> None:
+    plan, problems = read_document(DOCUMENT)
+    assert plan is not None and problems == []
+    found = find_problems(plan, ToolRegistry([look]))
+    assert [(problem.code, problem.line) for problem in found] == [("unknown-tool", 4), ("unknown-step", 9)]
+    assert [problem.hint for problem in found] == ["did you mean `look`?", "did you mean `check`?"]
+
+
+def test_a_wrong_plan_is_refused_whole() -> None:
+    with pytest.raises(InvalidPlanError) as refused:
+        run_plan(load_plan(DOCUMENT), tools=ToolRegistry([look]), offline=True)
+    assert len(refused.value.problems) == 2
+    assert called == []

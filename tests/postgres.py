@@ -1,0 +1,147 @@
+"""A real PostgreSQL for tests: started once per session on loopback, stopped at its end, skipped with the reason where there is none.
+
+Import what a test needs into its conftest.py: `from tests.postgres import postgres_database, postgres_server`.
+"""
+
+import asyncio
+import os
+import pwd
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+USER, PASSWORD = "plans", "a-pass/word:of@tests"
+
+
+@dataclass(frozen=True)
+class PostgresServer:
+    """A running server; its user may make databases."""
+
+    bin: Path
+    folder: Path
+    port: int
+
+    def url(self, database: str, *, user: str = USER, password: str = PASSWORD) -> str:
+        """Return the URL of a database as a user writes it."""
+        from urllib.parse import quote
+
+        return f"postgresql://{user}:{quote(password, safe='')}@127.0.0.1:{self.port}/{database}"
+
+    def execute(self, statement: str) -> None:
+        """Run one statement outside a transaction."""
+        asyncio.run(self._execute(statement))
+
+    def make_database(self, *, template: str = "template0") -> str:
+        """Make a database and return its name."""
+        name = f"test_{secrets.token_hex(6)}"
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+        return name
+
+    def drop_database(self, name: str) -> None:
+        """Drop a database, whoever is connected to it."""
+        self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+    def start(self) -> None:
+        """Start the server and wait until it answers."""
+        options = f"-p {self.port} -k {self.folder} -c listen_addresses=127.0.0.1 -c fsync=off -c max_connections=60"
+        self.control("start", "-l", str(self.folder / "log"), "-o", options)
+
+    def stop(self) -> None:
+        """Stop the server and end its connections."""
+        self.control("stop", "-m", "immediate")
+
+    def control(self, *arguments: str) -> None:
+        """Run pg_ctl and wait for what it does."""
+        as_server_user(self.bin / "pg_ctl", "-D", self.folder / "data", "-w", "-t", "60", *arguments)
+
+    async def _execute(self, statement: str) -> None:
+        connection = await asyncpg.connect(self.url("postgres"))
+        try:
+            await connection.execute(statement)
+        finally:
+            await connection.close()
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """The session's PostgreSQL server."""
+    programs = _programs()
+    if programs is None:
+        pytest.skip("no PostgreSQL here: initdb is neither on PATH nor in /usr/lib/postgresql/*/bin")
+    if os.geteuid() == 0 and _server_user() is None:
+        pytest.skip("PostgreSQL does not run as root, and there is neither a user postgres nor nobody")
+    folder = Path(tempfile.mkdtemp(prefix="plan-pg-", dir="/tmp"))  # a short path: sockets allow 107 bytes
+    server = PostgresServer(programs, folder, _free_port())
+    try:
+        _make_cluster(server)
+        server.start()
+        yield server
+        server.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def postgres_database(postgres_server: PostgresServer) -> Iterator[str]:
+    """The URL of an empty database of the test's own."""
+    name = postgres_server.make_database()
+    yield postgres_server.url(name)
+    postgres_server.drop_database(name)
+
+
+def as_server_user(*command: str | Path) -> None:
+    """Run a program of PostgreSQL, which refuses root, as a user that is not; its output is shown if it fails."""
+    user: dict[str, Any] = {}
+    if os.geteuid() == 0 and (found := _server_user()) is not None:
+        user = {"user": found.pw_uid, "group": found.pw_gid, "extra_groups": ()}
+    # Not a pipe: the server would keep it open.
+    with tempfile.TemporaryFile() as output:
+        environment = {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C.UTF-8"}
+        done = subprocess.run([str(word) for word in command], stdout=output, stderr=output, cwd="/", env=environment, check=False, **user)
+        output.seek(0)
+        assert done.returncode == 0, output.read().decode(errors="replace")
+
+
+def _make_cluster(server: PostgresServer) -> None:
+    secret = server.folder / "password"
+    secret.write_text(PASSWORD)
+    if os.geteuid() == 0 and (found := _server_user()) is not None:
+        for path in (server.folder, secret):
+            os.chown(path, found.pw_uid, found.pw_gid)
+    how = ("--username", USER, "--pwfile", secret, "--auth", "scram-sha-256", "--encoding", "UTF8", "--no-locale", "--no-sync")
+    as_server_user(server.bin / "initdb", "-D", server.folder / "data", *how)
+
+
+def _programs() -> Path | None:
+    candidates = [Path(found)] if (found := shutil.which("initdb")) else []
+    candidates += sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: path.parent.parent.name, reverse=True)
+    for candidate in candidates:
+        # pg_ctl looks for the server beside itself, so a link from another folder is followed.
+        folder = candidate.resolve().parent
+        if (folder / "pg_ctl").exists():
+            return folder
+    return None
+
+
+def _server_user() -> pwd.struct_passwd | None:
+    for name in ("postgres", "nobody"):
+        try:
+            return pwd.getpwnam(name)
+        except KeyError:
+            continue
+    return None
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]

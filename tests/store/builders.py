@@ -1,0 +1,129 @@
+"""Plans, runs, attempts and receipts for tests of the store."""
+
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+from plan_adapter.canonical import plan_digest
+from plan_adapter.plan import ExecutionPlan, PlanStatus, Step, StepStatus, new_id
+from plan_adapter.record import Approval, Attempt, Outcome, PlanRun, Receipt, StepRun
+from plan_adapter.store.store import PlanStore
+
+DIGEST = "d" * 64
+
+
+def a_plan(description: str = "检查网站", steps: tuple[str, ...] = ("check", "drain", "restart"), *, lists: tuple[str, ...] = ()) -> ExecutionPlan:
+    """Return a plan of steps that follow each other; those of `lists` have a `for_each`."""
+    made = [
+        Step(
+            id=name,
+            tool_name="note",
+            description=f"步骤 {name}",
+            depends_on=list(steps[index - 1 : index]) if index else [],
+            for_each="${{ [1, 2, 3] }}" if name in lists else None,
+        )
+        for index, name in enumerate(steps)
+    ]
+    return ExecutionPlan(name="site", description=description, steps=made)
+
+
+def validated(plan: ExecutionPlan) -> Any:
+    """Return of a validated plan what a store reads."""
+    return SimpleNamespace(plan=plan, definitions=({"name": "note", "effect": "read", "parameters": {}, "permissions": []},))
+
+
+def a_run(plan: ExecutionPlan, **fields: Any) -> PlanRun:
+    """Return a new run of `plan`."""
+    now = datetime.now(UTC)
+    steps = [
+        StepRun(
+            id=step.id,
+            index=step.index,
+            tool_name=step.tool_name or "",
+            description=step.description,
+            depends_on=tuple(step.depends_on),
+            max_retries=step.max_retries,
+            metadata={"owner": "运维"},
+        )
+        for step in plan.steps
+    ]
+    known: dict[str, Any] = {
+        "id": new_id(),
+        "plan_id": plan.id,
+        "name": plan.name,
+        "description": plan.description,
+        "digest": plan_digest(plan),
+        "approval_digest": DIGEST,
+        "inputs": {"host": "web-1", "备注": "你好"},
+        "steps": steps,
+        "created_at": now,
+        "updated_at": now,
+        "status": PlanStatus.PENDING_APPROVAL,
+    }
+    return PlanRun(**known | fields)
+
+
+async def begun(store: PlanStore, plan: ExecutionPlan | None = None, **fields: Any) -> PlanRun:
+    """Return a run that this process executes."""
+    plan = plan or a_plan()
+    run = a_run(plan, **fields)
+    await store.create_run(run, validated(plan))
+    run.status, run.started_at = PlanStatus.EXECUTING, await store.now()
+    await store.claim(run)
+    return run
+
+
+def an_attempt(run: PlanRun, step_id: str = "check", *, at: datetime, number: int = 1, item: int | None = None, **fields: Any) -> Attempt:
+    """Return the intent of one try."""
+    known: dict[str, Any] = {
+        "id": new_id(),
+        "run_id": run.id,
+        "step_id": step_id,
+        "item": item,
+        "number": number,
+        "tool_name": "note",
+        "effect": "read",
+        "parameters": {"text": "重启 web-1"},
+        "idempotency_key": "k" * 64,
+        "started_at": at,
+    }
+    return Attempt(**known | fields)
+
+
+def a_receipt(attempt: Attempt, result: Any = None, *, at: datetime, error: str | None = None) -> Receipt:
+    """Return the end of `attempt`; failed where there is an error."""
+    return Receipt(
+        attempt_id=attempt.id,
+        run_id=attempt.run_id,
+        step_id=attempt.step_id,
+        item=attempt.item,
+        number=attempt.number,
+        outcome=Outcome.FAILED if error else Outcome.SUCCEEDED,
+        result=result,
+        error=error,
+        ended_at=at,
+        duration_ms=12,
+    )
+
+
+def ended(run: PlanRun, step_id: str, status: StepStatus, *, at: datetime, **fields: Any) -> StepRun:
+    """Return the step of `run` as ended, with what the engine writes about that."""
+    step = run.step(step_id)
+    step.status, step.completed_at = status, at
+    for name, value in fields.items():
+        setattr(step, name, value)
+    return step
+
+
+def an_approval(**fields: Any) -> Approval:
+    """Return an approval of DIGEST by ana."""
+    known: dict[str, Any] = {
+        "id": new_id(),
+        "approval_digest": DIGEST,
+        "decision": "approve",
+        "by": "安娜",
+        "known_by": "os_user",
+        "at": datetime.now(UTC),
+        "note": "看起来不错",
+    }
+    return Approval(**known | fields)

@@ -1,0 +1,44 @@
+"""Stores for tests: every test that asks for `store_url` or `store` runs on SQLite and on PostgreSQL."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from plan_adapter.store.store import PlanStore
+from tests.postgres import PostgresServer, postgres_database, postgres_server
+
+__all__ = ["postgres_database", "postgres_server"]
+
+
+@pytest.fixture(scope="session")
+def migrated(postgres_server: PostgresServer) -> str:
+    """The name of a database with the newest schema, to make others like it."""
+    name = postgres_server.make_database()
+
+    async def migrate() -> None:
+        async with PlanStore(postgres_server.url(name)) as store:
+            await store.upgrade()
+
+    asyncio.run(migrate())
+    return name
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of an empty store with the newest schema."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'plans.db'}"
+        return
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    name = server.make_database(template=request.getfixturevalue("migrated"))
+    yield server.url(name)
+    server.drop_database(name)
+
+
+@pytest.fixture
+async def store(store_url: str) -> AsyncIterator[PlanStore]:
+    """An empty store."""
+    async with PlanStore(store_url) as opened:
+        yield opened

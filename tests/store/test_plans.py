@@ -1,0 +1,134 @@
+"""Plans and their versions."""
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from plan_adapter.canonical import plan_digest
+from plan_adapter.errors import RunConflictError, StoreError
+from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Input, Step
+from plan_adapter.record import RunContext
+from plan_adapter.store.store import PlanStore
+from tests.store.builders import a_plan, a_run, validated
+
+
+def a_rich_plan() -> ExecutionPlan:
+    return ExecutionPlan(
+        name="重启服务",
+        description="重启一个节点\n不丢请求",
+        inputs={"host": Input(pattern="^web-[0-9]+$"), "force": Input(type="boolean", default=False)},
+        options=ExecutionOptions(allow_parallel=True, stop_on_error=False, step_timeout_ms=5000),
+        steps=[
+            Step(id="check", tool_name="http_get", parameters={"url": "${{ inputs.host }}", "n": 1.5, "deep": {"列": [1, None, True]}}),
+            Step(tool_name="run_command", depends_on=["check"], retry_backoff=2.0, metadata={"owner": "平台"}),
+        ],
+        outputs={"ok": "${{ steps.check.status == 'completed' }}"},
+        metadata={"team": "sre"},
+    )
+
+
+async def test_a_saved_plan_comes_back_with_the_same_content_and_digest(store: PlanStore):
+    plan = a_rich_plan()
+    saved = await store.save(plan, author="ana")
+    loaded = await store.get("重启服务")
+    assert (saved.name, saved.version, saved.digest, saved.author) == ("重启服务", 1, plan_digest(plan), "ana")
+    assert plan_digest(loaded) == saved.digest
+    assert [step.id for step in loaded.steps] == ["check", "step_2"]
+    assert loaded.options.continue_on_error is True
+
+
+async def test_saving_the_newest_content_again_makes_no_new_version(store: PlanStore):
+    first = await store.save(a_plan("one"), author="ana")
+    assert await store.save(a_plan("one"), author="ben") == first
+    second = await store.save(a_plan("two"), author="ben")
+    third = await store.save(a_plan("one"), author="ana")
+    assert [one.version for one in (first, second, third)] == [1, 2, 3]
+    assert await store.versions("site") == [third, second, first]
+    assert await store.versions("nothing") == []
+
+
+async def test_a_plan_is_found_by_name_version_digest_or_the_beginning_of_one(store: PlanStore):
+    first = await store.save(a_plan("one"), author="ana")
+    await store.save(a_plan("two"), author="ana")
+    assert (await store.get("site")).description == "two"
+    assert (await store.get("site", 1)).description == "one"
+    assert (await store.get(first.digest)).description == "one"
+    assert (await store.get(first.digest[:10])).description == "one"
+
+
+async def test_a_name_may_differ_from_that_of_the_plan(store: PlanStore):
+    await store.save(a_plan(), author="ana", name="nightly")
+    assert await store.names() == ["nightly"]
+    assert (await store.get("nightly")).name == "site"
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "said"),
+    [
+        ("sity", None, "did you mean `site`?"),
+        ("site", 7, "no version 7"),
+        ("", None, "no plan is called ``"),
+        ("%", None, "no plan is called `%`"),
+    ],
+)
+async def test_what_is_not_there_is_named(store: PlanStore, name: str, version: int | None, said: str):
+    await store.save(a_plan(), author="ana")
+    with pytest.raises(StoreError, match="plan") as raised:
+        await store.get(name, version)
+    assert said in str(raised.value)
+
+
+async def test_the_plan_of_a_run_is_found_by_its_digest_without_ever_having_been_saved(store: PlanStore):
+    plan = a_plan("never saved")
+    run = a_run(plan)
+    await store.create_run(run, validated(plan))
+    assert plan_digest(await store.get(run.digest)) == run.digest
+    assert await store.names() == []
+
+
+async def test_people_who_save_the_same_name_at_once_get_numbers_of_their_own(store_url: str):
+    stores = [PlanStore(store_url) for _ in range(4)]
+    plans = [a_plan(f"change {number}") for number in range(12)]
+    saved = await asyncio.gather(*(stores[index % 4].save(plan, author="ana") for index, plan in enumerate(plans)))
+    assert sorted(one.version for one in saved) == list(range(1, 13))
+    await asyncio.gather(*(store.close() for store in stores))
+
+
+async def test_a_tenant_sees_its_own_names_contents_and_runs_only(store_url: str):
+    async with PlanStore(store_url, tenant_id="acme") as acme, PlanStore(store_url, tenant_id="umbrella") as umbrella, PlanStore(store_url) as all_:
+        saved = await acme.save(a_plan("acme's"), author="ana")
+        await umbrella.save(a_plan("umbrella's"), author="ben")
+        await all_.save(a_plan("nobody's"), author="cleo")
+        plan = a_plan("run")
+        run = a_run(plan)
+        await acme.create_run(run, validated(plan))
+
+        assert run.tenant_id == "acme"
+        assert [(await store.get("site")).description for store in (acme, umbrella, all_)] == ["acme's", "umbrella's", "nobody's"]
+        assert [(await store.versions("site"))[0].version for store in (acme, umbrella, all_)] == [1, 1, 1]
+        assert [len(await store.runs()) for store in (acme, umbrella, all_)] == [1, 0, 1]
+        assert (await all_.get(saved.digest)).description == "acme's"
+        with pytest.raises(StoreError, match="no plan is called"):
+            await umbrella.get(saved.digest)
+        with pytest.raises(RunConflictError, match="no run"):
+            await umbrella.run(run.id)
+        with pytest.raises(RunConflictError, match="no run"):
+            await umbrella.receipts(run.id)
+
+
+async def test_a_store_of_one_tenant_writes_no_rows_of_another(store_url: str):
+    async with PlanStore(store_url, tenant_id="acme") as store:
+        with pytest.raises(RunConflictError, match="open for tenant acme, not for umbrella"):
+            await store.save(a_plan(), author="ana", context=RunContext(tenant_id="umbrella"))
+        assert await store.names() == []
+
+
+async def test_a_stored_plan_that_was_altered_is_refused(tmp_path: Path):
+    async with PlanStore(f"sqlite:///{tmp_path / 'plans.db'}") as store:
+        await store.save(a_plan("pay 10"), author="ana")
+        with sqlite3.connect(tmp_path / "plans.db") as database:
+            database.execute("UPDATE plans SET document = replace(document, 'pay 10', 'pay 99')")
+        with pytest.raises(StoreError, match="altered"):
+            await store.get("site")

@@ -1,0 +1,304 @@
+"""Runs: what one process writes, another reads."""
+
+import asyncio
+import os
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from plan_adapter.errors import RunConflictError
+from plan_adapter.plan import PlanStatus, StepStatus
+from plan_adapter.record import Outcome, PlanRun, RunContext, RunReason
+from plan_adapter.store import runs
+from plan_adapter.store.holder import Holder
+from plan_adapter.store.store import PlanStore
+from tests.store.builders import a_plan, a_receipt, a_run, an_attempt, begun, ended, validated
+
+WHOSE = {"agent_id": "agent-7", "org_id": "org-1", "tenant_id": "租户", "task_id": "task-9"}
+
+
+async def created(store: PlanStore, description: str = "检查网站", **fields: object) -> PlanRun:
+    plan = a_plan(description)
+    run = a_run(plan, **fields)
+    await store.create_run(run, validated(plan))
+    return run
+
+
+async def test_a_new_run_is_read_as_it_was_written(store: PlanStore):
+    run = await created(store, **WHOSE, metadata={"来源": "测试"}, flow_run_id="f-1")
+    assert await store.run(run.id) == run
+    assert await store.run_of_flow("f-1") == run
+    assert await store.run_of_flow("f-2") is None
+    assert (await store.definitions(run.id))[0]["name"] == "note"
+
+
+async def test_an_updated_run_is_read_as_it_was_written(store: PlanStore):
+    run = await created(store)
+    now = await store.now()
+    run.status, run.reason, run.message = PlanStatus.PARTIAL, RunReason.STEP_FAILED, "`drain` 失败了: \x00"
+    run.outputs, run.flow_run_id, run.started_at, run.completed_at = {"ok": [False, "\x00"]}, "f-1", now, now + timedelta(days=40)
+    run.total_duration_ms, run.approved_at, run.approved_by, run.rejection_note = 40 * 86_400_000, now, "安娜", "no"
+    await store.update_run(run)
+    run.message = "`drain` 失败了: \\x00"  # no database keeps a NUL in text
+    assert await store.run(run.id) == run
+
+
+async def test_a_running_run_shows_what_runs_and_what_is_pending(store: PlanStore):
+    run = await begun(store)
+    recorder = await store.recorder(run)
+    first = an_attempt(run, "check", at=recorder.now())
+    await recorder.intent(first)
+    shown = await store.run(run.id)
+    assert [step.status for step in shown.steps] == [StepStatus.RUNNING, StepStatus.PENDING, StepStatus.PENDING]
+    assert (shown.status, shown.reason, shown.steps[0].started_at, shown.steps[0].attempts) == (PlanStatus.EXECUTING, None, first.started_at, 1)
+
+    recorder.receipt(a_receipt(first, at=recorder.now(), error="超时"))
+    await recorder.intent(an_attempt(run, "check", number=2, at=recorder.now()))
+    step = (await store.run(run.id)).steps[0]
+    assert (step.status, step.attempts, step.retry_count, step.outcome) == (StepStatus.RUNNING, 2, 1, None)
+
+
+async def test_an_ended_step_shows_its_end_and_the_result_of_its_last_receipt(store: PlanStore):
+    run = await begun(store)
+    recorder = await store.recorder(run)
+    first, second = (an_attempt(run, "check", number=number, at=recorder.now()) for number in (1, 2))
+    await recorder.intent(first)
+    recorder.receipt(a_receipt(first, at=recorder.now(), error="no"))
+    await recorder.intent(second)
+    recorder.receipt(a_receipt(second, {"状态": 200}, at=recorder.now()))
+    step = ended(
+        run, "check", StepStatus.COMPLETED, at=recorder.now(), outcome=Outcome.SUCCEEDED, attempts=2, retry_count=1, duration_ms=31,
+        started_at=first.started_at, result={"状态": 200},
+    )  # fmt: skip
+    recorder.step_ended(step)
+    recorder.step_ended(ended(run, "drain", StepStatus.FAILED, at=recorder.now(), outcome=Outcome.FAILED, error="exit code 1: \ud800"))
+    recorder.step_ended(ended(run, "restart", StepStatus.SKIPPED, at=recorder.now(), reason="`drain` failed"))
+    await recorder.flush()
+    run.step("drain").error = "exit code 1: \\ud800"
+    assert (await store.run(run.id)).steps == run.steps
+    listed = (await store.runs())[0]
+    assert [step.status for step in listed.steps] == [step.status for step in run.steps]
+    assert listed.steps[0].result is None
+
+
+async def test_the_result_of_a_step_over_a_list_is_the_list_of_its_items_in_order(store: PlanStore):
+    run = await begun(store, a_plan(steps=("each", "none"), lists=("each", "none")))
+    recorder = await store.recorder(run)
+    attempts = {item: an_attempt(run, "each", item=item, at=recorder.now()) for item in (2, 0, 10, 1)}
+    await asyncio.gather(*(recorder.intent(attempt) for attempt in attempts.values()))
+    for item, attempt in attempts.items():
+        recorder.receipt(a_receipt(attempt, {"item": item}, at=recorder.now()))
+    recorder.step_ended(ended(run, "each", StepStatus.COMPLETED, at=recorder.now()))
+    recorder.step_ended(ended(run, "none", StepStatus.COMPLETED, at=recorder.now()))
+    await recorder.flush()
+    assert [step.result for step in (await store.run(run.id)).steps] == [[{"item": item} for item in (0, 1, 2, 10)], []]
+    assert sorted(attempt.item for attempt in await store.attempts(run.id) if attempt.item is not None) == [0, 1, 2, 10]
+
+
+async def test_attempts_and_receipts_are_read_as_they_were_written(store: PlanStore):
+    run = await begun(store)
+    recorder = await store.recorder(run)
+    attempt = an_attempt(run, at=recorder.now(), effect="write", parameters={"列": [1, 2.5, None, "\x00"]})
+    receipt = a_receipt(attempt, {"body": "正文\x00\ud800", "n": 2**70}, at=recorder.now() + timedelta(seconds=1))
+    await recorder.intent(attempt)
+    recorder.receipt(receipt)
+    await recorder.flush()
+    assert await store.attempts(run.id) == [attempt]
+    assert await store.receipts(run.id) == [receipt]
+
+
+async def test_a_result_of_megabytes_is_kept(store: PlanStore):
+    run = await begun(store)
+    recorder = await store.recorder(run)
+    attempt = an_attempt(run, at=recorder.now())
+    await recorder.intent(attempt)
+    recorder.receipt(a_receipt(attempt, ["汉字" * 1000] * 2000, at=recorder.now()))
+    await recorder.flush()
+    assert (await store.receipts(run.id))[0].result == ["汉字" * 1000] * 2000
+
+
+async def test_runs_are_listed_newest_first_and_filtered(store: PlanStore):
+    made = [await created(store, f"plan {number}") for number in range(3)]
+    other = await created(store, "other", **WHOSE, name="other", status=PlanStatus.COMPLETED)
+    assert [run.id for run in await store.runs()] == [other.id, *(run.id for run in reversed(made))]
+    assert [run.id for run in await store.runs(2)] == [other.id, made[2].id]
+    assert [run.id for run in await store.runs(status=PlanStatus.COMPLETED)] == [other.id]
+    assert [run.id for run in await store.runs(name="other")] == [other.id]
+    assert [run.id for run in await store.runs(digest=made[1].digest)] == [made[1].id]
+    for name, value in WHOSE.items():
+        assert [run.id for run in await store.runs(context=RunContext(**{name: value}))] == [other.id]
+    assert await store.runs(context=RunContext(agent_id="nobody")) == []
+
+
+async def test_a_run_is_found_by_an_unambiguous_beginning_of_its_id(store: PlanStore):
+    first = await created(store, id="aaaa1111-0000")
+    second = await created(store, id="aaaa2222-0000")
+    assert (await store.run("aaaa1")).id == first.id
+    assert (await store.run("AAAA2")).id == second.id
+    with pytest.raises(RunConflictError, match="aaaa1111-0000, aaaa2222-0000"):
+        await store.run("aaaa")
+    for missing in ("b", "", "%", "_"):
+        with pytest.raises(RunConflictError, match="no run"):
+            await store.run(missing)
+
+
+async def test_every_row_says_whose_it_is(store: PlanStore):
+    run = await begun(store, **WHOSE)
+    recorder = await store.recorder(run)
+    attempt = an_attempt(run, at=recorder.now())
+    await recorder.intent(attempt)
+    recorder.receipt(a_receipt(attempt, at=recorder.now()))
+    recorder.step_ended(ended(run, "check", StepStatus.COMPLETED, at=recorder.now()))
+    await recorder.flush()
+
+    from plan_adapter.store.tables import metadata
+
+    for table in metadata.sorted_tables:
+        if table.name in ("versions", "approvals"):
+            continue
+        rows = await store._database.read(lambda connection, table=table: connection.execute(table.select()).mappings().all())
+        assert [{name: row[name] for name in WHOSE} for row in rows] == [WHOSE], table.name
+
+
+async def test_the_record_tells_what_happened_in_order(store: PlanStore):
+    run = await begun(store)
+    recorder = await store.recorder(run)
+    attempt = an_attempt(run, at=recorder.now())
+    await recorder.intent(attempt)
+    recorder.receipt(a_receipt(attempt, at=recorder.now()))
+    recorder.step_ended(ended(run, "check", StepStatus.COMPLETED, at=recorder.now()))
+    await recorder.flush()
+    await store.request_cancel(run.id, "够了")
+    run.status, run.completed_at = PlanStatus.CANCELLED, recorder.now() + timedelta(seconds=1)
+    await store.update_run(run)
+    entries = await store.audit(run.id)
+    assert [entry.kind for entry in entries] == [
+        "run_created", "run_started", "attempt_started", "attempt_succeeded", "step_completed", "cancel_requested", "run_ended",
+    ]  # fmt: skip
+    assert (entries[2].step_id, entries[2].message, entries[5].message) == ("check", "note (read)", "够了")
+
+
+# Who executes a run
+
+
+async def test_a_run_that_a_living_process_executes_cannot_be_claimed(store: PlanStore):
+    run = await begun(store)
+    assert await store.is_held(run.id)
+    with pytest.raises(RunConflictError, match=f"executed by process {os.getpid()} on this host"):
+        await store.claim(await store.run(run.id))
+
+
+async def test_an_ended_run_is_held_by_nobody(store: PlanStore):
+    run = await begun(store)
+    run.status = PlanStatus.FAILED
+    await store.update_run(run)
+    assert not await store.is_held(run.id)
+    again = await store.run(run.id)
+    again.status = PlanStatus.EXECUTING
+    await store.claim(again)
+    assert await store.is_held(run.id)
+
+
+async def test_of_two_that_resume_a_run_at_once_one_gets_it(store: PlanStore, store_url: str):
+    run = await begun(store)
+    run.status = PlanStatus.PARTIAL
+    await store.update_run(run)
+    async with PlanStore(store_url) as other:
+        ours, theirs = await store.run(run.id), await other.run(run.id)
+        outcomes = await asyncio.gather(store.claim(ours), other.claim(theirs), return_exceptions=True)
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["NoneType", "RunConflictError"]
+
+
+async def test_a_run_that_was_changed_since_it_was_read_cannot_be_claimed(store: PlanStore):
+    run = await created(store)
+    await store.request_cancel(run.id, "never mind")
+    with pytest.raises(RunConflictError, match=r"changed by another process.*never mind"):
+        await store.claim(run)
+    assert not await store.is_held(run.id)
+
+
+async def test_a_run_whose_process_died_is_shown_as_interrupted_and_may_be_claimed(store: PlanStore):
+    run = await begun(store)
+    recorder = await store.recorder(run)
+    await recorder.intent(an_attempt(run, at=recorder.now()))
+    dead = replace(Holder.this(), pid=2**22 + 1)
+    await _let_hold(store, run, dead)
+    shown = await store.run(run.id)
+    assert (shown.status, shown.reason) == (PlanStatus.EXECUTING, RunReason.INTERRUPTED)
+    assert (shown.steps[0].status, shown.steps[0].outcome) == (StepStatus.RUNNING, Outcome.UNKNOWN)
+    assert (await store.runs())[0].reason is RunReason.INTERRUPTED
+    assert not await store.is_held(run.id)
+    shown.reason = None
+    await store.claim(shown)
+    assert await store.is_held(run.id)
+
+
+async def test_a_process_of_another_host_is_not_declared_dead(store: PlanStore):
+    run = await begun(store)
+    await _let_hold(store, run, replace(Holder.this(), place="elsewhere"))
+    assert (await store.run(run.id)).reason is None
+    assert not await store.is_held(run.id)
+
+
+async def test_a_run_that_was_let_go_is_shown_as_interrupted(store: PlanStore):
+    run = await begun(store)
+    await store.release(run.id)
+    assert (await store.run(run.id)).reason is RunReason.INTERRUPTED
+
+
+async def test_when_a_run_goes_on_what_had_not_completed_is_pending_again(store: PlanStore):
+    run = await begun(store)
+    recorder = await store.recorder(run)
+    for name in ("check", "drain"):
+        attempt = an_attempt(run, name, at=recorder.now())
+        await recorder.intent(attempt)
+        recorder.receipt(a_receipt(attempt, {"step": name}, at=recorder.now(), error="no" if name == "drain" else None))
+    recorder.step_ended(ended(run, "check", StepStatus.COMPLETED, at=recorder.now()))
+    recorder.step_ended(ended(run, "drain", StepStatus.FAILED, at=recorder.now(), error="no"))
+    recorder.step_ended(ended(run, "restart", StepStatus.SKIPPED, at=recorder.now(), reason="`drain` failed"))
+    await recorder.flush()
+    run.status = PlanStatus.PARTIAL
+    await store.update_run(run)
+
+    again = await store.run(run.id)
+    again.status = PlanStatus.EXECUTING
+    await store.claim(again)
+    shown = await store.run(run.id)
+    assert [step.status for step in shown.steps] == [StepStatus.COMPLETED, StepStatus.PENDING, StepStatus.PENDING]
+    assert shown.steps[0].result == {"step": "check"}
+    assert len(await store.attempts(run.id)) == len(await store.receipts(run.id)) == 2
+
+    recorder = await store.recorder(again)
+    await recorder.intent(an_attempt(run, "drain", number=2, at=recorder.now()))
+    assert (await store.run(run.id)).steps[1].status is StepStatus.RUNNING
+    recorder.step_ended(ended(again, "drain", StepStatus.COMPLETED, at=recorder.now(), error=None))
+    recorder.step_ended(ended(again, "check", StepStatus.COMPLETED, at=recorder.now(), carried=True))
+    await recorder.flush()
+    shown = await store.run(run.id)
+    assert [(step.status, step.carried) for step in shown.steps[:2]] == [(StepStatus.COMPLETED, True), (StepStatus.COMPLETED, False)]
+
+
+async def test_a_request_to_cancel_is_seen_by_others_and_its_first_reason_stays(store: PlanStore, store_url: str):
+    run = await begun(store)
+    assert await store.cancel_request(run.id) is None
+    async with PlanStore(store_url) as other:
+        await other.request_cancel(run.id, "太慢")
+        await other.request_cancel(run.id, "again")
+    assert await store.cancel_request(run.id) == "太慢"
+    run.status = PlanStatus.CANCELLED
+    await store.update_run(run)
+    await store.claim(run)
+    assert await store.cancel_request(run.id) is None
+
+
+async def test_a_run_that_does_not_exist_cannot_be_written(store: PlanStore):
+    run = a_run(a_plan())
+    for write in (store.update_run, store.claim):
+        with pytest.raises(RunConflictError, match=f"there is no run {run.id}"):
+            await write(run)
+
+
+async def _let_hold(store: PlanStore, run: PlanRun, holder: Holder) -> None:
+    statement = runs.runs.update().where(runs.runs.c.id == run.id).values(runner=str(holder))
+    await store._database.write(lambda connection: connection.execute(statement) and None)

@@ -1,0 +1,163 @@
+"""The layers and doors of the package, read from its source.
+
+A module imports only from rows above its own, those of one row stay blind to each other, and each third-party library comes in
+through its own door. What stands under `if TYPE_CHECKING:` is for type checkers and makes no dependency.
+"""
+
+import ast
+import sys
+import tomllib
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "plan_adapter"
+
+# From the lowest to the highest; a name stands for a module, or for a package with all that is in it.
+ROWS: tuple[frozenset[str], ...] = tuple(
+    frozenset(row.split())
+    for row in (
+        "problems graph readable",
+        "errors values",
+        "plan expressions settings",
+        "canonical documents record listing tools",
+        "validation hooks pictures formatting preview",
+        "approval",
+        "execution",
+        "engine store agent",
+        "runner",
+        "runbooks session",
+        "cli blocks",
+        "flows",
+    )
+)
+
+# Library -> the modules that may import it. A library that is not named here has no door yet.
+DOORS: dict[str, tuple[str, ...]] = {
+    "prefect": ("engine", "blocks", "flows", "tools.deployment"),
+    "sqlalchemy": ("store", "tools.sql"),
+    "alembic": ("store",),
+    "yaml": ("documents",),
+    "cel_expr_python": ("expressions",),
+    "rfc8785": ("canonical",),
+    "httpx": ("tools.http", "engine"),
+    "griffe": ("tools",),
+    "cyclopts": ("cli",),
+    "rich": ("cli",),
+    "uuid_utils": ("plan",),
+    "pydantic_settings": ("settings",),
+    "anyio": ("tools", "execution", "engine"),
+    "pydantic": ("",),
+    "uvicorn": ("engine.server_process",),
+    "packaging": ("engine.diagnosis",),
+}
+
+# Declared in pyproject.toml and imported nowhere, each for a reason.
+NOT_IMPORTED = {
+    "fastapi",  # only capped
+    "aiosqlite",  # SQLAlchemy's drivers, named in the store's URLs
+    "asyncpg",
+}
+IMPORT_NAMES = {"pyyaml": "yaml"}
+
+
+def modules() -> list[str]:
+    """Every module of the package, named from the package on: `execution.step`; `""` is the package itself."""
+    found = (path.relative_to(PACKAGE).with_suffix("").parts for path in PACKAGE.rglob("*.py"))
+    return sorted(".".join(parts[:-1] if parts[-1] == "__init__" else parts) for parts in found)
+
+
+def source(module: str) -> Path:
+    """The file of `module`."""
+    path = PACKAGE.joinpath(*module.split(".")) if module else PACKAGE
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Every name that `path` imports when it runs, at the top or inside a function: `plan_adapter.plan.Step`, `anyio`."""
+    pending: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"), filename=str(path))]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            pending.extend(node.orelse)
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}:{node.lineno}: a relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        pending.extend(ast.iter_child_nodes(node))
+
+
+def own(name: str) -> str | None:
+    """The module of the package that `name` comes from, or None for a name from elsewhere."""
+    if name != "plan_adapter" and not name.startswith("plan_adapter."):
+        return None
+    parts = name.split(".")[1:]
+    known = set(modules())
+    while ".".join(parts) not in known:
+        parts.pop()
+    return ".".join(parts)
+
+
+def part(module: str) -> str:
+    """The member of a row that `module` belongs to."""
+    return module.split(".", maxsplit=1)[0]
+
+
+def row(module: str) -> int:
+    """The row of `module`, counted from the lowest."""
+    return next(number for number, members in enumerate(ROWS) if part(module) in members)
+
+
+def within(module: str, door: str) -> bool:
+    """Whether `module` is `door` or inside it."""
+    return door == "" or module == door or module.startswith(f"{door}.")
+
+
+LAYERED = [module for module in modules() if module]
+
+
+@pytest.mark.parametrize("module", LAYERED)
+def test_every_module_has_a_row(module: str) -> None:
+    assert part(module) in frozenset().union(*ROWS), f"{module} stands in no row of ROWS"
+
+
+@pytest.mark.parametrize("module", LAYERED)
+def test_a_module_imports_only_from_rows_below_its_own(module: str) -> None:
+    others = {name for name in map(own, imported(source(module))) if name is not None and part(name) != part(module)}
+    wrong = sorted(name for name in others if not name or row(name) >= row(module))
+    assert not wrong, f"{module} (row {row(module)}) imports {wrong}"
+
+
+def test_the_package_has_no_import_cycle() -> None:
+    graph = {module: {name for name in map(own, imported(source(module))) if name and name != module} for module in LAYERED}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+@pytest.mark.parametrize("module", modules())
+def test_each_library_comes_in_through_its_own_door(module: str) -> None:
+    libraries = {name.split(".")[0] for name in imported(source(module))} - sys.stdlib_module_names - {"plan_adapter"}
+    wrong = sorted(library for library in libraries if not any(within(module, door) for door in DOORS.get(library, ())))
+    assert not wrong, f"{module} imports {wrong}"
+
+
+@pytest.mark.parametrize("folder", ["flows", "blocks", "deployments"])
+def test_what_is_not_installed_is_thin_and_knows_only_the_package_and_prefect(folder: str) -> None:
+    for path in (ROOT / folder).rglob("*.py"):
+        roots = {name.split(".")[0] for name in imported(path)} - sys.stdlib_module_names
+        assert roots <= {"plan_adapter", "prefect", "pydantic", folder}, f"{path.name} imports {sorted(roots)}"
+
+
+def test_every_library_is_declared_and_every_declared_one_is_used() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = {line.split(">")[0].split("[")[0] for line in project["dependencies"]}
+    declared = {IMPORT_NAMES.get(name, name.replace("-", "_")) for name in names}
+    used = {name.split(".")[0] for module in modules() for name in imported(source(module))} - sys.stdlib_module_names - {"plan_adapter"}
+    assert declared - NOT_IMPORTED == used

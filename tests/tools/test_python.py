@@ -1,0 +1,61 @@
+from typing import Any
+
+import pytest
+
+from plan_adapter.errors import ToolError
+from plan_adapter.tools.python import python
+from plan_adapter.tools.tool import ToolContext
+
+
+@pytest.fixture(autouse=True)
+def _prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_PYTHON_PREFIXES", "acme,tests.tools")
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "expected"),
+    [
+        ("plain", {"number": 2}, 4),
+        ("untyped", {"a": "x"}, ["x", 1]),
+        ("shout", {"text": "hi", "times": "2"}, "run: HIHI"),
+    ],
+)
+def test_a_function_of_an_allowed_module_is_called(context: ToolContext, function: str, arguments: dict[str, Any], expected: object) -> None:
+    assert python(f"tests.tools.offered:{function}", context, arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("os:system", "`os` is below none of the allowed prefixes acme, tests.tools"),
+        ("tests.toolsmith:x", "is below none of the allowed prefixes"),
+        ("tests.tools.offered:system", "is defined in `posix`, which is below none"),
+        ("tests.tools.offered:registry.add", "names no public function"),
+        ("tests.tools.offered:_plain", "names no public function"),
+        ("tests.tools.offered", "names no public function"),
+        ("tests.tools.offered:plan", "has no `plan`; did you mean `plain`"),
+        ("acme.jobs:run", "there is no module `acme`"),
+        ("tests.tools.offered:later", "is async; offer it as a tool of its own"),
+        ("tests.tools.offered:whisper", "is async"),
+        ("tests.tools.test_tool:Thing", "is no function"),
+    ],
+)
+def test_anything_else_is_refused(context: ToolContext, function: str, message: str) -> None:
+    with pytest.raises(ToolError, match=message):
+        python(function, context, {"text": "x"} if "whisper" in function else None)
+
+
+@pytest.mark.parametrize("function", ["plain", "shout"])
+def test_arguments_that_do_not_fit_are_refused(context: ToolContext, function: str) -> None:
+    with pytest.raises(ToolError, match="do not fit"):
+        python(f"tests.tools.offered:{function}", context, {"what": 1})
+
+
+def test_by_default_nothing_may_be_called(context: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PLAN_ADAPTER_PYTHON_PREFIXES")
+    with pytest.raises(ToolError, match="switched off: no module prefix is allowed .PLAN_ADAPTER_PYTHON_PREFIXES"):
+        python("tests.tools.offered:plain", context, {"number": 1})
+
+
+def test_the_name_of_the_function_is_fixed_by_the_plan() -> None:
+    assert python.literal_parameters == {"function"}

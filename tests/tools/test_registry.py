@@ -1,0 +1,147 @@
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from plan_adapter.errors import ToolDefinitionError
+from plan_adapter.tools.imports import import_object
+from plan_adapter.tools.registry import ToolRegistry, import_tool
+from plan_adapter.tools.tool import ToolContext, as_tool, tool
+from tests.tools import offered
+
+
+def test_a_registry_takes_tools_functions_lists_registries_and_import_strings() -> None:
+    registry = ToolRegistry([offered.plain, "tests.tools.offered:several", [offered.whisper]])
+    assert registry.names() == ["plain", "shout", "whisper"]
+    assert registry.get("shout") is offered.shout
+    assert registry.get("nothing") is None
+    assert "plain" in registry and "nothing" not in registry
+    assert len(registry) == 3
+    assert [known.name for known in registry] == registry.names()
+
+
+def test_a_function_without_a_declared_effect_is_a_write() -> None:
+    assert import_tool("tests.tools.offered:plain").effect == "write"
+
+
+def test_two_tools_of_one_name_are_refused_and_both_are_named() -> None:
+    @tool(name="shout")
+    def other() -> None: ...
+
+    with pytest.raises(ToolDefinitionError) as error:
+        ToolRegistry([offered.shout, other])
+    assert "tests.tools.offered:shout (read)" in str(error.value)
+    assert "test_two_tools_of_one_name_are_refused_and_both_are_named.<locals>.other (write)" in str(error.value)
+
+
+def test_the_same_tool_twice_counts_once_but_not_with_another_effect() -> None:
+    assert len(ToolRegistry([offered.plain, as_tool(offered.plain), "tests.tools.offered:plain"])) == 1
+    with pytest.raises(ToolDefinitionError, match="two tools are called `plain`"):
+        ToolRegistry([offered.plain, as_tool(offered.plain, effect="read")])
+
+
+def test_a_subset_holds_the_named_tools_only() -> None:
+    registry = ToolRegistry.with_builtins()
+    assert registry.subset("bash", "http_get").names() == ["bash", "http_get"]
+    with pytest.raises(ToolDefinitionError, match=r"`http_gt`: did you mean `http_get`\?"):
+        registry.subset("http_gt")
+
+
+def test_the_built_in_tools_and_their_effects() -> None:
+    assert {known.name: known.effect for known in ToolRegistry.with_builtins([offered.plain])} == {
+        "bash": "write",
+        "http_get": "read",
+        "http_send": "write",
+        "plain": "write",
+        "python": "write",
+        "read_file": "read",
+        "run_command": "write",
+        "run_deployment": "idempotent_write",
+        "sql_execute": "write",
+        "sql_query": "read",
+        "write_file": "idempotent_write",
+    }
+
+
+def test_every_built_in_tool_describes_itself_and_all_its_parameters() -> None:
+    for known in ToolRegistry.with_builtins().definitions():
+        assert known["description"], known["name"]
+        parameters = known["parameters"]
+        assert isinstance(parameters, dict) and isinstance(parameters["properties"], dict)
+        for name, described in parameters["properties"].items():
+            assert isinstance(described, dict) and described.get("description"), f"{known['name']}.{name}"
+
+
+@pytest.mark.parametrize(
+    ("import_string", "message"),
+    [
+        ("tests.tools.offered", "is no import string: write `package.module:name`"),
+        (":shout", "is no import string"),
+        ("tests.tools.offered:", "is no import string"),
+        ("tests.tools.ofered:shout", "there is no module `tests.tools.ofered`; did you mean `tests.tools.offered`?"),
+        ("nowhere_at_all.x:y", "there is no module `nowhere_at_all`; modules are looked for in the current folder"),
+        ("tests.tools.offered:shot", "`tests.tools.offered` has no `shot`; did you mean `shout`?"),
+        ("tests.tools.offered:number", "3 cannot be a tool"),
+        ("tests.tools.offered:several", "names 3 tools where one is needed"),
+    ],
+)
+def test_a_wrong_import_string_says_what_would_be_right(import_string: str, message: str) -> None:
+    with pytest.raises(ToolDefinitionError) as error:
+        import_tool(import_string)
+    assert message in str(error.value)
+
+
+def test_a_module_that_cannot_be_imported_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_tools.py").write_text("1 / 0")
+    (tmp_path / "needy_tools.py").write_text("import not_installed_here")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ToolDefinitionError, match="`broken_tools` cannot be imported: ZeroDivisionError: division by zero"):
+        import_object("broken_tools:x")
+    with pytest.raises(ToolDefinitionError, match="`needy_tools` needs the module `not_installed_here`, which is not installed"):
+        import_object("needy_tools:x")
+
+
+def test_modules_of_the_current_folder_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tools_of_this_folder.py").write_text("def greet(name: str) -> str:\n    return name\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
+    assert import_tool("tools_of_this_folder:greet").name == "greet"
+
+
+def test_tools_of_installed_packages_are_found_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = {"plan_adapter.tools": [EntryPoint("acme", "tests.tools.offered:registry", "plan_adapter.tools")]}
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points.get(group, []))
+    registry = ToolRegistry.from_settings(["tests.tools.offered:plain"])
+    assert {"shout", "plain", "bash"} <= set(registry.names())
+    points["plan_adapter.tools"].append(EntryPoint("bad", "tests.tools.offered:gone", "plan_adapter.tools"))
+    with pytest.raises(ToolDefinitionError, match="the entry point `bad = tests.tools.offered:gone` of the package `.*` cannot be loaded"):
+        ToolRegistry.from_settings([])
+
+
+def test_prefect_tasks_and_flows_are_tools(context: ToolContext) -> None:
+    from prefect import flow, task
+
+    @task(name="Add numbers", retries=3)
+    def add(a: int, b: int = 1) -> int:
+        return a + b
+
+    @flow(name="greet-flow")
+    async def greet(name: str) -> str:
+        """Greet somebody."""
+        return name
+
+    registry = ToolRegistry([add, as_tool(greet, effect="read")])
+    added, greeted = registry.get("Add numbers"), registry.get("greet-flow")
+    assert added is not None and greeted is not None
+    assert added.fn is add.fn, "the task's function, so that no task run is made inside the step's"
+    assert greeted.fn is greet, "the flow itself, so that it is seen as a subflow"
+    assert (added.effect, greeted.effect, greeted.is_async, greeted.description) == ("write", "read", True, "Greet somebody.")
+    assert added.fn(**added.bind({"a": 2}, context)) == 3
+
+
+def test_importing_the_registry_loads_no_heavy_library() -> None:
+    import subprocess
+
+    code = "import sys, plan_adapter.tools.registry as r; r.ToolRegistry.with_builtins(); print([m for m in ('httpx', 'sqlalchemy', 'prefect', 'griffe') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

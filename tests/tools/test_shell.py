@@ -1,0 +1,269 @@
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plan_adapter.errors import ToolDefinitionError, ToolError
+from plan_adapter.tools import processes
+from plan_adapter.tools.processes import KEPT_CHARACTERS, LOGGED_LINES
+from plan_adapter.tools.shell import bash, command_tool, run_command
+from plan_adapter.tools.tool import ToolContext
+
+
+class Lines(logging.Handler):
+    """The lines that a step logged; `has` waits for one, and gives the groups of its match."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.more = asyncio.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen.append(record.getMessage())
+        self.more.set()
+
+    async def has(self, pattern: str) -> tuple[str, ...]:
+        while True:
+            self.more.clear()
+            for line in self.seen:
+                if match := re.fullmatch(pattern, line):
+                    return match.groups()
+            await asyncio.wait_for(self.more.wait(), 60)
+
+
+@pytest.fixture
+async def lines(context: ToolContext) -> Any:
+    lines = Lines()
+    context.logger.addHandler(lines)
+    yield lines
+    context.logger.removeHandler(lines)
+
+
+@pytest.fixture
+def left_over() -> Iterator[list[int]]:
+    """Ids of processes that a test leaves behind on purpose; they are ended after it."""
+    ids: list[int] = []
+    yield ids
+    for pid in ids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def is_alive(pid: int) -> bool:
+    """False for a zombie, too: it has ended, and only waits for its parent to notice."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+PYTHON = sys.executable
+
+
+async def test_the_result_is_exit_code_stdout_and_stderr(context: ToolContext) -> None:
+    result = await run_command(["sh", "-c", "echo 出; echo err >&2; printf end"], context)
+    assert result == {"exit_code": 0, "stdout": "出\nend", "stderr": "err\n"}
+
+
+async def test_numbers_and_booleans_are_arguments_and_variables(context: ToolContext, tmp_path: Path) -> None:
+    bound = run_command.bind({"argv": ["sh", "-c", 'echo "$0 $1 $2 $PORT $ON"; pwd', 1, 2.5, True], "cwd": str(tmp_path), "env": {"PORT": 80, "ON": False}}, context)
+    assert (await run_command.fn(**bound))["stdout"] == f"1 2.5 true 80 false\n{tmp_path}\n"
+
+
+async def test_no_shell_reads_the_arguments(context: ToolContext) -> None:
+    assert (await run_command(["echo", "$HOME; ls *"], context))["stdout"] == "$HOME; ls *\n"
+
+
+async def test_stdin_is_the_given_text_or_empty(context: ToolContext) -> None:
+    text = "行\n" * 100_000
+    assert (await run_command(["wc", "-l"], context, stdin=text))["stdout"].strip() == "100000"  # type: ignore[union-attr]
+    assert (await run_command(["cat"], context))["stdout"] == ""
+    assert (await run_command(["true"], context, stdin=text))["exit_code"] == 0, "one that reads nothing blocks nobody"
+
+
+async def test_variables_are_added_to_the_environment(context: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEPT", "a")
+    assert (await bash('echo "$KEPT $ADDED"', context, env={"ADDED": "b c"}))["stdout"] == "a b c\n"
+
+
+async def test_another_exit_code_fails_with_the_end_of_stderr(context: ToolContext) -> None:
+    with pytest.raises(ToolError) as error:
+        await run_command(["sh", "-c", "echo out; seq 1000 >&2; echo 坏了 >&2; exit 3"], context)
+    assert str(error.value).startswith("`sh` ended with exit code 3: ")
+    assert str(error.value).endswith("999\n1000\n坏了")
+    assert len(str(error.value)) < 1100
+
+
+async def test_without_stderr_the_end_of_stdout_is_shown(context: ToolContext) -> None:
+    with pytest.raises(ToolError, match="`sh` ended with exit code 1: 2 tests failed"):
+        await run_command(["sh", "-c", "echo 2 tests failed; exit 1"], context)
+
+
+async def test_a_command_that_a_signal_ends_fails(context: ToolContext) -> None:
+    with pytest.raises(ToolError, match="`sh` was ended by SIGKILL"):
+        await run_command(["sh", "-c", "kill -9 $$"], context)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"argv": ["no-such-command", "secret"]}, "`no-such-command` cannot be started: no command of this name is found"),
+        ({"argv": ["true"], "cwd": "/no/such/folder"}, "there is no folder '/no/such/folder' .cwd"),
+        ({"argv": ["/etc/passwd"]}, "cannot be started: Permission denied"),
+        ({"argv": ["/etc"]}, "cannot be started: Permission denied"),
+        ({"argv": ["echo", "a\0b"]}, "cannot be started: embedded null byte"),
+        ({"argv": ["echo", "x" * 200_000]}, "cannot be started: Argument list too long"),
+        ({"argv": ["true"], "env": {"A=B": "c"}}, "cannot be started: illegal environment variable name"),
+    ],
+)
+async def test_a_command_that_cannot_be_started_says_why(context: ToolContext, parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(ToolError, match=message) as error:
+        await run_command(context=context, **parameters)
+    assert "secret" not in str(error.value)
+
+
+async def test_lines_are_logged_while_the_command_runs(context: ToolContext, lines: Lines, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    running = asyncio.ensure_future(bash('echo first; echo 二 >&2; cat "$GATE"; printf "10%%\\r100%%\\nno newline"', context, env={"GATE": str(gate)}))
+    await lines.has("first")
+    await lines.has("二")
+    assert not running.done()
+    with gate.open("w"):
+        await running
+    assert lines.seen[2:] == ["100%", "no newline"]
+
+
+async def test_characters_that_arrive_in_pieces_are_whole(context: ToolContext, lines: Lines) -> None:
+    code = "import os,time; b='长\\n'.encode(); [(os.write(1, b[i:i+1]), time.sleep(0.02)) for i in range(4)]; os.write(1, b'\\xff\\0')"
+    result = await run_command([PYTHON, "-c", code], context)
+    assert result["stdout"] == "长\n\ufffd\ufffd"
+    assert lines.seen == ["长", "\ufffd\ufffd"]
+
+
+async def test_of_a_long_output_the_beginning_and_the_end_are_kept(context: ToolContext, lines: Lines) -> None:
+    result = await run_command([PYTHON, "-c", "print('头' + '中' * 3_000_000 + '尾', end='')"], context)
+    stdout = result["stdout"]
+    assert isinstance(stdout, str)
+    beginning, note, end = stdout.split("\n")
+    assert beginning == "头" + "中" * (KEPT_CHARACTERS - 1)
+    assert note == f"… {3_000_002 - 2 * KEPT_CHARACTERS} characters left out …"
+    assert end == "中" * (KEPT_CHARACTERS - 1) + "尾"
+    assert max(map(len, lines.seen)) <= processes.LINE_CHARACTERS
+
+
+async def test_an_output_that_just_fits_is_whole(context: ToolContext) -> None:
+    result = await run_command([PYTHON, "-c", f"print('x' * {2 * KEPT_CHARACTERS}, end='')"], context)
+    assert result["stdout"] == "x" * (2 * KEPT_CHARACTERS)
+
+
+async def test_lines_without_end_do_not_flood_the_log(context: ToolContext, lines: Lines) -> None:
+    await run_command(["seq", str(LOGGED_LINES * 3)], context)
+    assert len(lines.seen) == LOGGED_LINES + 1
+    assert lines.seen[-1] == f"more than {LOGGED_LINES} lines of output: the rest is not logged"
+
+
+async def test_a_cancelled_command_ends_with_everything_it_started(context: ToolContext, lines: Lines) -> None:
+    script = "trap '' TERM; sh -c \"trap '' TERM; sleep 1000 & echo grand \\$!; wait\" & echo child $!; echo own $$; wait"
+    running = asyncio.ensure_future(bash(script, context))
+    pids = [int((await lines.has(f"{name} (\\d+)"))[0]) for name in ("own", "child", "grand")]
+    assert all(map(is_alive, pids))
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert not any(map(is_alive, pids))
+
+
+async def test_a_cancelled_command_may_clean_up_first(context: ToolContext, lines: Lines, tmp_path: Path) -> None:
+    running = asyncio.ensure_future(bash(f"trap 'echo cleaned > {tmp_path}/log; exit' TERM; echo ready; sleep 1000 & wait", context))
+    await lines.has("ready")
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (tmp_path / "log").read_text() == "cleaned\n"
+
+
+async def test_a_second_cancellation_does_not_wait_for_the_grace(
+    context: ToolContext, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "TERM_SECONDS", 3600)
+    running = asyncio.ensure_future(bash("trap 'echo refused' TERM; echo own $$; while true; do sleep 0.05; done", context))
+    pid = int((await lines.has(r"own (\d+)"))[0])
+    running.cancel()
+    await lines.has("refused")
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    while is_alive(pid):
+        await asyncio.sleep(0.01)
+
+
+async def test_an_orphan_that_holds_the_pipes_open_does_not_hold_the_step(context: ToolContext, left_over: list[int]) -> None:
+    result = await bash("setsid sh -c 'echo $$; exec sleep 1000' & sleep 0.2; echo started", context)
+    pid, started = str(result["stdout"]).split()
+    left_over.append(int(pid))
+    assert started == "started"
+    assert is_alive(left_over[0])
+
+
+async def test_an_orphan_that_fills_the_pipe_does_not_hold_the_step(context: ToolContext, lines: Lines, left_over: list[int]) -> None:
+    await bash("setsid yes >&2 & echo orphan $!", context)
+    left_over.append(int((await lines.has(r"orphan (\d+)"))[0]))
+
+
+async def test_all_that_an_ended_command_wrote_is_kept(context: ToolContext) -> None:
+    # The orphan keeps the pipe open, so the end of the output is not told by the pipe's end.
+    result = await bash("(setsid sleep 3 &) ; head -c 60000 /dev/zero | tr '\\0' x", context)
+    assert len(str(result["stdout"])) > 2 * KEPT_CHARACTERS
+
+
+async def test_a_script_ends_with_its_first_failure_in_a_pipeline_too(context: ToolContext) -> None:
+    with pytest.raises(ToolError, match="`bash` ended with exit code 1: one"):
+        await bash("echo one\nfalse\necho two", context)
+    with pytest.raises(ToolError, match="exit code 4"):
+        await bash("(exit 4) | cat", context)
+    assert (await bash("false || echo three", context))["stdout"] == "three\n"
+
+
+def test_the_text_of_a_script_is_fixed_by_the_plan() -> None:
+    assert bash.literal_parameters == {"command"}
+
+
+async def test_a_command_tool_runs_its_fixed_command(context: ToolContext, tmp_path: Path) -> None:
+    where = command_tool("where", ["sh", "-c", "pwd; echo $A"], effect="read", cwd=str(tmp_path), env={"A": 1})
+    assert (where.name, where.effect, where.parameters_schema["properties"]) == ("where", "read", {})
+    assert (await where.fn(**where.bind({}, context)))["stdout"] == f"{tmp_path}\n1\n"
+    assert command_tool("s", ["git", "status"]).description == "Run `git status`."
+    assert command_tool("s", ["git", "status"]).effect == "write"
+
+
+@pytest.mark.parametrize("argv", ["git status", []])
+def test_a_command_tool_needs_a_list_of_words(argv: Any) -> None:
+    with pytest.raises(ToolDefinitionError, match="must be a list of words"):
+        command_tool("s", argv)
+
+
+def test_commands_work_in_a_loop_of_another_thread(context: ToolContext) -> None:
+    import threading
+
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(asyncio.run(run_command.fn(["echo", "hi"], context))))
+    thread.start()
+    thread.join()
+    assert results == [{"exit_code": 0, "stdout": "hi\n", "stderr": ""}]
+
+
+async def test_no_file_descriptor_is_left_open(context: ToolContext) -> None:
+    await run_command(["true"], context)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        await run_command(["true"], context, stdin="x")
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,124 @@
+import asyncio
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plan_adapter.errors import ToolError
+from plan_adapter.tools.sql import sql_execute, sql_query
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    path = tmp_path / "a b.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE users (id INTEGER PRIMARY KEY, name TEXT UNIQUE, age REAL, born DATE)")
+        connection.executemany("INSERT INTO users VALUES (?, ?, ?, ?)", [(1, "张三", 3.5, "2020-01-02"), (2, "Ana", None, None)])
+    connection.close()
+    return f"sqlite:///{path}"
+
+
+async def test_a_query_gives_rows_as_objects(url: str) -> None:
+    assert await sql_query(url, "SELECT * FROM users ORDER BY id") == {
+        "rows": [{"id": 1, "name": "张三", "age": 3.5, "born": "2020-01-02"}, {"id": 2, "name": "Ana", "age": None, "born": None}]
+    }
+
+
+@pytest.mark.parametrize(
+    ("statement", "parameters", "expected"),
+    [
+        ("SELECT id FROM users WHERE name = :name", {"name": "张三"}, [{"id": 1}]),
+        ("SELECT id FROM users WHERE name = :name", {"name": "x' OR '1'='1"}, []),
+        ("SELECT id FROM users WHERE id IN :ids ORDER BY id", {"ids": [1, 2, 5]}, [{"id": 1}, {"id": 2}]),
+        ("SELECT id FROM users WHERE id IN :ids", {"ids": []}, []),
+        ("SELECT :a AS a, :b AS b", {"a": None, "b": {"k": "中"}}, [{"a": None, "b": '{"k": "中"}'}]),
+    ],
+)
+async def test_values_are_bound_never_written_into_the_statement(
+    url: str, statement: str, parameters: dict[str, Any], expected: list[dict[str, Any]]
+) -> None:
+    assert await sql_query(url, statement, parameters) == {"rows": expected}
+
+
+async def test_execute_writes_in_one_transaction_and_counts(url: str) -> None:
+    rows = [{"id": 3, "name": "c"}, {"id": 4, "name": "d"}]
+    assert await sql_execute(url, "INSERT INTO users (id, name) VALUES (:id, :name)", rows) == {"rowcount": 2}  # type: ignore[arg-type]
+    assert await sql_execute(url, "UPDATE users SET age = :age WHERE id > :id", {"age": 1, "id": 2}) == {"rowcount": 2}
+    assert await sql_execute(url, "CREATE TABLE other (id INTEGER)") == {"rowcount": 0}
+    with pytest.raises(ToolError, match="sqlite: UNIQUE constraint failed: users.name"):
+        await sql_execute(url, "INSERT INTO users (name) VALUES (:name)", [{"name": "e"}, {"name": "d"}])
+    assert await sql_query(url, "SELECT count(*) AS n FROM users") == {"rows": [{"n": 4}]}
+
+
+async def test_execute_makes_a_database_file_that_is_missing(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/new.db"
+    await sql_execute(url, "CREATE TABLE t (a INTEGER)")
+    assert await sql_query(url, "SELECT a FROM t") == {"rows": []}
+
+
+@pytest.mark.parametrize(
+    ("statement", "parameters", "message"),
+    [
+        ("DELETE FROM users", {}, "attempt to write a readonly database"),
+        ("CREATE TABLE x (a INTEGER)", {}, "attempt to write a readonly database"),
+        ("PRAGMA query_only = OFF", {}, "returns no rows; use sql_execute"),
+        ("SELECT 1; DELETE FROM users", {}, "one statement at a time"),
+        ("SELEC 1", {}, 'near "SELEC": syntax error'),
+        ("SELECT * FROM users WHERE id = :id", {}, "A value is required for bind parameter 'id'"),
+        ("SELECT 1 AS a", {"b": [1]}, "This text.. construct doesn't define a bound parameter named 'b'"),
+        ("SELECT 1 AS a, 2 AS a", {}, "several columns are called a; name them with AS"),
+        ("SELECT id FROM users", {"max": 1}, ""),
+    ],
+)
+async def test_a_query_that_cannot_be_answered_says_why_and_changes_nothing(
+    url: str, statement: str, parameters: dict[str, Any], message: str
+) -> None:
+    limit = parameters.pop("max", 10)
+    with pytest.raises(ToolError, match=message or "more than 1 rows; add a LIMIT"):
+        await sql_query(url, statement, parameters, max_rows=limit)
+    assert await sql_query(url, "SELECT count(*) AS n FROM users") == {"rows": [{"n": 2}]}
+
+
+async def test_a_blob_that_is_no_text_is_one_clear_error(url: str) -> None:
+    with pytest.raises(ToolError, match="returned what is no JSON"):
+        await sql_query(url, "SELECT x'ff' AS a")
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("sqlite:////no/such/folder/x.db", "there is no database file /no/such/folder/x.db"),
+        ("not a url s3cret", "no database URL: write sqlite:///file.db or postgresql://"),
+        ("nosuchdb://ana:s3cret@host/x", "nosuchdb"),
+        ("mysql://ana:s3cret@host/x", "mysql: "),
+        ("postgresql://ana:s3cret@127.0.0.1:1/s3cret", "postgresql: "),
+        ("postgres://ana:s3cret@127.0.0.1:1/x", "postgresql: "),
+        ("postgresql://ana:s3cret@[/x", "no database URL|postgresql: "),
+    ],
+)
+async def test_a_database_that_cannot_be_opened_is_one_clear_error_without_the_password(url: str, message: str) -> None:
+    with pytest.raises(ToolError, match=message) as error:
+        await sql_query(url, "SELECT 1 AS a")
+    assert "s3cret" not in str(error.value)
+
+
+async def test_no_parameter_is_shown_in_an_error(url: str) -> None:
+    with pytest.raises(ToolError) as error:
+        await sql_execute(url, "INSERT INTO nowhere VALUES (:token)", {"token": "s3cret"})
+    assert str(error.value) == "sqlite: no such table: nowhere"
+
+
+async def test_a_cancelled_query_ends(url: str) -> None:
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) AS m FROM n"
+    running = asyncio.ensure_future(sql_query(url, endless))
+    await asyncio.sleep(0.3)  # it never ends by itself, and SQLite tells nobody when it has begun
+    assert not running.done()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert await sql_execute(url, "DELETE FROM users") == {"rowcount": 2}, "nothing holds the database any more"
+
+
+def test_the_text_of_a_statement_is_fixed_by_the_plan() -> None:
+    assert sql_query.literal_parameters == sql_execute.literal_parameters == {"statement"}

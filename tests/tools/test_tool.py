@@ -1,0 +1,283 @@
+import asyncio
+import datetime
+import math
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from enum import Enum
+from functools import partial, wraps
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import pytest
+from pydantic import BaseModel, Field
+
+from plan_adapter.errors import ToolDefinitionError, ToolError
+from plan_adapter.tools.tool import Tool, ToolContext, as_json, as_tool, tool
+from tests.tools import offered
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class Address(BaseModel):
+    """Where somebody lives."""
+
+    city: str
+    lines: list[int] = []
+
+
+def test_a_bare_decorator_makes_a_tool_that_counts_as_a_write() -> None:
+    @tool
+    def save(text: str) -> int:
+        return len(text)
+
+    assert isinstance(save, Tool)
+    assert (save.name, save.effect, save.isolation, save.is_async) == ("save", "write", "thread", False)
+    assert save("abc") == 3
+
+
+def test_the_options_of_the_decorator_are_kept() -> None:
+    @tool(effect="read", name="look up", description="Look it up", isolation="process", permissions=["net"], literal_parameters=["q"])
+    def look(q: str) -> str:
+        return q
+
+    assert (look.name, look.description, look.effect, look.isolation) == ("look up", "Look it up", "read", "process")
+    assert (look.permissions, look.literal_parameters) == ({"net"}, {"q"})
+
+
+async def test_an_async_function_stays_async() -> None:
+    assert offered.whisper.is_async
+    assert await offered.whisper("HI") == "hi"
+
+
+def test_a_tool_keeps_the_name_and_signature_of_its_function() -> None:
+    import inspect
+
+    assert offered.shout.__name__ == "shout"  # type: ignore[attr-defined]
+    assert list(inspect.signature(offered.shout).parameters) == ["text", "context", "times"]
+
+
+def test_the_schema_comes_from_annotations_and_the_docstring() -> None:
+    assert offered.shout.description == "Say it loudly."
+    assert offered.shout.parameters_schema == {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["text"],
+        "properties": {
+            "text": {"type": "string", "description": "What to say."},
+            "times": {"type": "integer", "default": 1, "description": "How often to say it."},
+        },
+    }
+
+
+def test_a_description_in_the_annotation_goes_before_the_docstring() -> None:
+    @tool
+    def find(key: Annotated[str, Field(description="The key", min_length=2)]) -> None:
+        """Find.
+
+        Args:
+            key: Something else.
+        """
+
+    assert find.parameters_schema["properties"] == {"key": {"type": "string", "minLength": 2, "description": "The key"}}
+
+
+def test_the_definition_holds_no_documentation_even_where_a_parameter_is_called_like_it() -> None:
+    def bare(title: str, address: Address) -> None: ...
+
+    def documented(title: Annotated[str, Field(description="x")], address: Address) -> None:
+        """Explain.
+
+        Args:
+            title: A title.
+        """
+
+    definition = as_tool(documented, name="t").definition()
+    assert definition == as_tool(bare, name="t").definition()
+    parameters = definition["parameters"]
+    assert isinstance(parameters, dict)
+    assert "Where somebody" not in str(parameters)
+    assert parameters["properties"] == {"title": {"type": "string"}, "address": {"$ref": "#/$defs/Address"}}
+
+
+def test_a_default_that_is_no_json_is_left_out_of_the_schema(recwarn: pytest.WarningsRecorder) -> None:
+    missing: Any = object()
+
+    @tool
+    def find(key: str = missing) -> bool:
+        return key is missing
+
+    assert find.parameters_schema["properties"] == {"key": {"type": "string"}}
+    assert not recwarn.list
+
+
+def test_parameters_may_have_names_that_pydantic_uses_itself(context: ToolContext) -> None:
+    @tool
+    def odd(json: str, model_config: int, _hidden: bool, copy: list[str], schema: str = "s") -> None: ...
+
+    given = {"json": "a", "model_config": 1, "_hidden": True, "copy": []}
+    assert odd.bind(given, context) == given
+    assert odd.check({**given, "json": 1}, lambda _: False) == [("json", "`json` should be a string, but is 1", "")]
+
+
+def test_bind_gives_the_annotated_types_and_leaves_defaults_to_the_function(context: ToolContext) -> None:
+    @dataclass
+    class Point:
+        x: int
+
+    @tool
+    def draw(
+        at: Point, day: datetime.date, colour: Colour, home: Path, address: Address | None = None, size: int = 3, limit: int = Field(5, ge=1)
+    ) -> None: ...
+
+    bound = draw.bind({"at": {"x": 1}, "day": "2024-02-29", "colour": "red", "home": "a", "address": {"city": "北京"}}, context)
+    assert bound == {
+        "at": Point(1), "day": datetime.date(2024, 2, 29), "colour": Colour.RED, "home": Path("a"), "address": Address(city="北京"), "limit": 5,
+    }  # fmt: skip
+
+
+def test_the_context_is_found_by_annotation_and_is_no_parameter(context: ToolContext) -> None:
+    @tool
+    def first(ctx: ToolContext) -> None: ...
+
+    @tool
+    def second(a: int, ctx: Optional[ToolContext] = None) -> None: ...  # noqa: UP045
+
+    @tool
+    def third(ctx: "Annotated[ToolContext | None, 'x']" = None) -> None: ...
+
+    assert first.bind({}, context) == {"ctx": context}
+    assert second.bind({"a": 1}, context) == {"a": 1, "ctx": context}
+    assert third.bind({}, context) == {"ctx": context}
+    assert offered.shout.bind({"text": "hi"}, context) == {"text": "hi", "context": context}
+    assert second.check({"a": 1, "ctx": {}}, lambda _: False)[0][:2] == ("ctx", "`ctx` is no parameter of this tool")
+
+
+def test_bind_names_all_that_does_not_fit(context: ToolContext) -> None:
+    with pytest.raises(ToolError, match="the parameters do not fit `shout`: `text` is missing; `times` should be an integer, but is the text"):
+        offered.shout.bind({"times": "often"}, context)
+
+
+@pytest.mark.parametrize("value", [math.nan, "\ud800"])
+def test_bind_refuses_what_is_no_json(context: ToolContext, value: Any) -> None:
+    with pytest.raises(ToolError, match="the parameters of `shout` are no JSON"):
+        offered.shout.bind({"text": value}, context)
+
+
+def test_a_decorated_wrapper_keeps_the_signature_of_what_it_wraps(context: ToolContext) -> None:
+    def noisy(fn: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(fn)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return fn(*args, **kwargs)
+
+        return wrapper
+
+    @noisy
+    def double(a: int) -> int:
+        return 2 * a
+
+    doubled = as_tool(double)
+    assert doubled.fn(**doubled.bind({"a": 2}, context)) == 4
+
+
+def variadic(*args: int) -> None: ...
+def keywords(**kwargs: int) -> None: ...
+def positional(a: int, /) -> None: ...
+def unannotated(a) -> None: ...  # type: ignore[no-untyped-def]
+def unknown(a: "Missing") -> None: ...  # type: ignore[name-defined]  # noqa: F821
+def callback(first: int, then: Callable[[int], int]) -> None: ...
+def arbitrary(a: int, b: asyncio.Lock) -> None: ...
+def generator(a: int) -> Iterator[int]:
+    yield a
+async def stream(a: int) -> AsyncIterator[int]:
+    yield a
+class Thing:
+    def __init__(self, a: int) -> None: ...
+    def method(self, a: int) -> int:
+        return a
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (variadic, "`variadic` cannot be a tool: parameter `args` takes any number of arguments"),
+        (keywords, "parameter `kwargs` takes any number of arguments"),
+        (positional, "parameter `a` is positional only"),
+        (unannotated, "parameter `a` has no annotation; annotate it"),
+        (unknown, "parameter `a` has an annotation that cannot be evaluated: name 'Missing' is not defined"),
+        (callback, "`callback` cannot be a tool: parameter `then` has no JSON Schema"),
+        (arbitrary, "parameter `b` has no JSON Schema"),
+        (generator, "it is a generator, and a tool returns one result"),
+        (stream, "it is a generator"),
+        (Thing, "it is a class"),
+        (Thing.method, "parameter `self` has no annotation"),
+        (partial(callback, 1), "is no function; wrap it in one with `def`"),
+        (lambda: 1, "has no name of its own"),
+        (3, "cannot be a tool: give a typed function"),
+        (None, "cannot be a tool: give a typed function"),
+    ],
+)
+def test_what_cannot_be_a_tool_says_why(source: object, message: str) -> None:
+    with pytest.raises(ToolDefinitionError) as error:
+        as_tool(source)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("options", [{"effect": "safe"}, {"isolation": "vm"}, {"name": "a\nb"}, {"name": " a"}, {"literal_parameters": ["z"]}])
+def test_wrong_options_are_refused_where_they_are_written(options: dict[str, Any]) -> None:
+    with pytest.raises(ToolDefinitionError):
+        tool(**options)(positional_free)
+
+
+def positional_free(a: int) -> None: ...
+
+
+def test_a_bound_method_is_a_tool(context: ToolContext) -> None:
+    method = as_tool(Thing(1).method)
+    assert method.fn(**method.bind({"a": 2}, context)) == 2
+
+
+def test_an_effect_given_to_as_tool_makes_another_tool_and_leaves_the_first() -> None:
+    read = as_tool(offered.plain, effect="read")
+    changed = as_tool(read, effect="write", name="plainly")
+    assert (changed.effect, changed.name, changed.definition()["name"]) == ("write", "plainly", "plainly")
+    assert (read.effect, read.name) == ("read", "plain")
+    assert as_tool(read) is read
+
+
+def test_a_tool_of_a_module_knows_where_to_import_it() -> None:
+    @tool
+    def local() -> None: ...
+
+    assert offered.shout.import_string == "tests.tools.offered:shout"
+    assert as_tool(offered.plain).import_string == "tests.tools.offered:plain"
+    assert local.import_string is None
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (Address(city="北京"), {"city": "北京", "lines": []}),
+        ((1, [Path("a")], {"d": datetime.date(2024, 1, 2)}), [1, ["a"], {"d": "2024-01-02"}]),
+        (Decimal("1.10"), "1.10"),
+        ({1: Colour.RED, "n": None}, {"1": "red", "n": None}),
+        (b"ab", "ab"),
+    ],
+)
+def test_results_become_json(value: object, expected: object) -> None:
+    assert as_json(value) == expected
+
+
+@pytest.mark.parametrize("value", [math.nan, {"a": [math.inf]}, object(), b"\xff", "\ud800", print, ValueError("x")])
+def test_a_result_that_is_no_json_is_refused(value: object) -> None:
+    with pytest.raises(ToolError, match="returned what is no JSON: "):
+        as_json(value)
+
+
+def test_a_result_that_contains_itself_is_refused() -> None:
+    circular: list[object] = []
+    circular.append(circular)
+    with pytest.raises(ToolError, match="no JSON"):
+        as_json(circular)

@@ -89,7 +89,9 @@ def approved_plan(bound: BoundPlan, approval: Approval, *, now: datetime) -> App
             f"this plan with these inputs and tools is {bound.approval_digest[:12]}…; have it approved as it is now"
         )
     if approval.decision != "approve":
-        raise NotApprovedError(f"`{bound.validated.plan.name}` was rejected by {approval.by}" + (f": {approval.note}" if approval.note else ""))
+        raise NotApprovedError(
+            f"`{bound.validated.plan.name}` was rejected by {approval.by}" + (f": {approval.note}" if approval.note else "")
+        )
     if approval.expires_at is not None and approval.expires_at <= now:
         raise NotApprovedError(f"the approval by {approval.by} expired at {approval.expires_at.isoformat(timespec='seconds')}")
     return ApprovedPlan(bound, approval)
@@ -97,9 +99,7 @@ def approved_plan(bound: BoundPlan, approval: Approval, *, now: datetime) -> App
 
 def without_approval(bound: BoundPlan, *, now: datetime) -> Approval:
     """Return the record that this plan's author asked for no approval."""
-    return Approval(
-        id=new_id(), approval_digest=bound.approval_digest, decision="approve", by="author", known_by="not_required", at=now
-    )
+    return Approval(id=new_id(), approval_digest=bound.approval_digest, decision="approve", by="author", known_by="not_required", at=now)
 
 
 def requires_approval(plan: ExecutionPlan, *, allow_unapproved: bool) -> bool:

@@ -244,7 +244,9 @@ class ExecutionPlan(_Model):
             document.pop("id", None)
         if self.name == self.default_name:
             document.pop("name", None)
-        document["description"] = self.description
+        if self.options.stop_on_error == self.options.continue_on_error:  # neither follows from the other
+            policies = {"stop_on_error": self.options.stop_on_error, "continue_on_error": self.options.continue_on_error}
+            document["options"] = {**_document(self.options), **policies}
         return document
 
     @property

@@ -72,7 +72,10 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         "syntax": "The text is neither YAML nor JSON. The message names the first place that does not parse.",
         "too-deep": "The document nests deeper than 100 levels. A plan never needs that; flatten the parameters.",
         "too-large": "The document, or a number in it, is larger than what is accepted.",
-        "anchor": "YAML anchors and aliases are refused: they make documents that expand without bound and diffs that mislead. Write the value out.",
+        "anchor": (
+            "YAML anchors and aliases are refused: they make documents that expand without bound and diffs that mislead. Write the "
+            "value out."
+        ),
         "tag": "YAML tags (`!name`) are refused: text is data. Remove the tag, or quote the text.",
         "several-documents": "The file holds more than one YAML document. Keep one plan per file.",
         "duplicate-key": "A key is written twice in one mapping; only one could count. Remove one of them.",
@@ -82,15 +85,21 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         # its fields
         "wrong-type": "A field holds a value of another type than the one that it takes.",
         "bad-value": "A field's value is outside what it may be.",
-        "unknown-field": "No field is called so here. Unknown fields are refused, because a misspelt `requires_approval` must not be ignored.",
+        "unknown-field": (
+            "No field is called so here. Unknown fields are refused, because a misspelt `requires_approval` must not be ignored."
+        ),
         "missing-field": "A required field is missing.",
         "unsupported-version": "Only `version: 1` of the plan document exists.",
-        "not-yet": "The field is part of the plan document, but this version does not execute it yet, and nothing that is written may be silently ignored.",
+        "not-yet": (
+            "The field is part of the plan document, but this version does not execute it yet, and nothing that is written may be "
+            "silently ignored."
+        ),
         "no-steps": "A plan needs at least one step.",
         "no-description": "The description is missing or empty. It is what an approver reads first.",
         "bad-id": "A step id is a letter or underscore, then at most 63 letters, digits, underscores or hyphens (ASCII).",
         "reserved-id": "`in`, `true`, `false` and `null` are words of the expression language and cannot be step ids.",
         "duplicate-id": "Two steps have the same id. References and receipts need to tell them apart.",
+        "unused-input": "No expression uses the input, or a step's `input` stands beside `parameters`, which alone are then handed over.",
         "bad-name": "An input's name is a letter or underscore, then letters, digits or underscores (ASCII).",
         "bad-input-definition": "The definition of an input contradicts itself, for instance a default that its own pattern refuses.",
         "contradicting-policies": "`stop_on_error` and `continue_on_error` are both written and equal. Write one of them.",
@@ -101,17 +110,30 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         "not-an-ancestor": "An expression uses a step that cannot have ended before this one starts.",
         "duplicate-dependency": "A dependency is written twice; it counts once.",
         # tools
-        "unknown-tool": "No tool of this name is in the registry. Give it with --tools package.module:name, PLAN_ADAPTER_TOOLS, or the entry point group plan_adapter.tools.",
+        "unknown-tool": (
+            "No tool of this name is in the registry. Give it with --tools package.module:name, PLAN_ADAPTER_TOOLS, or the entry "
+            "point group plan_adapter.tools."
+        ),
         "bad-parameters": "The parameters do not fit the tool: one is missing, unknown, or of the wrong type.",
         "bad-effect": "The effect is none of read, idempotent_write and write.",
-        "lowered-effect": "The step declares a smaller effect than its tool. That is the author's word; it is covered by the digest and shown at the gate.",
-        "retried-write": "A step that writes has `max_retries`. Only known failures are retried, but what is not idempotent should not be retried at all.",
-        "expression-in-command": "`${{ }}` inside a shell script would let data become code. Pass the value through `env` and use `\"$NAME\"` in the script.",
+        "lowered-effect": (
+            "The step declares a smaller effect than its tool. That is the author's word; it is covered by the digest and shown at "
+            "the gate."
+        ),
+        "retried-write": (
+            "A step that writes has `max_retries`. Only known failures are retried, but what is not idempotent should not be retried "
+            "at all."
+        ),
+        "expression-in-command": (
+            '`${{ }}` inside a shell script would let data become code. Pass the value through `env` and use `"$NAME"` in the script.'
+        ),
         # expressions
         "expression-syntax": "An expression in `${{ }}` does not parse.",
-        "expression-type": "An expression has the wrong type, or mixes types: CEL does no mixed arithmetic; use double(), int() or string().",
+        "expression-type": (
+            "An expression has the wrong type, or mixes types: CEL does no mixed arithmetic; use double(), int() or string()."
+        ),
         "unknown-reference": "An expression uses a name that does not exist here: a step, an input, or a variable.",
-        "hyphenated-id": "CEL reads `steps.my-step` as a subtraction. Write `steps[\"my-step\"]`.",
+        "hyphenated-id": 'CEL reads `steps.my-step` as a subtraction. Write `steps["my-step"]`.',
         "expression-needed": "`when` and `for_each` are always an expression in `${{ }}`.",
         # the inputs of a run
         "missing-input": "An input without a default was not given. Give it with --input name=value.",

@@ -167,7 +167,9 @@ class PlanRun:
     @property
     def current_step(self) -> StepRun | None:
         """The first step that runs, else the first that is pending, else None."""
-        by_status = {status: next((s for s in self.steps if s.status is status), None) for status in (StepStatus.RUNNING, StepStatus.PENDING)}
+        by_status = {
+            status: next((s for s in self.steps if s.status is status), None) for status in (StepStatus.RUNNING, StepStatus.PENDING)
+        }
         return by_status[StepStatus.RUNNING] or by_status[StepStatus.PENDING]
 
     def step(self, step_id: str) -> StepRun:

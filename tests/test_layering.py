@@ -28,6 +28,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "approval",
         "execution",
         "engine store agent",
+        "runs",
         "runner",
         "runbooks session",
         "cli blocks",

@@ -106,6 +106,10 @@ def _dispatch(arguments: list[str]) -> int:
         return ExitCode.DONE
     if arguments[0] not in {verb.name for verb in VERBS} | COMPLETION:
         raise UsageError(f"there is no verb `{arguments[0]}`; {did_you_mean(arguments[0], [verb.name for verb in VERBS])}")
+    if "-" in arguments:
+        from plan_adapter.cli.sources import STDIN
+
+        arguments = [STDIN if argument == "-" else argument for argument in arguments]
     result: Any = build_app()(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     return result if isinstance(result, int) else ExitCode.DONE
 

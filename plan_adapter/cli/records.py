@@ -11,6 +11,9 @@ from plan_adapter.record import Outcome, PlanRun, StepRun
 MARKS = {StepStatus.COMPLETED: "✓", StepStatus.FAILED: "✗", StepStatus.SKIPPED: "-"}
 ASCII_MARKS = {StepStatus.COMPLETED: "+", StepStatus.FAILED: "x", StepStatus.SKIPPED: "-"}
 
+_ENDS = {"cancelled": "cancelled", "timed_out": "timed out"}
+"""What else than failing may have ended a step that did not complete."""
+
 
 def run_json(run: PlanRun, *, steps: bool) -> dict[str, Any]:
     """Return every field of `run`, its counts and progress, and with `steps` each step run."""
@@ -41,8 +44,8 @@ def step_end(step: StepRun) -> str:
     tries = f" after {step.attempts} attempts" if step.attempts > 1 else ""
     if step.status is StepStatus.COMPLETED:
         return ("carried from the earlier start of this run" if step.carried else duration(step.duration_ms)) + tries
-    unknown = "its outcome is unknown" if step.outcome is Outcome.UNKNOWN else "failed"
-    return f"{unknown}{tries}: {one_line(step.reason or step.error or 'no reason was given')}"
+    how = "its outcome is unknown" if step.outcome is Outcome.UNKNOWN else _ENDS.get(step.reason or "", "failed")
+    return f"{how}{tries}: {one_line(step.error or 'no reason was given')}"
 
 
 def run_end(run: PlanRun) -> str:

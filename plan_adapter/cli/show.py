@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import run_json
-from plan_adapter.cli.sources import STORED, is_stored, open_store, plan_of
+from plan_adapter.cli.sources import STDIN, STORED, is_stored, open_store, plan_of
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ async def _find(word: str) -> "ExecutionPlan | PlanRun":
     # Ids of runs and digests of plans are both hexadecimal; a file of that name goes before both, a run before a plan.
     from plan_adapter.errors import RunConflictError, StoreError
 
-    if word == "-" or word.startswith(STORED) or _looks_like_a_file(word):
+    if word == STDIN or word.startswith(STORED) or _looks_like_a_file(word):
         return await plan_of(word)
     async with open_store(Settings()) as store:
         try:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from plan_adapter.tools.registry import ToolRegistry
 
 STORED = "store:"
+STDIN = "<stdin>"
+"""What `-` is turned into, which the parser of arguments would take for an option."""
+
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})")
 
 
@@ -38,7 +41,7 @@ def read_plan(source: str) -> "tuple[ExecutionPlan | None, list[Problem]]":
     """Return the plan of a path, or of `-`, stdin, and its document's problems; a plan with problems keeps them for validation."""
     from plan_adapter.documents import read_document, read_file
 
-    return read_document(sys.stdin.read(), file="<stdin>") if source == "-" else read_file(source)
+    return read_document(sys.stdin.read(), file=STDIN) if source == STDIN else read_file(source)
 
 
 def is_stored(source: str) -> bool:

@@ -1,6 +1,5 @@
 """`plan validate`."""
 
-import asyncio
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -39,6 +38,8 @@ def _findings(source: str, registry: "ToolRegistry") -> list[Problem]:
     from plan_adapter.validation import lint
 
     if is_stored(source):
+        import asyncio
+
         return lint(asyncio.run(plan_of(source)), registry)
     plan, problems = read_plan(source)
     return problems if plan is None else lint(plan, registry)

@@ -97,10 +97,10 @@ class TreeBuilder:
 
     def key(self, key: str, line: int, column: int, fault: Fault | None = None) -> None:
         """Take the key of the entry whose value comes next; `fault` is what its reader found in it."""
-        if fault := fault or key_fault(key):
-            self.report(fault, line, column, at=join(self.path(), key[:60]))
         top = self._open[-1]
         top.key, top.line, top.column = key, line, column
+        if fault := fault or key_fault(key):
+            self.report(fault, line, column)
 
     def scalar(self, value: Scalar, line: int, column: int) -> None:
         """Take a value that is neither list nor mapping; a faulty one is reported and counts as null."""
@@ -137,11 +137,13 @@ class TreeBuilder:
         container = self._open[-1].node.value
         return len(container) if isinstance(container, list) else self._open[-1].key
 
-    def report(self, fault: Fault, line: int, column: int, *, at: str | None = None) -> None:
-        """Add a problem, here or at `at`."""
+    def report(self, fault: Fault, line: int, column: int) -> None:
+        """Add a problem with the value that comes next; an entry of a mapping stands at its key."""
+        top = self._open[-1] if self._open else None
+        if top is not None and top.key is not None:
+            line, column = top.line, top.column
         code, message, hint = fault
-        place = self.path() if at is None else at
-        self.problems.append(Problem(code, at=place, line=line, column=column, message=message, hint=hint))
+        self.problems.append(Problem(code, at=self.path(), line=line, column=column, message=message, hint=hint))
 
     def unreadable(self, fault: Fault, line: int, column: int) -> UnreadableError:
         """Return the error that ends the reading here."""
@@ -163,7 +165,7 @@ class TreeBuilder:
             node.line, node.column = top.line, top.column
             if top.key in container:
                 fault = ("duplicate-key", f"`{top.key[:60]}` is written twice in one mapping", "remove one of them")
-                self.report(fault, top.line, top.column)
+                self.report(fault, node.line, node.column)
             else:
                 container[top.key] = node
             top.key = None

@@ -98,7 +98,7 @@ def use_server(server: Server, *, quiet: bool = True) -> Generator[Server]:
     if server.is_local:
         # Credentials of another server are not for this one.
         updates |= {"api.url": server.api_url, "ui_url": server.ui_url}
-        updates |= {"api.key": None, "api.auth_string": None, "client.custom_headers": {}}
+        updates |= {"api.key": None, "api.auth_string": None, "client.custom_headers": "{}"}  # a dict would be merged
     wants_logs = "level" in get_current_settings().logging.model_fields_set
     with contextlib.ExitStack() as stack:
         stack.enter_context(temporary_settings(updates))
@@ -194,8 +194,8 @@ def _reason(error: Exception) -> str:
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403):
         return f"it refuses the credentials (HTTP {status}): PREFECT_API_AUTH_STRING or PREFECT_API_KEY is missing or wrong"
-    if status == 404:
-        return "it is no Prefect API (HTTP 404); the URL of a Prefect API usually ends with /api"
+    if status in (404, 405):
+        return f"it is no Prefect API (HTTP {status}); the URL of a Prefect API usually ends with /api"
     if status is not None:
         return f"it answers with HTTP {status}"
     if isinstance(error, ValueError):

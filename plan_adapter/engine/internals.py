@@ -85,7 +85,7 @@ class StepTaskRun:
         now = cast(DateTime, state.timestamp)  # Prefect says pendulum's type and takes any
         run.expected_start_time = run.expected_start_time or now
         if last is not None and last.is_running():
-            run.total_run_time += now - last.timestamp
+            run.total_run_time += state.timestamp - last.timestamp
         if state.is_running():
             run.run_count += 1
             run.start_time = run.start_time or now

@@ -47,7 +47,7 @@ def state_of_run(run: PlanRun) -> State:
 
     In this process the state holds `run`, or RunFailedError, which `await flow()` raises; neither leaves it.
     """
-    message = _cut(" · ".join(part for part in (_counts(run), run.message) if part))
+    message = _cut(": ".join(part for part in (_counts(run), run.message) if part))
     if run.status is PlanStatus.COMPLETED:
         return Completed(message=message, data=run)
     error = RunFailedError(run)
@@ -66,8 +66,8 @@ def _name(run: PlanRun, plain: RunReason, fallback: str) -> str:
 
 def _counts(run: PlanRun) -> str:
     counts = Counter(step.status for step in run.steps)
-    ended = ((status, counts[status]) for status in (StepStatus.COMPLETED, StepStatus.FAILED, StepStatus.SKIPPED))
-    return f"{len(run.steps)} steps: " + ", ".join(f"{count} {status}" for status, count in ended if count)
+    others = (f", {counts[status]} {status}" for status in (StepStatus.FAILED, StepStatus.SKIPPED) if counts[status])
+    return f"{counts[StepStatus.COMPLETED]} of {len(run.steps)} steps completed{''.join(others)}"
 
 
 def _cut(text: str | None) -> str | None:

@@ -30,9 +30,7 @@ class CallStoppedError(Exception):
     """The run's stop ended the call."""
 
 
-async def call_tool(
-    tool: Tool[..., Any], arguments: dict[str, Any], *, isolation: Isolation, timeout: float | None, stop: Stop
-) -> Any:
+async def call_tool(tool: Tool[..., Any], arguments: dict[str, Any], *, isolation: Isolation, timeout: float | None, stop: Stop) -> Any:
     """Return what the tool returns, or raise what it raises.
 
     Raises CallTimedOutError or CallStoppedError where one of these ended it. The work is ended before either is raised: a coroutine is
@@ -124,7 +122,9 @@ async def _in_process(tool: Tool[..., Any], arguments: dict[str, Any]) -> Any:
     if tool.import_string is None:
         raise ToolError(f"tool `{tool.name}` cannot run in a process of its own: it is not importable from a module")
     try:
-        return await anyio.to_process.run_sync(partial(_imported_call, tool.import_string, arguments), cancellable=True, limiter=anyio.CapacityLimiter(1))
+        return await anyio.to_process.run_sync(
+            partial(_imported_call, tool.import_string, arguments), cancellable=True, limiter=anyio.CapacityLimiter(1)
+        )
     except anyio.BrokenWorkerProcess as error:
         raise ProcessDiedError(f"the process of tool `{tool.name}` died: {error.__cause__ or error}") from error
 

@@ -124,9 +124,7 @@ class Call:
         number = self._number
         interrupted = "unknown" if self.effect == "write" else "failed"
         try:
-            value = await call_tool(
-                self._tool, arguments, isolation=self._isolation, timeout=self.timeout_seconds, stop=self._scope.stop
-            )
+            value = await call_tool(self._tool, arguments, isolation=self._isolation, timeout=self.timeout_seconds, stop=self._scope.stop)
             result = value if self._isolation == "process" else as_json(value)
             unmet = self._unmet(result)
         except CallStoppedError:

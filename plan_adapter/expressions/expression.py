@@ -98,16 +98,15 @@ def compile_expression(source: str, declarations: Declarations) -> Expression:
     variables, code, position = list[Variable](), "", 0
     for reference in references(source):
         if len(reference.path) == 2 and (word := hyphenated(source, reference.start)):
-            raise RefusedError("hyphenated-id", f"`steps.{word}` is read as a subtraction", f'write steps["{word}"]')
+            raise RefusedError("hyphenated-id", f"`steps.{word[:80]}` is read as a subtraction", f'write steps["{word[:80]}"]')
         variable = Variable(f"_r{len(variables)}", kind_of(reference.path, declarations), reference.path)
         variables.append(variable)
         # Filled up to the reference's length, so that CEL's columns are those of the source.
         code += source[position : reference.start] + variable.name.ljust(reference.end - reference.start)
         position = reference.end
     code += source[position:]
-    used = names(source)
-    here = [name for name, exists in (("item", declarations.item), ("result", declarations.result)) if exists and name in used]
-    variables += [Variable(name, "dyn", (name,)) for name in here]
+    here = [name for name, exists in (("item", declarations.item), ("result", declarations.result)) if exists]
+    variables += [Variable(name, "dyn", (name,)) for name in here if name in names(source)]
     try:
         kind = cel.type_of(code, _signature(variables))
     except cel.CelSyntaxError as error:
@@ -153,7 +152,9 @@ def _syntax_hint(source: str) -> str:
 
 def _plain(value: Any) -> JsonValue:
     """Return `value` as JSON that shares nothing with it; raises TypeError, which says what it is, for what is no JSON."""
-    if isinstance(value, str | bool | int) or value is None:
+    if isinstance(value, str):
+        return str(value)  # of a status, which is an enum
+    if isinstance(value, bool | int) or value is None:
         return value
     if isinstance(value, float):
         if not math.isfinite(value):

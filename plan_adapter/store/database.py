@@ -24,8 +24,11 @@ LOCK_SECONDS = 10.0
 class Database(ABC):
     """Runs work in transactions; the first work also looks at the schema."""
 
-    def __init__(self, url: URL) -> None:
-        """Keep `url`; nothing is opened yet. Raises StoreError for a `timeout` that is no number."""
+    def __init__(self, url: URL, *, known: frozenset[str]) -> None:
+        """Keep `url`; nothing is opened yet. Raises StoreError for parameters other than `timeout` and those that are `known`."""
+        if unknown := sorted(set(url.query) - known - {"timeout"}):
+            shown = ", ".join(sorted(known | {"timeout"}))
+            raise StoreError(f"the store's URL has parameters that are not known here: {', '.join(unknown)}; known: {shown}")
         self.url = url.difference_update_query(["timeout"])
         self.timeout = _seconds(url.query.get("timeout"))
         self.is_closed = False

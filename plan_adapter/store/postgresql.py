@@ -20,14 +20,17 @@ ANSWER_SECONDS = 60.0
 """How long a statement may take before the server counts as gone."""
 
 
+_AS_ASYNCPG = {"sslmode": "ssl", "connect_timeout": "timeout"}
+_KNOWN = frozenset({"host", "port", "ssl", "target_session_attrs", "passfile", "krbsrvname", "prepared_statement_cache_size"})
+
+
 class PostgresDatabase(Database):
     """A pool of asyncpg connections on an event loop in a thread of its own."""
 
     def __init__(self, url: URL) -> None:
-        """Keep `url` with the asyncpg driver, and libpq's `sslmode` under asyncpg's name."""
-        mode = url.query.get("sslmode")
-        query = {name: value for name, value in url.query.items() if name != "sslmode"} | ({"ssl": mode} if mode else {})
-        super().__init__(url.set(drivername="postgresql+asyncpg", query=query))
+        """Keep `url` with the asyncpg driver, and libpq's parameters under asyncpg's names."""
+        query = {_AS_ASYNCPG.get(name, name): value for name, value in url.query.items()}
+        super().__init__(url.set(drivername="postgresql+asyncpg", query=query), known=_KNOWN)
         self._engine: AsyncEngine | None = None
         self._is_current = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -42,7 +45,11 @@ class PostgresDatabase(Database):
         return f"the store on PostgreSQL ({host}{port}, database {self.url.database}, user {self.url.username})"
 
     def _submit(self, work: Callable[[Connection], T], *, writes: bool) -> Future[T]:
-        return asyncio.run_coroutine_threadsafe(self._run(work, writes=writes), self._running_loop())
+        async def unless_cancelled() -> T:
+            # One who stops waiting must not tear down a connection in the middle of a transaction.
+            return await asyncio.shield(self._run(work, writes=writes))
+
+        return asyncio.run_coroutine_threadsafe(unless_cancelled(), self._running_loop())
 
     def _submit_upgrade(self) -> Future[str]:
         return asyncio.run_coroutine_threadsafe(self._upgrade(), self._running_loop())

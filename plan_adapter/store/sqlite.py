@@ -6,6 +6,7 @@ import stat
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,7 +32,7 @@ class SqliteDatabase(Database):
                 "a plan store is kept in a file: give its path, as in sqlite:////var/lib/plans.db (an absolute path has four slashes)"
             )
         self.path = Path(name).expanduser().absolute()
-        super().__init__(url.set(drivername="sqlite+pysqlite", database=str(self.path)))
+        super().__init__(url.set(drivername="sqlite+pysqlite", database=str(self.path)), known=frozenset())
         self._engine: Engine | None = None
         self._is_current = False
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="plan-store")
@@ -80,19 +81,20 @@ class SqliteDatabase(Database):
     def _make_engine(self) -> Engine:
         # hide_parameters: an error's text may reach a log, and rows may hold what no log should.
         engine = create_engine(self.url, connect_args={"timeout": self.timeout}, pool_size=1, max_overflow=0, hide_parameters=True)
-        event.listen(engine, "connect", self._prepare)
+        event.listen(engine, "connect", partial(_prepare, timeout=self.timeout))
         event.listen(engine, "begin", _begin)
         return engine
 
-    def _prepare(self, connection: sqlite3.Connection, _record: object) -> None:
-        connection.isolation_level = None  # transactions are begun by `_begin`, not by the driver
-        connection.create_function(SQLITE_NOW, 0, sqlite_now)
-        connection.execute("PRAGMA foreign_keys=ON")
-        connection.execute("PRAGMA synchronous=FULL")
-        deadline = time.monotonic() + self.timeout
-        # While another process changes a new file to WAL, SQLite does not wait but says at once that it is locked.
-        while not _is_wal(connection, give_up=time.monotonic() > deadline):
-            time.sleep(0.01)
+
+def _prepare(connection: sqlite3.Connection, _record: object, *, timeout: float) -> None:
+    connection.isolation_level = None  # transactions are begun by `_begin`, not by the driver
+    connection.create_function(SQLITE_NOW, 0, sqlite_now)
+    connection.execute("PRAGMA foreign_keys=ON")
+    connection.execute("PRAGMA synchronous=FULL")
+    deadline = time.monotonic() + timeout
+    # While another process changes a new file to WAL, SQLite does not wait but says at once that it is locked.
+    while not _is_wal(connection, give_up=time.monotonic() > deadline):
+        time.sleep(0.01)
 
 
 def _is_wal(connection: sqlite3.Connection, *, give_up: bool) -> bool:

@@ -23,7 +23,7 @@ _NOT_YET: Mapping[str, tuple[str, str]] = {
     "requires_approval": ("a step has no approval of its own yet", "the whole plan has: options.require_approval"),
     "rollback": ("nothing is rolled back yet", "undo it in a later step with `when`"),
 }
-_EMPTY = (None, False, "", [])
+_EMPTY: tuple[object, ...] = (None, False, "", [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +85,17 @@ def _check_call(step: Step, at: str, declared: Declarations, tools: ToolRegistry
     tool = tools.get(step.tool_name or "")
     parameters, place = _parameters(step, at, findings)
     if tool is not None:
-        _check_parameters(tool, parameters, place, findings)
         _check_effect(step, tool, at, findings)
-    return _compiled(step, tool, parameters, (at, place), declared, findings)
+        if parameters is not None:
+            _check_parameters(tool, parameters, place, findings)
+    return _compiled(step, tool, parameters or {}, (at, place), declared, findings)
 
 
-def _parameters(step: Step, at: str, findings: Findings) -> tuple[dict[str, JsonValue], str]:
-    """Return what the step hands its tool, and where that stands: `input` counts only where `parameters` is empty."""
+def _parameters(step: Step, at: str, findings: Findings) -> tuple[dict[str, JsonValue] | None, str]:
+    """Return what the step hands its tool, None where that cannot be known, and where it stands.
+
+    `input` counts only where `parameters` is empty.
+    """
     if step.parameters or not step.input:
         if step.input:
             findings.warn("unused-input", f"{at}.input", "`input` is not used, because there are `parameters`", "remove one of them")
@@ -102,6 +106,7 @@ def _parameters(step: Step, at: str, findings: Findings) -> tuple[dict[str, Json
     except NotJSONError as error:
         if error.code:
             findings.add(error.code, place, f"the text looks like JSON{error}", "mend it")
+            return None, place
     if not isinstance(value, dict):
         return {"input": step.input}, place
     findings.extend(replace(problem, at=place) for problem in find_bad_values(value))

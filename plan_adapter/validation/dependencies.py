@@ -63,4 +63,5 @@ def _check_cycles(dependencies: Mapping[str, tuple[str, ...]], position: Mapping
         hint = "remove one of these dependencies" + (f"; of references: {', '.join(implied[:5])}" if implied else "")
         path = " → ".join([*shown, members[0]])
         findings.add("cycle", f"steps[{position[members[0]]}].depends_on", f"these steps wait for each other: {path}", hint)
-        rest = {name: after for name, after in rest.items() if name not in set(members)}
+        for name in members:
+            del rest[name]

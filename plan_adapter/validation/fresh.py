@@ -1,7 +1,8 @@
 """A plan as Python code left it -> a copy whose every field has its type."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
 
@@ -10,10 +11,8 @@ from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Step
 from plan_adapter.problems import Problem
 from plan_adapter.values import MAX_DEPTH, TOO_DEEP, find_bad_values
 
-MAX_VALUES = 5_000_000
+MAX_VALUES = 1_000_000
 """Values in one plan, each counted as often as it is used."""
-
-_UNUSABLE = ("too-deep", "too-large", "wrong-type")
 
 
 def fresh_copy(plan: ExecutionPlan) -> tuple[ExecutionPlan | None, list[Problem]]:
@@ -22,14 +21,14 @@ def fresh_copy(plan: ExecutionPlan) -> tuple[ExecutionPlan | None, list[Problem]
     None for a plan that holds what is no JSON, or is nested too deep to be looked at.
     """
     document = _document(plan)
-    steps: Any = document.get("steps")
-    parts = [(name, value, 1) for name, value in document.items() if name != "steps" or not isinstance(value, list)]
-    parts += [(f"steps[{index}]", step, 2) for index, step in enumerate(steps)] if isinstance(steps, list) else []  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    problems = oversize(parts) or find_bad_values(document)
-    if any(problem.code in _UNUSABLE for problem in problems):
+    if problems := oversize(_parts(document)):
+        return None, problems
+    problems = find_bad_values(document)
+    if any(problem.code == "wrong-type" for problem in problems):
         return None, problems
     try:
         fresh = ExecutionPlan.model_validate(document, strict=True)
+        _number(plan)
     except ValidationError:
         fresh, misfits = build_plan(_copied(document))
         known = {problem.at for problem in problems}
@@ -39,17 +38,39 @@ def fresh_copy(plan: ExecutionPlan) -> tuple[ExecutionPlan | None, list[Problem]
 
 
 def _document(model: BaseModel, levels: int = 3) -> dict[str, Any]:
-    """Return the fields of `model` by their names in documents; models are taken apart, other values are as they are.
+    """Return the fields of `model` by their names in documents, without defaults; models are taken apart, other values are as they are.
 
-    Of the options only what is written: the other of the two error policies follows from the one.
+    Of the options all that is written: the other of the two error policies follows from the one.
     """
-    infos = type(model).model_fields
-    fields = {infos[name].alias or name: _part(value, levels) for name, value in vars(model).items()}
     if isinstance(model, ExecutionOptions):
-        return {name: value for name, value in fields.items() if name in model.model_fields_set}
+        return {name: value for name, value in vars(model).items() if name in model.model_fields_set}
+    known = _fields(type(model))
+    fields = {known[name][0]: _part(value, levels) for name, value in vars(model).items() if not _is_default(value, known[name][1])}
     if isinstance(model, ExecutionPlan) and "id" not in model.model_fields_set:
-        del fields["id"]
+        fields.pop("id", None)
     return fields
+
+
+@cache
+def _fields(model: type[BaseModel]) -> dict[str, tuple[str, Any]]:
+    """Return for each field its name in documents and its default."""
+    infos = model.model_fields.items()
+    return {name: (info.alias or name, info.get_default(call_default_factory=True)) for name, info in infos}
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    return type(value) is type(default) and not isinstance(value, BaseModel) and value == default
+
+
+def _parts(document: dict[str, Any]) -> Iterator[tuple[str, Any, int]]:
+    """Give the fields of the plan and of its steps: path, value, and how many levels are around it."""
+    for name, value in document.items():
+        if name == "steps" and isinstance(value, list):
+            for index, step in enumerate(value):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+                entries = cast("Any", step) if isinstance(step, dict) else {"": cast("Any", step)}
+                yield from ((f"steps[{index}].{key}".removesuffix("."), member, 3) for key, member in entries.items())
+        else:
+            yield name, value, 1
 
 
 def _part(value: Any, levels: int) -> Any:
@@ -81,7 +102,8 @@ def oversize(parts: Iterable[tuple[str, Any, int]]) -> list[Problem]:
 
 def _size(value: Any, levels: int) -> int | None:
     """Return how many values `value` unfolds to, or None if it has more than `levels` levels; each container is looked at once a level."""
-    level, total = {id(value): (value, 1)} if isinstance(value, dict | list | tuple) else {}, 0
+    level: dict[int, tuple[Any, int]] = {id(value): (value, 1)} if _is_container(value) else {}
+    total = 0
     for _ in range(levels + 1):
         if not level:
             return total
@@ -89,14 +111,18 @@ def _size(value: Any, levels: int) -> int | None:
         for container, times in level.values():
             total += times * len(container)
             for member in _members(container):
-                if isinstance(member, dict | list | tuple):
-                    below[id(member)] = (member, times + below.get(id(member), (None, 0))[1])  # pyright: ignore[reportUnknownArgumentType]
+                if _is_container(member):
+                    below[id(member)] = (member, times + below.get(id(member), (None, 0))[1])
         level = below
     return None
 
 
 def _members(container: Any) -> Iterable[Any]:
-    return container.values() if isinstance(container, dict) else container  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    return container.values() if isinstance(container, dict) else container  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]  # any JSON
+
+
+def _is_container(value: object) -> bool:
+    return isinstance(value, dict | list | tuple)
 
 
 def _copied(value: Any) -> Any:
@@ -106,11 +132,14 @@ def _copied(value: Any) -> Any:
 
 
 def _take_over(plan: ExecutionPlan, fresh: ExecutionPlan) -> None:
-    """Give `fresh` what stands beside the fields, and `plan` the ids and places that were made."""
+    """Give `fresh` what stands beside the fields."""
     if "id" not in plan.model_fields_set:
         vars(fresh)["id"] = plan.id  # made, so it stays unwritten
     for name in ("_history", "_problems", "_marks", "_file"):
         setattr(fresh, name, getattr(plan, name))
-    steps: Any = plan.steps
-    if isinstance(steps, list) and all(isinstance(step, Step) and isinstance(step.id, str) for step in steps):  # pyright: ignore[reportUnknownVariableType, reportUnnecessaryIsInstance]
+
+
+def _number(plan: ExecutionPlan) -> None:
+    """Make the ids and places that edits of `plan` left out."""
+    if all(isinstance(step, Step) for step in (*plan.steps, *plan.finally_)):  # pyright: ignore[reportUnnecessaryIsInstance]  # Python code may put in a mapping
         plan.number_steps()

@@ -93,7 +93,7 @@ def lint(plan: ExecutionPlan, tools: ToolRegistry) -> list[Problem]:
 
 
 def bind_inputs(validated: ValidatedPlan, inputs: Mapping[str, object] | None = None, *, from_text: bool = False) -> BoundPlan:
-    """Return `validated` with `inputs`, defaults filled in; raises InvalidPlanError with every input that is missing, unknown or does not fit.
+    """Return `validated` with `inputs`, defaults filled in; raises InvalidPlanError with every input that is missing or wrong.
 
     `from_text`: the values are texts of a command line, read by their input's type; those of arrays and objects are JSON.
     """
@@ -147,7 +147,7 @@ def _check_inputs_are_used(plan: ExecutionPlan, calls: list[Call], outputs: Mapp
     templates = [template for call in calls for template in call.templates.values()] + list(outputs.values())
     used = {name for template in templates for name in template.inputs}
     for name in plan.inputs:
-        if name not in used:
+        if name not in used and name.isidentifier():
             findings.warn(
                 "unused-input",
                 join("inputs", name),

@@ -87,7 +87,7 @@ def test_every_problem_is_a_line_with_its_place(plan: Plan, broken: Path) -> Non
     said = plan("validate", broken)
     assert said.code == 2
     places = [line.split(" ")[0] for line in said.out.splitlines()]
-    assert places == ["broken.yaml:5:13:", "broken.yaml:6:74:"]
+    assert places == ["broken.yaml:5:13:", "broken.yaml:6:75:"]
     assert "did you mean `run_command`?" in said.out
     assert said.err == "broken.yaml: invalid (2 errors)\n"
 
@@ -204,6 +204,6 @@ def test_tools_are_listed_with_effect_and_parameters(plan: Plan) -> None:
 
 
 def test_a_tool_that_cannot_be_imported_is_named(plan: Plan) -> None:
-    said = plan("tools", "--tools", "tests.cli.some_tools:regstry")
+    said = plan("tools", "--tools", "tests.cli.some_tools:gret")
     assert said.code == 2
-    assert "did you mean `registry`?" in said.err
+    assert "did you mean `greet`?" in said.err

@@ -5,7 +5,28 @@ from hypothesis import strategies as st
 from plan_adapter.plan import ApprovalPolicy, Concurrency, ExecutionOptions, ExecutionPlan, Input, Rollback, Step
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30) | st.sampled_from(
-    ["no", "0o17", "0x1F", "1e3", "~", "", " a", "a ", "a: b", "# c", "${{ inputs.x }}", "第一行\n第二行", "a\n\n b\n", "\na", "a\t\nb", "a\r\nb", "|", "12:30", "=", "<<"]
+    [
+        "no",
+        "0o17",
+        "0x1F",
+        "1e3",
+        "~",
+        "",
+        " a",
+        "a ",
+        "a: b",
+        "# c",
+        "${{ inputs.x }}",
+        "第一行\n第二行",
+        "a\n\n b\n",
+        "\na",
+        "a\t\nb",
+        "a\r\nb",
+        "|",
+        "12:30",
+        "=",
+        "<<",
+    ]
 )
 keys = texts.filter(lambda text: not text.startswith("__prefect"))
 numbers = st.integers(-(2**53) + 1, 2**53 - 1) | st.floats(allow_nan=False, allow_infinity=False)

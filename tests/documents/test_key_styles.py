@@ -32,7 +32,15 @@ GO = {
             "MaxRetries": 3,
             "RetryDelayMs": 1000,
         },
-        {"ID": "step-2", "Index": 1, "ToolName": "deploy", "Description": "部署", "Parameters": None, "Status": "pending", "DependsOn": ["step-1"]},
+        {
+            "ID": "step-2",
+            "Index": 1,
+            "ToolName": "deploy",
+            "Description": "部署",
+            "Parameters": None,
+            "Status": "pending",
+            "DependsOn": ["step-1"],
+        },
     ],
     "UserApproved": True,
     "ApprovedAt": "0001-01-01T00:00:00Z",
@@ -68,7 +76,12 @@ name: 部署
 description: 部署应用到生产环境
 options: {allow_parallel: true, max_parallel_steps: 5, step_timeout_ms: 30000, total_timeout_ms: 300000, approval_timeout_ms: 60000}
 steps:
-- {id: step-1, tool_name: bash, description: 运行测试, parameters: {command: npm test, ToolName: kept, DependsOn: null}, max_retries: 3, retry_delay_ms: 1000}
+- id: step-1
+  tool_name: bash
+  description: 运行测试
+  parameters: {command: npm test, ToolName: kept, DependsOn: null}
+  max_retries: 3
+  retry_delay_ms: 1000
 - {id: step-2, tool_name: deploy, description: 部署, depends_on: [step-1]}
 metadata: {AgentID: kept}
 """
@@ -81,7 +94,9 @@ def camel(value: object, free: bool = False) -> object:
     if not isinstance(value, dict) or free:
         return value
     spelled = {"ID": "id", "TaskID": "taskId", "AgentID": "agentID", "OrgID": "orgId", "TenantID": "tenantID"}
-    return {spelled.get(key, key[0].lower() + key[1:]): camel(part, key in ("Parameters", "Metadata", "Result")) for key, part in value.items()}
+    return {
+        spelled.get(key, key[0].lower() + key[1:]): camel(part, key in ("Parameters", "Metadata", "Result")) for key, part in value.items()
+    }
 
 
 @pytest.mark.parametrize("document", [GO, camel(GO)], ids=["PascalCase", "camelCase"])
@@ -137,7 +152,11 @@ def test_history_is_no_authority_and_is_not_written() -> None:
 
 @pytest.mark.parametrize("options", [None, {}])
 def test_nil_is_how_go_writes_what_is_not_there(options: object) -> None:
-    plan = load_plan(json.dumps({"ID": "", "Name": "", "Description": "d", "Steps": [{"ID": "", "ToolName": "t", "Parameters": None}], "Options": options}))
+    plan = load_plan(
+        json.dumps(
+            {"ID": "", "Name": "", "Description": "d", "Steps": [{"ID": "", "ToolName": "t", "Parameters": None}], "Options": options}
+        )
+    )
     expected = ExecutionPlan(description="d")
     expected.add_step("t", "")
     assert plan == expected

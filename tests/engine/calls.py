@@ -59,7 +59,9 @@ def failed(number: int = 1, error: str = "ConnectionError: refused") -> AttemptE
     return AttemptEnd("failed", number, error=error)
 
 
-def plan_run(steps: Sequence[StepRun] = (), *, status: PlanStatus = PlanStatus.COMPLETED, reason: RunReason | None = None, **fields: Any) -> PlanRun:
+def plan_run(
+    steps: Sequence[StepRun] = (), *, status: PlanStatus = PlanStatus.COMPLETED, reason: RunReason | None = None, **fields: Any
+) -> PlanRun:
     now = datetime.now(UTC)
     return PlanRun(
         id="r1",
@@ -84,7 +86,9 @@ def step_run(step_id: str, status: StepStatus, **fields: Any) -> StepRun:
 
 def validated(plan: ExecutionPlan | None = None, **fields: Any) -> Any:
     """Return what `flow_of` uses of a validated plan."""
-    return SimpleNamespace(plan=plan or ExecutionPlan(**{"name": "a plan", "description": "A plan", **fields}), digest="0123456789abcdef" * 4)
+    return SimpleNamespace(
+        plan=plan or ExecutionPlan(**{"name": "a plan", "description": "A plan", **fields}), digest="0123456789abcdef" * 4
+    )
 
 
 async def task_runs(flow_run_id: UUID, names: Sequence[str]) -> dict[str, TaskRun]:

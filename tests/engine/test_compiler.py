@@ -8,7 +8,7 @@ from typing import Any
 import cloudpickle
 import pytest
 from prefect import Flow, flow, get_client
-from prefect.client.schemas.objects import State, StateType
+from prefect.client.schemas.objects import StateType
 from prefect.exceptions import ParameterTypeError
 
 from plan_adapter.engine.compiler import flow_of, run_flow, safe_name
@@ -17,7 +17,7 @@ from plan_adapter.engine.tasks import PrefectSteps
 from plan_adapter.errors import NotApprovedError, RunFailedError
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import PlanRun, RunReason
-from tests.engine.calls import WrittenCall, failed, flow_run, plan_run, step_run, succeeded, task_runs, validated
+from tests.engine.calls import WrittenCall, failed, flow_run, plan_run, step_run, task_runs, validated
 
 INPUTS: dict[str, Any] = {
     "host": {"type": "string", "pattern": "^web-[0-9]+$", "description": "Node to\nrestart:  now"},
@@ -126,30 +126,36 @@ def test_a_flow_of_importable_functions_can_be_pickled() -> None:
 
 
 STEPS = [step_run("a", StepStatus.COMPLETED), step_run("b", StepStatus.FAILED, error="exit code 1"), step_run("c", StepStatus.SKIPPED)]
+FAILED = "0 of 1 steps completed, 1 failed"
+SKIPPED = "0 of 1 steps completed, 1 skipped"
 
 
-@pytest.mark.parametrize(
-    ("run", "expected"),
-    [
-        (plan_run(STEPS[:1]), (StateType.COMPLETED, "Completed", "1 steps: 1 completed")),
-        (
-            plan_run(STEPS, status=PlanStatus.PARTIAL, reason=RunReason.STEP_FAILED, message="`b` failed: exit code 1"),
-            (StateType.FAILED, "Partial", "3 steps: 1 completed, 1 failed, 1 skipped · `b` failed: exit code 1"),
-        ),
-        (plan_run(STEPS[1:2], status=PlanStatus.FAILED, reason=RunReason.STEP_FAILED), (StateType.FAILED, "Failed", "1 steps: 1 failed")),
-        (plan_run(STEPS[1:2], status=PlanStatus.PARTIAL, reason=RunReason.TIMED_OUT), (StateType.FAILED, "TimedOut", "1 steps: 1 failed")),
-        (plan_run(STEPS[1:2], status=PlanStatus.FAILED, reason=RunReason.TIMED_OUT), (StateType.FAILED, "TimedOut", "1 steps: 1 failed")),
-        (plan_run(STEPS[1:2], status=PlanStatus.FAILED, reason=RunReason.UNKNOWN), (StateType.FAILED, "Unknown", "1 steps: 1 failed")),
-        (plan_run(STEPS[2:], status=PlanStatus.CANCELLED, reason=RunReason.REJECTED), (StateType.CANCELLED, "Rejected", "1 steps: 1 skipped")),
-        (plan_run(STEPS[2:], status=PlanStatus.CANCELLED, reason=RunReason.EXPIRED), (StateType.CANCELLED, "Expired", "1 steps: 1 skipped")),
-        (
-            plan_run(STEPS[2:], status=PlanStatus.CANCELLED, reason=RunReason.CANCELLED, message="ana: wrong host"),
-            (StateType.CANCELLED, "Cancelled", "1 steps: 1 skipped · ana: wrong host"),
-        ),
-    ],
-    ids=["completed", "partial", "failed", "partial in time", "failed in time", "unknown", "rejected", "expired", "cancelled"],
-)
-async def test_the_flow_run_ends_in_the_state_of_its_run(prefect_server: object, run: PlanRun, expected: tuple[StateType, str, str]) -> None:
+ENDS = {
+    "completed": (plan_run(STEPS[:1]), (StateType.COMPLETED, "Completed", "1 of 1 steps completed")),
+    "partial": (
+        plan_run(STEPS, status=PlanStatus.PARTIAL, reason=RunReason.STEP_FAILED, message="`b` failed: exit code 1"),
+        (StateType.FAILED, "Partial", "1 of 3 steps completed, 1 failed, 1 skipped: `b` failed: exit code 1"),
+    ),
+    "failed": (plan_run(STEPS[1:2], status=PlanStatus.FAILED, reason=RunReason.STEP_FAILED), (StateType.FAILED, "Failed", FAILED)),
+    "partial in time": (
+        plan_run(STEPS[1:2], status=PlanStatus.PARTIAL, reason=RunReason.TIMED_OUT),
+        (StateType.FAILED, "TimedOut", FAILED),
+    ),
+    "failed in time": (plan_run(STEPS[1:2], status=PlanStatus.FAILED, reason=RunReason.TIMED_OUT), (StateType.FAILED, "TimedOut", FAILED)),
+    "unknown": (plan_run(STEPS[1:2], status=PlanStatus.FAILED, reason=RunReason.UNKNOWN), (StateType.FAILED, "Unknown", FAILED)),
+    "rejected": (plan_run(STEPS[2:], status=PlanStatus.CANCELLED, reason=RunReason.REJECTED), (StateType.CANCELLED, "Rejected", SKIPPED)),
+    "expired": (plan_run(STEPS[2:], status=PlanStatus.CANCELLED, reason=RunReason.EXPIRED), (StateType.CANCELLED, "Expired", SKIPPED)),
+    "cancelled": (
+        plan_run(STEPS[2:], status=PlanStatus.CANCELLED, reason=RunReason.CANCELLED, message="ana: wrong host"),
+        (StateType.CANCELLED, "Cancelled", SKIPPED + ": ana: wrong host"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("run", "expected"), ENDS.values(), ids=ENDS)
+async def test_the_flow_run_ends_in_the_state_of_its_run(
+    prefect_server: object, run: PlanRun, expected: tuple[StateType, str, str]
+) -> None:
     async def body(_inputs: dict[str, Any], _flow_run_id: str) -> PlanRun:
         return run
 
@@ -211,7 +217,7 @@ async def test_what_the_body_raises_of_ours_ends_the_flow_run_without_a_tracebac
     with pytest.raises(NotApprovedError, match="have it approved"):
         await run_flow(flow_of(validated(), body), {})
     async with get_client() as client:
-        shown = (await client.read_flow_run(flow_run_ids[0])).state  # pyright: ignore[reportArgumentType]
+        shown = (await client.read_flow_run(flow_run_ids[0])).state
     assert shown is not None
     assert (shown.name, shown.message) == ("Failed", "have it approved")
     assert not [record for record in caplog.records if record.exc_info]
@@ -234,7 +240,9 @@ async def test_a_bug_in_the_body_is_raised(prefect_server: object) -> None:
     ],
     ids=["failed", "cancelled", "completed"],
 )
-async def test_a_flow_run_that_has_ended_goes_on_as_the_same_flow_run_with_the_same_task_runs(prefect_server: object, first: PlanRun) -> None:
+async def test_a_flow_run_that_has_ended_goes_on_as_the_same_flow_run_with_the_same_task_runs(
+    prefect_server: object, first: PlanRun
+) -> None:
     async def body(_inputs: dict[str, Any], flow_run_id: str) -> PlanRun:
         steps = PrefectSteps()
         if flow_run_id in seen:
@@ -280,4 +288,4 @@ async def test_a_cancel_in_prefect_is_seen_by_the_run_with_its_reason(prefect_se
     assert state.state_details.flow_run_id is not None
     shown = (await flow_run(state.state_details.flow_run_id)).state
     assert shown is not None
-    assert (shown.type, shown.message) == (StateType.CANCELLED, "0 steps:  · ana: wrong host")
+    assert (shown.type, shown.message) == (StateType.CANCELLED, "0 of 0 steps completed: ana: wrong host")

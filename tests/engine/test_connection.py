@@ -1,12 +1,9 @@
 """Which server Prefect's settings mean, what is said when it cannot be used, and how this process is made to use one."""
 
-import base64
-import http.server
 import logging
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,6 +22,7 @@ from plan_adapter.engine.connection import (
     without_credentials,
 )
 from plan_adapter.errors import NoServerError
+from tests.engine.gateway import Gateway, self_signed
 
 URL = "http://127.0.0.1:1/api"
 
@@ -151,48 +149,37 @@ def test_a_server_out_of_reach_is_told_with_its_url_and_where_it_stands_and_with
 
 def test_a_url_that_is_no_prefect_api_is_told(prefect_server: Server) -> None:
     with temporary_settings({"api.url": prefect_server.ui_url}):
-        assert "cannot be used: it" in refusal()
-
-
-class _Answer(http.server.BaseHTTPRequestHandler):
-    """A team's gateway: it lets in who brings the right credentials, and has no Prefect behind it."""
-
-    def do_POST(self) -> None:
-        right = self.headers.get("Authorization") == "Basic " + base64.b64encode(b"ana:pw").decode()
-        right = right or self.headers.get("X-Gate") == "open"
-        self.send_response(200 if right else 401)
-        self.end_headers()
-        self.wfile.write(b"[]" if right else b"{}")
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b'"3.999.0"')
-
-    def log_message(self, format: str, *args: object) -> None: ...
+        assert "it is no Prefect API (HTTP 405); the URL of a Prefect API usually ends with /api" in refusal()
 
 
 @pytest.fixture
-def gateway() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Answer) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/api"
-        server.shutdown()
-        thread.join()
+def gateway(prefect_server: Server) -> Iterator[Gateway]:
+    """A team's gate before the server: it lets in who brings the right credentials."""
+    with Gateway(prefect_server.api_url) as gate:
+        yield gate
 
 
-def test_wrong_credentials_are_told_by_the_names_of_their_settings(gateway: str) -> None:
-    with temporary_settings({"api.url": gateway, "api.auth_string": "ana:s3cret"}):
+def test_wrong_credentials_are_told_by_the_names_of_their_settings(gateway: Gateway) -> None:
+    with temporary_settings({"api.url": gateway.url, "api.auth_string": "ana:s3cret"}):
         said = refusal()
     assert "it refuses the credentials (HTTP 401): PREFECT_API_AUTH_STRING or PREFECT_API_KEY is missing or wrong" in said
     assert "s3cret" not in said
 
 
 @pytest.mark.parametrize("settings", [{"api.auth_string": "ana:pw"}, {"client.custom_headers": {"X-Gate": "open"}}], ids=["auth", "header"])
-def test_the_credentials_of_the_settings_are_used(gateway: str, settings: dict[str, object]) -> None:
-    with temporary_settings({"api.url": gateway, **settings}):
-        assert check_server().api_url == gateway
+def test_the_credentials_of_the_settings_are_used(gateway: Gateway, settings: dict[str, object]) -> None:
+    with temporary_settings({"api.url": gateway.url, **settings}):
+        assert check_server().api_url == gateway.url
+
+
+def test_the_certificate_of_the_settings_is_used(prefect_server: Server, tmp_path: Path) -> None:
+    certificate = self_signed(tmp_path / "gate.pem")
+    with Gateway(prefect_server.api_url, certificate=certificate) as gate:
+        settings = {"api.url": gate.url, "api.auth_string": "ana:pw"}
+        with temporary_settings(settings):
+            assert "certificate verify failed" in refusal()
+        with temporary_settings({**settings, "api.ssl_cert_file": str(certificate)}):
+            assert check_server().api_url == gate.url
 
 
 @pytest.mark.parametrize(
@@ -244,7 +231,7 @@ def test_loopback_is_excepted_from_a_proxy_while_the_local_server_is_used(tmp_pa
 
 
 @pytest.fixture
-def console(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], str]]:
+def console() -> Iterator[Callable[[], str]]:
     """What reaches the console handler that Prefect puts on the root logger, and a way to read it."""
     import io
 
@@ -259,15 +246,15 @@ def console(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], str]]:
 
 def test_prefects_own_lines_stay_off_the_console_and_others_do_not(console: Callable[[], str]) -> None:
     with use_server(Server(api_url=URL, ui_url=None)):
-        logging.getLogger("prefect.flow_runs").error("Finished in state Failed()")
+        logging.getLogger("prefect.engine").error("Finished in state Failed()")
         logging.getLogger("somebody").error("mine")
-    logging.getLogger("prefect.flow_runs").error("after")
+    logging.getLogger("prefect.engine").error("after")
     assert [word for word in ("Finished", "mine", "after") if word in console()] == ["mine", "after"]
 
 
 def test_who_sets_prefects_logging_level_sees_its_lines(console: Callable[[], str]) -> None:
     with temporary_settings({"logging.level": "DEBUG"}), use_server(Server(api_url=URL, ui_url=None)):
-        logging.getLogger("prefect.flow_runs").error("Finished in state Failed()")
+        logging.getLogger("prefect.engine").error("Finished in state Failed()")
     assert "Finished" in console()
 
 

@@ -34,13 +34,25 @@ async def test_the_events_of_a_task_run_make_the_same_record_as_prefects_own_eng
     runs = await task_runs(state.state_details.flow_run_id, ["direct", "plain"])
     direct, plain = (
         run.model_dump(
-            include={"state_type", "state_name", "run_count", "flow_run_id", "flow_run_run_count", "task_inputs", "tags", "cache_key", "task_version"}
+            include={
+                "state_type",
+                "state_name",
+                "run_count",
+                "flow_run_id",
+                "flow_run_run_count",
+                "task_inputs",
+                "tags",
+                "cache_key",
+                "task_version",
+            }
         )
         for run in (runs["direct"], runs["plain"])
     )
     assert direct == plain, ADVICE
     for run in runs.values():
-        assert run.expected_start_time and run.start_time and run.end_time and run.expected_start_time <= run.start_time <= run.end_time, ADVICE
+        assert run.expected_start_time and run.start_time and run.end_time and run.expected_start_time <= run.start_time <= run.end_time, (
+            ADVICE
+        )
         assert run.total_run_time == (await states_of(run, 2))[-1].timestamp - run.start_time, ADVICE
 
 
@@ -59,7 +71,7 @@ async def test_where_a_promise_is_broken_the_plain_way_is_taken_and_said(
 
     @flow(persist_result=False)
     async def changed() -> str:
-        return type(PrefectSteps()._task_runs).__name__  # pyright: ignore[reportPrivateUsage]
+        return type(PrefectSteps()._task_runs).__name__
 
     assert await changed() == PlainTaskRuns.__name__
     assert "steps are driven slowly, because this Prefect differs: TaskRun takes no `labels`" in caplog.text

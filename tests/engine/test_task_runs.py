@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from uuid import UUID
 
 import pytest
-from prefect import Flow, flow, get_run_logger, tags, task
+from prefect import flow, get_run_logger, tags, task
 from prefect.client.schemas.objects import State, StateType, TaskRun
 from prefect.states import Completed
 
@@ -17,7 +17,7 @@ from plan_adapter.engine.tasks import PrefectSteps, log_to_prefect
 from plan_adapter.errors import StoreError
 from plan_adapter.execution.ports import AttemptEnd
 from plan_adapter.plan import StepStatus
-from plan_adapter.record import Outcome, StepRun
+from plan_adapter.record import Outcome
 from tests.engine.calls import WrittenCall, failed, logs_of, states_of, step_run, succeeded, task_runs
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -83,39 +83,35 @@ async def test_the_edges_are_the_steps_that_a_call_waited_for_with_every_item_of
     assert {run.state_name for name, run in runs.items() if name != "skipped"} == {"Completed"}
 
 
-@pytest.mark.parametrize(
-    ("end", "state"),
-    [
-        (succeeded(), (StateType.COMPLETED, "Completed", "")),
-        (failed(error="exit code 1"), (StateType.FAILED, "Failed", "exit code 1")),
-        (AttemptEnd("unknown", 1, error="no answer"), (StateType.FAILED, "Unknown", "no answer")),
-        (AttemptEnd("cancelled", 1, error="by ana"), (StateType.CANCELLED, "Cancelled", "by ana")),
-        (AttemptEnd("timed_out", 1, error="20 min are over"), (StateType.FAILED, "TimedOut", "20 min are over")),
-        (failed(error="错误：" + "长" * 5000), (StateType.FAILED, "Failed", "错误：" + "长" * 1996 + "…")),
-    ],
-    ids=["succeeded", "failed", "unknown", "cancelled", "timed out", "a long message"],
-)
-async def test_a_call_ends_in_the_state_of_its_last_attempt(perform: Perform, end: AttemptEnd, state: tuple[StateType, str, str | None]) -> None:
-    run = (await perform(lambda steps: _call_all(steps, WrittenCall("check", ends=[end])), ["check"]))["check"]
-    assert run.state is not None
-    assert (run.state_type, run.state_name, run.state.message) == state
+async def test_a_call_ends_in_the_state_of_its_last_attempt(perform: Perform) -> None:
+    table = {
+        "succeeded": (succeeded(), (StateType.COMPLETED, "Completed", "")),
+        "failed": (failed(error="exit code 1"), (StateType.FAILED, "Failed", "exit code 1")),
+        "unknown": (AttemptEnd("unknown", 1, error="no answer"), (StateType.FAILED, "Unknown", "no answer")),
+        "cancelled": (AttemptEnd("cancelled", 1, error="by ana"), (StateType.CANCELLED, "Cancelled", "by ana")),
+        "timed_out": (AttemptEnd("timed_out", 1, error="20 min are over"), (StateType.FAILED, "TimedOut", "20 min are over")),
+        "long": (failed(error="错误：" + "长" * 5000), (StateType.FAILED, "Failed", "错误：" + "长" * 1996 + "…")),
+    }
+    runs = await perform(lambda steps: _call_all(steps, *(WrittenCall(name, ends=[end]) for name, (end, _) in table.items())), list(table))
+    assert {name: _state(run) for name, run in runs.items()} == {name: state for name, (_, state) in table.items()}
 
 
-@pytest.mark.parametrize(
-    ("step", "state"),
-    [
-        (step_run("a", StepStatus.SKIPPED, reason="`b` failed"), (StateType.CANCELLED, "Skipped", "`b` failed")),
-        (step_run("a", StepStatus.FAILED, error="no such key"), (StateType.FAILED, "Failed", "no such key")),
-        (step_run("a", StepStatus.FAILED, outcome=Outcome.UNKNOWN, error="began"), (StateType.FAILED, "Unknown", "began")),
-        (step_run("a", StepStatus.COMPLETED, carried=True), (StateType.COMPLETED, "Carried", "Its result comes from an earlier start of this run.")),
-        (step_run("a", StepStatus.COMPLETED), (StateType.COMPLETED, "Completed", "There was nothing to do: no items.")),
-    ],
-    ids=["skipped", "failed", "unknown", "carried", "no items"],
-)
-async def test_a_step_without_a_call_is_shown_as_it_ended(perform: Perform, step: StepRun, state: tuple[StateType, str, str | None]) -> None:
-    run = (await perform(lambda steps: steps.show(step, ()), ["a"]))["a"]
-    assert run.state is not None
-    assert (run.state_type, run.state_name, run.state.message) == state
+async def test_a_step_without_a_call_is_shown_as_it_ended(perform: Perform) -> None:
+    carried = (StateType.COMPLETED, "Carried", "Its result comes from an earlier start of this run.")
+    table = [
+        (step_run("skipped", StepStatus.SKIPPED, reason="`b` failed"), (StateType.CANCELLED, "Skipped", "`b` failed")),
+        (step_run("failed", StepStatus.FAILED, error="no such key"), (StateType.FAILED, "Failed", "no such key")),
+        (step_run("unknown", StepStatus.FAILED, outcome=Outcome.UNKNOWN, error="began"), (StateType.FAILED, "Unknown", "began")),
+        (step_run("carried", StepStatus.COMPLETED, carried=True), carried),
+        (step_run("empty", StepStatus.COMPLETED), (StateType.COMPLETED, "Completed", "There was nothing to do: no items.")),
+    ]
+
+    async def work(steps: PrefectSteps) -> None:
+        for step, _ in table:
+            await steps.show(step, ())
+
+    runs = await perform(work, [step.id for step, _ in table])
+    assert {name: _state(run) for name, run in runs.items()} == {step.id: state for step, state in table}
 
 
 async def test_a_failed_attempt_is_followed_by_the_next_and_each_is_seen(perform: Perform, way: str) -> None:
@@ -203,7 +199,9 @@ async def test_tasks_and_flows_that_a_tool_calls_are_children_of_its_task_run(pe
         assert await below() == 1
 
     runs = await perform(lambda steps: _call_all(steps, WrittenCall("check", before=call_both)), ["check"])
-    children = {name for name, run in runs.items() if any(parent.id == runs["check"].id for parent in run.task_inputs.get("__parents__", []))}
+    children = {
+        name for name, run in runs.items() if any(parent.id == runs["check"].id for parent in run.task_inputs.get("__parents__", []))
+    }
     assert {name.partition("-")[0] for name in children} >= {"inner"}
 
 
@@ -224,7 +222,7 @@ async def test_more_edges_than_an_event_can_carry_are_left_out() -> None:
     async def wide() -> State:
         steps = PrefectSteps()
         for item in range(MAX_EDGES + 1):
-            steps._ids["fetch"].append(UUID(int=item))  # pyright: ignore[reportPrivateUsage]
+            steps._ids["fetch"].append(UUID(int=item))
         await steps.show(step_run("report", StepStatus.SKIPPED), ("fetch",))
         return Completed()
 
@@ -239,7 +237,7 @@ async def test_the_direct_way_is_taken_unless_tags_ask_for_prefects_own_engine()
     async def chosen() -> list[str]:
         with tags("limited"):
             under_tags = PrefectSteps()
-        return [type(steps._task_runs).__name__ for steps in (PrefectSteps(), under_tags)]  # pyright: ignore[reportPrivateUsage]
+        return [type(steps._task_runs).__name__ for steps in (PrefectSteps(), under_tags)]
 
     assert await chosen() == [DirectTaskRuns.__name__, PlainTaskRuns.__name__]
 
@@ -255,3 +253,8 @@ async def _call_all(steps: PrefectSteps, *calls: WrittenCall) -> None:
 
 def _upstream(run: TaskRun, names: dict[UUID, str]) -> set[str]:
     return {names[edge.id] for edge in run.task_inputs.get("wait_for", []) if edge.input_type == "task_run"}
+
+
+def _state(run: TaskRun) -> tuple[StateType, str | None, str | None]:
+    assert run.state is not None
+    return run.state.type, run.state.name, run.state.message

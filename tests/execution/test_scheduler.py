@@ -170,7 +170,9 @@ async def test_a_result_reaches_the_steps_that_refer_to_it_as_it_is():
 
     plan = plan_of({})
     first = plan.add_step("make", "make")
-    plan.add_step("take", "take", {"value": f"${{{{ steps.{first.id}.result['路径'][1] }}}}", "text": f"n=${{{{ steps.{first.id}.result.flag }}}}"})
+    plan.add_step(
+        "take", "take", {"value": f"${{{{ steps.{first.id}.result['路径'][1] }}}}", "text": f"n=${{{{ steps.{first.id}.result.flag }}}}"}
+    )
     run = await Execution(plan, [make, take]).go()
     assert run.status is PlanStatus.COMPLETED, run.message
     assert seen == [({"n": 3}, "n=true")]

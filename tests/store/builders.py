@@ -12,7 +12,9 @@ from plan_adapter.store.store import PlanStore
 DIGEST = "d" * 64
 
 
-def a_plan(description: str = "检查网站", steps: tuple[str, ...] = ("check", "drain", "restart"), *, lists: tuple[str, ...] = ()) -> ExecutionPlan:
+def a_plan(
+    description: str = "检查网站", steps: tuple[str, ...] = ("check", "drain", "restart"), *, lists: tuple[str, ...] = ()
+) -> ExecutionPlan:
     """Return a plan of steps that follow each other; those of `lists` have a `for_each`."""
     made = [
         Step(

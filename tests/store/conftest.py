@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection, Engine, event
 
 from plan_adapter.store.store import PlanStore
 from tests.postgres import PostgresServer, postgres_database, postgres_server
@@ -42,3 +43,16 @@ async def store(store_url: str) -> AsyncIterator[PlanStore]:
     """An empty store."""
     async with PlanStore(store_url) as opened:
         yield opened
+
+
+@pytest.fixture
+def commits() -> Iterator[list[str]]:
+    """A list to which every commit of a transaction adds an entry."""
+    seen: list[str] = []
+
+    def note(connection: Connection) -> None:
+        seen.append(connection.dialect.name)
+
+    event.listen(Engine, "commit", note)
+    yield seen
+    event.remove(Engine, "commit", note)

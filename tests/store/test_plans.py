@@ -97,7 +97,11 @@ async def test_people_who_save_the_same_name_at_once_get_numbers_of_their_own(st
 
 
 async def test_a_tenant_sees_its_own_names_contents_and_runs_only(store_url: str):
-    async with PlanStore(store_url, tenant_id="acme") as acme, PlanStore(store_url, tenant_id="umbrella") as umbrella, PlanStore(store_url) as all_:
+    async with (
+        PlanStore(store_url, tenant_id="acme") as acme,
+        PlanStore(store_url, tenant_id="umbrella") as umbrella,
+        PlanStore(store_url) as all_,
+    ):
         saved = await acme.save(a_plan("acme's"), author="ana")
         await umbrella.save(a_plan("umbrella's"), author="ben")
         await all_.save(a_plan("nobody's"), author="cleo")

@@ -51,7 +51,12 @@ async def test_a_running_run_shows_what_runs_and_what_is_pending(store: PlanStor
     await recorder.intent(first)
     shown = await store.run(run.id)
     assert [step.status for step in shown.steps] == [StepStatus.RUNNING, StepStatus.PENDING, StepStatus.PENDING]
-    assert (shown.status, shown.reason, shown.steps[0].started_at, shown.steps[0].attempts) == (PlanStatus.EXECUTING, None, first.started_at, 1)
+    assert (shown.status, shown.reason, shown.steps[0].started_at, shown.steps[0].attempts) == (
+        PlanStatus.EXECUTING,
+        None,
+        first.started_at,
+        1,
+    )
 
     recorder.receipt(a_receipt(first, at=recorder.now(), error="超时"))
     await recorder.intent(an_attempt(run, "check", number=2, at=recorder.now()))

@@ -1,0 +1,62 @@
+"""The approval of one run: found, asked for, checked and used up."""
+
+from dataclasses import replace
+
+from plan_adapter.approval import ApprovedPlan, approved_plan, requires_approval, without_approval
+from plan_adapter.errors import NotApprovedError
+from plan_adapter.formatting import format_plan
+from plan_adapter.plan import PlanStatus
+from plan_adapter.record import Approval, ApprovalRequest, PlanRun, RunReason
+from plan_adapter.runs.occasion import Occasion
+from plan_adapter.store.store import PlanStore
+from plan_adapter.validation import BoundPlan
+
+
+async def is_answered(bound: BoundPlan, store: PlanStore, occasion: Occasion) -> bool:
+    """Whether nobody needs to be asked, or there is an answer, or somebody who can be asked."""
+    if not requires_approval(bound.validated.plan, allow_unapproved=occasion.settings.allow_unapproved):
+        return True
+    if occasion.approval is not None or occasion.approver is not None:
+        return True
+    return await store.find_approval(bound.approval_digest) is not None
+
+
+def not_approved(bound: BoundPlan) -> NotApprovedError:
+    """Return the error that names what needs an approval and the ways to give it."""
+    return NotApprovedError(
+        f"`{bound.validated.plan.name}` requires an approval of {bound.approval_digest[:12]}…: give `approval=approve(plan, …)` "
+        "or an approver, or let the plan say `options: {require_approval: false}`"
+    )
+
+
+async def approve_run(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Occasion) -> ApprovedPlan | None:
+    """Return the plan as approved for `run`, or None where it was rejected, which is then recorded."""
+    now = await store.now()
+    used = next((row for row in await store.approvals(run.id) if row.decision == "approve"), None)
+    if used is not None:
+        return approved_plan(bound, replace(used, expires_at=None), now=now)
+    answer = await _answer(bound, run, store, occasion)
+    if answer.decision == "reject" and answer.approval_digest == bound.approval_digest:
+        run.status, run.reason, run.message = PlanStatus.CANCELLED, RunReason.REJECTED, f"rejected by {answer.by}"
+        run.rejection_note, run.completed_at = answer.note, now
+        await store.add_approval(replace(answer, run_id=run.id))
+        await store.update_run(run)
+        return None
+    approved = approved_plan(bound, answer, now=now)
+    await store.use_approval(answer, run_id=run.id)
+    run.status, run.approved_at, run.approved_by = PlanStatus.APPROVED, answer.at, answer.by
+    return approved
+
+
+async def _answer(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Occasion) -> Approval:
+    plan = bound.validated.plan
+    if occasion.approval is not None:
+        return occasion.approval
+    if not requires_approval(plan, allow_unapproved=occasion.settings.allow_unapproved):
+        return without_approval(bound, now=await store.now())
+    if (waiting := await store.find_approval(bound.approval_digest)) is not None:
+        return waiting
+    if occasion.approver is None:
+        raise not_approved(bound)
+    request = ApprovalRequest(bound.approval_digest, plan.name, plan.description, format_plan(plan), run_id=run.id)
+    return await occasion.approver.ask(request)

@@ -1,0 +1,194 @@
+"""One run from its first row to its last, with the steps called directly or as task runs of a flow run."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pydantic import JsonValue
+
+from plan_adapter.approval import ApprovedPlan
+from plan_adapter.errors import ExpressionError, StoreError
+from plan_adapter.execution.cancellation import Stop, watch
+from plan_adapter.execution.carry import Past
+from plan_adapter.execution.direct import DirectCalls
+from plan_adapter.execution.ports import CallStep
+from plan_adapter.execution.results import ResultLimit
+from plan_adapter.execution.scheduler import execute
+from plan_adapter.execution.scope import RunScope
+from plan_adapter.execution.slots import Slots
+from plan_adapter.execution.status import conclude
+from plan_adapter.plan import PlanStatus, new_id
+from plan_adapter.record import PlanRun, StepRun
+from plan_adapter.runs.occasion import Occasion
+from plan_adapter.store.store import PlanStore
+from plan_adapter.validation import BoundPlan, ValidatedPlan
+
+if TYPE_CHECKING:
+    from plan_adapter.engine.connection import Server
+
+log = logging.getLogger(__name__)
+
+STORE_POLL_SECONDS = 0.5
+PREFECT_POLL_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How steps are called: directly, or as task runs of a flow run, which may be cancelled there and keeps their logs."""
+
+    call_step: CallStep
+    cancellation: Callable[[], Awaitable[str | None]] | None = None
+    log_sink: Callable[[logging.LogRecord], None] | None = None
+
+
+async def perform_anywhere(
+    approved: ApprovedPlan, run: PlanRun, store: PlanStore, occasion: Occasion, *, past: Past, server: "Server | None"
+) -> PlanRun:
+    """Run what is approved: as a flow run on `server`, or directly where there is none."""
+    if server is None:
+        return await perform(approved, run, store, occasion, past=past, way=Way(DirectCalls()))
+    from plan_adapter.engine.compiler import flow_of, run_flow
+    from plan_adapter.engine.connection import use_server
+
+    interruption: list[asyncio.CancelledError] = []
+
+    async def body(_inputs: dict[str, Any], flow_run_id: str) -> PlanRun:
+        run.flow_run_id = flow_run_id
+        try:
+            return await perform(approved, run, store, occasion, past=past, way=prefect_way(flow_run_id))
+        except asyncio.CancelledError as error:
+            if run.completed_at is None:
+                raise
+            interruption.append(error)  # first let the flow run end as Cancelled, with the reason
+            return run
+
+    with use_server(server):
+        await run_flow(flow_of(approved.bound.validated, body), approved.bound.inputs, flow_run_id=run.flow_run_id)
+    if interruption:
+        raise interruption[0]
+    return run
+
+
+def prefect_way(flow_run_id: str) -> Way:
+    """Return how steps are called inside the flow run `flow_run_id`, whose context this is."""
+    from plan_adapter.engine.flow_runs import cancellation_of
+    from plan_adapter.engine.tasks import PrefectSteps, log_to_prefect
+
+    return Way(PrefectSteps(), partial(cancellation_of, flow_run_id), log_to_prefect)
+
+
+async def perform(approved: ApprovedPlan, run: PlanRun, store: PlanStore, occasion: Occasion, *, past: Past, way: Way) -> PlanRun:
+    """Execute the steps and keep the record, whatever happens to them."""
+    options = approved.bound.validated.plan.options
+    recorder = await store.recorder(run)
+    scope = RunScope(
+        approved=approved,
+        run=run,
+        recorder=recorder,
+        stop=Stop(),
+        slots=Slots(options.parallel_limit),
+        limit=ResultLimit(occasion.settings.result_limit_bytes, occasion.settings.results_path),
+        past=past,
+        hooks=occasion.hooks,
+        listener=occasion.listener,
+        log_sink=way.log_sink,
+    )
+    run.status, run.reason, run.message = PlanStatus.EXECUTING, None, None
+    run.started_at = run.started_at or recorder.now()
+    run.steps = _step_runs(approved.bound.validated)
+    await store.claim(run)
+    scope.tell("run_started")
+    watches = [asyncio.ensure_future(work) for work in _watches(scope, store, way)]
+    try:
+        await execute(scope, way.call_step)
+    finally:
+        for task in watches:
+            task.cancel()
+        if all(step.completed_at for step in run.steps):
+            await _conclude(scope, store)
+        else:
+            await _let_go(run, store)
+    return run
+
+
+def _watches(scope: RunScope, store: PlanStore, way: Way) -> Iterator[Coroutine[Any, Any, None]]:
+    yield watch(scope.stop, partial(store.cancel_request, scope.run.id), every_seconds=STORE_POLL_SECONDS)
+    if way.cancellation is not None:
+        yield watch(scope.stop, way.cancellation, every_seconds=PREFECT_POLL_SECONDS)
+
+
+async def _let_go(run: PlanRun, store: PlanStore) -> None:
+    """Leave a run that could not be brought to an end to whoever resumes it."""
+    try:
+        await store.release(run.id)
+    except StoreError as error:
+        log.warning("run %s could not be released: %s", run.id, error)
+
+
+async def _conclude(scope: RunScope, store: PlanStore) -> None:
+    run, now = scope.run, scope.recorder.now()
+    conclude(run, scope.stop)
+    run.outputs, problem = _outputs(scope)
+    run.message = run.message or problem
+    run.completed_at = run.updated_at = now
+    run.total_duration_ms = round((now - (run.started_at or now)).total_seconds() * 1000)
+    await store.update_run(run)
+    scope.tell("run_ended", message=run.message)
+    await scope.call_hook(scope.hooks.on_plan_complete, run)
+
+
+def _outputs(scope: RunScope) -> tuple[dict[str, JsonValue], str | None]:
+    """Return the plan's outputs; those that cannot be computed are null, and the first one's error is returned in words."""
+    outputs, problem = dict[str, JsonValue](), None
+    for name, template in scope.approved.bound.validated.outputs.items():
+        try:
+            outputs[name] = template.resolve(scope.variables())
+        except ExpressionError as error:
+            outputs[name] = None
+            problem = problem or f"output `{name}`: {error}"
+    return outputs, problem
+
+
+async def create_run(bound: BoundPlan, store: PlanStore, occasion: Occasion, *, flow_run_id: str | None = None) -> PlanRun:
+    """Return a new run of `bound`, recorded as pending its approval."""
+    plan, context, now = bound.validated.plan, occasion.context, await store.now()
+    run = PlanRun(
+        id=new_id(),
+        plan_id=plan.id,
+        name=plan.name,
+        description=plan.description,
+        digest=bound.validated.digest,
+        approval_digest=bound.approval_digest,
+        inputs=bound.inputs,
+        steps=_step_runs(bound.validated),
+        created_at=now,
+        updated_at=now,
+        status=PlanStatus.PENDING_APPROVAL,
+        flow_run_id=flow_run_id,
+        task_id=context.task_id,
+        agent_id=context.agent_id,
+        org_id=context.org_id,
+        tenant_id=context.tenant_id,
+        metadata=dict(plan.metadata),
+    )
+    await store.create_run(run, bound.validated)
+    return run
+
+
+def _step_runs(validated: ValidatedPlan) -> list[StepRun]:
+    return [
+        StepRun(
+            id=step.id,
+            index=step.index,
+            tool_name=step.tool_name or "",
+            description=step.description,
+            depends_on=validated.dependencies[step.id],
+            max_retries=step.max_retries,
+            retry_delay_ms=step.retry_delay_ms,
+            metadata=dict(step.metadata),
+        )
+        for step in validated.plan.steps
+    ]

@@ -1,0 +1,180 @@
+"""The real command in a process of its own: at a pseudo-terminal, in a pipe, on a terminal without UTF-8."""
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document, step
+
+ROOT = Path(__file__).parent.parent.parent
+BOUND_SECONDS = 60.0
+PLAN = (sys.executable, "-c", "import sys; from plan_adapter.cli.app import main; sys.exit(main())")
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """This process's environment, for a child that imports the tests' tools."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", **extra}
+
+
+class Terminal:
+    """A command at a pseudo-terminal of 100 columns, whose stdout goes to the terminal, too."""
+
+    def __init__(self, *arguments: str | Path) -> None:
+        self._main, side = pty.openpty()
+        self.process = subprocess.Popen(
+            [*PLAN, *map(str, arguments)], stdin=side, stdout=side, stderr=side, env=environment(COLUMNS="100"), start_new_session=True
+        )
+        os.close(side)
+        self.raw = ""
+
+    @property
+    def shown(self) -> str:
+        """What was written, without escape sequences."""
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", self.raw)
+
+    def wait_for(self, text: str) -> None:
+        """Return once `text` was shown."""
+        while text not in self.shown:
+            assert self._read(), f"ended without {text!r}:\n{self.shown}"
+
+    def type(self, keys: str) -> None:
+        """Type `keys`."""
+        os.write(self._main, keys.encode())
+
+    def end(self) -> int:
+        """Return the exit code."""
+        while self._read():
+            pass
+        return self.process.wait(BOUND_SECONDS)
+
+    def close(self) -> None:
+        """Let go of the terminal."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self._main)
+
+    def _read(self) -> bool:
+        ready, _, _ = select.select([self._main], [], [], BOUND_SECONDS)
+        assert ready, f"nothing was shown for {BOUND_SECONDS} s:\n{self.shown}"
+        try:
+            found = os.read(self._main, 65536)
+        except OSError:  # Linux's way to say that the other side is closed
+            return False
+        self.raw += found.decode(errors="replace")
+        return bool(found)
+
+
+@pytest.fixture
+def terminals() -> Iterator[list[Terminal]]:
+    """The terminals of a test, closed at its end."""
+    opened: list[Terminal] = []
+    yield opened
+    for terminal in opened:
+        terminal.close()
+
+
+def piped(*arguments: str | Path, env: Mapping[str, str] | None = None) -> "subprocess.CompletedProcess[bytes]":
+    """The end of a command without a terminal."""
+    return subprocess.run(
+        [*PLAN, *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, env=env or environment(), timeout=BOUND_SECONDS
+    )
+
+
+def run_at(terminals: list[Terminal], path: Path, *arguments: str) -> Terminal:
+    """`plan run` at a terminal of its own."""
+    terminal = Terminal("run", path, "--offline", *TOOLS, *arguments)
+    terminals.append(terminal)
+    return terminal
+
+
+def test_a_person_at_the_terminal_sees_the_preview_and_says_yes(terminals: list[Terminal]) -> None:
+    terminal = run_at(terminals, document(GREET, **NEEDS_APPROVAL))
+    terminal.wait_for("[y/N]")
+    assert "1. **greet** `greet` (read)" in terminal.shown
+    assert "approval digest: `" in terminal.shown
+    terminal.type("y\n")
+    assert terminal.end() == 0
+    assert "✓ greet" in terminal.shown
+    assert "试运行: completed in" in terminal.shown
+
+
+@pytest.mark.parametrize("answer", ["n\n", "\n", "什么\n", "\x04"], ids=["no", "nothing", "something else", "Ctrl-D"])
+def test_any_answer_but_yes_rejects_the_plan(terminals: list[Terminal], answer: str) -> None:
+    terminal = run_at(terminals, document(GREET, **NEEDS_APPROVAL))
+    terminal.wait_for("[y/N]")
+    terminal.type(answer)
+    assert terminal.end() == 3
+    assert "cancelled (rejected)" in terminal.shown
+    assert "✓ greet" not in terminal.shown
+
+
+def test_ctrl_c_at_the_question_cancels_the_run(terminals: list[Terminal]) -> None:
+    terminal = run_at(terminals, document(GREET, **NEEDS_APPROVAL))
+    terminal.wait_for("[y/N]")
+    os.kill(terminal.process.pid, signal.SIGINT)
+    assert terminal.end() == 130
+    assert b"cancelled" in piped("runs", "--json").stdout
+
+
+def test_ended_steps_stay_and_running_ones_move(terminals: list[Terminal]) -> None:
+    path = document(
+        GREET,
+        step("b", "fail", parameters={"text": "坏了"}, depends_on=["greet"]),
+        step("c", "wait", depends_on=["greet"]),
+        options={"require_approval": False, "allow_parallel": True, "continue_on_error": True},
+    )
+    terminal = run_at(terminals, path)
+    terminal.wait_for("2 of 3 steps")
+    os.kill(terminal.process.pid, signal.SIGINT)
+    assert terminal.end() == 130
+    shown = terminal.shown
+    assert "✓ greet  " in shown
+    assert "✗ b      " in shown
+    assert "坏了" in shown
+    assert "ending the run; press Ctrl-C again to force it" in shown
+    assert "\x1b[32m✓" in terminal.raw  # green
+    assert terminal.raw.rindex("\x1b[?25h") > terminal.raw.rindex("\x1b[?25l")  # the cursor is back
+
+
+def test_no_color_is_honoured(terminals: list[Terminal], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    terminal = run_at(terminals, document(GREET))
+    assert terminal.end() == 0
+    assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", terminal.raw)
+
+
+def test_a_terminal_without_utf_8_gets_escapes_instead_of_a_crash() -> None:
+    done = piped("run", document(GREET), "--offline", *TOOLS, env=environment(PYTHONIOENCODING="ascii", PYTHONUTF8="0"))
+    assert done.returncode == 0
+    assert rb"\u8bd5\u8fd0\u884c: completed in" in done.stdout
+
+
+def test_json_of_a_terminal_without_utf_8_is_still_json() -> None:
+    import json
+
+    done = piped("run", document(GREET), "--offline", "--json", *TOOLS, env=environment(PYTHONIOENCODING="ascii", PYTHONUTF8="0"))
+    assert json.loads(done.stdout.splitlines()[-1])["steps"][0]["result"] == {"text": "你好, 世界"}
+
+
+@pytest.mark.parametrize("verb", [("explain",), ("tools", "--json"), ("schema",)], ids=" ".join)
+def test_a_reader_that_leaves_early_is_no_error(verb: tuple[str, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([*PLAN, *verb], stdout=writing, stderr=subprocess.PIPE, env=environment(), timeout=BOUND_SECONDS)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_nothing_of_a_pipe_holds_an_escape() -> None:
+    done = piped("run", document(GREET, step("b", "fail", depends_on=["greet"])), "--offline", *TOOLS)
+    assert done.returncode == 1
+    assert b"\x1b" not in done.stdout + done.stderr

@@ -1,0 +1,147 @@
+"""The JSON Schema that editors use agrees with what is read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from jsonschema import Draft202012Validator
+
+from plan_adapter.documents import dump_plan, plan_schema, read_document, read_file
+from plan_adapter.documents.yaml_text import read_yaml
+from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Input, Step
+from plan_adapter.problems import CATALOGUE
+from tests.documents.generated import plans
+from tests.documents.test_dumping import FULL
+from tests.documents.test_key_styles import SNAKE
+
+RUNBOOKS = sorted((Path(__file__).parents[2] / "deployments" / "runbooks").glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def schema() -> Draft202012Validator:
+    return Draft202012Validator(plan_schema())
+
+
+def as_json(text: str) -> Any:
+    """The document as an editor sees it."""
+    root, problems = read_yaml(text)
+    assert root is not None
+    assert problems == []
+    return root.plain()
+
+
+def test_it_is_a_sound_schema_and_plain_json() -> None:
+    Draft202012Validator.check_schema(plan_schema())
+    assert json.loads(json.dumps(plan_schema())) == plan_schema()
+
+
+@pytest.mark.parametrize("path", RUNBOOKS, ids=lambda path: path.stem)
+def test_every_runbook_fits(path: Path, schema: Draft202012Validator) -> None:
+    _, problems = read_file(path)
+    assert problems == []
+    assert list(schema.iter_errors(as_json(path.read_text(encoding="utf-8")))) == []
+
+
+@pytest.mark.parametrize("text", [FULL, SNAKE], ids=["full", "seeds"])
+def test_sound_documents_fit(text: str, schema: Draft202012Validator) -> None:
+    assert list(schema.iter_errors(as_json(text))) == []
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
+@given(plan=plans)
+def test_what_is_written_fits_but_for_what_validation_refuses(plan: ExecutionPlan, schema: Draft202012Validator) -> None:
+    document = as_json(dump_plan(plan))
+    for step in [*document.get("steps", []), *document.get("finally", [])]:
+        step.pop("goal", None)
+        step.update({"id": "sound", "tool_name": "t", **{key: "${{ true }}" for key in ("when", "for_each") if key in step}})
+    document = {"steps": [{"tool_name": "t"}], **document, "description": "sound"}
+    assert [error.message for error in schema.iter_errors(document)] == []
+
+
+BASE = {"description": "d", "steps": [{"tool_name": "t"}]}
+
+
+def step(**fields: object) -> dict[str, object]:
+    return {**BASE, "steps": [{"tool_name": "t", **fields}]}
+
+
+REFUSED = {
+    "no description": {"steps": BASE["steps"]},
+    "no steps": {"description": "d"},
+    "a description of another type": {**BASE, "description": 3},
+    "another version": {**BASE, "version": 2},
+    "an unknown field": {**BASE, "stepz": []},
+    "a list of inputs": {**BASE, "inputs": []},
+    "an unknown type of input": {**BASE, "inputs": {"x": {"type": "int"}}},
+    "an unknown field of an input": {**BASE, "inputs": {"x": {"kind": "string"}}},
+    "a negative length": {**BASE, "inputs": {"x": {"min_length": -1}}},
+    "no parallel step": {**BASE, "options": {"max_parallel_steps": 0}},
+    "a timeout in words": {**BASE, "options": {"step_timeout_ms": "5s"}},
+    "an unknown option": {**BASE, "options": {"parallel": True}},
+    "steps as a mapping": {**BASE, "steps": {"a": {"tool_name": "t"}}},
+    "a step as text": {**BASE, "steps": ["t"]},
+    "an unknown field of a step": step(tool="t"),
+    "parameters as a list": step(parameters=[]),
+    "one dependency as text": step(depends_on="a"),
+    "a dependency as a number": step(depends_on=[1]),
+    "retries in words": step(max_retries="3"),
+    "negative retries": step(max_retries=-1),
+    "a backoff below one": step(retry_backoff=0.5),
+    "a jitter above one": step(retry_jitter=1.5),
+    "an unknown effect": step(effect="delete"),
+    "an unknown error policy": step(on_error="ignore"),
+    "a rollback without a tool": step(rollback={"parameters": {}}),
+    "a condition that is no text": step(when=True),
+    "an unknown isolation": {**BASE, "isolation": "vm"},
+    "a concurrency without a key": {**BASE, "concurrency": {"when_busy": "queue"}},
+    "approvers as text": {**BASE, "approval": {"approvers": "sre"}},
+}
+
+
+@pytest.mark.parametrize("document", REFUSED.values(), ids=REFUSED)
+def test_what_is_refused_on_reading_is_refused_by_the_schema(document: dict[str, Any], schema: Draft202012Validator) -> None:
+    _, problems = read_document(json.dumps(document))
+    assert problems
+    assert not schema.is_valid(document)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {**BASE, "steps": []},
+        {**BASE, "description": ""},
+        {**BASE, "inputs": {"a-b": {}}},
+        step(id="a b"),
+        step(id="true"),
+        step(id="x" * 65),
+        step(when="result.ok"),
+        step(for_each="[1, 2]"),
+        step(goal="Both"),
+        {**BASE, "steps": [{"description": "Neither"}]},
+    ],
+    ids=lambda document: json.dumps(document)[:60],
+)
+def test_what_only_validation_refuses_is_refused_by_the_schema(document: dict[str, Any], schema: Draft202012Validator) -> None:
+    assert not schema.is_valid(document)
+
+
+def test_expressions_stand_in_parameters_of_any_type(schema: Draft202012Validator) -> None:
+    assert schema.is_valid(step(parameters={"count": "${{ inputs.n }}", "nested": [{"x": "${{ item }}"}]}, when="${{ inputs.n > 1 }}"))
+    assert not schema.is_valid(step(max_retries="${{ inputs.n }}"))
+
+
+def test_every_field_is_described() -> None:
+    schema: Any = plan_schema()
+    for part in (schema, *(schema["$defs"][model.__name__] for model in (ExecutionOptions, Input, Step))):
+        for name, field in part["properties"].items():
+            assert field.get("description") or "$ref" in field, name
+
+
+def test_what_is_not_executed_yet_says_so() -> None:
+    schema: Any = plan_schema()
+    fields = {**schema["properties"], **schema["$defs"]["Step"]["properties"]}
+    for name in ("goal", "tools", "max_rounds", "rollback", "requires_approval", "finally", "concurrency"):
+        assert "Not executed yet." in fields[name]["description"], name
+    assert "not-yet" in CATALOGUE

@@ -1,0 +1,365 @@
+"""The local server from its first start to its end, with real processes that are killed by their id."""
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from plan_adapter.engine import local_server
+from plan_adapter.engine.connection import Server
+from plan_adapter.engine.local_server import begin_server, ensure_server, server_for, server_status, stop_server
+from plan_adapter.engine.server_launch import server_environment
+from plan_adapter.engine.server_state import LOG_BYTES, ServerFolder, process_start
+from plan_adapter.errors import NoServerError
+from plan_adapter.settings import Settings
+
+Notices = list[str]
+Start = Callable[..., Server]
+
+
+@pytest.fixture(scope="module")
+def used_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home whose server has run before and has ended; copies of it save the migrations."""
+    home = tmp_path_factory.mktemp("used")
+    ensure_server(Settings(home=home), notify=lambda _: None)
+    stop_server(Settings(home=home))
+    return home
+
+
+@pytest.fixture
+def settings(used_home: Path, tmp_path: Path) -> Iterator[Settings]:
+    """Settings of a home of its own, where no server runs; whatever is started there is stopped."""
+    shutil.copytree(used_home, tmp_path / "home")
+    settings = Settings(home=tmp_path / "home")
+    yield settings
+    stop_server(settings)
+
+
+@pytest.fixture
+def notices() -> Notices:
+    return []
+
+
+@pytest.fixture
+def start(settings: Settings, notices: Notices) -> Start:
+    return lambda: ensure_server(settings, notify=notices.append)
+
+
+def folder_of(settings: Settings) -> ServerFolder:
+    return ServerFolder(settings.home / "server")
+
+
+def pid_of(server: Server) -> int:
+    assert server.pid is not None
+    return server.pid
+
+
+def get(server: Server, path: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(server.api_url.split("/")[2], timeout=30)
+    connection.request("GET", path, headers={"Accept": "text/html,application/json"})
+    response = connection.getresponse()
+    return response.status, response.read().decode()
+
+
+def addresses_of_listeners(port: int) -> set[str]:
+    """The local addresses, in the kernel's notation, of sockets that listen at `port`."""
+    found: set[str] = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            address, state = line.split()[1], line.split()[3]
+            if state == "0A" and int(address.rpartition(":")[2], 16) == port:
+                found.add(address.rpartition(":")[0])
+    return found
+
+
+def port_of(server: Server) -> int:
+    return int(server.api_url.split(":")[2].split("/")[0])
+
+
+# From a new home.
+
+
+def test_the_first_run_starts_a_server_of_its_own_and_the_next_uses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notices: Notices
+) -> None:
+    users_database = tmp_path / "users.db"
+    monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{users_database}")
+    monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{users_database}")
+    monkeypatch.setenv("PREFECT_SERVER_API_HOST", "0.0.0.0")
+    monkeypatch.setenv("UVICORN_HOST", "0.0.0.0")
+    settings = Settings(home=tmp_path / "home")
+    try:
+        server = ensure_server(settings, notify=notices.append)
+        again = ensure_server(settings, notify=notices.append)
+
+        assert server == Server(
+            api_url=f"http://127.0.0.1:{port_of(server)}/api",
+            ui_url=f"http://127.0.0.1:{port_of(server)}",
+            started=True,
+            log_path=tmp_path / "home/server/server.log",
+            pid=pid_of(server),
+        )
+        assert again == replace(server, started=False)
+        assert len(notices) == 1
+        assert notices[0].startswith(f"started a local Prefect server: {server.ui_url} (`plan down` stops it")
+        assert addresses_of_listeners(port_of(server)) == {"0100007F"}
+        assert os.getsid(pid_of(server)) == server.pid != os.getsid(0)
+        assert (tmp_path / "home/server").stat().st_mode & 0o777 == 0o700
+        assert not users_database.exists()
+        assert (tmp_path / "home/server/prefect/prefect.db").exists()
+        check_how_it_is_set_up(server)
+    finally:
+        assert stop_server(settings)
+    assert server_status(settings).state == "none"
+    assert not stop_server(settings)
+
+
+def check_how_it_is_set_up(server: Server) -> None:
+    """Its UI is served, its data stays here, task runs are recorded together, schedules and automations work."""
+    status, page = get(server, "/v2/")
+    assert (status, "<html" in page) == (200, True)
+    told = json.loads(get(server, "/api/admin/settings")[1])["server"]
+    services = told["services"]
+    assert told["analytics_enabled"] is False
+    assert (services["task_run_recorder"]["batch_size"], services["task_run_recorder"]["read_batch_size"]) == (200, 200)
+    for service in ("scheduler", "late_runs", "triggers", "event_persister", "pause_expirations", "foreman", "repossessor"):
+        assert services[service]["enabled"] is True, service
+    assert json.loads(get(server, "/ui-settings")[1])["api_url"] == server.api_url
+
+
+# What is left of an earlier one.
+
+
+def test_a_killed_server_is_replaced_at_the_same_address(settings: Settings, start: Start, notices: Notices) -> None:
+    first = start()
+    os.kill(pid_of(first), signal.SIGKILL)
+    second = start()
+    assert second.pid != first.pid
+    assert (second.started, second.ui_url) == (True, first.ui_url)
+    assert len(notices) == 2
+
+
+def test_a_process_that_got_the_dead_servers_number_is_left_alone(settings: Settings, start: Start) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        folder = folder_of(settings)
+        state = folder.read_state()
+        assert state is not None
+        folder.write_state(replace(state, pid=other.pid))
+        assert server_status(settings).state == "none"
+        assert not stop_server(settings)
+        assert start().started
+        assert other.poll() is None
+        other.communicate(b"\n")
+
+
+def test_a_taken_port_is_given_up(settings: Settings, start: Start) -> None:
+    state = folder_of(settings).read_state()
+    assert state is not None
+    with socket.create_server(("127.0.0.1", state.port)):
+        assert port_of(start()) != state.port
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"pid": 1}', "\x00"])
+def test_a_state_that_cannot_be_read_is_none(settings: Settings, text: str) -> None:
+    folder_of(settings).state_file.write_text(text)
+    assert folder_of(settings).read_state() is None
+    assert server_status(settings).state == "none"
+
+
+def test_a_log_that_has_grown_large_is_set_aside(settings: Settings) -> None:
+    folder = folder_of(settings)
+    folder.log.write_bytes(b"x" * (LOG_BYTES + 1))
+    os.close(folder.open_log())
+    assert (folder.log.stat().st_size, (folder.path / "server.log.1").stat().st_size) == (0, LOG_BYTES + 1)
+
+
+# While one is running.
+
+
+def test_two_commands_at_once_start_one_server(settings: Settings) -> None:
+    code = (
+        "from plan_adapter.engine.local_server import ensure_server\n"
+        "from plan_adapter.settings import Settings\n"
+        "server = ensure_server(Settings(), notify=print)\n"
+        "print(server.pid, server.started)\n"
+    )
+    environment = {**os.environ, "PLAN_ADAPTER_HOME": str(settings.home)}
+    commands = [subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [command.communicate()[0].splitlines() for command in commands]
+    assert len({lines[-1].split()[0] for lines in said}) == 1
+    assert sorted(lines[-1].split()[1] for lines in said) == ["False", "True"]
+    assert sorted(len(lines) for lines in said) == [1, 2]
+
+
+def test_ctrl_c_in_the_terminal_that_started_it_does_not_end_it(settings: Settings) -> None:
+    code = (
+        "import time\n"
+        "from plan_adapter.engine.local_server import begin_server\n"
+        "from plan_adapter.settings import Settings\n"
+        "begin_server(Settings(), notify=lambda line: print(line, flush=True)).wait()\n"
+        "time.sleep(600)\n"
+    )
+    environment = {**os.environ, "PLAN_ADAPTER_HOME": str(settings.home)}
+    terminal = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+    )
+    assert terminal.stdout is not None
+    assert terminal.stdout.readline().startswith("started a local Prefect server")
+    os.killpg(terminal.pid, signal.SIGINT)
+    assert terminal.wait() != 0
+    assert not ensure_server(settings, notify=lambda _: None).started
+
+
+def test_starting_does_not_wait_and_waiting_gives_the_server(settings: Settings) -> None:
+    pending = begin_server(settings, notify=lambda _: None)
+    assert server_status(settings).state != "healthy"
+    assert pending.wait().started
+    assert server_status(settings).state == "healthy"
+
+
+def test_an_older_server_than_the_installed_prefect_is_restarted_and_a_newer_one_is_not(
+    settings: Settings, start: Start, notices: Notices
+) -> None:
+    first = start()
+    folder = folder_of(settings)
+    state = folder.read_state()
+    assert state is not None
+    folder.write_state(replace(state, prefect_version="99.0.0"))
+    assert start().pid == first.pid
+    folder.write_state(replace(state, prefect_version="3.0.11"))
+    assert start().pid != first.pid
+    assert notices[1].startswith("Prefect was upgraded from 3.0.11 to ")
+
+
+def test_a_server_out_of_reach_is_neither_used_nor_doubled(settings: Settings, start: Start) -> None:
+    start()
+    folder = folder_of(settings)
+    state = folder.read_state()
+    assert state is not None
+    folder.write_state(replace(state, host="laptop", process_start="of another host"))
+    with pytest.raises(NoServerError, match=f"runs on host laptop as process {state.pid}, out of reach from here"):
+        start()
+    with pytest.raises(NoServerError, match="out of reach"):
+        stop_server(settings)
+    folder.write_state(state)
+
+
+def test_a_server_that_hangs_is_told_with_its_log_and_can_still_be_stopped(
+    settings: Settings, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start()
+    folder_of(settings).log.write_text("the last words\n")
+    for name in ("ANSWER_SECONDS", "START_SECONDS", "STOP_SECONDS"):
+        monkeypatch.setattr(local_server, name, 1.0)
+    os.kill(pid_of(server), signal.SIGSTOP)
+    with pytest.raises(NoServerError, match=r"(?s)does not answer; `plan down` stops it.*--offline.*the last words"):
+        start()
+    assert server_status(settings).state == "unhealthy"
+    assert stop_server(settings)
+    assert process_start(pid_of(server)) is None
+
+
+def test_a_server_that_ended_while_it_was_waited_for_is_replaced(settings: Settings, start: Start) -> None:
+    first = start()
+    pending = begin_server(settings, notify=lambda _: None)
+    os.kill(pid_of(first), signal.SIGKILL)
+    assert pending.wait().pid != first.pid
+
+
+# When none can be had.
+
+
+def test_a_server_that_cannot_start_is_told_with_the_end_of_its_log(settings: Settings, start: Start) -> None:
+    (folder_of(settings).prefect_home / "prefect.db").write_bytes(b"no database" * 1000)
+    with pytest.raises(NoServerError, match=r"(?s)did not start\. `plan doctor`.*--offline.*file is not a database"):
+        start()
+
+
+def test_a_home_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NoServerError, match=r"cannot be kept in .*/file/home/server: .*: Not a directory\. Set PREFECT_API_URL"):
+        ensure_server(Settings(home=tmp_path / "file/home"), notify=lambda _: None)
+
+
+def test_a_setting_forbids_starting_one(settings: Settings) -> None:
+    pending = begin_server(settings.model_copy(update={"local_server": "never"}), notify=lambda _: None)
+    with pytest.raises(NoServerError, match=r"PLAN_ADAPTER_LOCAL_SERVER=never.*offline=True"):
+        pending.wait()
+
+
+def test_under_a_worker_none_is_started(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "0d8ad9c5-0000-0000-0000-000000000000")
+    with pytest.raises(NoServerError, match="belongs to a Prefect worker"):
+        server_for(settings)
+
+
+def test_with_a_url_set_that_is_out_of_reach_no_other_server_is_started(settings: Settings) -> None:
+    from prefect.settings import temporary_settings
+
+    with temporary_settings({"api.url": "http://127.0.0.1:1/api"}), pytest.raises(NoServerError, match="no other server is started"):
+        begin_server(settings, notify=lambda _: None).wait()
+    assert server_status(settings).state == "none"
+
+
+def test_the_servers_environment_has_nothing_that_redirects_it_or_that_is_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    foreign = ("PREFECT_PROFILE", "PREFECT_API_KEY", "prefect_server_database_password", "UVICORN_WORKERS", "PLAN_ADAPTER_DATABASE_URL")
+    for name in foreign:
+        monkeypatch.setenv(name, "of the user")
+    monkeypatch.setenv("PATH_OF_THE_USER", "kept")
+    environment = server_environment(ServerFolder(tmp_path), 4711)
+    assert [value for value in environment.values() if value == "of the user"] == []
+    assert environment["PATH_OF_THE_USER"] == "kept"
+    assert environment["PREFECT_HOME"] == str(tmp_path / "prefect")
+
+
+# A run on it.
+
+FLOW = """
+from prefect import flow, get_run_logger, task
+from plan_adapter.engine.connection import use_server
+from plan_adapter.engine.local_server import server_for
+from plan_adapter.settings import Settings
+
+@task
+def greet():
+    get_run_logger().info("good morning")
+
+@flow
+def morning():
+    greet()
+
+with use_server(server_for(Settings())) as server:
+    morning()
+print(server.api_url)
+"""
+
+
+def test_a_good_run_prints_nothing_of_prefects_whatever_proxy_there_is_and_its_log_is_on_the_server(
+    prefect_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert prefect_server.log_path is not None
+    monkeypatch.delenv("PREFECT_API_URL")
+    monkeypatch.setenv("PLAN_ADAPTER_HOME", str(prefect_server.log_path.parent.parent))
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    done = subprocess.run([sys.executable, "-c", FLOW], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, prefect_server.api_url + "\n", "")
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        found = client.request("POST", "/logs/filter", json={})
+    assert "good morning" in [line["message"] for line in found.json()]
+
+
+def test_the_state_is_plain_text_that_a_person_can_read(settings: Settings) -> None:
+    state = folder_of(settings).read_state()
+    assert state is not None
+    assert json.loads(folder_of(settings).state_file.read_text()) == asdict(state)

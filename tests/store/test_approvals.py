@@ -1,0 +1,122 @@
+"""Approvals: kept with who gave them, and used once."""
+
+import asyncio
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from plan_adapter.errors import NotApprovedError
+from plan_adapter.record import RunContext
+from plan_adapter.store.store import PlanStore
+from tests.store.builders import DIGEST, an_approval
+
+
+async def test_answers_are_read_as_they_were_given(store: PlanStore):
+    now = await store.now()
+    approved = an_approval(at=now, expires_at=now + timedelta(hours=1), run_id="r-1")
+    rejected = an_approval(at=now + timedelta(seconds=1), decision="reject", note="\x00", run_id="r-1")
+    await store.add_approval(approved)
+    await store.add_approval(rejected)
+    kept = [approved, replace(rejected, note="\\x00")]
+    assert await store.approvals("r-1") == kept
+    assert await store.approvals(DIGEST) == kept
+    assert await store.approvals("r-2") == []
+
+
+async def test_an_approval_is_found_until_a_run_uses_it(store: PlanStore):
+    approval = an_approval()
+    assert await store.find_approval(DIGEST) is None
+    await store.add_approval(approval)
+    assert await store.find_approval(DIGEST) == approval
+    assert await store.use_approval(approval, run_id="r-1") == replace(approval, run_id="r-1")
+    assert await store.find_approval(DIGEST) is None
+    with pytest.raises(NotApprovedError, match="belongs to run r-1"):
+        await store.use_approval(approval, run_id="r-2")
+
+
+async def test_the_run_that_used_an_approval_may_go_on_with_it(store: PlanStore):
+    approval = an_approval()
+    used = await store.use_approval(approval, run_id="r-1")
+    assert await store.use_approval(approval, run_id="r-1") == used
+    assert await store.use_approval(used, run_id="r-1") == used
+
+
+async def test_an_approval_given_in_code_is_kept_when_it_is_used(store: PlanStore):
+    used = await store.use_approval(an_approval(), run_id="r-1", context=RunContext(agent_id="a"))
+    assert await store.approvals("r-1") == [used]
+
+
+async def test_of_runs_that_want_the_same_approval_at_once_one_gets_it(store: PlanStore, store_url: str):
+    approval = an_approval()
+    stores = [PlanStore(store_url) for _ in range(3)]
+    outcomes = await asyncio.gather(
+        *(stores[number % 3].use_approval(approval, run_id=f"r-{number}") for number in range(9)), return_exceptions=True
+    )
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Approval", *["NotApprovedError"] * 8]
+    assert len(await store.approvals(DIGEST)) == 1
+    await asyncio.gather(*(one.close() for one in stores))
+
+
+async def test_an_approval_for_one_run_is_not_for_another(store: PlanStore):
+    approval = an_approval(run_id="r-1")
+    await store.add_approval(approval)
+    assert await store.find_approval(DIGEST) is None
+    with pytest.raises(NotApprovedError, match="belongs to run r-1"):
+        await store.use_approval(approval, run_id="r-2")
+    assert (await store.use_approval(approval, run_id="r-1")).run_id == "r-1"
+
+
+async def test_an_approval_that_has_expired_by_the_databases_clock_is_not_used(store: PlanStore):
+    now = await store.now()
+    expired = an_approval(at=now - timedelta(hours=1), expires_at=now)
+    await store.add_approval(expired)
+    assert await store.find_approval(DIGEST) is None
+    with pytest.raises(NotApprovedError, match="expired at"):
+        await store.use_approval(expired, run_id="r-1")
+    fresh = an_approval(at=now, expires_at=now + timedelta(hours=1))
+    await store.add_approval(fresh)
+    assert await store.find_approval(DIGEST) == fresh
+
+
+async def test_a_later_rejection_takes_an_approval_back_and_a_still_later_approval_counts(store: PlanStore):
+    now = await store.now()
+    approval = an_approval(at=now)
+    await store.add_approval(approval)
+    await store.add_approval(an_approval(at=now + timedelta(seconds=1), decision="reject"))
+    assert await store.find_approval(DIGEST) is None
+    with pytest.raises(NotApprovedError, match="followed by a rejection"):
+        await store.use_approval(approval, run_id="r-1")
+    later = an_approval(at=now + timedelta(seconds=2))
+    await store.add_approval(later)
+    assert await store.find_approval(DIGEST) == later
+
+
+async def test_the_rejection_of_one_run_says_nothing_about_others(store: PlanStore):
+    now = await store.now()
+    await store.add_approval(an_approval(at=now))
+    await store.add_approval(an_approval(at=now + timedelta(seconds=1), decision="reject", run_id="r-1"))
+    assert await store.find_approval(DIGEST) is not None
+
+
+async def test_a_rejection_cannot_be_used(store: PlanStore):
+    with pytest.raises(NotApprovedError, match="安娜 rejected it: 看起来不错"):
+        await store.use_approval(an_approval(decision="reject"), run_id="r-1")
+
+
+async def test_an_approval_cannot_be_passed_off_as_one_of_other_content(store: PlanStore):
+    approval = an_approval()
+    await store.add_approval(approval)
+    with pytest.raises(NotApprovedError, match="of other content"):
+        await store.use_approval(replace(approval, approval_digest="e" * 64), run_id="r-1")
+    assert await store.find_approval(DIGEST) == approval
+
+
+async def test_an_approval_of_one_tenant_is_not_for_another(store_url: str):
+    approval = an_approval()
+    async with PlanStore(store_url, tenant_id="acme") as acme, PlanStore(store_url, tenant_id="umbrella") as umbrella:
+        await acme.add_approval(approval)
+        assert await umbrella.find_approval(DIGEST) is None
+        assert await umbrella.approvals(DIGEST) == []
+        with pytest.raises(NotApprovedError):
+            await umbrella.use_approval(approval, run_id="r-1")

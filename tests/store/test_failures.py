@@ -1,0 +1,280 @@
+"""What goes wrong with a database is one StoreError that says where, what and what to do, and shows no password."""
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import socket
+import sqlite3
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, event
+
+from plan_adapter.errors import StoreError
+from plan_adapter.store.store import PlanStore
+from tests.postgres import PASSWORD, PostgresServer
+from tests.store.builders import a_plan, an_attempt, begun
+
+NOBODY = 65534
+
+
+async def refused(url: str) -> str:
+    """Return what the store says when it cannot be used."""
+    with pytest.raises(StoreError) as raised:
+        async with PlanStore(url) as store:
+            await store.save(a_plan(), author="ana")
+    return str(raised.value)
+
+
+@contextlib.contextmanager
+def a_full_disk(pages: int) -> Iterator[None]:
+    """Let no SQLite file grow beyond `pages`, as SQLite itself sees it."""
+
+    def limit(connection: sqlite3.Connection, _record: object) -> None:
+        connection.execute(f"PRAGMA max_page_count={pages}")
+
+    event.listen(Engine, "connect", limit)
+    try:
+        yield
+    finally:
+        event.remove(Engine, "connect", limit)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user can reach."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@contextlib.contextmanager
+def without_the_rights_of_root() -> Iterator[None]:
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+async def test_a_locked_file_is_named(tmp_path: Path):
+    path = tmp_path / "plans.db"
+    async with PlanStore(f"sqlite:///{path}") as store:
+        await store.now()
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        said = await refused(f"sqlite:///{path}?timeout=0.05")
+    assert (
+        said == f"the store {path} is locked by another process and stayed so for 0.05 s; wait for that process or end it, then try again"
+    )
+
+
+async def test_a_file_that_is_locked_for_a_moment_is_waited_for(tmp_path: Path):
+    url = f"sqlite:///{tmp_path / 'plans.db'}"
+    async with PlanStore(url) as store:
+        await store.now()
+        with contextlib.closing(sqlite3.connect(tmp_path / "plans.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            saving = asyncio.ensure_future(store.save(a_plan(), author="ana"))
+            await asyncio.sleep(0)
+            other.execute("COMMIT")
+            assert (await saving).version == 1
+
+
+async def test_a_file_that_may_not_be_written_is_named(open_folder: Path):
+    path = open_folder / "plans.db"
+    async with PlanStore(f"sqlite:///{path}") as store:
+        await store.now()
+    path.chmod(0o444)
+    open_folder.chmod(0o755 if os.geteuid() == 0 else 0o555)
+    with without_the_rights_of_root():
+        said = await refused(f"sqlite:///{path}")
+    open_folder.chmod(0o755)
+    assert said.startswith(f"the store {path} ")
+    assert "written" in said
+
+
+async def test_a_folder_in_which_nothing_may_be_made_is_named(open_folder: Path):
+    open_folder.chmod(0o755 if os.geteuid() == 0 else 0o555)
+    with without_the_rights_of_root():
+        said = await refused(f"sqlite:///{open_folder / 'plans.db'}")
+        below = await refused(f"sqlite:///{open_folder / 'deep' / 'plans.db'}")
+    open_folder.chmod(0o755)
+    assert "cannot be made: Permission denied; give another one with PLAN_ADAPTER_DATABASE_URL" in said
+    assert "cannot be made: Permission denied" in below
+    assert list(open_folder.iterdir()) == []
+
+
+async def test_a_full_disk_is_named_and_changes_nothing(tmp_path: Path):
+    url = f"sqlite:///{tmp_path / 'plans.db'}"
+    async with PlanStore(url) as store:
+        run = await begun(store)
+    with a_full_disk(pages=1):
+        async with PlanStore(url) as store:
+            recorder = await store.recorder(run)
+            with pytest.raises(StoreError, match="cannot grow: the disk is full; free some space"):
+                await recorder.intent(an_attempt(run, at=recorder.now(), parameters={"text": "x" * 500_000}))
+            with pytest.raises(StoreError, match="the disk is full"):
+                await store.save(a_plan("x" * 500_000), author="ana")
+    async with PlanStore(url) as store:
+        assert await store.attempts(run.id) == []
+        assert await store.names() == []
+
+
+async def test_a_disk_that_is_full_before_the_tables_are_made_is_named(tmp_path: Path):
+    url = f"sqlite:///{tmp_path / 'plans.db'}"
+    with a_full_disk(pages=3):
+        assert "the disk is full" in await refused(url)
+    async with PlanStore(url) as store:
+        assert await store.runs() == []
+
+
+async def test_a_file_system_that_is_really_full_is_named(open_folder: Path):
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(open_folder)], capture_output=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip("this user may not mount a small file system")
+    try:
+        url = f"sqlite:///{open_folder / 'plans.db'}"
+        async with PlanStore(url) as store:
+            await store.save(a_plan(), author="ana")
+            with pytest.raises(StoreError, match="full"):
+                for number in range(100):
+                    await store.save(a_plan(f"{number}" + "x" * 20_000), author="ana")
+            kept = await store.versions("site")
+        async with PlanStore(url) as store:
+            assert await store.versions("site") == kept
+    finally:
+        subprocess.run(["umount", "-l", str(open_folder)], check=True)
+
+
+async def test_what_is_no_database_is_named(tmp_path: Path):
+    (tmp_path / "text").write_text("not a database, " * 100)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    assert "is no SQLite database" in await refused(f"sqlite:///{tmp_path / 'text'}")
+    assert "is no file" in await refused(f"sqlite:///{tmp_path / 'folder'}")
+    assert "cannot be" in await refused(f"sqlite:///{tmp_path / 'file' / 'plans.db'}")
+    assert "is no file" in await refused("sqlite:////dev/null")
+    assert (tmp_path / "text").read_text() == "not a database, " * 100
+
+
+async def test_a_damaged_file_is_named(tmp_path: Path):
+    path = tmp_path / "plans.db"
+    async with PlanStore(f"sqlite:///{path}") as store:
+        for number in range(30):
+            await store.save(a_plan(f"{number}" + "x" * 3000), author="ana")
+    content = bytearray(path.read_bytes())
+    content[4096:] = b"\xa5" * (len(content) - 4096)
+    path.write_bytes(content)
+    assert "is damaged: put a copy back" in await refused(f"sqlite:///{path}")
+
+
+async def test_an_empty_file_becomes_a_store(tmp_path: Path):
+    (tmp_path / "plans.db").touch()
+    async with PlanStore(f"sqlite:///{tmp_path / 'plans.db'}") as store:
+        assert await store.runs() == []
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("plans.db", "cannot be understood: write sqlite:///plans.db"),
+        ("postgresql://ana:s3cret@host:notaport/db", "cannot be understood"),
+        ("mysql://ana:s3cret@host/db", "no store is kept in `mysql`"),
+        ("postgresql+pg8000://ana:s3cret@host/db", "no store is kept in `postgresql+pg8000`"),
+        ("sqlite://", "is kept in a file"),
+        ("sqlite:///:memory:", "is kept in a file"),
+        ("sqlite:///file:plans.db?uri=true", "is kept in a file"),
+        ("sqlite:///plans.db?timeout=soon", "timeout 'soon'"),
+        ("sqlite:///plans.db?mode=ro", "not known here: mode; known: timeout"),
+        ("postgresql://host/db?user=ana&password=s3cret", "not known here: password, user; known: host,"),
+    ],
+)
+def test_a_url_that_names_no_store_is_refused(url: str, said: str):
+    with pytest.raises(StoreError) as raised:
+        PlanStore(url)
+    assert said in str(raised.value)
+    assert "s3cret" not in str(raised.value)
+
+
+async def test_a_server_that_is_down_is_named():
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        said = await refused(f"postgresql://ana:s3cret@127.0.0.1:{port}/plans")
+    assert said.startswith(f"the store on PostgreSQL (127.0.0.1:{port}, database plans, user ana) cannot be reached")
+    assert "s3cret" not in said
+
+
+async def test_a_wrong_password_is_named_but_not_shown(postgres_server: PostgresServer, postgres_database: str):
+    said = await refused(postgres_server.url(postgres_database.rpartition("/")[2], password="s3cret-and-wrong"))
+    assert said.endswith("refuses the password of this user")
+    assert "s3cret" not in said
+
+
+async def test_a_database_that_does_not_exist_is_named(postgres_server: PostgresServer):
+    assert "has no database of this name" in await refused(postgres_server.url("nowhere"))
+
+
+async def test_a_user_without_rights_is_told_so(postgres_server: PostgresServer, postgres_database: str):
+    name = postgres_database.rpartition("/")[2]
+    async with PlanStore(postgres_database) as store:
+        await store.upgrade()
+        postgres = await asyncio.to_thread(postgres_server.execute, f"CREATE ROLE guest_{name} LOGIN PASSWORD 'guest'")
+        assert postgres is None
+    try:
+        assert "does not let this user do that" in await refused(postgres_server.url(name, user=f"guest_{name}", password="guest"))
+    finally:
+        await asyncio.to_thread(postgres_server.execute, f"DROP ROLE guest_{name}")
+
+
+@pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+asyncpg", "postgresql+psycopg2"])
+async def test_a_server_is_reached_by_any_of_its_usual_urls(postgres_database: str, scheme: str):
+    url = postgres_database.replace("postgresql", scheme, 1) + "?sslmode=prefer"
+    async with PlanStore(url) as store:
+        await store.upgrade()
+        assert await store.runs() == []
+        assert PASSWORD not in repr(store)
+
+
+def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr("plan_adapter.store.urls.find_spec", lambda name: None if name == "asyncpg" else find(name))
+    with pytest.raises(StoreError, match="needs the driver asyncpg: pip install asyncpg"):
+        PlanStore("postgresql://host/db")
+
+
+async def test_a_server_that_ends_a_connection_in_between_is_connected_to_again(postgres_server: PostgresServer, postgres_database: str):
+    async with PlanStore(postgres_database) as store:
+        await store.upgrade()
+        await _end_connections(postgres_server)
+        assert await store.runs() == []
+
+
+async def test_a_server_that_ends_a_connection_in_a_transaction_is_a_store_error_and_nothing_stays(
+    postgres_server: PostgresServer, postgres_database: str
+):
+    async with PlanStore(postgres_database) as store:
+        await store.upgrade()
+
+        def work(connection) -> None:
+            connection.exec_driver_sql(
+                "INSERT INTO plans (tenant_id, digest, name, description, document, created_at) VALUES ('', 'd', 'n', '', '', now())"
+            )
+            connection.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
+
+        with pytest.raises(StoreError, match="shut down|ended the connection"):
+            await store._database.write(work)
+        assert await store._database.read(lambda connection: connection.exec_driver_sql("SELECT count(*) FROM plans").scalar()) == 0
+
+
+async def _end_connections(server: PostgresServer) -> None:
+    others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
+    await asyncio.to_thread(server.execute, others)

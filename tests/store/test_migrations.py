@@ -1,0 +1,209 @@
+"""The schema: made or migrated on first use in a file, only when asked on a server, by any number of processes at once."""
+
+import asyncio
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from plan_adapter.errors import StoreError
+from plan_adapter.store import schema
+from plan_adapter.store.store import PlanStore
+from plan_adapter.store.tables import REVISION, REVISION_TABLE, metadata
+from tests.postgres import PostgresServer
+from tests.store.builders import a_plan
+
+
+async def test_the_migrations_make_exactly_the_tables(store: PlanStore):
+    options = {"version_table": REVISION_TABLE, "compare_type": True}
+
+    def differences(connection) -> list:
+        return compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
+
+    assert await store._database.read(differences) == []
+
+
+def test_the_revision_that_is_needed_is_the_newest_migration():
+    assert ScriptDirectory.from_config(schema._config()).get_heads() == [REVISION]
+
+
+def test_the_migrations_are_in_the_wheel():
+    document = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert document["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["plan_adapter"]
+    folder = Path(schema.__file__).parent / "migrations"
+    assert (folder / "env.py").is_file()
+    assert list((folder / "versions").glob("0001_*.py"))
+
+
+async def test_a_new_file_is_made_with_its_folder_for_its_owner_only(tmp_path: Path):
+    path = tmp_path / "a folder" / "深" / "plans.db"
+    async with PlanStore(f"sqlite:///{path}") as store:
+        await store.save(a_plan(), author="ana")
+        assert {found.name for found in path.parent.iterdir()} == {"plans.db", "plans.db-wal", "plans.db-shm"}
+        for found in path.parent.iterdir():
+            assert stat.S_IMODE(found.stat().st_mode) == 0o600, found
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert [found.name for found in path.parent.iterdir()] == ["plans.db"]
+
+
+async def test_the_file_loses_no_commit_to_a_crash_of_the_machine_and_keeps_references(tmp_path: Path):
+    async with PlanStore(f"sqlite:///{tmp_path / 'plans.db'}") as store:
+
+        def pragmas(connection) -> list:
+            names = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+            return [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in names]
+
+        assert await store._database.read(pragmas) == ["wal", 2, 1, 10_000]
+
+
+async def test_upgrading_a_file_says_which_revision_it_has(tmp_path: Path):
+    async with PlanStore(f"sqlite:///{tmp_path / 'plans.db'}") as store:
+        assert await store.upgrade() == REVISION
+        assert await store.upgrade() == REVISION
+
+
+FIRST_USE = """
+import asyncio, sys
+from plan_adapter.store.store import PlanStore
+from tests.store.builders import a_plan
+
+async def main():
+    async with PlanStore(sys.argv[1]) as store:
+        print("ready", flush=True)
+        sys.stdin.readline()
+        if sys.argv[2] == "upgrade":
+            await store.upgrade()
+        print((await store.save(a_plan(sys.argv[3]), author="ana")).version)
+
+asyncio.run(main())
+"""
+
+
+def _use_at_once(url: str, how: str, processes: int) -> list[int]:
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", FIRST_USE, url, how, f"plan {number}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for number in range(processes)
+    ]
+    for process in started:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    return [int(process.communicate(timeout=120)[0]) for process in started]
+
+
+def test_processes_that_use_a_new_file_at_once_share_it(tmp_path: Path):
+    versions = _use_at_once(f"sqlite:///{tmp_path / 'new' / 'plans.db'}", "use", 4)
+    assert sorted(versions) == [1, 2, 3, 4]
+
+
+def test_processes_that_upgrade_a_server_at_once_wait_for_each_other(postgres_database: str):
+    assert sorted(_use_at_once(postgres_database, "upgrade", 3)) == [1, 2, 3]
+
+
+async def test_stores_of_one_process_that_upgrade_at_once_wait_for_each_other(postgres_database: str):
+    stores = [PlanStore(postgres_database) for _ in range(3)]
+    assert await asyncio.gather(*(store.upgrade() for store in [*stores, *stores])) == [REVISION] * 6
+    await asyncio.gather(*(store.close() for store in stores))
+
+
+async def test_a_server_is_not_migrated_by_itself(postgres_database: str):
+    async with PlanStore(postgres_database) as store:
+        with pytest.raises(StoreError, match=f"has no tables yet, revision {REVISION} is needed: run `plan store upgrade`"):
+            await store.runs()
+        assert await store.upgrade() == REVISION
+        assert await store.runs() == []
+
+
+async def _set_revision(store: PlanStore, revision: str) -> None:
+    await store._database.write(
+        lambda connection: connection.exec_driver_sql(f"UPDATE {REVISION_TABLE} SET version_num = '{revision}'") and None
+    )
+
+
+async def test_a_stale_server_is_refused_by_name(postgres_database: str, monkeypatch: pytest.MonkeyPatch):
+    async with PlanStore(postgres_database) as store:
+        await store.upgrade()
+        monkeypatch.setattr(schema, "REVISION", "0002")
+        with pytest.raises(StoreError, match="has revision 0001, revision 0002 is needed: run `plan store upgrade`"):
+            await store.runs()
+
+
+async def test_a_newer_store_is_refused_by_name(store_url: str, store: PlanStore):
+    await store.now()
+    await _set_revision(store, "9999")
+    async with PlanStore(store_url) as other:
+        for use in (other.runs, other.upgrade):
+            with pytest.raises(StoreError, match=f"has revision 9999, .*needs {REVISION}.*install a newer prefect-plan-adapter"):
+                await use()
+
+
+async def test_a_migration_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "plans.db"
+
+    def upgrade_and_fail(connection, store) -> str:
+        schema_upgrade(connection, store)
+        raise OSError(28, "No space left on device")
+
+    schema_upgrade = schema.upgrade
+    monkeypatch.setattr(schema, "upgrade", upgrade_and_fail)
+    async with PlanStore(f"sqlite:///{path}") as store:
+        with pytest.raises(StoreError, match="No space left"):
+            await store.runs()
+    with sqlite3.connect(path) as database:
+        assert database.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+    monkeypatch.undo()
+    async with PlanStore(f"sqlite:///{path}") as store:
+        assert await store.runs() == []
+
+
+async def test_the_file_of_another_application_is_left_alone(tmp_path: Path):
+    path = tmp_path / "other.db"
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE flow_run (id TEXT)")
+    async with PlanStore(f"sqlite:///{path}") as store:
+        with pytest.raises(StoreError, match=r"another application \(tables: flow_run\)"):
+            await store.runs()
+    with sqlite3.connect(path) as database:
+        assert database.execute("SELECT name FROM sqlite_master").fetchall() == [("flow_run",)]
+
+
+async def test_a_server_database_may_be_shared_with_another_application(postgres_server: PostgresServer, postgres_database: str):
+    import asyncpg
+
+    connection = await asyncpg.connect(postgres_database)
+    await connection.execute("CREATE TABLE alembic_version (version_num TEXT); INSERT INTO alembic_version VALUES ('theirs')")
+    async with PlanStore(postgres_database) as store:
+        await store.upgrade()
+        assert await store.runs() == []
+    assert await connection.fetchval("SELECT version_num FROM alembic_version") == "theirs"
+    await connection.close()
+
+
+def test_opening_an_existing_store_does_not_import_alembic(tmp_path: Path):
+    url = f"sqlite:///{tmp_path / 'plans.db'}"
+
+    async def make() -> None:
+        async with PlanStore(url) as store:
+            await store.now()
+
+    asyncio.run(make())
+    code = (
+        "import asyncio, sys\nfrom plan_adapter.store.store import PlanStore\n"
+        "async def main():\n    async with PlanStore(sys.argv[1]) as store: await store.runs()\n"
+        "asyncio.run(main())\nprint([name for name in ('alembic', 'asyncpg', 'prefect') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, url], capture_output=True, text=True, check=True, env=dict(os.environ))
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,63 @@
+"""Under a Prefect worker a store on a local path is refused: its receipts could be lost with the worker's host."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from plan_adapter.errors import StoreError
+from plan_adapter.settings import Settings
+from plan_adapter.store.store import PlanStore
+from plan_adapter.store.urls import refuse_local_under_worker
+
+RUN = {"PREFECT__FLOW_RUN_ID": "01999999-0000-7000-8000-000000000000"}
+SERVED = {**RUN, "PREFECT__STORAGE_BASE_PATH": "/tmp/runner"}
+UNDER_A_WORKER = [
+    pytest.param({**RUN, "PREFECT__WORKER_NAME": "w", "PREFECT__FLOW_ID": "f"}, id="a process worker"),
+    pytest.param({**SERVED, "PREFECT__WORKER_NAME": "w"}, id="a container worker, which starts a runner inside"),
+    pytest.param(RUN, id="a pool that pushes"),
+]
+
+
+@pytest.mark.parametrize("environ", UNDER_A_WORKER)
+def test_a_local_path_is_refused_under_a_worker(environ: dict[str, str]):
+    with pytest.raises(StoreError, match="PLAN_ADAPTER_DATABASE_URL to a PostgreSQL database, or PLAN_ADAPTER_ALLOW_LOCAL_STORE=true"):
+        refuse_local_under_worker("sqlite:///plans.db", Settings(), environ)
+
+
+@pytest.mark.parametrize("environ", UNDER_A_WORKER)
+@pytest.mark.parametrize("url", ["postgresql://host/db", "postgres://host/db"])
+def test_a_server_is_always_fine(environ: dict[str, str], url: str):
+    refuse_local_under_worker(url, Settings(), environ)
+
+
+@pytest.mark.parametrize("environ", [{}, SERVED], ids=["a script", "serve"])
+def test_a_local_path_is_fine_where_no_worker_is(environ: dict[str, str]):
+    refuse_local_under_worker("sqlite:///plans.db", Settings(), environ)
+
+
+@pytest.mark.parametrize("environ", UNDER_A_WORKER)
+def test_a_setting_allows_a_local_path(environ: dict[str, str]):
+    refuse_local_under_worker("sqlite:///plans.db", Settings(allow_local_store=True), environ)
+
+
+def test_a_store_looks_at_its_own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", RUN["PREFECT__FLOW_RUN_ID"])
+    monkeypatch.setenv("PREFECT__WORKER_NAME", "w")
+    with pytest.raises(StoreError, match="under a Prefect worker"):
+        PlanStore(f"sqlite:///{tmp_path / 'plans.db'}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_variables_are_those_that_prefect_sets():
+    found = find_spec("prefect")
+    assert found is not None
+    assert found.origin is not None
+    prefect = Path(found.origin).parent
+    worker = (prefect / "workers" / "base.py").read_text()
+    serve = (prefect / "runner" / "_starter_engine.py").read_text()
+    assert '"PREFECT__FLOW_RUN_ID"' in worker
+    assert '"PREFECT__WORKER_NAME"' in worker
+    assert '"PREFECT__FLOW_RUN_ID"' in serve
+    assert '"PREFECT__STORAGE_BASE_PATH"' in serve
+    assert "PREFECT__WORKER_" not in serve

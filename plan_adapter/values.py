@@ -19,7 +19,7 @@ _Tree: TypeAlias = dict[object, object] | list[object] | tuple[object, ...]
 
 TOO_DEEP: Fault = ("too-deep", f"nested deeper than {MAX_DEPTH} levels", "flatten it")
 
-_Trail: TypeAlias = tuple[object, "_Trail"] | None
+_Trail: TypeAlias = tuple[str | int, "_Trail"] | None
 """The keys from a value up to the root, innermost first."""
 
 
@@ -40,16 +40,17 @@ def _walk(root: object, at: str) -> Iterator[tuple[str, Fault]]:
         if depth >= MAX_DEPTH:
             yield _path(at, trail), TOO_DEEP
             continue
-        items = list(_entries(cast("_Tree", value)))
         if isinstance(value, dict):
-            yield from ((_path(at, (key, trail)), fault) for key, _ in items if (fault := key_fault(key)))
+            keys = cast("dict[object, object]", value)
+            yield from ((_path(at, (_named(key), trail)), fault) for key in keys if (fault := key_fault(key)))
+        items = list(_entries(cast("_Tree", value)))
         stack.extend((item, (key, trail), depth + 1) for key, item in reversed(items))
 
 
 def key_fault(key: object) -> Fault | None:
     """Return what is wrong with a mapping's key, or None."""
     if not isinstance(key, str):
-        return "wrong-type", f"a key must be text, not {key!r:.40}", "put it in quotes"
+        return "wrong-type", f"a key must be text, not a {type(key).__name__}", "put it in quotes"
     if key.startswith("__prefect"):
         return "reserved-key", f"the key `{key[:60]}` starts with `__prefect`, which Prefect's server interprets", "rename it"
     return _text_fault(key)
@@ -63,12 +64,12 @@ def scalar_fault(value: object) -> Fault | None:
         return None
     if isinstance(value, float):
         if math.isfinite(value):
-            return None
+            return _TOO_LARGE if MAX_INTEGER < abs(value) < 1e21 else None  # its canonical form is an integer's
         return "not-a-number", f"`{value}` is no JSON number", "write a finite number, or the text in quotes"
     if isinstance(value, int):
         if -MAX_INTEGER <= value <= MAX_INTEGER:
             return None
-        return "too-large", "the integer is beyond ±(2^53 - 1), where programs stop to agree on it", "write it as text, in quotes"
+        return _TOO_LARGE
     return "wrong-type", f"a {type(value).__name__} is no JSON value", "use text, numbers, true, false, null, lists and mappings"
 
 
@@ -82,20 +83,25 @@ def _text_fault(text: str) -> Fault | None:
     return _NUL if "\0" in text else None
 
 
+_TOO_LARGE: Fault = ("too-large", "the integer is beyond ±(2^53 - 1), where programs stop to agree on it", "write it as text, in quotes")
 _NUL: Fault = ("bad-text", "the text holds a NUL character, which databases and commands refuse", "remove it")
 
 
-def _entries(tree: _Tree) -> Iterable[tuple[object, object]]:
-    return tree.items() if isinstance(tree, dict) else enumerate(tree)
+def _entries(tree: _Tree) -> Iterable[tuple[str | int, object]]:
+    return ((_named(key), value) for key, value in tree.items()) if isinstance(tree, dict) else enumerate(tree)
+
+
+def _named(key: object) -> str:
+    return key if isinstance(key, str) else f"<{type(key).__name__}>"
 
 
 def _path(at: str, trail: _Trail) -> str:
-    keys: list[object] = []
+    keys: list[str | int] = []
     while trail is not None:
         keys.append(trail[0])
         trail = trail[1]
     for key in reversed(keys):
-        at = join(at, key if isinstance(key, int) and not isinstance(key, bool) else str(key))
+        at = join(at, key)
     return at
 
 

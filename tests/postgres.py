@@ -36,14 +36,14 @@ class PostgresServer:
 
         return f"postgresql://{user}:{quote(password, safe='')}@127.0.0.1:{self.port}/{database}"
 
-    def execute(self, statement: str) -> None:
-        """Run one statement outside a transaction."""
-        asyncio.run(self._execute(statement))
+    def execute(self, statements: str, *, database: str = "postgres") -> None:
+        """Run statements, outside a transaction where there is one only."""
+        asyncio.run(self._execute(statements, database))
 
-    def make_database(self, *, template: str = "template0") -> str:
-        """Make a database and return its name."""
+    def make_database(self) -> str:
+        """Make an empty database and return its name."""
         name = f"test_{secrets.token_hex(6)}"
-        self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+        self.execute(f"CREATE DATABASE {name} TEMPLATE template0")
         return name
 
     def drop_database(self, name: str) -> None:
@@ -63,10 +63,10 @@ class PostgresServer:
         """Run pg_ctl and wait for what it does."""
         as_server_user(self.bin / "pg_ctl", "-D", self.folder / "data", "-w", "-t", "60", *arguments)
 
-    async def _execute(self, statement: str) -> None:
-        connection = await asyncpg.connect(self.url("postgres"))
+    async def _execute(self, statements: str, database: str) -> None:
+        connection = await asyncpg.connect(self.url(database))
         try:
-            await connection.execute(statement)
+            await connection.execute(statements)
         finally:
             await connection.close()
 

@@ -135,7 +135,7 @@ def build_app() -> "App":
     )
     for verb in VERBS:
         app.command(f"plan_adapter.cli.{verb.name}:{verb.name}", name=verb.name)
-    app.register_install_completion_command()
+    app.register_install_completion_command()  # pyright: ignore[reportUnknownMemberType]  # cyclopts leaves its **kwargs untyped
     return app
 
 

@@ -43,6 +43,6 @@ def code_of_run(run: "PlanRun") -> ExitCode:
         PlanStatus.PENDING_APPROVAL: ExitCode.WAITING,
         PlanStatus.DRAFT: ExitCode.WAITING,
     }
-    if run.reason in by_reason:
+    if run.reason is not None and run.reason in by_reason:
         return by_reason[run.reason]
     return by_status.get(run.status, ExitCode.FAILED)

@@ -7,10 +7,10 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from plan_adapter.engine.connection import check_server, configured_api_url, ui_hint, under_worker, url_source
 from plan_adapter.engine.local_server import server_status
+from plan_adapter.engine.server_state import ServerFolder
 from plan_adapter.errors import NoServerError
 from plan_adapter.settings import Settings
 
@@ -88,10 +88,5 @@ def _local_server(settings: Settings) -> Iterator[Finding]:
     if status.state == "healthy":
         yield Finding(ok=True, what=f"{what} answers; log: {status.log_path}", hint="; ".join(ui_hint(status.ui_url or "")[1:]))
     else:
-        hint = f"`plan down`, then run again; log: {status.log_path}{_end_of(status.log_path)}"
+        hint = f"`plan down`, then run again; log: {status.log_path}{ServerFolder(status.log_path.parent).log_tail()}"
         yield Finding(ok=False, what=f"{what} does not answer", hint=hint)
-
-
-def _end_of(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:] if log.exists() else []
-    return "".join(f"\n  {line}" for line in lines)

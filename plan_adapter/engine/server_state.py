@@ -109,15 +109,16 @@ class ServerFolder:
                 self.log.replace(self.log.with_suffix(".log.1"))
         return os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
-    def log_tail(self, lines: int = 12) -> str:
-        """Return the last lines of the log, indented for an error message."""
+    def log_tail(self, lines: int = 6) -> str:
+        """Return the last lines of the log for an error message, without the frames of tracebacks."""
         try:
             with self.log.open("rb") as file:
                 file.seek(max(0, self.log.stat().st_size - 8192))
                 text = file.read().decode("utf-8", errors="replace")
         except OSError:
             return ""
-        return "".join(f"\n  {line}" for line in text.splitlines()[-lines:])
+        told = [line for line in text.splitlines() if line and not line.startswith(" ")]
+        return "".join(f"\n  {line}" for line in told[-lines:])
 
 
 def process_start(pid: int) -> str | None:

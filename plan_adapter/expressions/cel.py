@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from plan_adapter.errors import ExpressionError
@@ -98,8 +99,11 @@ def _plain_message(error: str) -> str:
 
 
 def _converted(value: Any, kind: str) -> Any:
+    """Return `value` as CEL takes it; what would overflow its stack, or arrive there as something else, is refused."""
     level = [value]
     for _ in range(MAX_VALUE_DEPTH):
+        if any(isinstance(node, str) and "\0" in node for node in level):
+            raise CelValueError("a text holds a NUL character, where CEL would cut it off")
         if not (level := [member for node in level for member in _members(node)]):
             break
     else:
@@ -111,7 +115,7 @@ def _converted(value: Any, kind: str) -> Any:
 
 def _members(node: Any) -> Iterable[Any]:
     if isinstance(node, dict):
-        return node.values()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]  # any JSON
+        return chain(node.keys(), node.values())  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]  # any JSON
     return node if isinstance(node, list) else ()  # pyright: ignore[reportUnknownVariableType]
 
 

@@ -65,7 +65,9 @@ class Expression:
         """Return the value as plain JSON that nothing else holds; raises ExpressionError, which names the expression."""
         try:
             values = {variable.name: variables.follow(variable.path) for variable in self.variables}
-            return _plain(values[""] if self.code is None else cel.calculate(self.code, _signature(self.variables), values))
+            if self.code is None:
+                return _plain(values[""])
+            return _plain(cel.calculate(self.code, _signature(self.variables), values), in_order=True)
         except NothingThereError as error:
             raise ExpressionError(f"{self}: {error}") from None
         except cel.CelValueError as error:
@@ -92,6 +94,8 @@ class Expression:
 
 def compile_expression(source: str, declarations: Declarations) -> Expression:
     """Return `source`, what stands between `${{` and `}}`, compiled; raises RefusedError."""
+    if not source:
+        raise RefusedError("expression-syntax", "the expression is empty", "write one, or remove the braces")
     path = whole_path(source)
     if path is not None:
         return Expression(source, kind_of(path, declarations), None, (Variable("", "dyn", path),))
@@ -150,8 +154,11 @@ def _syntax_hint(source: str) -> str:
     return "CEL compares with ==" if re.search(r"[^=!<>]=[^=]", source) else ""
 
 
-def _plain(value: Any) -> JsonValue:
-    """Return `value` as JSON that shares nothing with it; raises TypeError, which says what it is, for what is no JSON."""
+def _plain(value: Any, *, in_order: bool = False) -> JsonValue:
+    """Return `value` as JSON that shares nothing with it; raises TypeError, which says what it is, for what is no JSON.
+
+    `in_order` sorts keys: CEL's mappings have no order of their own, and a run must not depend on chance.
+    """
     if isinstance(value, str):
         return str(value)  # of a status, which is an enum
     if isinstance(value, bool | int) or value is None:
@@ -161,9 +168,10 @@ def _plain(value: Any) -> JsonValue:
             raise TypeError(value)
         return value
     if isinstance(value, list):
-        return [_plain(member) for member in value]  # pyright: ignore[reportUnknownVariableType]  # from CEL or a run
+        return [_plain(member, in_order=in_order) for member in value]  # pyright: ignore[reportUnknownVariableType]  # from CEL or a run
     if isinstance(value, Mapping):
         if any(not isinstance(key, str) for key in value):  # pyright: ignore[reportUnknownVariableType]
             raise TypeError("a key that is no text")
-        return {key: _plain(member) for key, member in value.items()}  # pyright: ignore[reportUnknownVariableType]
+        keys: Any = sorted(value) if in_order else value  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        return {key: _plain(value[key], in_order=in_order) for key in keys}
     raise TypeError(f"a {type(value).__name__}")

@@ -31,7 +31,7 @@ class PostgresDatabase(Database):
         """Keep `url` with the asyncpg driver, and libpq's parameters under asyncpg's names."""
         query = {_AS_ASYNCPG.get(name, name): value for name, value in url.query.items()}
         super().__init__(url.set(drivername="postgresql+asyncpg", query=query), known=_KNOWN)
-        self._engine: AsyncEngine | None = None
+        self._engines: list[AsyncEngine] = []  # none before the first call, then one
         self._is_current = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
@@ -55,20 +55,15 @@ class PostgresDatabase(Database):
         return asyncio.run_coroutine_threadsafe(self._upgrade(), self._running_loop())
 
     def _shut_down(self) -> Future[None]:
-        async def dispose() -> None:
-            if self._engine is not None:
-                await self._engine.dispose()
-            loop.call_soon(loop.stop)
-
         loop = self._running_loop()
-        return asyncio.run_coroutine_threadsafe(dispose(), loop)
+        return asyncio.run_coroutine_threadsafe(_dispose(self._engines, loop), loop)
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self._starting:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=_serve, args=(self._loop,), name="plan-store", daemon=True).start()
-                weakref.finalize(self, _stop, self._loop)
+                weakref.finalize(self, _end, self._engines, self._loop)
             return self._loop
 
     async def _run(self, work: Callable[[Connection], T], *, writes: bool) -> T:
@@ -87,11 +82,11 @@ class PostgresDatabase(Database):
                 return await _transact(self._the_engine(), lambda connection: schema.upgrade(connection, self.label), writes=True)
 
     def _the_engine(self) -> AsyncEngine:
-        if self._engine is None:
+        if not self._engines:
             limits = {"timeout": self.timeout, "command_timeout": ANSWER_SECONDS}
             # hide_parameters: an error's text may reach a log, and rows may hold what no log should.
-            self._engine = create_async_engine(self.url, connect_args=limits, pool_pre_ping=True, hide_parameters=True)
-        return self._engine
+            self._engines.append(create_async_engine(self.url, connect_args=limits, pool_pre_ping=True, hide_parameters=True))
+        return self._engines[0]
 
 
 async def _transact(engine: AsyncEngine, work: Callable[[Connection], T], *, writes: bool) -> T:
@@ -105,6 +100,13 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
     loop.close()
 
 
-def _stop(loop: asyncio.AbstractEventLoop) -> None:
+async def _dispose(engines: list[AsyncEngine], loop: asyncio.AbstractEventLoop) -> None:
+    for engine in engines:
+        await engine.dispose()
+    loop.call_soon(loop.stop)
+
+
+def _end(engines: list[AsyncEngine], loop: asyncio.AbstractEventLoop) -> None:
+    """Close what a database that nobody closed has left; called when it is forgotten."""
     if not loop.is_closed():
-        loop.call_soon_threadsafe(loop.stop)
+        asyncio.run_coroutine_threadsafe(_dispose(engines, loop), loop)

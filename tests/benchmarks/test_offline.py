@@ -16,6 +16,8 @@ from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import tool
 from tests.benchmarks.shapes import Shape, chain, layered
 
+pytestmark = pytest.mark.benchmark
+
 ROUNDS = 7
 
 

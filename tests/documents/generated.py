@@ -29,7 +29,8 @@ texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
     ]
 )
 keys = texts.filter(lambda text: not text.startswith("__prefect"))
-numbers = st.integers(-(2**53) + 1, 2**53 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+floats = st.floats(allow_nan=False, allow_infinity=False).filter(lambda number: not 2**53 - 1 < abs(number) < 1e21)
+numbers = st.integers(-(2**53) + 1, 2**53 - 1) | floats
 scalars = st.none() | st.booleans() | numbers | texts
 values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3), max_leaves=8)
 mappings = st.dictionaries(keys, values, max_size=3)
@@ -77,7 +78,7 @@ inputs = st.builds(
     enum=optional(st.lists(values, max_size=3)),
     pattern=optional(texts),
     min_length=optional(milliseconds),
-    minimum=optional(st.floats(allow_nan=False, allow_infinity=False)),
+    minimum=optional(floats),
 )
 options = st.builds(
     ExecutionOptions,

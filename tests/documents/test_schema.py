@@ -49,7 +49,7 @@ def test_sound_documents_fit(text: str, schema: Draft202012Validator) -> None:
     assert list(schema.iter_errors(as_json(text))) == []
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
 @given(plan=plans)
 def test_what_is_written_fits_but_for_what_validation_refuses(plan: ExecutionPlan, schema: Draft202012Validator) -> None:
     document = as_json(dump_plan(plan))

@@ -8,9 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,44 +19,88 @@ from plan_adapter.engine import local_server
 from plan_adapter.engine.connection import Server
 from plan_adapter.engine.local_server import begin_server, ensure_server, server_for, server_status, stop_server
 from plan_adapter.engine.server_launch import server_environment
-from plan_adapter.engine.server_state import LOG_BYTES, ServerFolder, process_start
+from plan_adapter.engine.server_state import LOG_BYTES, ServerFolder, ServerState, process_start
 from plan_adapter.errors import NoServerError
 from plan_adapter.settings import Settings
 
 Notices = list[str]
-Start = Callable[..., Server]
+
+
+@dataclass(frozen=True)
+class FirstLife:
+    """What was seen of a server that started in a new home and has ended since."""
+
+    home: Path
+    notices: Notices
+    servers: tuple[Server, Server]  # of the command that started it, and of the next one
+    listeners: set[str]
+    session: int
+    settings: dict[str, Any]
+    ui: tuple[int, str]
+    users_database: Path
 
 
 @pytest.fixture(scope="module")
-def used_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home whose server has run before and has ended; copies of it save the migrations."""
-    home = tmp_path_factory.mktemp("used")
-    ensure_server(Settings(home=home), notify=lambda _: None)
-    stop_server(Settings(home=home))
-    return home
+def first_life(tmp_path_factory: pytest.TempPathFactory) -> FirstLife:
+    """Run a server in a new home, in an environment that would lead it astray; copies of its home save others the migrations."""
+    home = tmp_path_factory.mktemp("first")
+    users_database = home / "users.db"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{users_database}")
+        patch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{users_database}")
+        patch.setenv("PREFECT_SERVER_API_HOST", "0.0.0.0")
+        patch.setenv("UVICORN_HOST", "0.0.0.0")
+        patch.setenv("WEB_CONCURRENCY", "3")
+        settings, notices = Settings(home=home), Notices()
+        try:
+            started = ensure_server(settings, notify=notices.append)
+            reused = ensure_server(settings, notify=notices.append)
+            return FirstLife(
+                home=home,
+                notices=notices,
+                servers=(started, reused),
+                listeners=addresses_of_listeners(port_of(started)),
+                session=os.getsid(pid_of(started)),
+                settings=json.loads(get(started, "/api/admin/settings")[1])["server"] | {"ui": json.loads(get(started, "/ui-settings")[1])},
+                ui=get(started, "/v2/"),
+                users_database=users_database,
+            )
+        finally:
+            stop_server(settings)
 
 
 @pytest.fixture
-def settings(used_home: Path, tmp_path: Path) -> Iterator[Settings]:
-    """Settings of a home of its own, where no server runs; whatever is started there is stopped."""
-    shutil.copytree(used_home, tmp_path / "home")
+def settings(first_life: FirstLife, tmp_path: Path) -> Iterator[Settings]:
+    """Settings of a home where a server ran before and none runs; whatever is started there is stopped."""
+    shutil.copytree(first_life.home, tmp_path / "home")
     settings = Settings(home=tmp_path / "home")
     yield settings
     stop_server(settings)
 
 
-@pytest.fixture
-def notices() -> Notices:
-    return []
+@pytest.fixture(scope="module")
+def busy_home(first_life: FirstLife, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    home = tmp_path_factory.mktemp("busy") / "home"
+    shutil.copytree(first_life.home, home)
+    yield home
+    stop_server(Settings(home=home))
 
 
 @pytest.fixture
-def start(settings: Settings, notices: Notices) -> Start:
-    return lambda: ensure_server(settings, notify=notices.append)
+def busy(busy_home: Path) -> Settings:
+    """Settings of a home where a server runs, whatever a test before did to it."""
+    ensure_server(Settings(home=busy_home), notify=lambda _: None)
+    return Settings(home=busy_home)
 
 
 def folder_of(settings: Settings) -> ServerFolder:
     return ServerFolder(settings.home / "server")
+
+
+def state_of(settings: Settings) -> ServerState:
+    state = folder_of(settings).read_state()
+    assert state is not None
+    return state
 
 
 def pid_of(server: Server) -> int:
@@ -88,84 +133,79 @@ def port_of(server: Server) -> int:
 # From a new home.
 
 
-def test_the_first_run_starts_a_server_of_its_own_and_the_next_uses_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notices: Notices
-) -> None:
-    users_database = tmp_path / "users.db"
-    monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{users_database}")
-    monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{users_database}")
-    monkeypatch.setenv("PREFECT_SERVER_API_HOST", "0.0.0.0")
-    monkeypatch.setenv("UVICORN_HOST", "0.0.0.0")
-    settings = Settings(home=tmp_path / "home")
-    try:
-        server = ensure_server(settings, notify=notices.append)
-        again = ensure_server(settings, notify=notices.append)
-
-        assert server == Server(
-            api_url=f"http://127.0.0.1:{port_of(server)}/api",
-            ui_url=f"http://127.0.0.1:{port_of(server)}",
-            started=True,
-            log_path=tmp_path / "home/server/server.log",
-            pid=pid_of(server),
-        )
-        assert again == replace(server, started=False)
-        assert len(notices) == 1
-        assert notices[0].startswith(f"started a local Prefect server: {server.ui_url} (`plan down` stops it")
-        assert addresses_of_listeners(port_of(server)) == {"0100007F"}
-        assert os.getsid(pid_of(server)) == server.pid != os.getsid(0)
-        assert (tmp_path / "home/server").stat().st_mode & 0o777 == 0o700
-        assert not users_database.exists()
-        assert (tmp_path / "home/server/prefect/prefect.db").exists()
-        check_how_it_is_set_up(server)
-    finally:
-        assert stop_server(settings)
-    assert server_status(settings).state == "none"
-    assert not stop_server(settings)
+def test_the_first_run_starts_a_server_and_the_next_uses_it(first_life: FirstLife) -> None:
+    started, reused = first_life.servers
+    port = port_of(started)
+    assert started == Server(
+        api_url=f"http://127.0.0.1:{port}/api",
+        ui_url=f"http://127.0.0.1:{port}",
+        started=True,
+        log_path=first_life.home / "server/server.log",
+        pid=started.pid,
+    )
+    assert reused == replace(started, started=False)
+    assert len(first_life.notices) == 1
+    assert first_life.notices[0].startswith(f"started a local Prefect server: {started.ui_url} (`plan down` stops it")
 
 
-def check_how_it_is_set_up(server: Server) -> None:
-    """Its UI is served, its data stays here, task runs are recorded together, schedules and automations work."""
-    status, page = get(server, "/v2/")
-    assert (status, "<html" in page) == (200, True)
-    told = json.loads(get(server, "/api/admin/settings")[1])["server"]
-    services = told["services"]
-    assert told["analytics_enabled"] is False
+def test_it_listens_on_loopback_only_and_in_a_session_of_its_own(first_life: FirstLife) -> None:
+    assert first_life.listeners == {"0100007F"}
+    assert first_life.session == first_life.servers[0].pid
+
+
+def test_it_never_touches_the_users_database(first_life: FirstLife) -> None:
+    assert not first_life.users_database.exists()
+    assert (first_life.home / "server/prefect/prefect.db").exists()
+    assert (first_life.home / "server").stat().st_mode & 0o777 == 0o700
+
+
+def test_it_tells_nobody_records_task_runs_together_and_keeps_every_service(first_life: FirstLife) -> None:
+    services = first_life.settings["services"]
+    assert first_life.settings["analytics_enabled"] is False
     assert (services["task_run_recorder"]["batch_size"], services["task_run_recorder"]["read_batch_size"]) == (200, 200)
     for service in ("scheduler", "late_runs", "triggers", "event_persister", "pause_expirations", "foreman", "repossessor"):
         assert services[service]["enabled"] is True, service
-    assert json.loads(get(server, "/ui-settings")[1])["api_url"] == server.api_url
+
+
+def test_its_ui_is_served_and_knows_its_api(first_life: FirstLife) -> None:
+    assert first_life.ui[0] == 200
+    assert "<html" in first_life.ui[1]
+    assert first_life.settings["ui"]["api_url"] == first_life.servers[0].api_url
+
+
+def test_what_was_stopped_is_gone_and_is_not_stopped_twice(first_life: FirstLife) -> None:
+    assert process_start(pid_of(first_life.servers[0])) is None
+    assert server_status(Settings(home=first_life.home)).state == "none"
+    assert not stop_server(Settings(home=first_life.home))
 
 
 # What is left of an earlier one.
 
 
-def test_a_killed_server_is_replaced_at_the_same_address(settings: Settings, start: Start, notices: Notices) -> None:
-    first = start()
+def test_a_server_killed_while_it_was_waited_for_is_replaced_at_the_same_address(busy: Settings) -> None:
+    first = ensure_server(busy, notify=lambda _: None)
+    pending = begin_server(busy, notify=lambda _: None)
     os.kill(pid_of(first), signal.SIGKILL)
-    second = start()
+    second = pending.wait()
     assert second.pid != first.pid
     assert (second.started, second.ui_url) == (True, first.ui_url)
-    assert len(notices) == 2
 
 
-def test_a_process_that_got_the_dead_servers_number_is_left_alone(settings: Settings, start: Start) -> None:
+def test_a_process_that_got_the_dead_servers_number_is_left_alone(settings: Settings) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         folder = folder_of(settings)
-        state = folder.read_state()
-        assert state is not None
-        folder.write_state(replace(state, pid=other.pid))
+        folder.write_state(replace(state_of(settings), pid=other.pid))
         assert server_status(settings).state == "none"
         assert not stop_server(settings)
-        assert start().started
         assert other.poll() is None
         other.communicate(b"\n")
 
 
-def test_a_taken_port_is_given_up(settings: Settings, start: Start) -> None:
-    state = folder_of(settings).read_state()
-    assert state is not None
-    with socket.create_server(("127.0.0.1", state.port)):
-        assert port_of(start()) != state.port
+def test_a_port_that_is_taken_meanwhile_is_given_up(settings: Settings) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        folder_of(settings).write_state(replace(state_of(settings), port=taken))
+        assert port_of(ensure_server(settings, notify=lambda _: None)) != taken
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"pid": 1}', "\x00"])
@@ -226,62 +266,51 @@ def test_starting_does_not_wait_and_waiting_gives_the_server(settings: Settings)
     assert server_status(settings).state == "healthy"
 
 
-def test_an_older_server_than_the_installed_prefect_is_restarted_and_a_newer_one_is_not(
-    settings: Settings, start: Start, notices: Notices
-) -> None:
-    first = start()
-    folder = folder_of(settings)
-    state = folder.read_state()
-    assert state is not None
-    folder.write_state(replace(state, prefect_version="99.0.0"))
-    assert start().pid == first.pid
-    folder.write_state(replace(state, prefect_version="3.0.11"))
-    assert start().pid != first.pid
-    assert notices[1].startswith("Prefect was upgraded from 3.0.11 to ")
+def test_an_older_server_than_the_installed_prefect_is_restarted_and_a_newer_one_is_not(busy: Settings) -> None:
+    first = ensure_server(busy, notify=lambda _: None)
+    state = state_of(busy)
+    folder_of(busy).write_state(replace(state, prefect_version="99.0.0"))
+    assert ensure_server(busy, notify=lambda _: None).pid == first.pid
+    folder_of(busy).write_state(replace(state, prefect_version="3.0.11"))
+    notices = Notices()
+    assert ensure_server(busy, notify=notices.append).pid != first.pid
+    assert notices[0].startswith("Prefect was upgraded from 3.0.11 to ")
 
 
-def test_a_server_out_of_reach_is_neither_used_nor_doubled(settings: Settings, start: Start) -> None:
-    start()
-    folder = folder_of(settings)
-    state = folder.read_state()
-    assert state is not None
-    folder.write_state(replace(state, host="laptop", process_start="of another host"))
+def test_a_server_out_of_reach_is_neither_used_nor_doubled_nor_stopped(busy: Settings) -> None:
+    state = state_of(busy)
+    folder_of(busy).write_state(replace(state, host="laptop", process_start="of another host"))
     with pytest.raises(NoServerError, match=f"runs on host laptop as process {state.pid}, out of reach from here"):
-        start()
+        ensure_server(busy, notify=lambda _: None)
     with pytest.raises(NoServerError, match="out of reach"):
-        stop_server(settings)
-    folder.write_state(state)
+        stop_server(busy)
+    assert server_status(busy).state == "unhealthy"
+    folder_of(busy).write_state(state)
+    assert server_status(busy).state == "healthy"
 
 
-def test_a_server_that_hangs_is_told_with_its_log_and_can_still_be_stopped(
-    settings: Settings, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = start()
-    folder_of(settings).log.write_text("the last words\n")
+def test_a_server_that_hangs_is_told_with_its_log_and_can_still_be_stopped(busy: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = state_of(busy).pid
+    folder_of(busy).log.write_text("the last words\n")
     for name in ("ANSWER_SECONDS", "START_SECONDS", "STOP_SECONDS"):
         monkeypatch.setattr(local_server, name, 1.0)
-    os.kill(pid_of(server), signal.SIGSTOP)
+    os.kill(pid, signal.SIGSTOP)
     with pytest.raises(NoServerError, match=r"(?s)does not answer; `plan down` stops it.*--offline.*the last words"):
-        start()
-    assert server_status(settings).state == "unhealthy"
-    assert stop_server(settings)
-    assert process_start(pid_of(server)) is None
-
-
-def test_a_server_that_ended_while_it_was_waited_for_is_replaced(settings: Settings, start: Start) -> None:
-    first = start()
-    pending = begin_server(settings, notify=lambda _: None)
-    os.kill(pid_of(first), signal.SIGKILL)
-    assert pending.wait().pid != first.pid
+        ensure_server(busy, notify=lambda _: None)
+    assert server_status(busy).state == "unhealthy"
+    assert stop_server(busy)
+    assert process_start(pid) is None
 
 
 # When none can be had.
 
 
-def test_a_server_that_cannot_start_is_told_with_the_end_of_its_log(settings: Settings, start: Start) -> None:
+def test_a_server_that_cannot_start_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path)
+    folder_of(settings).prefect_home.mkdir(parents=True)
     (folder_of(settings).prefect_home / "prefect.db").write_bytes(b"no database" * 1000)
     with pytest.raises(NoServerError, match=r"(?s)did not start\. `plan doctor`.*--offline.*file is not a database"):
-        start()
+        ensure_server(settings, notify=lambda _: None)
 
 
 def test_a_home_that_cannot_be_made_is_told(tmp_path: Path) -> None:
@@ -352,6 +381,7 @@ def test_a_good_run_prints_nothing_of_prefects_whatever_proxy_there_is_and_its_l
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     done = subprocess.run([sys.executable, "-c", FLOW], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, prefect_server.api_url + "\n", "")
+    monkeypatch.delenv("HTTP_PROXY")
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
@@ -360,6 +390,4 @@ def test_a_good_run_prints_nothing_of_prefects_whatever_proxy_there_is_and_its_l
 
 
 def test_the_state_is_plain_text_that_a_person_can_read(settings: Settings) -> None:
-    state = folder_of(settings).read_state()
-    assert state is not None
-    assert json.loads(folder_of(settings).state_file.read_text()) == asdict(state)
+    assert json.loads(folder_of(settings).state_file.read_text()) == asdict(state_of(settings))

@@ -127,7 +127,7 @@ def test_an_error_policy_is_the_same_from_either_side() -> None:
     assert digest(one) == digest(other) == digest(changed("options", {"stop_on_error": False, "continue_on_error": True}))
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(plans)
 def test_a_copy_has_the_same_digest_and_the_canonical_form_is_its_json(plan: ExecutionPlan) -> None:
     assert plan_digest(plan.model_copy(deep=True)) == plan_digest(plan)
@@ -156,7 +156,7 @@ def test_the_digest_is_pinned() -> None:
     assert digest({"description": "d", "steps": [{"tool_name": "t", "parameters": {"number": 1e21, "text": "你好"}}]}) == PINNED
 
 
-PINNED = "?"
+PINNED = "029142d5c2f624b59d664511eb5557e37610791ca4a18d5c81a608b3c0b0aec7"
 
 
 @pytest.mark.parametrize(

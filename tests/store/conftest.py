@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import Connection, Engine, event
 
 from plan_adapter.store.store import PlanStore
+from plan_adapter.store.tables import REVISION, REVISION_TABLE, metadata
 from tests.postgres import PostgresServer, postgres_database, postgres_server
 
 __all__ = ["postgres_database", "postgres_server"]
@@ -15,7 +16,7 @@ __all__ = ["postgres_database", "postgres_server"]
 
 @pytest.fixture(scope="session")
 def migrated(postgres_server: PostgresServer) -> str:
-    """The name of a database with the newest schema, to make others like it."""
+    """The name of a database with the newest schema; it is emptied after each test."""
     name = postgres_server.make_database()
 
     async def migrate() -> None:
@@ -33,9 +34,10 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield f"sqlite:///{tmp_path / 'plans.db'}"
         return
     server: PostgresServer = request.getfixturevalue("postgres_server")
-    name = server.make_database(template=request.getfixturevalue("migrated"))
+    name: str = request.getfixturevalue("migrated")
     yield server.url(name)
-    server.drop_database(name)
+    tables = ", ".join(table.name for table in metadata.sorted_tables)
+    server.execute(f"SET lock_timeout = '20s'; TRUNCATE {tables}; UPDATE {REVISION_TABLE} SET version_num = '{REVISION}'", database=name)
 
 
 @pytest.fixture

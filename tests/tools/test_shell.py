@@ -137,8 +137,8 @@ async def test_lines_are_logged_while_the_command_runs(context: ToolContext, lin
     await lines.has("first")
     await lines.has("二")
     assert not running.done()
-    with gate.open("w"):
-        await running
+    gate.open("w").close()
+    await running
     assert lines.seen[2:] == ["100%", "no newline"]
 
 

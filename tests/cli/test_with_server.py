@@ -1,0 +1,81 @@
+"""The command line with a Prefect server."""
+
+import json
+import os
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from prefect import get_client
+from prefect.logging.handlers import APILogWorker
+
+from plan_adapter.engine.connection import Server, check_server
+from tests.cli.conftest import Plan
+from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document, step
+from tests.cli.test_terminal import environment, piped
+
+SAY = step("say", "say", parameters={"text": "写进日志"}, depends_on=["greet"])
+
+
+def test_a_run_is_a_flow_run_whose_page_is_named_as_soon_as_it_is_known(plan: Plan, prefect_server: Server) -> None:
+    said = plan("run", document(GREET), *TOOLS, "--json")
+    assert said.code == 0
+    flow_run_id = said.run["flow_run_id"]
+    assert said.lines[0]["flow_run_id"] == flow_run_id
+    assert said.err.splitlines()[0] == check_server().run_url(flow_run_id)
+    assert plan("runs", "--json").run["flow_run_id"] == flow_run_id
+    assert plan("show", said.run["id"], "--json").run["flow_run_id"] == flow_run_id
+
+
+async def test_the_flow_run_is_named_and_ended_in_prefect(prefect_server: Server) -> None:
+    done = piped("run", document(GREET, step("b", "fail", depends_on=["greet"])), *TOOLS, "--json")
+    assert done.returncode == 1
+    run = json.loads(done.stdout.splitlines()[-1])
+    async with get_client() as client:
+        state = (await client.read_flow_run(UUID(run["flow_run_id"]))).state
+    assert state is not None
+    assert (state.type.value, state.name) == ("FAILED", "Partial")
+    assert b"Traceback" not in done.stderr
+
+
+def test_logs_come_from_prefect(plan: Plan, prefect_server: Server) -> None:
+    run = plan("run", document(GREET, SAY), *TOOLS, "--json").run
+    APILogWorker.drain_all(timeout=60)  # Prefect sends logs in batches, now and then
+    for _ in range(200):  # and its server writes task runs a moment later
+        said = plan("logs", run["id"], "--json")
+        assert said.err.endswith(f"lines from Prefect at {prefect_server.api_url}\n")
+        if ("say", "写进日志") in [(line["step"], line["text"]) for line in said.lines]:
+            return
+    pytest.fail(said.out)
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_run_that_waits_for_an_approval_is_resumed_as_a_flow_run(plan: Plan) -> None:
+    waiting = plan("run", document(GREET, **NEEDS_APPROVAL), *TOOLS, "--json")
+    assert (waiting.code, waiting.run["status"]) == (6, "pending_approval")
+    resumed = plan("resume", waiting.run["id"], "--yes", "--json", *TOOLS)
+    assert resumed.code == 0
+    assert resumed.run["flow_run_id"] is not None
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_ctrl_c_cancels_the_flow_run_with_its_reason(plan: Plan) -> None:
+    said = plan("run", document(step("a", "interrupt_and_wait")), *TOOLS, "--json")
+    assert said.code == 130
+    assert (said.run["status"], said.run["reason"]) == ("cancelled", "cancelled")
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_the_doctor_finds_nothing_wrong(plan: Plan) -> None:
+    said = plan("doctor")
+    assert (said.code, "BAD" in said.out) == (0, False)
+
+
+def test_a_server_that_does_not_answer_is_named_and_none_is_started(plan: Plan) -> None:
+    elsewhere = environment(PREFECT_API_URL="http://127.0.0.1:9/api", PLAN_ADAPTER_LOCAL_SERVER="auto")
+    done = piped("run", document(GREET), *TOOLS, env=elsewhere)
+    assert done.returncode == 2
+    assert b"http://127.0.0.1:9/api" in done.stderr
+    assert b"Traceback" not in done.stderr
+    assert not Path(os.environ["PLAN_ADAPTER_HOME"], "server").exists()
+    assert plan("runs", "--json").lines == []

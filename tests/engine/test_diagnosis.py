@@ -1,0 +1,90 @@
+"""What `plan doctor` is told: every finding, good or bad, with what mends it."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from prefect.settings import temporary_settings
+
+from plan_adapter.engine.connection import Server
+from plan_adapter.engine.diagnosis import Finding, diagnose
+from plan_adapter.engine.local_server import ensure_server, stop_server
+from plan_adapter.settings import Settings
+
+
+def bad(findings: list[Finding]) -> list[Finding]:
+    return [finding for finding in findings if not finding.ok]
+
+
+def test_a_sound_installation_in_a_new_home_has_no_bad_finding_and_nothing_is_made(tmp_path: Path) -> None:
+    found = diagnose(Settings(home=tmp_path / "new" / "home"))
+    assert bad(found) == []
+    assert [finding.what.split()[0] for finding in found] == ["Python", "prefect", "fastapi", "home", "no"]
+    assert found[-1].what == "no API URL is set: a local Prefect server is started when a run needs one"
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_fastapi_with_which_prefects_server_does_not_work_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata = tmp_path / "fastapi-0.165.0.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: fastapi\nVersion: 0.165.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (finding,) = bad(diagnose(Settings(home=tmp_path)))
+    assert finding.what == "fastapi 0.165.0"
+    assert "pip install 'fastapi<0.151,>=0.139'" in finding.hint
+
+
+def test_a_home_that_cannot_be_written_is_found(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (finding,) = bad(diagnose(Settings(home=tmp_path / "file" / "home")))
+    assert finding == Finding(
+        ok=False, what=f"home {tmp_path}/file/home cannot be written", hint="set PLAN_ADAPTER_HOME to a folder that can"
+    )
+
+
+def test_the_callers_checks_stand_among_the_findings(tmp_path: Path) -> None:
+    store = Finding(ok=False, what="the store's schema is stale", hint="plan store upgrade")
+    assert store in diagnose(Settings(home=tmp_path), checks=[lambda: store])
+
+
+def test_a_forbidden_local_server_without_another_is_found(tmp_path: Path) -> None:
+    (finding,) = bad(diagnose(Settings(home=tmp_path, local_server="never")))
+    assert finding.hint == "set PREFECT_API_URL, or run with --offline"
+
+
+def test_a_server_of_the_settings_that_answers_is_told_with_where_it_stands(prefect_server: Server, tmp_path: Path) -> None:
+    found = diagnose(Settings(home=tmp_path))
+    assert bad(found) == []
+    assert found[-1].what == f"Prefect server {prefect_server.api_url} answers (set by the environment variable PREFECT_API_URL)"
+
+
+def test_a_server_of_the_settings_out_of_reach_is_found(tmp_path: Path) -> None:
+    with temporary_settings({"api.url": "http://127.0.0.1:1/api"}):
+        (finding,) = bad(diagnose(Settings(home=tmp_path)))
+    assert "the Prefect server http://127.0.0.1:1/api cannot be used: ConnectError" in finding.what
+
+
+def test_the_local_server_is_told_with_its_port_forward_and_when_it_hangs_with_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(home=tmp_path)
+    server = ensure_server(settings, notify=lambda _: None)
+    assert server.pid is not None
+    assert server.log_path is not None
+    monkeypatch.setenv("SSH_CONNECTION", "198.51.100.7 50022 192.0.2.9 22")
+    try:
+        found = diagnose(settings)
+        assert bad(found) == []
+        assert f"process {server.pid}, {server.ui_url} answers; log: {server.log_path}" in found[-1].what
+        assert "ssh -N -L" in found[-1].hint
+        server.log_path.write_text("the last words\n")
+        os.kill(server.pid, signal.SIGSTOP)
+        (finding,) = bad(diagnose(settings))
+        assert finding.what.endswith("does not answer")
+        assert finding.hint == f"`plan down`, then run again; log: {server.log_path}\n  the last words"
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+        stop_server(settings)
+    assert sys.executable in found[0].what

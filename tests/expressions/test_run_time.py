@@ -1,0 +1,120 @@
+"""What fails when an expression is evaluated, and what the error says."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from plan_adapter.errors import ExpressionError
+from plan_adapter.expressions import Variables, compile_template, matches
+from tests.expressions.builders import DECLARED, VALUES, resolve
+
+
+def with_result(result: Any) -> Variables:
+    """The variables of a run in which `check` gave `result`."""
+    return Variables(steps={"check": {"result": result, "status": "completed"}}, inputs={})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "${{ steps.check.result.gone }}",
+            "`steps.check.result.gone`: `steps.check.result` has no key `gone`; it has `rows`, `size`, `share`, `a-b`, `text`",
+        ),
+        (
+            "${{ steps.check.result.gone + 1 }}",
+            "`steps.check.result.gone + 1`: `steps.check.result` has no key `gone`; it has `rows`, `size`, `share`, `a-b`, `text`",
+        ),
+        ("${{ steps.check.result.rows[2] }}", "`steps.check.result.rows[2]`: `steps.check.result.rows` has no index 2; it has 2 items"),
+        ("${{ size(steps.check.result.rows[2]) }}", "has no index 2; it has 2 items"),
+        ("${{ steps.check.result.size.x }}", "`steps.check.result.size` is a number and has no `x`"),
+        ("${{ steps.check.result[0] }}", "has no key `0`"),
+        ("${{ steps.for.result.x + 1 }}", "`steps.for.result` is null and has no `x`"),
+        ("${{ steps.skipped.result }}", "`steps.skipped` has no key `result`; it has `status`"),
+        ("${{ inputs.any[0] }}", "`inputs.any` has no index 0; it has 0 items"),
+        ("${{ has(steps.check.result.maybe) || steps.check.result.gone > 1 }}", "has no key `gone`"),
+        ("${{ steps.check.result.share * 2 }}", "_*_(double, int); CEL does no mixed arithmetic: wrap the integer in double()"),
+        ("${{ steps.check.result.text + 1 }}", "wrap the other side in string()"),
+        ("${{ 1 / 0 }}", "divide by zero"),
+        ("${{ 1.0 / 0.0 }}", "gives inf, which is no JSON"),
+        ("${{ [0.0 / 0.0] }}", "gives nan, which is no JSON"),
+        ("${{ [b'x'] }}", "gives a bytearray, which is no JSON"),
+        ("${{ {1: 2} }}", "gives a key that is no text, which is no JSON"),
+        ("${{ int('x') }}", "`int('x')`: cannot convert string to int"),
+        ("${{ 9223372036854775807 + inputs.count }}", "integer overflow"),
+    ],
+)
+def test_an_error_names_the_expression_what_is_missing_and_what_is_there(text: str, message: str) -> None:
+    with pytest.raises(ExpressionError) as error:
+        resolve(text)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("expect", "value", "message"),
+    [
+        ("bool", 1, "is a number, not true or false"),
+        ("bool", None, "is null, not true or false"),
+        ("list", {"a": 1}, "is an object, not a list"),
+        ("list", "abc", "is a text, not a list"),
+    ],
+)
+def test_a_value_whose_type_was_not_known_before_is_checked_when_it_is(expect: Any, value: Any, message: str) -> None:
+    template, problems = compile_template("${{ steps.check.result }}", DECLARED, at="", expect=expect)
+    assert not problems
+    with pytest.raises(ExpressionError, match=message):
+        template.resolve(with_result(value))
+
+
+@pytest.mark.parametrize("text", ["${{ steps.check.result }}", "${{ size(steps.check.result) }}"])
+def test_a_result_nested_without_end_fails_the_expression_not_the_process(text: str) -> None:
+    deep: Any = 1
+    for _ in range(100_000):
+        deep = [deep]
+    template, _ = compile_template(text, DECLARED, at="")
+    with pytest.raises(ExpressionError, match="nested too deep"):
+        template.resolve(with_result(deep))
+
+
+@pytest.mark.parametrize(
+    "value", [2**70, "\ud800", "a\0b", [{"a\0": 1}], {"a": object()}], ids=["integer", "surrogate", "NUL", "NUL in a key", "object"]
+)
+def test_a_result_that_cel_cannot_hold_fails_the_expression(value: Any) -> None:
+    template, _ = compile_template("${{ steps.check.result == 1 }}", DECLARED, at="")
+    with pytest.raises(ExpressionError):
+        template.resolve(with_result(value))
+
+
+def test_an_expression_over_more_items_than_it_may_go_through_says_so() -> None:
+    template, _ = compile_template("${{ steps.check.result.map(x, steps.check.result.map(y, 1)) }}", DECLARED, at="")
+    with pytest.raises(ExpressionError, match="more than 10,000 items"):
+        template.resolve(with_result(list(range(200))))
+
+
+def test_an_error_shows_keys_but_no_values() -> None:
+    template, _ = compile_template("${{ steps.check.result.gone }}", DECLARED, at="")
+    with pytest.raises(ExpressionError) as error:
+        template.resolve(with_result({"password": "hunter2"}))
+    assert "password" in str(error.value)
+    assert "hunter2" not in str(error.value)
+
+
+def test_expressions_of_one_shape_are_evaluated_each_with_its_own_values_in_many_threads() -> None:
+    templates = [compile_template(f"${{{{ {number} + steps['my-step'].result }}}}", DECLARED, at="")[0] for number in range(50)]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda template: template.resolve(VALUES), templates * 4))
+    assert found == [number + 5 for number in range(50)] * 4
+
+
+def test_a_pattern_is_matched_in_linear_time_and_its_end_is_the_end_of_the_text() -> None:
+    assert matches("^web-[0-9]+$", "web-12")
+    assert not matches("^web-[0-9]+$", "web-12\n")
+    assert not matches("(x+x+)+y", "x" * 50_000)
+    assert matches(r"^\p{Han}+$", "中文")
+
+
+@pytest.mark.parametrize("pattern", ["(", "(?=x)", r"(a)\1", "a{2000}"])
+def test_what_is_no_pattern_says_why(pattern: str) -> None:
+    with pytest.raises(ExpressionError, match="is no regular expression of RE2: "):
+        matches(pattern, "x")

@@ -1,0 +1,106 @@
+"""A plan as a value: ids that are made, options that mirror each other, steps by index and id."""
+
+import copy
+import pickle
+
+import pytest
+
+from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Input, Step
+
+
+def test_missing_ids_are_made_and_written_ones_kept() -> None:
+    plan = ExecutionPlan(description="d", steps=[Step(tool_name="a"), Step(id="step_1", tool_name="b"), Step(tool_name="c")])
+    assert [step.id for step in plan.steps] == ["step_1_2", "step_1", "step_3"]
+
+
+def test_a_step_that_is_added_gets_an_id_and_an_index() -> None:
+    plan = ExecutionPlan(description="d", steps=[Step(id="step_2", tool_name="a")])
+    second = plan.add_step("b", "B", {"x": 1}, max_retries=2)
+    third = plan.add_step("c", "C", id="own", depends_on=[second.id])
+    assert [(step.id, step.index) for step in plan.steps] == [("step_2", 0), ("step_2_2", 1), ("own", 2)]
+    assert (second.parameters, second.max_retries, third.depends_on) == ({"x": 1}, 2, ["step_2_2"])
+
+
+def test_steps_are_found_by_index_and_id() -> None:
+    plan = ExecutionPlan(description="d")
+    step = plan.add_step("a", "A")
+    assert plan.get_step(0) is step
+    assert plan.step("step_1") is step
+    assert plan.get_step(1) is None
+    assert plan.get_step(-1) is None
+    with pytest.raises(KeyError, match="steps: step_1"):
+        plan.step("step_9")
+
+
+def test_the_name_is_the_first_line_of_the_description() -> None:
+    assert ExecutionPlan(description="  部署应用\n到生产环境").name == "部署应用"
+    assert ExecutionPlan(description="x" * 200).name == "x" * 80
+    assert ExecutionPlan(description="d", name="own").name == "own"
+    assert ExecutionPlan(description="").name == ""
+
+
+def test_made_plan_ids_are_unique_and_do_not_count_in_comparisons() -> None:
+    one, other = ExecutionPlan(description="d"), ExecutionPlan(description="d")
+    assert one.id != other.id
+    assert one == other
+    assert one != ExecutionPlan(id="x", description="d")
+    assert one != "d"
+
+
+@pytest.mark.parametrize(
+    ("written", "stops", "goes_on"),
+    [
+        ({}, True, False),
+        ({"stop_on_error": False}, False, True),
+        ({"continue_on_error": True}, False, True),
+        ({"stop_on_error": True, "continue_on_error": True}, True, True),
+        ({"stop_on_error": False, "continue_on_error": False}, False, False),
+    ],
+)
+def test_the_error_policy_that_is_not_written_is_the_opposite(written: dict[str, bool], stops: bool, goes_on: bool) -> None:
+    assigned = ExecutionOptions()
+    for name, value in written.items():
+        setattr(assigned, name, value)
+    for options in (ExecutionOptions(**written), assigned):  # type: ignore[arg-type]
+        assert (options.stop_on_error, options.continue_on_error) == (stops, goes_on)
+
+
+def test_policies_that_contradict_each_other_stay_so_in_the_document() -> None:
+    plan = ExecutionPlan(description="d", options=ExecutionOptions(stop_on_error=False, continue_on_error=False))
+    assert plan.to_document()["options"] == {"stop_on_error": False, "continue_on_error": False}
+
+
+def test_defaults_are_those_of_the_seeds() -> None:
+    options = ExecutionOptions()
+    assert (options.require_approval, options.auto_approve, options.allow_parallel, options.max_parallel_steps) == (True, False, False, 3)
+    assert (options.stop_on_error, options.continue_on_error) == (True, False)
+    assert (options.step_timeout_ms, options.total_timeout_ms, options.approval_timeout_ms) == (0, 0, 0)
+    assert options.parallel_limit == 1
+    assert ExecutionOptions(allow_parallel=True, max_parallel_steps=5).parallel_limit == 5
+
+
+def test_an_input_without_a_default_is_required() -> None:
+    assert Input().is_required
+    assert not Input(type="boolean", default=False).is_required
+
+
+def test_a_document_holds_what_differs_from_the_defaults_in_the_order_of_the_fields() -> None:
+    plan = ExecutionPlan(description="d", inputs={"x": Input()}, metadata={"empty": {}})
+    plan.add_step("t", "", {"a": None}, depends_on=["b"], for_each="${{ [1] }}")
+    assert list(plan.to_document()) == ["description", "inputs", "steps", "metadata"]
+    assert plan.to_document() == {
+        "description": "d",
+        "inputs": {"x": {}},
+        "steps": [{"id": "step_1", "tool_name": "t", "for_each": "${{ [1] }}", "parameters": {"a": None}, "depends_on": ["b"]}],
+        "metadata": {"empty": {}},
+    }
+
+
+def test_a_plan_can_be_copied_and_pickled() -> None:
+    plan = ExecutionPlan(description="d")
+    plan.add_step("t", "T", {"x": [1]})
+    for twin in (copy.deepcopy(plan), plan.model_copy(deep=True), pickle.loads(pickle.dumps(plan))):
+        assert twin == plan
+        assert twin.steps[0].index == 0
+        twin.steps[0].parameters["x"] = 2
+        assert twin != plan

@@ -1,0 +1,61 @@
+"""The README's tour, run as it is written: files as they stand, commands in their order, and what they must print."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parent.parent / "README.md"
+TOUR = README.read_text(encoding="utf-8").split("## Five minutes")[1].split("\n## ")[0]
+BLOCK = re.compile(r"^```(?P<language>\w+)(?: file=(?P<file>\S+))?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def commands(text: str) -> list[tuple[str, list[str]]]:
+    """Return the commands of a console block, each with the lines that must be in what it prints."""
+    found: list[tuple[str, list[str]]] = []
+    for line in text.splitlines():
+        if line.startswith("$ "):
+            found.append((line[2:], []))
+        else:
+            found[-1][1].append(line)
+    return found
+
+
+def test_the_tour_works_as_it_is_written(tmp_path: Path) -> None:
+    binaries = Path(sys.executable).parent
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "PLAN_ADAPTER_"))},
+        "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
+        "PLAN_ADAPTER_HOME": str(tmp_path / "home"),
+    }
+    ran = 0
+    for block in BLOCK.finditer(TOUR):
+        if block["file"]:
+            (tmp_path / block["file"]).write_text(block["text"], encoding="utf-8")
+            continue
+        for command, expected in commands(block["text"]):
+            done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+            printed = done.stdout + done.stderr
+            assert done.returncode == 0, f"{command}\n{printed}"
+            for line in expected:
+                words = " ".join(line.split())
+                assert words in " ".join(printed.split()), f"{command}\nlacks {words!r}:\n{printed}"
+            ran += 1
+    assert ran >= 9
+
+
+@pytest.mark.parametrize("target", re.findall(r"\]\((?!https?:)([^)#]+)\)", README.read_text(encoding="utf-8")))
+def test_every_link_leads_somewhere(target: str) -> None:
+    assert (README.parent / target).exists()
+
+
+def test_the_two_commands_are_targets_of_the_makefile() -> None:
+    makefile = (README.parent / "Makefile").read_text(encoding="utf-8")
+    console = README.read_text(encoding="utf-8").split("```console\n")[1].split("```")[0]
+    targets = [shlex.split(line, comments=True)[1] for line in console.splitlines()]
+    assert targets == ["demo", "test"]
+    assert all(f"\n{target}:" in makefile for target in targets)

@@ -88,7 +88,7 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         "unknown-field": (
             "No field is called so here. Unknown fields are refused, because a misspelt `requires_approval` must not be ignored."
         ),
-        "missing-field": "A required field is missing.",
+        "missing-field": "A required field is missing. The message names it.",
         "unsupported-version": "Only `version: 1` of the plan document exists.",
         "not-yet": (
             "The field is part of the plan document, but this version does not execute it yet, and nothing that is written may be "
@@ -105,7 +105,7 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         "contradicting-policies": "`stop_on_error` and `continue_on_error` are both written and equal. Write one of them.",
         # the graph
         "unknown-step": "A dependency names a step that does not exist.",
-        "self-dependency": "A step depends on itself.",
+        "self-dependency": "A step depends on itself. Remove that dependency.",
         "cycle": "Steps depend on each other in a circle, so none of them could start. The message shows the path.",
         "not-an-ancestor": "An expression uses a step that cannot have ended before this one starts.",
         "duplicate-dependency": "A dependency is written twice; it counts once.",

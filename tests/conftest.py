@@ -2,8 +2,10 @@
 
 import contextlib
 import fcntl
+import importlib.metadata
 import os
 import shutil
+import sqlite3
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,7 +42,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def prefect_server(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Server]:
     """The session's Prefect server, started when the first test asks for it and shared by all workers of pytest-xdist.
 
     A test that asks for it finds Prefect's settings and the environment pointing at it.
@@ -49,7 +51,7 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
     settings = Settings(home=shared / "prefect-server")
     with (shared / "prefect-server.users").open("w") as users:
         fcntl.flock(users, fcntl.LOCK_SH)
-        with _prefect_api_url(None):
+        with _prefect_api_url(None), _migrated_before(settings.home / "server/prefect/prefect.db", pytestconfig):
             server = ensure_server(settings, notify=lambda _: None)
         yield server
         fcntl.flock(users, fcntl.LOCK_UN)
@@ -67,6 +69,21 @@ def _point_prefect_at_the_server(request: pytest.FixtureRequest) -> Iterator[Non
     server: Server = request.getfixturevalue("prefect_server")
     with _prefect_api_url(server.api_url), use_server(server, quiet=False):
         yield
+
+
+@contextlib.contextmanager
+def _migrated_before(database: Path, config: pytest.Config) -> Iterator[None]:
+    """Give the server a database that an earlier session migrated and pytest's cache keeps: migrations are most of a first start."""
+    kept = config.cache.mkdir(f"prefect-{importlib.metadata.version('prefect')}") / "prefect.db" if config.cache else None
+    if kept is not None and kept.exists() and not database.exists():
+        database.parent.mkdir(parents=True)
+        shutil.copy(kept, database)
+    yield
+    if kept is not None and not kept.exists():
+        draft = kept.with_suffix(f".{os.getpid()}")
+        with contextlib.closing(sqlite3.connect(database)) as source, contextlib.closing(sqlite3.connect(draft)) as copy:
+            source.backup(copy)
+        draft.replace(kept)
 
 
 def _deliver_what_is_queued() -> None:

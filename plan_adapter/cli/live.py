@@ -69,7 +69,7 @@ class LiveDisplay:
         self._width = min(WIDEST_ID, max((Text(step.id).cell_len for step in steps), default=0))
         self._print(Text.assemble((one_line(event.run.name), "bold"), f"  run {event.run.id}"))
         self._print(*(Text(visible(link)) for link in link_lines(event, self._links)))
-        self._live = Live(console=self._console, get_renderable=self.moving, transient=True, refresh_per_second=8, redirect_stdout=False)
+        self._live = Live(self, console=self._console, transient=True, refresh_per_second=8, redirect_stdout=False)
         self._live.start()
 
     def _step(self, event: Event, step: StepRun) -> None:
@@ -103,7 +103,7 @@ class LiveDisplay:
         told = f"  {one_line(step.description)}" if step.description and step.description != step.id else ""
         return Text.assemble(mark, " ", name, "  ", (visible(end), style), (told, "dim"))
 
-    def moving(self) -> RenderableType:
+    def __rich__(self) -> RenderableType:
         """Return the part of the display that moves, as it is now: running steps, waits for retries, how far the run is."""
         now = time.monotonic()
         lines: list[RenderableType] = [self._moving_row(opened, now) for opened in self._open.values()]

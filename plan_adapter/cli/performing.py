@@ -1,6 +1,7 @@
 """What `plan run` and `plan resume` share: the server, the approver, Ctrl-C, and how the end of a run is told."""
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -35,6 +36,8 @@ def begin_server(settings: "Settings", *, offline: bool) -> "PendingServer | Non
         return None
     from plan_adapter.engine.local_server import begin_server as begin
 
+    for queue in ("EventsWorker", "APILogWorker"):  # at the end of the process they warn that they are still delivering
+        logging.getLogger(queue).setLevel(logging.ERROR)
     return begin(settings, notify=output.note)
 
 

@@ -1,6 +1,7 @@
 """`flow_of`: a validated plan as an async Prefect flow whose parameters are the plan's inputs."""
 
 import inspect
+import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -15,19 +16,21 @@ from pydantic_core import SchemaError
 from plan_adapter.engine.flow_runs import run_flow
 from plan_adapter.engine.states import state_of_run
 from plan_adapter.errors import PlanAdapterError
-from plan_adapter.plan import ExecutionPlan, Input, InputType
+from plan_adapter.plan import Input, InputType
 from plan_adapter.readable import one_line, prose
 from plan_adapter.record import PlanRun
 
 if TYPE_CHECKING:
     from plan_adapter.validation import ValidatedPlan
 
-__all__ = ["FlowBody", "flow_of", "run_flow", "safe_name"]
+__all__ = ["FlowBody", "fit_as_parameters", "flow_of", "run_flow", "safe_name"]
 
 FlowBody: TypeAlias = Callable[[dict[str, JsonValue], str], Awaitable[PlanRun]]
 """Runs a plan: is given the flow's parameters and the id of its flow run."""
 
 MAX_NAME_CHARACTERS = 200
+MAX_PARAMETER_CHARACTERS = 400_000
+"""Prefect refuses parameters of over 524,288 bytes, as it writes them; ours are ASCII."""
 _REFUSED_IN_NAMES = re.compile(r"[/%&<>\s\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 _TYPES: dict[InputType, Any] = {
@@ -40,15 +43,17 @@ _TYPES: dict[InputType, Any] = {
 }
 
 
-def flow_of(validated: "ValidatedPlan", body: FlowBody) -> Flow[..., Any]:
+def flow_of(validated: "ValidatedPlan", body: FlowBody, *, with_inputs: bool = True) -> Flow[..., Any]:
     """Return a flow that awaits `body` and ends in the state of the run that it returns.
+
+    Its parameters are the plan's inputs; without `with_inputs` it has none, for a body that has them and that they are too large for.
 
     `await flow(**inputs)` gives the PlanRun, or raises RunFailedError with it; what `body` raises of this package's errors ends the
     flow run as Failed with the error as its message, and is raised. Nothing is persisted, and nothing is retried by Prefect.
     """
     plan = validated.plan
     return Flow(
-        _function(plan, body),
+        _function(plan.inputs if with_inputs else {}, body),
         name=safe_name(plan.name),
         description="\n\n".join(prose(paragraph) for paragraph in plan.description.split("\n\n") if paragraph.strip()),
         version=validated.digest[:12],
@@ -64,7 +69,12 @@ def safe_name(name: str) -> str:
     return _REFUSED_IN_NAMES.sub(" ", name).strip()[:MAX_NAME_CHARACTERS].rstrip() or "plan"
 
 
-def _function(plan: ExecutionPlan, body: FlowBody) -> Callable[..., Awaitable[State]]:
+def fit_as_parameters(inputs: Mapping[str, JsonValue]) -> bool:
+    """Return whether Prefect takes `inputs` as a flow run's parameters."""
+    return len(json.dumps(inputs)) <= MAX_PARAMETER_CHARACTERS
+
+
+def _function(inputs_of_plan: Mapping[str, Input], body: FlowBody) -> Callable[..., Awaitable[State]]:
     async def run_steps(**inputs: JsonValue) -> State:
         context = FlowRunContext.get()
         assert context is not None and context.flow_run is not None  # only Prefect calls this
@@ -73,9 +83,9 @@ def _function(plan: ExecutionPlan, body: FlowBody) -> Callable[..., Awaitable[St
         except PlanAdapterError as error:
             return Failed(message=str(error), data=error)
 
-    run_steps.__doc__ = _docstring(plan.inputs)
+    run_steps.__doc__ = _docstring(inputs_of_plan)
     run_steps.__annotations__ = {}
-    run_steps.__signature__ = _signature(plan.inputs)  # pyright: ignore[reportFunctionMemberAccess]  # read by inspect.signature
+    run_steps.__signature__ = _signature(inputs_of_plan)  # pyright: ignore[reportFunctionMemberAccess]  # read by inspect.signature
     return run_steps
 
 

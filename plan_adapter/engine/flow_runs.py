@@ -5,7 +5,8 @@ from typing import Any
 from uuid import UUID
 
 from prefect import Flow, get_client
-from prefect.client.schemas.objects import State
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling
 from prefect.utilities.urls import url_for
 
@@ -15,20 +16,28 @@ from plan_adapter.errors import RunFailedError
 async def run_flow(flow: Flow[..., Any], parameters: Mapping[str, Any], *, flow_run_id: str | None = None) -> State:
     """Run `flow` in this process and return its final state; with `flow_run_id` as that flow run, from whatever state it is in.
 
-    Raises what the flow's function raised, RunFailedError excepted: a run that failed is a result.
+    Where the server knows no such flow run (any more) a new one is made. Raises what the flow's function raised, RunFailedError
+    excepted: a run that failed is a result.
     """
-    if flow_run_id is None:
+    flow_run = None if flow_run_id is None else await _known(flow_run_id)
+    if flow_run is None:
         state = await flow(**parameters, return_state=True)
     else:
         from plan_adapter.engine.internals import rerun  # the one call here that a later Prefect may break
 
-        async with get_client() as client:
-            flow_run = await client.read_flow_run(UUID(flow_run_id))
         state = await rerun(flow, flow_run, dict(parameters))
     error = await state.aresult(raise_on_failure=False)
     if isinstance(error, Exception) and not isinstance(error, RunFailedError):
         raise error
     return state
+
+
+async def _known(flow_run_id: str) -> FlowRun | None:
+    async with get_client() as client:
+        try:
+            return await client.read_flow_run(UUID(flow_run_id))
+        except ObjectNotFound:
+            return None
 
 
 def flow_run_url(flow_run_id: str) -> str | None:

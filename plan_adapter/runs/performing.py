@@ -50,7 +50,7 @@ async def perform_anywhere(
     """Run what is approved: as a flow run on `server`, or directly where there is none."""
     if server is None:
         return await perform(approved, run, store, occasion, past=past, way=Way(DirectCalls()))
-    from plan_adapter.engine.compiler import flow_of, run_flow
+    from plan_adapter.engine.compiler import fit_as_parameters, flow_of, run_flow
     from plan_adapter.engine.connection import use_server
 
     interruption: list[asyncio.CancelledError] = []
@@ -65,8 +65,10 @@ async def perform_anywhere(
             interruption.append(error)  # first let the flow run end as Cancelled, with the reason
             return run
 
+    inputs = approved.bound.inputs if fit_as_parameters(approved.bound.inputs) else {}
+    flow = flow_of(approved.bound.validated, body, with_inputs=bool(inputs))
     with use_server(server):
-        await run_flow(flow_of(approved.bound.validated, body), approved.bound.inputs, flow_run_id=run.flow_run_id)
+        await run_flow(flow, inputs, flow_run_id=run.flow_run_id)
     if interruption:
         raise interruption[0]
     return run

@@ -3,10 +3,10 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import Field, JsonValue
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
 ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
+
+T = TypeVar("T")
 
 Parameters: TypeAlias = dict[str, JsonValue]
 Statements: TypeAlias = Annotated[list[str], Field(min_length=1)]
@@ -38,7 +40,7 @@ async def sql_query(
         max_rows: More rows than this fail the step.
     """
     async with _connection(url, is_reading=True) as connection:
-        result = await connection.execute(_bound(statement, parameters or {}), _values(parameters or {}))
+        result = await _to_its_end(connection, connection.execute(_bound(statement, parameters or {}), _values(parameters or {})))
         if not result.returns_rows:
             raise ToolError("the statement returns no rows; use sql_execute for one that writes")
         columns = list(result.keys())
@@ -89,21 +91,28 @@ async def _connection(url: str, *, is_reading: bool) -> "AsyncGenerator[AsyncCon
         async with engine.connect() as connection:
             if is_reading and target.get_backend_name() == "sqlite":
                 await connection.exec_driver_sql("PRAGMA query_only = ON")
-            try:
-                yield connection
-            except asyncio.CancelledError:
-                await _interrupt(connection)
-                raise
+            yield connection
     except (SQLAlchemyError, OSError, ImportError, ValueError) as error:
         raise ToolError(_said(error, target)) from error
 
 
-async def _interrupt(connection: "AsyncConnection") -> None:
-    """End what SQLite is doing: its thread would go on, and closing would wait for it. asyncpg cancels by itself."""
-    if connection.dialect.name == "sqlite":
-        raw = await connection.get_raw_connection()
-        driver: Any = raw.driver_connection
-        await driver.interrupt()
+async def _to_its_end(connection: "AsyncConnection", work: Coroutine[Any, Any, T]) -> T:
+    """Return what `work` returns. Cancelled, it ends what the database does: SQLite's thread would go on, and closing would wait for it."""
+    raw = await connection.get_raw_connection()
+    driver: Any = raw.driver_connection
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if connection.dialect.name != "sqlite":
+            task.cancel()  # the driver sends a cancel request
+        while not task.done():
+            if connection.dialect.name == "sqlite":
+                await driver.interrupt()  # without effect on a statement that has not yet begun, hence again
+            await asyncio.wait((task,), timeout=0.05)
+        if not task.cancelled():
+            task.exception()  # retrieved, so that asyncio does not report it
+        raise
 
 
 def _target(url: str, *, is_reading: bool) -> "URL":

@@ -101,7 +101,7 @@ def _contradictions(definition: Input) -> Iterator[tuple[str, str, str]]:
     for place, value, rules in written:
         if isinstance(value, str) and has_expression(value):
             yield place, "an expression is not evaluated here", "write the value"
-        for fault in _faults(value, rules):
+        for fault in () if find_bad_values(value) else _faults(value, rules):
             yield place, f"the value {fault}", "make it fit the other rules of this input"
 
 
@@ -154,7 +154,7 @@ def _described(value: JsonValue) -> str:
     if value is None:
         return "null"
     kinds = ("boolean", "integer", "number", "string", "array", "object")
-    return next(_WORDS[kind] for kind in kinds if _is_of_type(value, kind))
+    return next((_WORDS[kind] for kind in kinds if _is_of_type(value, kind)), f"a {type(value).__name__}")
 
 
 def _is_same(one: JsonValue, other: JsonValue) -> bool:

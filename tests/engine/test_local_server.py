@@ -17,6 +17,7 @@ import pytest
 
 from plan_adapter.engine import local_server
 from plan_adapter.engine.connection import Server
+from plan_adapter.engine.diagnosis import diagnose
 from plan_adapter.engine.local_server import begin_server, ensure_server, server_for, server_status, stop_server
 from plan_adapter.engine.server_launch import server_environment
 from plan_adapter.engine.server_state import LOG_BYTES, ServerFolder, ServerState, process_start
@@ -300,6 +301,26 @@ def test_a_server_that_hangs_is_told_with_its_log_and_can_still_be_stopped(busy:
     assert server_status(busy).state == "unhealthy"
     assert stop_server(busy)
     assert process_start(pid) is None
+
+
+def test_the_doctor_tells_of_it_with_its_port_forward_and_when_it_hangs_with_the_end_of_its_log(
+    busy: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSH_CONNECTION", "198.51.100.7 50022 192.0.2.9 22")
+    state, log = state_of(busy), folder_of(busy).log
+    *_, found = diagnose(busy)
+    assert found.ok
+    assert found.what.endswith(f"process {state.pid}, http://127.0.0.1:{state.port} answers; log: {log}")
+    assert f"ssh -N -L {state.port}:127.0.0.1:{state.port} " in found.hint
+    log.write_text("the last words\n")
+    os.kill(state.pid, signal.SIGSTOP)
+    try:
+        *_, found = diagnose(busy)
+    finally:
+        os.kill(state.pid, signal.SIGCONT)
+    assert not found.ok
+    assert found.what.endswith("does not answer")
+    assert found.hint == f"`plan down`, then run again; log: {log}\n  the last words"
 
 
 # When none can be had.

@@ -1,0 +1,191 @@
+"""Whole plans on a Prefect server: what the API shows of them when they have run."""
+
+import asyncio
+import pickle
+from pathlib import Path
+from uuid import UUID
+
+import cloudpickle
+import pytest
+from prefect import Flow, tags
+from prefect.client.schemas.objects import TaskRun
+
+from plan_adapter.approval import approve
+from plan_adapter.errors import NotApprovedError
+from plan_adapter.plan import ExecutionPlan, PlanStatus
+from plan_adapter.record import PlanRun
+from plan_adapter.runner import acancel_run, aresume_run, arun_plan, compile_plan
+from plan_adapter.store.store import PlanStore
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.tools.tool import ToolContext, tool
+from plan_adapter.validation import validate
+from tests.engine.calls import flow_run, logs_of, states_of, task_runs
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+
+@tool(effect="read")
+def give(value: object = None) -> object:
+    """Return the value."""
+    return value
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> PlanStore:
+    return PlanStore(f"sqlite:///{tmp_path / 'plans.db'}")
+
+
+def a_plan(**options: object) -> ExecutionPlan:
+    plan = ExecutionPlan(name="a plan", description="Say it twice")
+    plan.options.require_approval = False
+    for name, value in options.items():
+        setattr(plan.options, name, value)
+    return plan
+
+
+async def test_the_steps_of_a_plan_are_task_runs_with_its_edges(store: PlanStore) -> None:
+    plan = a_plan(allow_parallel=True)
+    plan.add_step("give", "names", {"value": ["a", "b"]}, id="names")
+    plan.add_step("give", "each", {"value": "${{ item }}"}, id="each", for_each="${{ steps.names.result }}")
+    plan.add_step("give", "no", {"value": 1}, id="never", when="${{ steps.names.status == 'failed' }}")
+    plan.add_step("give", "all", {"value": "${{ steps.each.result }}"}, id="all", depends_on=["never", "names"])
+    run = await arun_plan(plan, tools=ToolRegistry([give]), store=store)
+    assert (run.status, run.step("all").result) == (PlanStatus.COMPLETED, ["a", "b"])
+    shown = await _shown(run, "names", "each[0]", "each[1]", "never", "all")
+    assert {name: (run.state_name, _upstream(run, shown)) for name, run in shown.items()} == {
+        "names": ("Completed", set()),
+        "each[0]": ("Completed", {"names"}),
+        "each[1]": ("Completed", {"names"}),
+        "never": ("Skipped", {"names"}),
+        "all": ("Completed", {"each[0]", "each[1]", "never"}),
+    }
+
+
+async def test_a_step_that_fails_is_seen_with_its_retries_and_what_it_keeps_from_running(store: PlanStore) -> None:
+    @tool(effect="read")
+    async def fall(context: ToolContext) -> None:
+        """Fall."""
+        context.logger.info("falling %d", context.attempt)
+        raise ValueError(f"fell {context.attempt}")
+
+    plan = a_plan()
+    plan.add_step("give", "first", {"value": 1}, id="first")
+    plan.add_step("fall", "second", id="second", max_retries=1, retry_delay_ms=1, depends_on=["first"])
+    plan.add_step("give", "third", {"value": 1}, id="third", depends_on=["second"])
+    run = await arun_plan(plan, tools=ToolRegistry([give, fall]), store=store)
+    shown = await _shown(run, "first", "second", "third")
+    second, third = shown["second"], shown["third"]
+    states = [(state.name, state.message or None) for state in await states_of(second, 4)]
+    assert states == [
+        ("Running", None),
+        ("AwaitingRetry", "ValueError: fell 1"),
+        ("Retrying", "ValueError: fell 1"),
+        ("Failed", "ValueError: fell 2"),
+    ]
+    assert (second.run_count, second.empirical_policy.retries, second.empirical_policy.retry_delay) == (2, 1, [0.001])
+    assert third.state is not None
+    assert (third.state_name, third.state.message) == ("Skipped", run.step("third").reason)
+    messages = [message for _, message in await logs_of(second, 4)]
+    assert [message for message in messages if message.startswith("falling")] == ["falling 1", "falling 2"]
+    assert run.flow_run_id is not None
+    final = (await flow_run(UUID(run.flow_run_id))).state
+    assert final is not None
+    assert (final.name, final.message) == ("Partial", f"1 of 3 steps completed, 1 failed, 1 skipped: {run.message}")
+
+
+async def test_a_resumed_run_is_the_same_flow_run_and_shows_what_it_carries(store: PlanStore) -> None:
+    broken = [True]
+
+    @tool(effect="read")
+    def mend() -> str:
+        """Fail the first time."""
+        if broken.pop() if broken else False:
+            raise ValueError("not yet")
+        return "mended"
+
+    plan = a_plan()
+    plan.add_step("give", "first", {"value": 1}, id="first")
+    plan.add_step("mend", "second", id="second", depends_on=["first"])
+    tools = ToolRegistry([give, mend])
+    before = await arun_plan(plan, tools=tools, store=store)
+    old = await _shown(before, "first", "second")
+    after = await aresume_run(before.id, tools=tools, store=store)
+    assert (before.status, after.status, after.flow_run_id) == (PlanStatus.PARTIAL, PlanStatus.COMPLETED, before.flow_run_id)
+    while (new := await _shown(after, "first", "second"))["second"].state_name == "Failed":
+        await asyncio.sleep(0.1)
+    assert {name: (run.id, run.state_name) for name, run in new.items()} == {
+        "first": (old["first"].id, "Carried"),
+        "second": (old["second"].id, "Completed"),
+    }
+
+
+async def test_a_cancelled_run_ends_as_cancelled_with_the_reason(store: PlanStore) -> None:
+    started = asyncio.Event()
+
+    @tool(effect="read")
+    async def wait(context: ToolContext) -> None:
+        """Wait for ever."""
+        run_ids.append(context.run_id)
+        started.set()
+        await asyncio.Event().wait()
+
+    run_ids: list[str] = []
+    plan = a_plan()
+    plan.add_step("wait", "wait", id="wait")
+    running = asyncio.ensure_future(arun_plan(plan, tools=ToolRegistry([wait]), store=store))
+    await started.wait()
+    await acancel_run(run_ids[0], reason="ana: wrong host", store=store)
+    run = await running
+    shown = (await _shown(run, "wait"))["wait"]
+    assert run.flow_run_id is not None
+    final = (await flow_run(UUID(run.flow_run_id))).state
+    assert final is not None
+    assert (run.status, final.name, final.message) == (PlanStatus.CANCELLED, "Cancelled", "0 of 1 steps completed, 1 failed: ana: wrong host")
+    assert shown.state_name == "Cancelled"
+
+
+async def test_a_compiled_plan_is_a_flow_that_gives_its_run(store: PlanStore) -> None:
+    plan = a_plan()
+    plan.inputs = {"who": plan_input("string")}
+    plan.add_step("give", "greet", {"value": "hello ${{ inputs.who }}"}, id="greet")
+    compiled = compile_plan(validate(plan, ToolRegistry([give])), store=store)
+    with tags("nightly"):
+        run = await compiled(who="世界")
+    assert run.step("greet").result == "hello 世界"
+    shown = (await _shown(run, "greet"))["greet"]
+    assert (shown.state_name, shown.tags) == ("Completed", ["nightly"])
+
+
+async def test_a_compiled_plan_without_an_approval_fails_before_its_first_step(store: PlanStore) -> None:
+    plan = a_plan(require_approval=True)
+    plan.add_step("give", "greet", {"value": 1}, id="greet")
+    tools = ToolRegistry([give])
+    with pytest.raises(NotApprovedError):
+        await compile_plan(validate(plan, tools), store=store)()
+    run = await compile_plan(validate(plan, tools), store=store, approval=approve(plan, tools=tools, by="ana"))()
+    assert run.status is PlanStatus.COMPLETED
+
+
+def test_a_compiled_plan_can_be_pickled_for_the_process_that_serves_it() -> None:
+    plan = a_plan()
+    plan.inputs = {"who": plan_input("string")}
+    plan.add_step("give", "greet", {"value": "hello ${{ inputs.who }}"}, id="greet")
+    copy = pickle.loads(cloudpickle.dumps(compile_plan(validate(plan, ToolRegistry([give])))))
+    assert isinstance(copy, Flow)
+    assert copy.parameters.required == ["who"]
+
+
+def plan_input(kind: str) -> object:
+    from plan_adapter.plan import Input
+
+    return Input.model_validate({"type": kind})
+
+
+async def _shown(run: PlanRun, *names: str) -> dict[str, TaskRun]:
+    assert run.flow_run_id is not None
+    return await task_runs(UUID(run.flow_run_id), names)
+
+
+def _upstream(run: TaskRun, others: dict[str, TaskRun]) -> set[str]:
+    names = {other.id: name for name, other in others.items()}
+    return {names[edge.id] for edge in run.task_inputs.get("wait_for", []) if edge.input_type == "task_run"}

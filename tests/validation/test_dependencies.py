@@ -1,0 +1,112 @@
+"""Which step waits for which."""
+
+from itertools import pairwise
+from typing import Any
+
+import networkx as nx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plan_adapter.plan import ExecutionPlan
+from plan_adapter.validation import find_problems, validate
+from tests.validation.builders import TOOLS, found, plan, step
+
+
+def using(*ids: str) -> dict[str, Any]:
+    """Parameters that use the results of steps."""
+    return {"value": [f'${{{{ steps["{step_id}"].result }}}}' for step_id in ids]}
+
+
+def test_a_reference_makes_a_dependency_by_itself() -> None:
+    checked = plan(
+        step("a"),
+        step("b", when="${{ steps.a.status == 'completed' }}"),
+        step("c", for_each="${{ steps.b.result }}", depends_on=["a"]),
+        step("my-step", done_when="${{ result == steps.c.result }}"),
+        step("e", parameters=using("my-step", "a")),
+    )
+    validated = validate(checked, TOOLS)
+    assert validated.dependencies == {"a": (), "b": ("a",), "c": ("a", "b"), "my-step": ("c",), "e": ("a", "my-step")}
+    assert validated.reduced == {"a": (), "b": ("a",), "c": ("b",), "my-step": ("c",), "e": ("my-step",)}
+
+
+def test_the_order_puts_each_step_after_what_it_waits_for_and_keeps_the_plans_order_otherwise() -> None:
+    checked = plan(step("z"), step("late", parameters=using("last")), step("a"), step("last"))
+    assert validate(checked, TOOLS).order == ("z", "a", "last", "late")
+
+
+def test_outputs_may_use_any_step() -> None:
+    checked = plan(step("a"), step("b"), outputs={"both": ["${{ steps.a.result }}", "${{ steps.b.status }}"]})
+    assert validate(checked, TOOLS).dependencies == {"a": (), "b": ()}
+
+
+def test_an_unknown_dependency_names_the_nearest_step() -> None:
+    (problem,) = find_problems(plan(step("drain"), step("b", depends_on=["drian"])), TOOLS)
+    assert (problem.code, problem.at, problem.hint) == ("unknown-step", "steps[1].depends_on[0]", "did you mean `drain`?")
+
+
+def test_a_step_that_depends_on_itself_says_so() -> None:
+    assert found(plan(step("a", depends_on=["a"]))) == [("self-dependency", "steps[0].depends_on[0]")]
+
+
+def test_a_cycle_is_shown_as_a_path_with_what_only_references_imply() -> None:
+    checked = plan(step("free"), step("b", depends_on=["c"]), step("c", parameters=using("d")), step("d", depends_on=["b", "free"]))
+    (problem,) = find_problems(checked, TOOLS)
+    assert (problem.code, problem.at) == ("cycle", "steps[1].depends_on")
+    assert problem.message.endswith("b → c → d → b")
+    assert "`c` uses `d`" in problem.hint
+
+
+def test_every_cycle_is_a_problem_of_its_own() -> None:
+    pairs = [step(f"s{number}", depends_on=[f"s{number ^ 1}"]) for number in range(6)]
+    assert found(plan(*pairs)) == [("cycle", f"steps[{number}].depends_on") for number in (0, 2, 4)]
+
+
+def test_a_cycle_behind_another_one_is_found_too() -> None:
+    checked = plan(step("a", depends_on=["b"]), step("b", depends_on=["a"]), step("c", depends_on=["a", "d"]), step("d", depends_on=["c"]))
+    assert found(checked) == [("cycle", "steps[0].depends_on"), ("cycle", "steps[2].depends_on")]
+
+
+def test_a_cycle_of_ten_thousand_steps_is_shown_in_short() -> None:
+    ring = plan(*(step(f"s{number}", depends_on=[f"s{(number + 1) % 10_000}"]) for number in range(10_000)))
+    (problem,) = find_problems(ring, TOOLS)
+    assert problem.message.endswith("s0 → s1 → s2 → s3 → s4 → s5 → s6 → s7 → s8 → s9 → … → s9999 → s0")
+
+
+graphs = st.lists(st.sets(st.integers(0, 11), max_size=4), min_size=1, max_size=12)
+
+
+def plan_of(graph: list[set[int]], *, implied: bool) -> ExecutionPlan:
+    """A plan whose step n waits for the steps graph[n], written or implied."""
+    size = len(graph)
+    names = [[f"s{other}" for other in sorted(others) if other < size and other != index] for index, others in enumerate(graph)]
+    return plan(*(step(f"s{i}", parameters=using(*after)) if implied else step(f"s{i}", depends_on=after) for i, after in enumerate(names)))
+
+
+@settings(deadline=None)
+@given(graphs, st.booleans())
+def test_order_cycles_and_reduction_are_those_of_graph_theory(graph: list[set[int]], implied: bool) -> None:
+    checked = plan_of(graph, implied=implied)
+    oracle = nx.DiGraph((f"s{other}", f"s{i}") for i, others in enumerate(graph) for other in others if other < len(graph) and other != i)
+    oracle.add_nodes_from(item.id for item in checked.steps)
+    problems = find_problems(checked, TOOLS)
+    assert bool(problems) is not nx.is_directed_acyclic_graph(oracle)
+    for problem in problems:
+        path = problem.message.rpartition(": ")[2].split(" → ")
+        assert all(oracle.has_edge(after, before) for before, after in pairwise(path))
+    if not problems:
+        validated = validate(checked, TOOLS)
+        place = {name: index for index, name in enumerate(validated.order)}
+        assert all(place[before] < place[after] for before, after in oracle.edges)
+        assert len(place) == len(graph)
+        reduced = {(before, after) for after, others in validated.reduced.items() for before in others}
+        assert reduced == set(nx.transitive_reduction(oracle).edges)
+
+
+@pytest.mark.parametrize("implied", [False, True], ids=["written", "implied"])
+def test_a_plan_of_ten_thousand_steps_is_validated(implied: bool) -> None:
+    layers = [[set(range(start - 100, start, 20)) if start else set[int]() for _ in range(100)] for start in range(0, 10_000, 100)]
+    validated = validate(plan_of([after for layer in layers for after in layer], implied=implied), TOOLS)
+    assert len(validated.order) == 10_000
+    assert validated.reduced["s9999"] == ("s9800", "s9820", "s9840", "s9860", "s9880")

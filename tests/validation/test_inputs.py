@@ -1,0 +1,237 @@
+"""The inputs of a plan: their definitions, and the values of a run."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plan_adapter.errors import InvalidPlanError
+from plan_adapter.plan import ExecutionPlan, Input
+from plan_adapter.validation import BoundPlan, bind_inputs, find_problems, validate
+from tests.validation.builders import TOOLS, plan, step
+
+
+def with_inputs(**inputs: Input) -> ExecutionPlan:
+    """A plan with these inputs."""
+    return plan(step("a", parameters={"value": [f"${{{{ inputs.{name} }}}}" for name in inputs if name.isidentifier()]}), inputs=inputs)
+
+
+def bind(given_values: dict[str, Any] | None = None, *, from_text: bool = False, **inputs: Input) -> BoundPlan:
+    """Bind values to a plan with these inputs."""
+    return bind_inputs(validate(with_inputs(**inputs), TOOLS), given_values, from_text=from_text)
+
+
+def refused(definition: Input, value: Any, *, from_text: bool = False) -> list[tuple[str, str]]:
+    """Code and message of what is wrong with `value`."""
+    with pytest.raises(InvalidPlanError) as error:
+        bind({"x": value}, from_text=from_text, x=definition)
+    assert all(problem.at.startswith("inputs.x") for problem in error.value.problems)
+    return [(problem.code, problem.message) for problem in error.value.problems]
+
+
+def test_given_values_are_kept_and_defaults_filled_in() -> None:
+    bound = bind({"host": "web-1"}, host=Input(pattern="^web-[0-9]+$"), force=Input(type="boolean", default=False), any=Input(default="x"))
+    assert bound.inputs == {"host": "web-1", "force": False, "any": "x"}
+
+
+def test_every_wrong_input_is_named_at_once() -> None:
+    with pytest.raises(InvalidPlanError) as error:
+        bind({"count": "3", "hots": "x"}, host=Input(description="Node to restart"), count=Input(type="integer"))
+    assert [(problem.code, problem.at) for problem in error.value.problems] == [
+        ("missing-input", "inputs.host"),
+        ("bad-input", "inputs.count"),
+        ("unknown-input", "inputs.hots"),
+    ]
+    assert "Node to restart" in error.value.problems[0].message
+    assert error.value.problems[2].hint == "did you mean `host`?"
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        ("string", ["", "中文"], [1, None, True, ["a"]]),
+        ("integer", [0, -5], [True, 1.0, "1", None]),
+        ("number", [1, 2.5, -1e300], [True, "1.5", None]),
+        ("boolean", [True, False], [0, 1, "true", None]),
+        ("array", [[], [1, "a"]], [{}, "[]", (1,), None]),
+        ("object", [{}, {"a": {"b": 1}}], [[], "{}", None]),
+    ],
+)
+def test_types_are_strict(kind: Any, good: list[Any], bad: list[Any]) -> None:
+    for value in good:
+        assert bind({"x": value}, x=Input(type=kind)).inputs == {"x": value}
+    for value in bad:
+        assert [code for code, _ in refused(Input(type=kind), value)] == ["bad-input"], value
+
+
+@pytest.mark.parametrize(
+    ("definition", "value", "says"),
+    [
+        (Input(enum=["a", "b"]), "c", "is none of `a`, `b`"),
+        (Input(type="integer", enum=[1]), 2, "is none of `1`"),
+        (Input(pattern="^web-[0-9]+$"), "web-1\n", "does not match the pattern"),
+        (Input(pattern="^(a+)+$"), "a" * 100 + "!", "does not match the pattern"),
+        (Input(min_length=2), "中", "has 1 characters, and needs at least 2"),
+        (Input(max_length=2), "abc", "has 3 characters, and may have at most 2"),
+        (Input(type="array", max_length=1), [1, 2], "has 2 members"),
+        (Input(type="integer", minimum=3), 2, "is smaller than 3"),
+        (Input(type="number", maximum=3.5), 4, "is larger than 3.5"),
+        (Input(type="array", items="integer"), [1, True], "has at [1] true or false, not an integer"),
+        (Input(type="array", items="string"), ["a", None], "has at [1] null, not text"),
+    ],
+)
+def test_limits_are_kept(definition: Input, value: Any, says: str) -> None:
+    ((code, message),) = refused(definition, value)
+    assert code == "bad-input"
+    assert says in message
+
+
+def test_true_is_not_one_in_an_enum() -> None:
+    assert refused(Input(type="array", enum=[[1]]), [True])
+    assert bind({"x": [1]}, x=Input(type="array", enum=[[1]])).inputs == {"x": [1]}
+
+
+@pytest.mark.parametrize(
+    ("value", "code"),
+    [
+        ({"a": float("nan")}, "not-a-number"),
+        ({"a": 2**60}, "too-large"),
+        ({"a": "\ud800"}, "bad-text"),
+        ({"__prefect_kind": 1}, "reserved-key"),
+        ({"a": object()}, "wrong-type"),
+    ],
+    ids=["NaN", "large", "surrogate", "reserved", "object"],
+)
+def test_a_value_that_no_record_can_hold_is_refused(value: Any, code: str) -> None:
+    assert [found for found, _ in refused(Input(type="object"), value)] == [code]
+
+
+def test_a_value_nested_without_end_is_refused() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    assert [code for code, _ in refused(Input(type="array"), endless)] == ["too-deep"]
+
+
+def test_a_message_never_shows_the_value_which_may_be_a_secret() -> None:
+    for definition, value in ((Input(enum=["a"]), "hunter2"), (Input(pattern="^a"), "hunter2"), (Input(type="integer"), "hunter2")):
+        assert "hunter2" not in str(refused(definition, value))
+        assert "hunter2" not in str(refused(definition, value, from_text=True))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        ("string", "007", "007"),
+        ("string", "", ""),
+        ("integer", "-12", -12),
+        ("number", "12", 12),
+        ("number", "1.5e3", 1500.0),
+        ("boolean", "true", True),
+        ("boolean", "false", False),
+        ("array", '["a", 1]', ["a", 1]),
+        ("object", '{"a": null}', {"a": None}),
+    ],
+)
+def test_texts_of_a_command_line_are_read_by_the_type(kind: Any, text: str, value: Any) -> None:
+    found = bind({"x": text}, from_text=True, x=Input(type=kind)).inputs["x"]
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("integer", "1.0"),
+        ("integer", "1_000"),
+        ("integer", "１２"),
+        ("integer", ""),
+        ("integer", "9" * 5000),
+        ("number", "nan"),
+        ("number", "1e999"),
+        ("number", "0x10"),
+        ("boolean", "yes"),
+        ("boolean", "True"),
+        ("array", "a,b"),
+        ("array", "{}"),
+        ("array", "[" * 100_000),
+        ("object", '{"a": 1, "a": 2}'),
+        ("object", '{"a": NaN}'),
+        ("object", "[]"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_text_that_is_none_of_its_type_is_refused(kind: Any, text: str) -> None:
+    assert refused(Input(type=kind), text, from_text=True)
+
+
+def test_bound_values_are_copies_and_defaults_are_not_shared() -> None:
+    given_value = {"a": [1]}
+    definition = Input(type="array", default=[1])
+    first = bind({"x": given_value}, x=Input(type="object"), y=definition)
+    given_value["a"].append(2)
+    assert first.inputs == {"x": {"a": [1]}, "y": [1]}
+
+
+def test_the_approval_digest_covers_the_inputs_and_nothing_that_equals_them() -> None:
+    bound = [bind({"x": value}, x=Input(type="integer", default=1)).approval_digest for value in (1, 2)]
+    assert bound[0] == bind(x=Input(type="integer", default=1)).approval_digest
+    assert bound[0] != bound[1]
+
+
+@pytest.mark.parametrize(
+    ("definition", "place"),
+    [
+        (Input(type="integer", pattern="x"), "pattern"),
+        (Input(type="boolean", min_length=1), "min_length"),
+        (Input(minimum=1), "minimum"),
+        (Input(items="string"), "items"),
+        (Input(pattern="("), "pattern"),
+        (Input(pattern="(?=x)"), "pattern"),
+        (Input(type="integer", minimum=2, maximum=1), "minimum"),
+        (Input(min_length=2, max_length=1), "min_length"),
+        (Input(enum=[]), "enum"),
+        (Input(enum=["a", 1]), "enum[1]"),
+        (Input(type="integer", default="1"), "default"),
+        (Input(type="integer", default=True), "default"),
+        (Input(pattern="^a", default="b"), "default"),
+        (Input(enum=["a"], default="b"), "default"),
+        (Input(default="${{ inputs.y }}"), "default"),
+    ],
+)
+def test_a_definition_that_contradicts_itself_is_refused(definition: Input, place: str) -> None:
+    assert [(p.code, p.at) for p in find_problems(with_inputs(x=definition), TOOLS)] == [("bad-input-definition", f"inputs.x.{place}")]
+
+
+@pytest.mark.parametrize("name", ["my-host", "1st", "", "a b", "ä", "a\n"], ids=ascii)
+def test_the_name_of_an_input_is_an_identifier(name: str) -> None:
+    assert ("bad-name", f"inputs.{name}") in [(p.code, p.at) for p in find_problems(plan(inputs={name: Input(default="x")}), TOOLS)]
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-100, 100) | st.floats(-9, 9) | st.text("ab\ud800\0", max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab", max_size=2), inner, max_size=3),
+    max_leaves=6,
+)
+definitions = st.builds(
+    Input,
+    type=st.sampled_from(["string", "integer", "number", "boolean", "array", "object"]),
+    default=json_values,
+    enum=st.none() | st.lists(json_values, max_size=3),
+    pattern=st.none() | st.text("ab(+", max_size=4),
+    min_length=st.none() | st.integers(0, 3),
+    minimum=st.none() | st.floats(),
+    items=st.none() | st.sampled_from(["string", "integer"]),
+)
+
+
+@given(definitions, json_values | st.text(max_size=5), st.booleans())
+def test_any_definition_and_any_value_give_inputs_or_problems(definition: Input, value: Any, from_text: bool) -> None:
+    checked = with_inputs(x=definition)
+    if find_problems(checked, TOOLS):
+        return
+    try:
+        bound = bind_inputs(validate(checked, TOOLS), {"x": value}, from_text=from_text)
+    except InvalidPlanError as error:
+        assert error.problems
+    else:
+        assert bind_inputs(bound.validated, bound.inputs).approval_digest == bound.approval_digest

@@ -1,0 +1,257 @@
+"""Every refusal, by its code and its place."""
+
+from typing import Any
+
+import pytest
+
+from plan_adapter.documents import load_plan
+from plan_adapter.plan import ApprovalPolicy, Concurrency, ExecutionOptions, Input, Rollback, Step
+from plan_adapter.problems import CATALOGUE
+from plan_adapter.validation import find_problems, lint
+from tests.validation.builders import TOOLS, found, plan, step
+
+
+def test_a_sound_plan_has_no_problems() -> None:
+    assert found(plan()) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("goal", "Tell everybody"),
+        ("tools", ["push"]),
+        ("max_rounds", 3),
+        ("requires_approval", True),
+        ("rollback", Rollback(tool_name="push")),
+        ("done_when", "everybody knows it"),
+    ],
+)
+def test_a_step_field_that_is_not_executed_yet_is_refused_never_ignored(field: str, value: Any) -> None:
+    assert found(plan(step("a", **{field: value}))) == [("not-yet", f"steps[0].{field}")]
+
+
+@pytest.mark.parametrize(
+    ("field", "at", "value"),
+    [
+        ("finally_", "finally", [Step(tool_name="push")]),
+        ("concurrency", "concurrency", Concurrency(key="x")),
+        ("approval", "approval", ApprovalPolicy()),
+    ],
+)
+def test_a_plan_field_that_is_not_executed_yet_is_refused_never_ignored(field: str, at: str, value: Any) -> None:
+    assert found(plan(**{field: value})) == [("not-yet", at)]
+
+
+def test_a_goal_step_is_one_problem_whatever_else_it_needs() -> None:
+    goal = Step(id="a", goal="Tell everybody", tools=["push"], max_rounds=3)
+    assert found(plan(goal)) == [("not-yet", "steps[0].goal")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "at"),
+    [
+        ({"description": " "}, "no-description", "description"),
+        ({"steps": []}, "no-steps", "steps"),
+        ({"steps": [Step(id="a")]}, "missing-field", "steps[0].tool_name"),
+        ({"options": {"stop_on_error": True, "continue_on_error": True}}, "contradicting-policies", "options.continue_on_error"),
+        ({"options": {"stop_on_error": False, "continue_on_error": False}}, "contradicting-policies", "options.continue_on_error"),
+        ({"outputs": {"x": "${{ steps.gone.result }}"}}, "unknown-reference", "outputs.x"),
+        ({"outputs": {"x": float("nan")}}, "not-a-number", "outputs.x"),
+        ({"outputs": {"x": {"__prefect_kind": 1}}}, "reserved-key", "outputs.x.__prefect_kind"),
+    ],
+)
+def test_a_plan_that_cannot_run_says_where(changes: dict[str, Any], code: str, at: str) -> None:
+    assert found(plan(**changes)) == [(code, at)]
+
+
+@pytest.mark.parametrize(
+    "step_id", ["a\n", "a b", "1a", "-a", "ä", "a" * 65, "a.b", "../a", "中文"], ids=lambda step_id: ascii(step_id)[:20]
+)
+def test_an_id_is_ascii_letters_digits_underscores_and_hyphens(step_id: str) -> None:
+    assert found(plan(step(step_id))) == [("bad-id", "steps[0].id")]
+
+
+@pytest.mark.parametrize("step_id", ["a", "_", "A-1", "a" * 64, "for", "Null"])
+def test_other_ids_are_sound(step_id: str) -> None:
+    assert found(plan(step(step_id))) == []
+
+
+@pytest.mark.parametrize("step_id", ["in", "true", "false", "null"])
+def test_words_of_the_expression_language_are_no_ids(step_id: str) -> None:
+    assert found(plan(step(step_id))) == [("reserved-id", "steps[0].id")]
+
+
+def test_an_id_is_used_once() -> None:
+    checked = plan(step("a"), step("b"), step("a"))
+    assert found(checked) == [("duplicate-id", "steps[2].id")]
+    assert "steps[0]" in find_problems(checked, TOOLS)[0].message
+
+
+def test_an_unknown_tool_is_one_problem_however_often_it_is_called() -> None:
+    checked = plan(step("a", tool_name="psh"), step("b", tool_name="psh"), step("c", tool_name="nothing_like_it"))
+    first, second = find_problems(checked, TOOLS)
+    assert (first.code, first.at, first.hint) == ("unknown-tool", "steps[0].tool_name", "did you mean `push`?")
+    assert "2 steps" in first.message
+    assert (second.code, second.at, second.hint) == ("unknown-tool", "steps[2].tool_name", "known: `fetch_page`, `push`, `shell`")
+
+
+def test_parameters_that_do_not_fit_the_tool_are_found_each_at_its_place() -> None:
+    checked = plan(step("a", tool_name="fetch_page", parameters={"attempts": "many", "ulr": "x"}))
+    assert sorted(found(checked)) == [
+        ("bad-parameters", "steps[0].parameters.attempts"),
+        ("bad-parameters", "steps[0].parameters.ulr"),
+        ("bad-parameters", "steps[0].parameters.url"),
+    ]
+
+
+def test_what_an_expression_will_give_is_not_judged_before() -> None:
+    parameters = {"url": "${{ inputs.url }}", "attempts": "${{ 1 + 1 }}"}
+    assert found(plan(step("a", tool_name="fetch_page", parameters=parameters), inputs={"url": Input()})) == []
+
+
+def test_an_expression_in_a_script_is_refused_and_belongs_into_its_environment() -> None:
+    parameters = {"command": "echo ${{ inputs.name }}", "env": {"NAME": "${{ inputs.name }}"}}
+    checked = plan(step("a", tool_name="shell", parameters=parameters), inputs={"name": Input()})
+    assert found(checked) == [("expression-in-command", "steps[0].parameters.command")]
+    assert '"$NAME"' in find_problems(checked, TOOLS)[0].hint
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "code"),
+    [
+        ("when", "steps.a.status == 'completed'", "expression-needed"),
+        ("when", "${{ 'yes' }}", "expression-type"),
+        ("when", "${{ item == 1 }}", "unknown-reference"),
+        ("when", "${{ result == 1 }}", "unknown-reference"),
+        ("for_each", "a, b", "expression-needed"),
+        ("for_each", "${{ 3 }}", "expression-type"),
+        ("for_each", "${{ [item] }}", "unknown-reference"),
+        ("done_when", "it is ${{ result.ok }}", "expression-needed"),
+        ("done_when", "${{ result.size() }}", "expression-type"),
+        ("done_when", "${{ item == 1 }}", "unknown-reference"),
+        ("when", "${{ steps.b.result.ok }}", "not-an-ancestor"),
+        ("for_each", "${{ steps.b.result }}", "not-an-ancestor"),
+        ("done_when", "${{ steps.b.result.ok }}", "not-an-ancestor"),
+    ],
+)
+def test_a_condition_that_cannot_be_evaluated_there_is_refused(field: str, text: str, code: str) -> None:
+    assert found(plan(step("a"), step("b", **{field: text}))) == [(code, f"steps[1].{field}")]
+
+
+@pytest.mark.parametrize(
+    "value", ["${{ item }}", "${{ result }}", "${{ steps.a.result }}", "${{ secrets.token }}", "${{ steps.a-b.result }}", "${{ 1"]
+)
+def test_a_parameter_uses_only_what_is_there_when_the_step_starts(value: str) -> None:
+    (problem,) = find_problems(plan(step("a", parameters={"value": {"deep": [value]}})), TOOLS)
+    assert problem.at in ("steps[0].parameters.value.deep[0]", "steps[0].parameters")
+
+
+def test_with_for_each_parameters_and_done_when_know_the_item() -> None:
+    each = step("a", for_each="${{ [1, 2] }}", parameters={"value": "${{ item }}"}, done_when="${{ result == item }}")
+    assert found(plan(each)) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "at"),
+    [
+        (float("nan"), "not-a-number", ""),
+        (float("-inf"), "not-a-number", ""),
+        (2**53, "too-large", ""),
+        (-(2**53), "too-large", ""),
+        ("\ud800", "bad-text", ""),
+        ("a\0b", "bad-text", ""),
+        ({"__prefect_kind": "json"}, "reserved-key", ".__prefect_kind"),
+        ([{"a": [{"__prefectX": 1}]}], "reserved-key", "[0].a[0].__prefectX"),
+    ],
+    ids=["NaN", "infinity", "2^53", "-2^53", "surrogate", "NUL", "reserved", "reserved inside"],
+)
+def test_what_has_no_canonical_form_is_refused_where_it_stands(value: Any, code: str, at: str) -> None:
+    assert (code, f"steps[0].parameters.value{at}") in found(plan(step("a", parameters={"value": value})))
+
+
+@pytest.mark.parametrize(
+    ("text", "problems"),
+    [
+        ('{"value": 1}', []),
+        ('{"value": "${{ steps.b.result }}"}', []),
+        ('{"value": "${{ steps.gone.result }}"}', [("unknown-reference", "steps[0].input")]),
+        ('{"value": 1, "value": 2}', [("duplicate-key", "steps[0].input")]),
+        ('{"value": NaN}', [("not-a-number", "steps[0].input")]),
+        ('{"value": 9007199254740992}', [("too-large", "steps[0].input")]),
+        ("plain words", [("bad-parameters", "steps[0].input")]),  # the tool takes no `input`
+        ('["value"]', [("bad-parameters", "steps[0].input")]),
+        ("[" * 100_000, [("bad-parameters", "steps[0].input")]),
+    ],
+    ids=range(9),
+)
+def test_the_raw_input_of_a_step_is_its_parameters_if_it_is_a_json_object(text: str, problems: list[tuple[str, str]]) -> None:
+    assert found(plan(step("a", input=text), step("b"))) == problems
+
+
+def test_warnings_are_what_runs_and_probably_should_not_run_so() -> None:
+    steps = [
+        step("a", effect="read", max_retries=3),
+        step("b", max_retries=1, depends_on=["a", "a"]),
+        step("c", input="{}", parameters={"value": 1}),
+    ]
+    checked = plan(*steps, inputs={"unused": Input(default="x")})
+    assert found(checked) == [
+        ("unused-input", "inputs.unused"),
+        ("lowered-effect", "steps[0].effect"),
+        ("retried-write", "steps[1].max_retries"),
+        ("duplicate-dependency", "steps[1].depends_on[1]"),
+        ("unused-input", "steps[2].input"),
+    ]
+    assert {problem.severity for problem in lint(checked, TOOLS)} == {"warning"}
+    assert find_problems(checked, TOOLS) == []
+
+
+def test_problems_come_in_the_order_of_the_document_whatever_found_them() -> None:
+    broken = plan(
+        step("a", depends_on=["gone"], tool_name="psh"),
+        step("b", parameters={"value": "${{ steps.gone.result }}"}, requires_approval=True),
+        description="",
+        inputs={"a-b": Input()},
+        options=ExecutionOptions(stop_on_error=True, continue_on_error=True),
+        outputs={"x": "${{ nothing }}"},
+    )
+    assert [at for _, at in found(broken)] == [
+        "description",
+        "inputs.a-b",
+        "options.continue_on_error",
+        "steps[0].tool_name",
+        "steps[0].depends_on[0]",
+        "steps[1].parameters.value",
+        "steps[1].requires_approval",
+        "outputs.x",
+    ]
+    assert found(broken) == found(broken)
+
+
+DOCUMENT = """\
+description: Restart a node
+steps:
+  - id: check
+    tool_name: fetch_page
+    parameters:
+      url: "https://${{ inputs.host }}/"
+      attempts: few
+  - id: restart
+    tool_name: push
+    depends_on: [chekc]
+    when: "yes"
+"""
+
+
+def test_problems_of_a_document_carry_their_line_and_column() -> None:
+    assert [(problem.code, problem.line, problem.column) for problem in find_problems(load_plan(DOCUMENT), TOOLS)] == [
+        ("unknown-reference", 6, 7),
+        ("bad-parameters", 7, 7),
+        ("unknown-step", 10, 18),
+        ("expression-needed", 11, 5),
+    ]
+
+
+def test_every_code_is_in_the_catalogue() -> None:
+    checked = plan(step("in", goal="x", depends_on=["in", "gone"]), step("in"), inputs={"a-b": Input(pattern="(")})
+    assert {code for code, _ in found(checked)} <= CATALOGUE.keys()

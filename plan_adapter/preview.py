@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from plan_adapter import graph
 from plan_adapter.errors import ExpressionError
-from plan_adapter.expressions import Declarations, Variables, compile_template, has_expression
+from plan_adapter.expressions import Declarations, Template, Variables, compile_template, has_expression
 from plan_adapter.listing import step_listing, step_patience
 from plan_adapter.plan import EFFECTS, Effect, ExecutionOptions, ExecutionPlan, Step
 from plan_adapter.readable import as_text, code, duration, prose
@@ -36,6 +36,11 @@ class CheckedPlan(Protocol):
     @property
     def dependencies(self) -> Mapping[str, tuple[str, ...]]:
         """What each step waits for, dependencies implied by references included."""
+        ...
+
+    @property
+    def parameters(self) -> Mapping[str, Template]:
+        """What each step hands its tool."""
         ...
 
     @property
@@ -145,14 +150,14 @@ def preview_plan(
 
 def _preview_step(step: Step, checked: CheckedPlan, inputs: Mapping[str, JsonValue] | None) -> StepPreview:
     plan, tool, after = checked.plan, checked.tools[step.id], checked.dependencies[step.id]
-    parameters = {name: _known(value, plan, inputs) for name, value in step.parameters.items()}
+    written = checked.parameters[step.id].source
     items = 1 if step.for_each is None else _count(_known(step.for_each, plan, inputs))
     timeout = plan.options.step_timeout_ms if step.timeout_ms is None else step.timeout_ms
     once = _longest_call(step, timeout)
     return StepPreview(
         step=step,
         effect=step.effect or tool.effect,
-        parameters=parameters if parameters or not step.input else {"input": _known(step.input, plan, inputs)},
+        parameters={name: _known(value, plan, inputs) for name, value in written.items()} if isinstance(written, dict) else {},
         depends_on=after,
         implied=frozenset(after) - frozenset(step.depends_on),
         timeout_ms=timeout,

@@ -20,15 +20,14 @@ class YesApprover:
 class TerminalApprover:
     """Shows what would run and asks the person at the terminal; anything but a yes is a no."""
 
-    def __init__(self, text: str | None = None) -> None:
-        """`text` is shown instead of the request's own."""
-        self._text = text
+    def __init__(self) -> None:
+        """Nobody has asked yet."""
         self.asked: ApprovalRequest | None = None
 
     async def ask(self, request: ApprovalRequest) -> Approval:
         """Return the answer, in the name of the operating system's user."""
         self.asked = request
-        output.note(self._text or request.text)
+        output.note(request.text)
         user = os_user()
         word = await _ask_line(f"Run this plan, approved by {user}? [y/N] ")
         approve = word.strip().casefold() in ("y", "yes")

@@ -1,5 +1,6 @@
 """The live display: a line per running step that moves, a line per ended step that stays."""
 
+import math
 import sys
 import time
 from collections import deque
@@ -12,7 +13,7 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from plan_adapter.cli import output
-from plan_adapter.cli.progress import Links, failed_attempt, link_lines, recent_lines
+from plan_adapter.cli.progress import Links, link_lines, recent_lines
 from plan_adapter.cli.records import ASCII_MARKS, MARKS, step_end
 from plan_adapter.hooks import Event
 from plan_adapter.plan import StepStatus
@@ -80,7 +81,7 @@ class LiveDisplay:
                 self._open = {**self._open, step.id: replace(known, again_at=None) if known else _Open(step, now)}
             case "attempt_failed" if known is not None:
                 again = now + (event.delay_ms or 0) / 1000
-                self._open = {**self._open, step.id: replace(known, again_at=again, problem=failed_attempt(event))}
+                self._open = {**self._open, step.id: replace(known, again_at=again, problem=one_line(event.message or "failed"))}
             case "log" if known is not None:
                 known.log.extend((event.message or "").splitlines())
             case "step_completed" | "step_failed" | "step_skipped":
@@ -111,8 +112,8 @@ class LiveDisplay:
 
     def _moving_row(self, opened: _Open, now: float) -> RenderableType:
         if opened.again_at is not None and opened.again_at > now:
-            left = duration(1000 * round(opened.again_at - now + 0.5))
-            text = self._row(opened.step, ("!", "yellow"), f"{opened.problem} ({left} left)", style="yellow")
+            left = duration(1000 * math.ceil(opened.again_at - now))
+            text = self._row(opened.step, ("!", "yellow"), f"{opened.problem}; again in {left}", style="yellow")
         else:
             frame = self._spinner.render(now)
             mark = frame.plain if isinstance(frame, Text) else "*"

@@ -41,13 +41,13 @@ def begin_server(settings: "Settings", *, offline: bool) -> "PendingServer | Non
     return begin(settings, notify=output.note)
 
 
-def approver_for(*, yes: bool, detach: bool, text: str | None = None) -> "Approver | None":
-    """Return who answers when an approval is needed, None where nobody is there; `text` is what a person is shown."""
+def approver_for(*, yes: bool, detach: bool) -> "Approver | None":
+    """Return who answers when an approval is needed, None where nobody is there."""
     if yes:
         return YesApprover()
     if detach or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
-    return TerminalApprover(text)
+    return TerminalApprover()
 
 
 class Performance:

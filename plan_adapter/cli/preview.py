@@ -1,11 +1,18 @@
 """`plan preview`."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode
 from plan_adapter.cli.sources import input_texts, plan_of, tools_of
+from plan_adapter.settings import Settings
+
+if TYPE_CHECKING:
+    from plan_adapter.preview import Preview
+    from plan_adapter.validation import ValidatedPlan
 
 
 def preview(
@@ -28,14 +35,33 @@ def preview(
         tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
         json: Print one JSON object.
     """
-    from plan_adapter.cli.previewing import preview_with
     from plan_adapter.preview import preview_text
     from plan_adapter.validation import validate
 
     given = input_texts(input or [], inputs)
-    shown = preview_with(validate(asyncio.run(plan_of(plan)), tools_of(tools or [])), given)
+    shown = _preview(validate(asyncio.run(plan_of(plan)), tools_of(tools or [])), given)
     if json:
         output.json_line(shown.as_json())
     else:
         output.line(preview_text(shown).rstrip("\n"))
     return ExitCode.DONE
+
+
+def _preview(validated: "ValidatedPlan", texts: dict[str, str]) -> "Preview":
+    """Return the preview with these inputs; required ones may be missing. Raises InvalidPlanError for those that do not fit."""
+    from plan_adapter.approval import requires_approval
+    from plan_adapter.errors import InvalidPlanError
+    from plan_adapter.preview import preview_plan
+    from plan_adapter.validation import bind_inputs
+
+    show = partial(
+        preview_plan, validated, requires_approval=requires_approval(validated.plan, allow_unapproved=Settings().allow_unapproved)
+    )
+    try:
+        bound = bind_inputs(validated, texts, from_text=True)
+    except InvalidPlanError as error:
+        if any(problem.code != "missing-input" for problem in error.problems):
+            raise
+        missing = tuple(name for name, spec in validated.plan.inputs.items() if spec.is_required and name not in texts)
+        return show(inputs=None, approval_digest=None, missing=missing)
+    return show(inputs=bound.inputs, approval_digest=bound.approval_digest)

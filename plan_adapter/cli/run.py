@@ -40,8 +40,6 @@ def run(
 
 
 async def _run(source: str, given: dict[str, str], tools: list[str], *, offline: bool, yes: bool, detach: bool, as_json: bool) -> int:
-    from plan_adapter.cli.previewing import preview_of
-    from plan_adapter.preview import preview_text
     from plan_adapter.runner import Occasion, execute_plan
     from plan_adapter.validation import bind_inputs, validate
 
@@ -51,7 +49,7 @@ async def _run(source: str, given: dict[str, str], tools: list[str], *, offline:
         validated = validate(await plan_of(source, store), tools_of(tools))
         bound = bind_inputs(validated, given, from_text=True)
         server = await aside(pending.wait) if pending is not None else None
-        approver = approver_for(yes=yes, detach=detach, text=preview_text(preview_of(bound)))
+        approver = approver_for(yes=yes, detach=detach)
         performance = Performance(server, approver, as_json=as_json)
         work = execute_plan(
             validated,

@@ -4,14 +4,14 @@ import inspect
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from functools import partial
+from typing import Annotated, Any, TypeAlias
 
 from prefect import Flow
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
 from prefect.states import Failed
-from pydantic import Field, JsonValue, TypeAdapter
-from pydantic_core import SchemaError
+from pydantic import JsonValue, WithJsonSchema
 
 from plan_adapter.engine.flow_runs import run_flow
 from plan_adapter.engine.states import state_of_run
@@ -19,14 +19,12 @@ from plan_adapter.errors import PlanAdapterError
 from plan_adapter.plan import Input, InputType
 from plan_adapter.readable import one_line, prose
 from plan_adapter.record import PlanRun
-
-if TYPE_CHECKING:
-    from plan_adapter.validation import ValidatedPlan
+from plan_adapter.validation import ValidatedPlan, bind_inputs
 
 __all__ = ["FlowBody", "fit_as_parameters", "flow_of", "run_flow", "safe_name"]
 
 FlowBody: TypeAlias = Callable[[dict[str, JsonValue], str], Awaitable[PlanRun]]
-"""Runs a plan: is given the flow's parameters and the id of its flow run."""
+"""Runs a plan: is given its inputs, checked and with their defaults, and the id of the flow run."""
 
 MAX_NAME_CHARACTERS = 200
 MAX_PARAMETER_CHARACTERS = 400_000
@@ -43,24 +41,23 @@ _TYPES: dict[InputType, Any] = {
 }
 
 
-def flow_of(validated: "ValidatedPlan", body: FlowBody, *, with_inputs: bool = True) -> Flow[..., Any]:
+def flow_of(validated: ValidatedPlan, body: FlowBody, *, with_inputs: bool = True) -> Flow[..., Any]:
     """Return a flow that awaits `body` and ends in the state of the run that it returns.
 
     Its parameters are the plan's inputs; without `with_inputs` it has none, for a body that has them and that they are too large for.
-
-    `await flow(**inputs)` gives the PlanRun, or raises RunFailedError with it; what `body` raises of this package's errors ends the
-    flow run as Failed with the error as its message, and is raised. Nothing is persisted, and nothing is retried by Prefect.
+    `await flow(**inputs)` gives the PlanRun, or raises RunFailedError with it. Inputs that do not fit, and what `body` raises of this
+    package's errors, end the flow run as Failed with the error as its message, and are raised. Prefect persists and retries nothing.
     """
     plan = validated.plan
     return Flow(
-        _function(plan.inputs if with_inputs else {}, body),
+        _function(plan.inputs, partial(_bound, validated, body)) if with_inputs else _function({}, body),
         name=safe_name(plan.name),
         description="\n\n".join(prose(paragraph) for paragraph in plan.description.split("\n\n") if paragraph.strip()),
         version=validated.digest[:12],
         persist_result=False,
         retries=0,
         log_prints=False,
-        validate_parameters=True,
+        validate_parameters=False,  # the plan's own check names every problem at once, with hints
     )
 
 
@@ -72,6 +69,10 @@ def safe_name(name: str) -> str:
 def fit_as_parameters(inputs: Mapping[str, JsonValue]) -> bool:
     """Return whether Prefect takes `inputs` as a flow run's parameters."""
     return len(json.dumps(inputs)) <= MAX_PARAMETER_CHARACTERS
+
+
+async def _bound(validated: ValidatedPlan, body: FlowBody, inputs: dict[str, JsonValue], flow_run_id: str) -> PlanRun:
+    return await body(bind_inputs(validated, inputs).inputs, flow_run_id)
 
 
 def _function(inputs_of_plan: Mapping[str, Input], body: FlowBody) -> Callable[..., Awaitable[State]]:
@@ -96,36 +97,27 @@ def _signature(inputs: Mapping[str, Input]) -> inspect.Signature:
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=inspect.Parameter.empty if declared.is_required else declared.default,
-                annotation=_annotation(declared),
+                annotation=Annotated[_TYPES[declared.type], WithJsonSchema(_schema(declared))],
             )
             for name, declared in inputs.items()
         ]
     )
 
 
-def _annotation(declared: Input) -> Any:
-    """Return the type of an input with its limits, as Prefect's forms and checks read it."""
-    if declared.enum and all(isinstance(value, str | int | None) for value in declared.enum):
-        return Literal[tuple(declared.enum)]
-    base: Any = list[_TYPES[declared.items]] if declared.type == "array" and declared.items else _TYPES[declared.type]
-    limits = {
-        "min_length": declared.min_length,
-        "max_length": declared.max_length,
-        "ge": declared.minimum,
-        "le": declared.maximum,
-        "pattern": declared.pattern if declared.pattern and _is_known_to_pydantic(declared.pattern) else None,
+def _schema(declared: Input) -> dict[str, JsonValue]:
+    """Return what a value of an input must fit, as the JSON Schema that Prefect's forms and its API check."""
+    is_list = declared.type == "array"
+    schema: dict[str, JsonValue] = {
+        "type": declared.type,
+        "enum": declared.enum,
+        "pattern": declared.pattern,
+        "minItems" if is_list else "minLength": declared.min_length,
+        "maxItems" if is_list else "maxLength": declared.max_length,
+        "minimum": declared.minimum,
+        "maximum": declared.maximum,
+        "items": {"type": declared.items} if declared.items else None,
     }
-    given: dict[str, Any] = {name: limit for name, limit in limits.items() if limit is not None}
-    return Annotated[base, Field(**given)] if given else base
-
-
-def _is_known_to_pydantic(pattern: str) -> bool:
-    """Whether pydantic can check `pattern`: it has no look-around; such inputs are checked when they are bound to the plan."""
-    try:
-        TypeAdapter(Annotated[str, Field(pattern=pattern)])
-    except SchemaError:
-        return False
-    return True
+    return {name: value for name, value in schema.items() if value is not None}
 
 
 def _docstring(inputs: Mapping[str, Input]) -> str:

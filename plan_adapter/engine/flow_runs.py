@@ -1,4 +1,4 @@
-"""Flow runs: started, run again, found in the UI, cancelled."""
+"""Flow runs: started, run again, asked whether somebody cancelled them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,8 +7,6 @@ from uuid import UUID
 from prefect import Flow, get_client
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Cancelling
-from prefect.utilities.urls import url_for
 
 from plan_adapter.errors import RunFailedError
 
@@ -38,17 +36,6 @@ async def _known(flow_run_id: str) -> FlowRun | None:
             return await client.read_flow_run(UUID(flow_run_id))
         except ObjectNotFound:
             return None
-
-
-def flow_run_url(flow_run_id: str) -> str | None:
-    """Return the address of a flow run in the UI, None where Prefect's settings name none."""
-    return url_for("flow-run", obj_id=flow_run_id)
-
-
-async def request_flow_run_cancel(flow_run_id: str, *, reason: str) -> None:
-    """Set a flow run to Cancelling, with `reason` as the message; a worker ends its process, a run of ours ends itself."""
-    async with get_client() as client:
-        await client.set_flow_run_state(UUID(flow_run_id), Cancelling(message=reason))
 
 
 async def cancellation_of(flow_run_id: str) -> str | None:

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from plan_adapter.approval import ApprovedPlan, approved_plan, requires_approval, without_approval
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.formatting import format_plan
 from plan_adapter.plan import PlanStatus
+from plan_adapter.preview import preview_plan, preview_text
 from plan_adapter.record import Approval, ApprovalRequest, PlanRun, RunReason
 from plan_adapter.runs.occasion import Occasion
 from plan_adapter.store.store import PlanStore
@@ -58,5 +58,6 @@ async def _answer(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Oc
         return waiting
     if occasion.approver is None:
         raise not_approved(bound)
-    request = ApprovalRequest(bound.approval_digest, plan.name, plan.description, format_plan(plan), run_id=run.id)
+    shown = preview_plan(bound.validated, inputs=bound.inputs, approval_digest=bound.approval_digest, requires_approval=True)
+    request = ApprovalRequest(bound.approval_digest, plan.name, plan.description, preview_text(shown), run_id=run.id)
     return await occasion.approver.ask(request)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -98,9 +99,9 @@ async def perform(approved: ApprovedPlan, run: PlanRun, store: PlanStore, occasi
         listener=occasion.listener,
         log_sink=way.log_sink,
     )
-    run.status, run.reason, run.message = PlanStatus.EXECUTING, None, None
+    run.status, run.reason, run.message, run.completed_at = PlanStatus.EXECUTING, None, None, None
     run.started_at = run.started_at or recorder.now()
-    run.steps = _step_runs(approved.bound.validated)
+    run.steps = _step_runs(approved.bound.validated, past)
     await store.claim(run)
     scope.tell("run_started")
     watches = [asyncio.ensure_future(work) for work in _watches(scope, store, way)]
@@ -165,7 +166,7 @@ async def create_run(bound: BoundPlan, store: PlanStore, occasion: Occasion, *, 
         digest=bound.validated.digest,
         approval_digest=bound.approval_digest,
         inputs=bound.inputs,
-        steps=_step_runs(bound.validated),
+        steps=_step_runs(bound.validated, Past()),
         created_at=now,
         updated_at=now,
         status=PlanStatus.PENDING_APPROVAL,
@@ -180,7 +181,10 @@ async def create_run(bound: BoundPlan, store: PlanStore, occasion: Occasion, *, 
     return run
 
 
-def _step_runs(validated: ValidatedPlan) -> list[StepRun]:
+def _step_runs(validated: ValidatedPlan, past: Past) -> list[StepRun]:
+    tried = Counter[str]()
+    for (step_id, _), number in past.attempts.items():
+        tried[step_id] += number
     return [
         StepRun(
             id=step.id,
@@ -188,6 +192,7 @@ def _step_runs(validated: ValidatedPlan) -> list[StepRun]:
             tool_name=step.tool_name or "",
             description=step.description,
             depends_on=validated.dependencies[step.id],
+            attempts=tried[step.id],
             max_retries=step.max_retries,
             retry_delay_ms=step.retry_delay_ms,
             metadata=dict(step.metadata),

@@ -38,9 +38,7 @@ class Ended:
     stderr: str
 
 
-async def run_group(
-    argv: Sequence[str], *, cwd: str | None, env: Mapping[str, str], stdin: str | None, logger: Logger
-) -> Ended:
+async def run_group(argv: Sequence[str], *, cwd: str | None, env: Mapping[str, str], stdin: str | None, logger: Logger) -> Ended:
     """Run a command to its end; its lines go to `logger`. Raises ToolError if it cannot be started.
 
     Cancelled, it ends the whole group before it returns: SIGTERM, then SIGKILL. What the command left in the background when it ended by

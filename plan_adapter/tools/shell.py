@@ -44,9 +44,7 @@ async def run_command(
 
 
 @tool(effect="write", literal_parameters=("command",))
-async def bash(
-    command: str, context: ToolContext, cwd: str | None = None, env: dict[str, Word] | None = None
-) -> dict[str, JsonValue]:
+async def bash(command: str, context: ToolContext, cwd: str | None = None, env: dict[str, Word] | None = None) -> dict[str, JsonValue]:
     """Run a bash script; the result is {exit_code, stdout, stderr}.
 
     It runs with `-e -o pipefail`: it ends with the first command that fails, and fails the step. Its text is fixed by the plan; values
@@ -75,7 +73,7 @@ def command_tool(
     Its result and its failures are those of run_command.
     """
     if isinstance(argv, str) or not argv:
-        raise ToolDefinitionError(f"the command of `{name}` must be a list of words: [\"git\", \"status\"]")
+        raise ToolDefinitionError(f'the command of `{name}` must be a list of words: ["git", "status"]')
     words = [_text(word) for word in argv]
 
     async def run(context: ToolContext) -> dict[str, JsonValue]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -65,16 +64,21 @@ async def sql_execute(
     """
     statements = [statement] if isinstance(statement, str) else statement
     each = parameters if isinstance(parameters, list) else [parameters or {}]
-    rowcount = 0
     async with _connection(url, is_reading=False) as connection:
-        if len(statements) > 1 and connection.dialect.name == "sqlite":
-            await connection.exec_driver_sql("BEGIN IMMEDIATE")  # sqlite3 by itself begins none before CREATE, DROP and the like
-        for values in each:
-            for one in statements:
-                result = await connection.execute(_bound(one, values), _values(values))
-                rowcount += max(0, result.rowcount)  # -1 where the database counts nothing
-        await connection.commit()
-    return {"rowcount": rowcount}
+        return {"rowcount": await _to_its_end(connection, _written(connection, statements, each))}
+
+
+async def _written(connection: "AsyncConnection", statements: list[str], each: list[Parameters]) -> int:
+    """Run all statements in one transaction, for each of the parameters, and return how many rows they changed."""
+    if len(statements) > 1 and connection.dialect.name == "sqlite":
+        await connection.exec_driver_sql("BEGIN IMMEDIATE")  # sqlite3 by itself begins none before CREATE, DROP and the like
+    rowcount = 0
+    for values in each:
+        for statement in statements:
+            result = await connection.execute(_bound(statement, values), _values(values))
+            rowcount += max(0, result.rowcount)  # -1 where the database counts nothing
+    await connection.commit()
+    return rowcount
 
 
 @asynccontextmanager

@@ -101,7 +101,7 @@ plans = st.builds(
             "id": st.just("") | ids,
             "name": texts,
             "description": texts,
-            "inputs": st.dictionaries(ids, inputs, max_size=2),
+            "inputs": st.dictionaries(ids.map(lambda name: name.replace("-", "_")), inputs, max_size=2),
             "options": options,
             "steps": st.lists(steps, max_size=3),
             "finally_": st.lists(steps, max_size=1),

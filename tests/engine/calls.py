@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -15,6 +14,9 @@ from prefect.client.schemas.objects import FlowRun, State, TaskRun
 from plan_adapter.execution.ports import AttemptEnd
 from plan_adapter.plan import ExecutionPlan, PlanStatus, Step, StepStatus
 from plan_adapter.record import PlanRun, RunReason, StepRun
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.tools.tool import tool
+from plan_adapter.validation import ValidatedPlan, validate
 
 
 @dataclass
@@ -84,11 +86,16 @@ def step_run(step_id: str, status: StepStatus, **fields: Any) -> StepRun:
     return StepRun(id=step_id, index=0, tool_name="noop", description="", status=status, **fields)
 
 
-def validated(plan: ExecutionPlan | None = None, **fields: Any) -> Any:
-    """Return what `flow_of` uses of a validated plan."""
-    return SimpleNamespace(
-        plan=plan or ExecutionPlan(**{"name": "a plan", "description": "A plan", **fields}), digest="0123456789abcdef" * 4
-    )
+@tool(effect="read")
+def noop() -> None:
+    """Do nothing."""
+
+
+def validated(**fields: Any) -> ValidatedPlan:
+    """Return a plan of one step, with `fields`, validated."""
+    plan = ExecutionPlan(**{"name": "a plan", "description": "A plan", **fields})
+    plan.add_step("noop", "nothing", id="a")
+    return validate(plan, ToolRegistry([noop]))
 
 
 async def task_runs(flow_run_id: UUID, names: Sequence[str]) -> dict[str, TaskRun]:

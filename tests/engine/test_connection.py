@@ -149,7 +149,7 @@ def test_a_server_out_of_reach_is_told_with_its_url_and_where_it_stands_and_with
 
 def test_a_url_that_is_no_prefect_api_is_told(prefect_server: Server) -> None:
     with temporary_settings({"api.url": prefect_server.ui_url}):
-        assert "it is no Prefect API (HTTP 405); the URL of a Prefect API usually ends with /api" in refusal()
+        assert "it is no Prefect API (HTTP 404); the URL of a Prefect API usually ends with /api" in refusal()
 
 
 @pytest.fixture

@@ -140,7 +140,11 @@ async def test_a_cancelled_run_ends_as_cancelled_with_the_reason(store: PlanStor
     assert run.flow_run_id is not None
     final = (await flow_run(UUID(run.flow_run_id))).state
     assert final is not None
-    assert (run.status, final.name, final.message) == (PlanStatus.CANCELLED, "Cancelled", "0 of 1 steps completed, 1 failed: ana: wrong host")
+    assert (run.status, final.name, final.message) == (
+        PlanStatus.CANCELLED,
+        "Cancelled",
+        "0 of 1 steps completed, 1 failed: ana: wrong host",
+    )
     assert shown.state_name == "Cancelled"
 
 

@@ -270,7 +270,7 @@ async def test_a_server_that_ends_a_connection_in_a_transaction_is_a_store_error
             )
             connection.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
 
-        with pytest.raises(StoreError, match="shut down|ended the connection"):
+        with pytest.raises(StoreError, match=r"shut down|ended the connection"):
             await store._database.write(work)
         assert await store._database.read(lambda connection: connection.exec_driver_sql("SELECT count(*) FROM plans").scalar()) == 0
 

@@ -42,7 +42,9 @@ GOOD: dict[str, JsonValue] = {"server": {"host": "a"}}
         pytest.param({"status": [1, None]}, [("status[1]", "`status[1]` should be an integer, but is null", "")], id="inside a union"),
         pytest.param({"spare": {}}, [("spare.host", "`spare.host` is missing", "")], id="missing inside"),
         pytest.param({"tries": "${{ inputs.n }}"}, [], id="open"),
-        pytest.param({"headers": {"a": "${{ inputs.n }}", "b": 2}}, [("headers.b", "`headers.b` should be a string, but is 2", "")], id="beside open"),
+        pytest.param(
+            {"headers": {"a": "${{ inputs.n }}", "b": 2}}, [("headers.b", "`headers.b` should be a string, but is 2", "")], id="beside open"
+        ),
         pytest.param({"server": {"host": 1, "path": "${{ x }}"}}, [], id="an open value might choose the member of a union"),
         pytest.param({"spare": {"ports": "${{ x }}"}}, [("spare.host", "`spare.host` is missing", "")], id="missing beside open"),
         pytest.param({"status": ["${{ x }}"]}, [], id="open inside a union"),

@@ -101,7 +101,9 @@ async def test_a_text_answer_is_text(world: World, context: ToolContext) -> None
         ("application/octet-stream", b"\xff\xfe", "\ufffd\ufffd"),
     ],
 )
-async def test_json_is_parsed_where_the_answer_says_so(world: World, context: ToolContext, content_type: str, body: bytes, expected: object) -> None:
+async def test_json_is_parsed_where_the_answer_says_so(
+    world: World, context: ToolContext, content_type: str, body: bytes, expected: object
+) -> None:
     world.answers["/"] = Answer(body=body, headers={"content-type": content_type})
     assert (await http_get(f"{world.url}/", context))["body"] == expected
 
@@ -147,7 +149,7 @@ async def test_http_get_follows_redirects_but_to_no_other_scheme(world: World, c
 
 async def test_http_send_follows_no_redirect(world: World, context: ToolContext) -> None:
     world.answers["/old"] = Answer(308, headers={"location": "/new"})
-    with pytest.raises(ToolError, match="answered 308 .*: a redirect, which is not followed here"):
+    with pytest.raises(ToolError, match=r"answered 308 .*: a redirect, which is not followed here"):
         await http_send(f"{world.url}/old", context, body={})
     assert (await http_send(f"{world.url}/old", context, expect_status=308))["status"] == 308
     assert [seen["path"] for seen in world.seen] == ["/old", "/old"]
@@ -196,7 +198,7 @@ async def test_an_address_that_leads_nowhere_is_one_clear_error(context: ToolCon
 
 
 async def test_a_header_that_cannot_be_sent_is_one_clear_error(world: World, context: ToolContext) -> None:
-    with pytest.raises(ToolError, match="GET http://127.0.0.1"):
+    with pytest.raises(ToolError, match=r"GET http://127\.0\.0\.1"):
         await http_get(f"{world.url}/", context, headers={"x": "a\r\nb: c"})
 
 
@@ -215,9 +217,7 @@ async def test_json_that_is_too_long_fails(world: World, context: ToolContext) -
         await http_get(f"{world.url}/", context)
 
 
-async def test_a_read_without_a_deadline_gives_up_by_itself(
-    world: World, context: ToolContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_read_without_a_deadline_gives_up_by_itself(world: World, context: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plan_adapter.tools.http.READ_SECONDS", 0.05)
     with pytest.raises(ToolError, match="no answer in time"):
         await http_get(f"{world.url}/hang", context)

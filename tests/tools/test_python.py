@@ -20,7 +20,9 @@ def _prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
         ("shout", {"text": "hi", "times": "2"}, "run: HIHI"),
     ],
 )
-def test_a_function_of_an_allowed_module_is_called(context: ToolContext, function: str, arguments: dict[str, Any], expected: object) -> None:
+def test_a_function_of_an_allowed_module_is_called(
+    context: ToolContext, function: str, arguments: dict[str, Any], expected: object
+) -> None:
     assert python(f"tests.tools.offered:{function}", context, arguments) == expected
 
 
@@ -53,7 +55,7 @@ def test_arguments_that_do_not_fit_are_refused(context: ToolContext, function: s
 
 def test_by_default_nothing_may_be_called(context: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PLAN_ADAPTER_PYTHON_PREFIXES")
-    with pytest.raises(ToolError, match="switched off: no module prefix is allowed .PLAN_ADAPTER_PYTHON_PREFIXES"):
+    with pytest.raises(ToolError, match=r"switched off: no module prefix is allowed .PLAN_ADAPTER_PYTHON_PREFIXES"):
         python("tests.tools.offered:plain", context, {"number": 1})
 
 

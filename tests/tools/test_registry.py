@@ -115,7 +115,7 @@ def test_tools_of_installed_packages_are_found_by_entry_point(monkeypatch: pytes
     registry = ToolRegistry.from_settings(["tests.tools.offered:plain"])
     assert {"shout", "plain", "bash"} <= set(registry.names())
     points["plan_adapter.tools"].append(EntryPoint("bad", "tests.tools.offered:gone", "plan_adapter.tools"))
-    with pytest.raises(ToolDefinitionError, match="the entry point `bad = tests.tools.offered:gone` of the package `.*` cannot be loaded"):
+    with pytest.raises(ToolDefinitionError, match=r"the entry point `bad = tests.tools.offered:gone` of the package `.*` cannot be loaded"):
         ToolRegistry.from_settings([])
 
 
@@ -143,5 +143,6 @@ def test_prefect_tasks_and_flows_are_tools(context: ToolContext) -> None:
 def test_importing_the_registry_loads_no_heavy_library() -> None:
     import subprocess
 
-    code = "import sys, plan_adapter.tools.registry as r; r.ToolRegistry.with_builtins(); print([m for m in ('httpx', 'sqlalchemy', 'prefect', 'griffe') if m in sys.modules])"
+    heavy = "httpx", "sqlalchemy", "prefect", "griffe"
+    code = f"import sys, plan_adapter.tools.registry as r; r.ToolRegistry.with_builtins(); print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

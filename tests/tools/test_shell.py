@@ -74,7 +74,8 @@ async def test_the_result_is_exit_code_stdout_and_stderr(context: ToolContext) -
 
 
 async def test_numbers_and_booleans_are_arguments_and_variables(context: ToolContext, tmp_path: Path) -> None:
-    bound = run_command.bind({"argv": ["sh", "-c", 'echo "$0 $1 $2 $PORT $ON"; pwd', 1, 2.5, True], "cwd": str(tmp_path), "env": {"PORT": 80, "ON": False}}, context)
+    argv = ["sh", "-c", 'echo "$0 $1 $2 $PORT $ON"; pwd', 1, 2.5, True]
+    bound = run_command.bind({"argv": argv, "cwd": str(tmp_path), "env": {"PORT": 80, "ON": False}}, context)
     assert (await run_command.fn(**bound))["stdout"] == f"1 2.5 true 80 false\n{tmp_path}\n"
 
 
@@ -133,7 +134,8 @@ async def test_a_command_that_cannot_be_started_says_why(context: ToolContext, p
 async def test_lines_are_logged_while_the_command_runs(context: ToolContext, lines: Lines, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    running = asyncio.ensure_future(bash('echo first; echo 二 >&2; cat "$GATE"; printf "10%%\\r100%%\\nno newline"', context, env={"GATE": str(gate)}))
+    script = 'echo first; echo 二 >&2; cat "$GATE"; printf "10%%\\r100%%\\nno newline"'
+    running = asyncio.ensure_future(bash(script, context, env={"GATE": str(gate)}))
     await lines.has("first")
     await lines.has("二")
     assert not running.done()
@@ -263,7 +265,7 @@ def test_commands_work_in_a_loop_of_another_thread(context: ToolContext) -> None
 
 async def test_no_file_descriptor_is_left_open(context: ToolContext) -> None:
     await run_command(["true"], context)
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(5):
         await run_command(["true"], context, stdin="x")
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

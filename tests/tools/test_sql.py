@@ -46,9 +46,27 @@ async def test_execute_writes_in_one_transaction_and_counts(url: str) -> None:
     assert await sql_execute(url, "INSERT INTO users (id, name) VALUES (:id, :name)", rows) == {"rowcount": 2}  # type: ignore[arg-type]
     assert await sql_execute(url, "UPDATE users SET age = :age WHERE id > :id", {"age": 1, "id": 2}) == {"rowcount": 2}
     assert await sql_execute(url, "CREATE TABLE other (id INTEGER)") == {"rowcount": 0}
-    with pytest.raises(ToolError, match="sqlite: UNIQUE constraint failed: users.name"):
+    with pytest.raises(ToolError, match=r"sqlite: UNIQUE constraint failed: users\.name"):
         await sql_execute(url, "INSERT INTO users (name) VALUES (:name)", [{"name": "e"}, {"name": "d"}])
     assert await sql_query(url, "SELECT count(*) AS n FROM users") == {"rows": [{"n": 4}]}
+
+
+async def test_several_statements_are_all_run_or_none(url: str) -> None:
+    rename = ["ALTER TABLE users RENAME TO people", "UPDATE people SET age = :age"]
+    assert await sql_execute(url, rename, {"age": 7}) == {"rowcount": 2}
+    with pytest.raises(ToolError, match="sqlite: no such table: nowhere"):
+        await sql_execute(url, ["DROP TABLE people", "DELETE FROM nowhere"])
+    assert await sql_query(url, "SELECT min(age) AS age FROM people") == {"rows": [{"age": 7.0}]}
+
+
+async def test_a_cancelled_write_changes_nothing(url: str) -> None:
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) INSERT INTO users (age) SELECT max(i) FROM n"
+    running = asyncio.ensure_future(sql_execute(url, ["DELETE FROM users", endless]))
+    await asyncio.sleep(0.3)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert await sql_query(url, "SELECT count(*) AS n FROM users") == {"rows": [{"n": 2}]}
 
 
 async def test_execute_makes_a_database_file_that_is_missing(tmp_path: Path) -> None:
@@ -118,6 +136,42 @@ async def test_a_cancelled_query_ends(url: str) -> None:
     with pytest.raises(asyncio.CancelledError):
         await running
     assert await sql_execute(url, "DELETE FROM users") == {"rowcount": 2}, "nothing holds the database any more"
+
+
+async def test_postgresql_is_written_and_read(postgres_database: str) -> None:
+    url = postgres_database
+    await sql_execute(url, "CREATE TABLE t (id bigint PRIMARY KEY, name text, at timestamptz, amount numeric, doc jsonb, key uuid)")
+    insert = "INSERT INTO t VALUES (:id, :name, CAST(:at AS timestamptz), :amount, CAST(:doc AS jsonb), CAST(:key AS uuid))"
+    key = "01890a5d-ac96-774b-bcce-b302099a8057"
+    row = {"id": 2**40, "name": "张三", "at": "2024-01-02T03:04:05Z", "amount": 1.5, "doc": {"a": [1]}, "key": key}
+    empty = {"id": 1, "name": None, "at": None, "amount": None, "doc": None, "key": None}
+    assert await sql_execute(url, insert, [row, empty]) == {"rowcount": 2}
+    found = await sql_query(url, "SELECT * FROM t WHERE id IN :ids AND name = :name", {"ids": [1, 2**40], "name": "张三"})
+    assert found == {"rows": [{**row, "amount": "1.5", "doc": '{"a": [1]}'}]}
+
+
+async def test_a_query_cannot_write_to_postgresql(postgres_database: str) -> None:
+    with pytest.raises(ToolError, match="postgresql: cannot execute CREATE TABLE in a read-only transaction"):
+        await sql_query(postgres_database, "CREATE TABLE t (id int)")
+
+
+async def test_a_cancelled_query_ends_on_postgresql(postgres_database: str) -> None:
+    running = asyncio.ensure_future(sql_query(postgres_database, "SELECT pg_sleep(1000)"))
+    active = "SELECT count(*) AS n FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(1000)' AND state = 'active'"
+    while (await sql_query(postgres_database, active))["rows"] != [{"n": 1}]:
+        await asyncio.sleep(0.02)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    while (await sql_query(postgres_database, active))["rows"] != [{"n": 0}]:
+        await asyncio.sleep(0.02)
+
+
+async def test_the_password_of_postgresql_is_in_no_error(postgres_database: str) -> None:
+    wrong = postgres_database.replace("a-pass", "s3cret")
+    with pytest.raises(ToolError, match="postgresql: password authentication failed") as error:
+        await sql_query(wrong, "SELECT 1 AS a")
+    assert "s3cret" not in str(error.value)
 
 
 def test_the_text_of_a_statement_is_fixed_by_the_plan() -> None:

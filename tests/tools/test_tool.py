@@ -129,13 +129,24 @@ def test_bind_gives_the_annotated_types_and_leaves_defaults_to_the_function(cont
 
     @tool
     def draw(
-        at: Point, day: datetime.date, colour: Colour, home: Path, address: Address | None = None, size: int = 3, limit: int = Field(5, ge=1)
+        at: Point,
+        day: datetime.date,
+        colour: Colour,
+        home: Path,
+        address: Address | None = None,
+        size: int = 3,
+        limit: int = Field(5, ge=1),
     ) -> None: ...
 
     bound = draw.bind({"at": {"x": 1}, "day": "2024-02-29", "colour": "red", "home": "a", "address": {"city": "北京"}}, context)
     assert bound == {
-        "at": Point(1), "day": datetime.date(2024, 2, 29), "colour": Colour.RED, "home": Path("a"), "address": Address(city="北京"), "limit": 5,
-    }  # fmt: skip
+        "at": Point(1),
+        "day": datetime.date(2024, 2, 29),
+        "colour": Colour.RED,
+        "home": Path("a"),
+        "address": Address(city="北京"),
+        "limit": 5,
+    }
 
 
 def test_the_context_is_found_by_annotation_and_is_no_parameter(context: ToolContext) -> None:
@@ -156,7 +167,8 @@ def test_the_context_is_found_by_annotation_and_is_no_parameter(context: ToolCon
 
 
 def test_bind_names_all_that_does_not_fit(context: ToolContext) -> None:
-    with pytest.raises(ToolError, match="the parameters do not fit `shout`: `text` is missing; `times` should be an integer, but is the text"):
+    message = "the parameters do not fit `shout`: `text` is missing; `times` should be an integer, but is the text"
+    with pytest.raises(ToolError, match=message):
         offered.shout.bind({"times": "often"}, context)
 
 
@@ -191,8 +203,12 @@ def callback(first: int, then: Callable[[int], int]) -> None: ...
 def arbitrary(a: int, b: asyncio.Lock) -> None: ...
 def generator(a: int) -> Iterator[int]:
     yield a
+
+
 async def stream(a: int) -> AsyncIterator[int]:
     yield a
+
+
 class Thing:
     def __init__(self, a: int) -> None: ...
     def method(self, a: int) -> int:
@@ -225,7 +241,9 @@ def test_what_cannot_be_a_tool_says_why(source: object, message: str) -> None:
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("options", [{"effect": "safe"}, {"isolation": "vm"}, {"name": "a\nb"}, {"name": " a"}, {"literal_parameters": ["z"]}])
+@pytest.mark.parametrize(
+    "options", [{"effect": "safe"}, {"isolation": "vm"}, {"name": "a\nb"}, {"name": " a"}, {"literal_parameters": ["z"]}], ids=str
+)
 def test_wrong_options_are_refused_where_they_are_written(options: dict[str, Any]) -> None:
     with pytest.raises(ToolDefinitionError):
         tool(**options)(positional_free)

@@ -7,6 +7,7 @@ from datetime import datetime
 from itertools import pairwise
 
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+_BLOCK = re.compile(r"[#>+=|-]|\*[ *]|`{3}|~{3}")  # what makes more than a paragraph at the beginning of a line
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _JOINERS = frozenset("\u200c\u200d")  # emoji and several scripts need them; they hide nothing
 
@@ -67,8 +68,9 @@ def code(text: str) -> str:
 
 
 def prose(text: str) -> str:
-    """Return `text` in one line with the characters escaped that Markdown or HTML would interpret."""
-    return "".join("\\" + character if character in "\\`*_[]<>#|!~&" else character for character in one_line(text))
+    """Return `text` in one line that makes no block, link or HTML in Markdown; emphasis and inline code cannot leave the line."""
+    shown = "".join("\\" + character if character in "\\<[]" else character for character in one_line(text))
+    return "\\" + shown if _BLOCK.match(shown) else shown
 
 
 def _shown(character: str) -> str:

@@ -1,11 +1,13 @@
 """The approval of one run: found, asked for, checked and used up."""
 
+import asyncio
 from dataclasses import replace
 
 from plan_adapter.approval import ApprovedPlan, approved_plan, requires_approval, without_approval
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.plan import PlanStatus
 from plan_adapter.preview import preview_plan, preview_text
+from plan_adapter.readable import duration
 from plan_adapter.record import Approval, ApprovalRequest, PlanRun, RunReason
 from plan_adapter.runs.occasion import Occasion
 from plan_adapter.store.store import PlanStore
@@ -30,12 +32,18 @@ def not_approved(bound: BoundPlan) -> NotApprovedError:
 
 
 async def approve_run(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Occasion) -> ApprovedPlan | None:
-    """Return the plan as approved for `run`, or None where it was rejected, which is then recorded."""
+    """Return the plan as approved for `run`, or None where it was rejected or nobody answered in time, which is then recorded."""
     now = await store.now()
     used = next((row for row in await store.approvals(run.id) if row.decision == "approve"), None)
     if used is not None:
         return approved_plan(bound, replace(used, expires_at=None), now=now)
     answer = await _answer(bound, run, store, occasion)
+    if answer is None:
+        limit = duration(bound.validated.plan.options.approval_timeout_ms)
+        run.status, run.reason, run.message = PlanStatus.CANCELLED, RunReason.EXPIRED, f"nobody answered within {limit}"
+        run.completed_at = await store.now()
+        await store.update_run(run)
+        return None
     if answer.decision == "reject" and answer.approval_digest == bound.approval_digest:
         run.status, run.reason, run.message = PlanStatus.CANCELLED, RunReason.REJECTED, f"rejected by {answer.by}"
         run.rejection_note, run.completed_at = answer.note, now
@@ -48,7 +56,8 @@ async def approve_run(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion
     return approved
 
 
-async def _answer(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Occasion) -> Approval:
+async def _answer(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Occasion) -> Approval | None:
+    """Return the answer that there is, or that the approver gives; None where it takes longer than the plan allows."""
     plan = bound.validated.plan
     if occasion.approval is not None:
         return occasion.approval
@@ -60,4 +69,8 @@ async def _answer(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Oc
         raise not_approved(bound)
     shown = preview_plan(bound.validated, inputs=bound.inputs, approval_digest=bound.approval_digest, requires_approval=True)
     request = ApprovalRequest(bound.approval_digest, plan.name, plan.description, preview_text(shown), run_id=run.id)
-    return await occasion.approver.ask(request)
+    limit_ms = plan.options.approval_timeout_ms
+    try:
+        return await asyncio.wait_for(occasion.approver.ask(request), limit_ms / 1000 if limit_ms else None)
+    except TimeoutError:
+        return None

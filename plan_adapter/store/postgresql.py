@@ -49,8 +49,7 @@ class _Pool:
         self.loop.call_soon(self.loop.stop)
 
     def forget(self) -> None:
-        if not self.loop.is_closed():
-            asyncio.run_coroutine_threadsafe(self.close(), self.loop)
+        asyncio.run_coroutine_threadsafe(self.close(), self.loop)
 
 
 class PostgresDatabase(Database):
@@ -82,6 +81,7 @@ class PostgresDatabase(Database):
 
     def _shut_down(self) -> Future[None]:
         pool = self._opened()
+        self._forgetting.detach()
         return asyncio.run_coroutine_threadsafe(pool.close(), pool.loop)
 
     def _opened(self) -> _Pool:
@@ -90,7 +90,7 @@ class PostgresDatabase(Database):
                 with as_store_errors(self.label, timeout=self.timeout):
                     self._pool = pool = _Pool(self._make_engine())
                 threading.Thread(target=pool.serve, name="plan-store", daemon=True).start()
-                weakref.finalize(self, pool.forget)
+                self._forgetting = weakref.finalize(self, pool.forget)
             return self._pool
 
     def _make_engine(self) -> AsyncEngine:

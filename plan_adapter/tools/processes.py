@@ -2,6 +2,7 @@
 
 import asyncio
 import codecs
+import contextlib
 import os
 import signal
 import subprocess
@@ -165,7 +166,7 @@ def _exit_of(process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop) 
 
     def wait() -> None:
         code = process.wait()
-        if not loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(lambda: exited.done() or exited.set_result(code))
 
     threading.Thread(target=wait, name=f"wait for {process.pid}", daemon=True).start()

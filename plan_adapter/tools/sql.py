@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
 ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
+
+PASSED_AS_TEXT = ("date", "time", "timetz", "timestamp", "timestamptz", "interval", "numeric", "uuid")
+"""Types of PostgreSQL that JSON has only as text; asyncpg would want Python objects where a statement is given JSON values."""
 
 T = TypeVar("T")
 
@@ -95,9 +99,26 @@ async def _connection(url: str, *, is_reading: bool) -> "AsyncGenerator[AsyncCon
         async with engine.connect() as connection:
             if is_reading and target.get_backend_name() == "sqlite":
                 await connection.exec_driver_sql("PRAGMA query_only = ON")
+            if target.drivername == "postgresql+asyncpg":
+                await _pass_as_text(connection)
             yield connection
     except (SQLAlchemyError, OSError, ImportError, ValueError) as error:
         raise ToolError(_said(error, target)) from error
+
+
+async def _pass_as_text(connection: "AsyncConnection") -> None:
+    raw = await connection.get_raw_connection()
+    driver: Any = raw.driver_connection
+    for name in PASSED_AS_TEXT:
+        decoder = _iso if name.startswith("timestamp") else str
+        await driver.set_type_codec(name, schema="pg_catalog", encoder=str, decoder=decoder, format="text")
+
+
+def _iso(text: str) -> str:
+    try:
+        return datetime.fromisoformat(text).isoformat()
+    except ValueError:  # infinity, or a year that Python does not know
+        return text
 
 
 async def _to_its_end(connection: "AsyncConnection", work: Coroutine[Any, Any, T]) -> T:

@@ -59,7 +59,9 @@ def test_a_fence_is_closed_by_nothing_inside_it(text: str) -> None:
 
 
 def test_prose_is_not_interpreted_as_markdown_or_html() -> None:
-    assert prose("# not a heading <script> *x*\n\n- item") == r"\# not a heading \<script\> \*x\* - item"
+    assert prose("# no heading <script> ![x](y)\n\n- item") == r"\# no heading \<script> !\[x\](y) - item"
+    assert prose("``` open") == r"\``` open"
+    assert prose("`b` failed & *that* is my_text") == r"`b` failed & *that* is my_text"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The real command in a process of its own: at a pseudo-terminal, in a pipe, on a terminal without UTF-8."""
 
+import json
 import os
 import pty
 import re
@@ -159,8 +160,6 @@ def test_a_terminal_without_utf_8_gets_escapes_instead_of_a_crash() -> None:
 
 
 def test_json_of_a_terminal_without_utf_8_is_still_json() -> None:
-    import json
-
     done = piped("run", document(GREET), "--offline", "--json", *TOOLS, env=environment(PYTHONIOENCODING="ascii", PYTHONUTF8="0"))
     assert json.loads(done.stdout.splitlines()[-1])["steps"][0]["result"] == {"text": "你好, 世界"}
 
@@ -178,3 +177,44 @@ def test_nothing_of_a_pipe_holds_an_escape() -> None:
     done = piped("run", document(GREET, step("b", "fail", depends_on=["greet"])), "--offline", *TOOLS)
     assert done.returncode == 1
     assert b"\x1b" not in done.stdout + done.stderr
+
+
+def test_a_run_that_another_command_cancels_ends_with_4() -> None:
+    path = document(step("a", "wait"), step("b", "greet", parameters={"who": "x"}, depends_on=["a"]))
+    with subprocess.Popen(
+        [*PLAN, "run", str(path), "--offline", "--json", *TOOLS], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment()
+    ) as process:
+        assert process.stdout is not None
+        events = (json.loads(line) for line in process.stdout)
+        run_id = next(event["run_id"] for event in events if event.get("event") == "step_started")
+        assert piped("cancel", run_id, "--reason", "磁盘要换").returncode == 0
+        *_, run = events
+        assert process.wait(BOUND_SECONDS) == 4
+    assert (run["status"], run["reason"]) == ("cancelled", "cancelled")
+    assert run["message"].startswith("磁盘要换")
+
+
+def test_a_run_that_waited_shows_its_inputs_before_it_is_resumed(terminals: list[Terminal]) -> None:
+    greeting = step("greet", "greet", parameters={"who": "${{ inputs.who }}"})
+    path = document(greeting, inputs={"who": {"type": "string"}}, **NEEDS_APPROVAL)
+    waiting = piped("run", path, "--offline", "--json", "--input", "who=小明", *TOOLS)
+    assert waiting.returncode == 6
+    terminal = Terminal("resume", json.loads(waiting.stdout)["id"], "--offline", *TOOLS)
+    terminals.append(terminal)
+    terminal.wait_for("[y/N]")
+    assert "   - `who`: `小明`" in terminal.shown
+    terminal.type("yes\n")
+    assert terminal.end() == 0
+
+
+def test_a_termination_cancels_the_run_too() -> None:
+    with subprocess.Popen(
+        [*PLAN, "run", str(document(step("a", "wait"))), "--offline", "--json", *TOOLS], stdout=subprocess.PIPE, env=environment()
+    ) as process:
+        assert process.stdout is not None
+        events = (json.loads(line) for line in process.stdout)
+        assert any(event.get("event") == "step_started" for event in events)
+        process.terminate()
+        *_, run = events
+        assert process.wait(BOUND_SECONDS) == 130
+    assert run["status"] == "cancelled"

@@ -63,12 +63,11 @@ def test_required_inputs_may_stand_after_those_with_defaults() -> None:
 @pytest.mark.parametrize(
     ("declared", "schema"),
     [
-        ({"pattern": "^(?!root).*$"}, {"type": "string", "pattern": "^(?!root).*$"}),
         ({"min_length": 1, "max_length": 9}, {"type": "string", "minLength": 1, "maxLength": 9}),
         ({"type": "number", "enum": [0.5, 1.5]}, {"type": "number", "enum": [0.5, 1.5]}),
         ({"type": "array", "enum": [[1], [2]], "items": "integer"}, {"type": "array", "enum": [[1], [2]], "items": {"type": "integer"}}),
     ],
-    ids=["look-around", "lengths", "numbers", "lists"],
+    ids=["lengths", "numbers", "lists"],
 )
 def test_the_form_knows_every_limit(declared: dict[str, Any], schema: dict[str, Any]) -> None:
     properties = flow_of(validated(inputs={"a": declared}), completed).parameters.properties
@@ -82,20 +81,21 @@ def test_an_input_may_have_a_name_that_prefect_or_pydantic_uses(name: str, recwa
 
 
 async def test_bad_inputs_are_refused_all_at_once(prefect_server: object) -> None:
-    given = {"mode": "slower", "share": 1.5, "ports": ["http"]}
+    given = {"host": "db-1", "mode": "slower", "share": 1.5, "ports": ["http"]}
     with pytest.raises(InvalidPlanError) as raised:
         await run_flow(flow_of(validated(inputs=INPUTS), completed), given)
     assert {(problem.code, problem.at) for problem in raised.value.problems} == {
-        ("missing-input", "inputs.host"),
+        ("bad-input", "inputs.host"),
         ("bad-input", "inputs.mode"),
         ("bad-input", "inputs.share"),
-        ("bad-input", "inputs.ports[0]"),
+        ("bad-input", "inputs.ports"),
     }
 
 
-async def test_an_unknown_input_is_refused(prefect_server: object) -> None:
-    with pytest.raises(TypeError, match="hots"):
-        await run_flow(flow_of(validated(inputs=INPUTS), completed), {"host": "web-1", "hots": "web-2"})
+@pytest.mark.parametrize("given", [{}, {"host": "web-1", "hots": "web-2"}], ids=["missing", "unknown"])
+async def test_an_input_that_is_missing_or_unknown_is_refused_as_by_any_flow(prefect_server: object, given: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="host"):
+        await run_flow(flow_of(validated(inputs=INPUTS), completed), given)
 
 
 @pytest.mark.parametrize(

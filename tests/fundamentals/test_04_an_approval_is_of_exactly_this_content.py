@@ -1,8 +1,10 @@
 """A plan requires approval unless it says otherwise; an approval binds to the plan, its inputs and its tools, and is used up once."""
 
+import asyncio
+
 import pytest
 
-from plan_adapter import ExecutionPlan, NotApprovedError, ToolRegistry, approve, reject, run_plan, tool
+from plan_adapter import Approval, ApprovalRequest, ExecutionPlan, NotApprovedError, ToolRegistry, approve, reject, run_plan, tool
 
 pushed: list[str] = []
 
@@ -57,4 +59,16 @@ def test_an_approval_is_used_up_by_the_first_run() -> None:
 def test_a_rejection_is_recorded_with_its_note() -> None:
     run = run_plan(a_plan(), tools=tools, approval=reject(a_plan(), tools=tools, by="bo", note="不符合安全要求"), offline=True)
     assert (run.status, run.reason, run.rejection_note) == ("cancelled", "rejected", "不符合安全要求")
+    assert pushed == []
+
+
+def test_an_approver_who_does_not_answer_in_time_has_not_approved() -> None:
+    class Asleep:
+        async def ask(self, request: ApprovalRequest) -> Approval:
+            return await asyncio.get_running_loop().create_future()
+
+    plan = a_plan()
+    plan.options.approval_timeout_ms = 20
+    run = run_plan(plan, tools=tools, approver=Asleep(), offline=True)
+    assert (run.status, run.reason, run.message) == ("cancelled", "expired", "nobody answered within 20 ms")
     assert pushed == []

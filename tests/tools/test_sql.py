@@ -140,14 +140,19 @@ async def test_a_cancelled_query_ends(url: str) -> None:
 
 async def test_postgresql_is_written_and_read(postgres_database: str) -> None:
     url = postgres_database
-    await sql_execute(url, "CREATE TABLE t (id bigint PRIMARY KEY, name text, at timestamptz, amount numeric, doc jsonb, key uuid)")
-    insert = "INSERT INTO t VALUES (:id, :name, CAST(:at AS timestamptz), :amount, CAST(:doc AS jsonb), CAST(:key AS uuid))"
+    columns = "id bigint PRIMARY KEY, name text, at timestamp, day date, span interval, amount numeric, doc jsonb, key uuid, ok boolean"
+    await sql_execute(url, f"CREATE TABLE t ({columns})")
+    insert = "INSERT INTO t VALUES (:id, :name, :at, :day, :span, :amount, :doc, :key, :ok)"
+    names = [column.split()[0] for column in columns.split(", ")]
     key = "01890a5d-ac96-774b-bcce-b302099a8057"
-    row = {"id": 2**40, "name": "张三", "at": "2024-01-02T03:04:05Z", "amount": 1.5, "doc": {"a": [1]}, "key": key}
-    empty = {"id": 1, "name": None, "at": None, "amount": None, "doc": None, "key": None}
-    assert await sql_execute(url, insert, [row, empty]) == {"rowcount": 2}
+    row = [2**40, "张三", "2024-01-02T03:04:05", "2024-02-29", "01:00:00", 1.50, {"a": [1]}, key, True]
+    full: dict[str, Any] = dict(zip(names, row, strict=True))
+    empty: dict[str, Any] = dict.fromkeys(names) | {"id": 1}
+    assert await sql_execute(url, insert, [full, empty]) == {"rowcount": 2}
     found = await sql_query(url, "SELECT * FROM t WHERE id IN :ids AND name = :name", {"ids": [1, 2**40], "name": "张三"})
-    assert found == {"rows": [{**row, "amount": "1.5", "doc": '{"a": [1]}'}]}
+    assert found == {"rows": [{**full, "amount": "1.5"}]}
+    moment = "SELECT CAST('2024-01-02 03:04:05+00' AS timestamptz) AT TIME ZONE 'UTC' AS a, CAST('infinity' AS timestamp) AS b"
+    assert await sql_query(url, moment) == {"rows": [{"a": "2024-01-02T03:04:05", "b": "infinity"}]}
 
 
 async def test_a_query_cannot_write_to_postgresql(postgres_database: str) -> None:

@@ -5,6 +5,8 @@
 from collections.abc import Callable, Coroutine
 from typing import Any, assert_type
 
+from pydantic import JsonValue
+
 from plan_adapter.tools.shell import command_tool
 from plan_adapter.tools.tool import Tool, ToolContext, as_tool, tool
 
@@ -32,7 +34,7 @@ async def use(context: ToolContext) -> None:
     function: Callable[[str], bytes] = declared
     assert_type(function("a"), bytes)
     assert_type(as_tool(bare), Tool[..., Any])
-    assert_type(await command_tool("s", ["git", "status"])(context), "dict[str, JsonValue]")  # pyright: ignore[reportUndefinedVariable, reportAssertTypeFailure]
+    assert_type(await command_tool("s", ["git", "status"])(context), dict[str, JsonValue])
     coroutine: Coroutine[Any, Any, dict[str, int]] = later(key="a", context=context)
     await coroutine
 
@@ -41,9 +43,9 @@ def misuse() -> None:
     bare(1)  # pyright: ignore[reportArgumentType]
     bare()  # pyright: ignore[reportCallIssue]
     bare("a", often=2)  # pyright: ignore[reportCallIssue]
-    later("a")  # pyright: ignore[reportCallIssue, reportUnusedCoroutine]
-    declared("a").append  # pyright: ignore[reportAttributeAccessIssue, reportUnusedExpression]
+    later("a")  # pyright: ignore[reportCallIssue]
+    assert_type(declared("a"), str)  # pyright: ignore[reportAssertTypeFailure]
 
 
-@tool(effect="safe")  # pyright: ignore[reportArgumentType, reportCallIssue, reportUntypedFunctionDecorator]
+@tool(effect="safe")  # pyright: ignore[reportArgumentType]
 def wrong() -> None: ...

@@ -1,0 +1,104 @@
+"""A process that is killed in the middle of a run, and the run that goes on."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from plan_adapter import PlanStatus, PlanStore, RunConflictError, ToolRegistry, aresume_run, tool
+from plan_adapter.record import Outcome, RunReason
+
+SCRIPT = """\
+import os, sys, time
+from pathlib import Path
+from plan_adapter import ExecutionPlan, ToolRegistry, run_plan, tool
+
+world = Path(sys.argv[1])
+
+@tool(effect="read")
+def look(name: str) -> str:
+    "Look."
+    with (world / "looked").open("a") as file:
+        file.write(name + chr(10))
+    return name
+
+@tool(effect=sys.argv[2])
+def act() -> str:
+    "Act, and never come back."
+    (world / "begun").write_text(str(os.getpid()))
+    time.sleep(600)
+    return "done"
+
+plan = ExecutionPlan(description="Look, act, look again")
+plan.options.require_approval = False
+plan.add_step("look", "Look", {"name": "before"}, id="before")
+plan.add_step("act", "Act", id="act", depends_on=["before"])
+plan.add_step("look", "Look again", {"name": "after"}, id="after", depends_on=["act"])
+run_plan(plan, tools=ToolRegistry([look, act]), offline=True)
+"""
+
+
+@tool(effect="read")
+def look(name: str) -> str:
+    """Look."""
+    looked.append(name)
+    return name
+
+
+def act() -> str:
+    """Act, and come back."""
+    looked.append("acted")
+    return "done"
+
+
+looked: list[str] = []
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the store that the killed process and its successor share."""
+    monkeypatch.setenv("PLAN_ADAPTER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PLAN_ADAPTER_DATABASE_URL", f"sqlite:///{tmp_path / 'plans.db'}")
+    looked.clear()
+    return f"sqlite:///{tmp_path / 'plans.db'}"
+
+
+def start_and_wait_until_it_acts(world: Path, effect: str) -> "subprocess.Popen[bytes]":
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(world), effect], env={**os.environ})
+    while not (world / "begun").exists():
+        assert process.poll() is None, "the run ended before it acted"
+        time.sleep(0.01)
+    return process
+
+
+@pytest.mark.parametrize(("effect", "expected"), [("idempotent_write", PlanStatus.COMPLETED), ("write", PlanStatus.PARTIAL)])
+async def test_after_a_kill_only_what_may_be_repeated_is(effect: str, expected: PlanStatus, tmp_path: Path, url: str) -> None:
+    process = start_and_wait_until_it_acts(tmp_path, effect)
+    tools = ToolRegistry([look, tool(effect=effect)(act)])
+    async with PlanStore(url) as store:
+        held = (await store.runs())[0]
+        assert held.status is PlanStatus.EXECUTING
+        with pytest.raises(RunConflictError, match="lives"):
+            await aresume_run(held.id, tools=tools, store=store, offline=True)
+
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        found = await store.run(held.id)
+        assert (found.status, found.reason) == (PlanStatus.EXECUTING, RunReason.INTERRUPTED)
+
+        run = await aresume_run(held.id, tools=tools, store=store, offline=True)
+        assert run.status is expected
+        assert run.step("before").carried
+        assert (tmp_path / "looked").read_text() == "before\n"
+        if effect == "write":
+            assert looked == []
+            assert (run.reason, run.step("act").outcome) == (RunReason.UNKNOWN, Outcome.UNKNOWN)
+        else:
+            assert looked == ["acted", "after"]
+            first, second = [attempt for attempt in await store.attempts(run.id) if attempt.step_id == "act"]
+            assert (first.number, second.number) == (1, 2)
+            assert first.idempotency_key == second.idempotency_key

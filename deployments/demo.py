@@ -62,7 +62,11 @@ def make_repository(path: Path) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
     author = ["-c", "user.name=Demo", "-c", "user.email=demo@example.invalid", "-c", "commit.gpgsign=false"]
-    for arguments in (["init", "--quiet", "--initial-branch", "main"], ["add", "."], [*author, "commit", "--quiet", "--message", "Say hello"]):
+    for arguments in (
+        ["init", "--quiet", "--initial-branch", "main"],
+        ["add", "."],
+        [*author, "commit", "--quiet", "--message", "Say hello"],
+    ):
         subprocess.run(["git", *arguments], cwd=path, check=True)
     return path
 
@@ -78,7 +82,9 @@ def main() -> int:
     print("$ plan", *command, file=sys.stderr, flush=True)
     plan = [sys.executable, "-c", "from plan_adapter.cli.app import main; main()"]
     ended = subprocess.run([*plan, *command], env={"PAUSE": "1", **os.environ, "PYTHON": sys.executable}, check=False)
-    print("\nIn the repository's folder: `.venv/bin/plan runs` lists the runs, `.venv/bin/plan down` stops the local server.", file=sys.stderr)
+    print(
+        "\nIn the repository's folder: `.venv/bin/plan runs` lists the runs, `.venv/bin/plan down` stops the local server.", file=sys.stderr
+    )
     return ended.returncode
 
 

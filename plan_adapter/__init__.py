@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         RunFailedError,
         StoreError,
         ToolError,
+        UnknownOutcomeError,
     )
     from plan_adapter.formatting import format_plan
     from plan_adapter.hooks import Hooks
@@ -45,6 +46,7 @@ _HOMES = {
         "RunFailedError",
         "StoreError",
         "ToolError",
+        "UnknownOutcomeError",
     ),
     "formatting": ("format_plan",),
     "hooks": ("Hooks",),
@@ -91,6 +93,7 @@ __all__ = [
     "ToolContext",
     "ToolError",
     "ToolRegistry",
+    "UnknownOutcomeError",
     "ValidatedPlan",
     "acancel_run",
     "approve",

@@ -8,6 +8,7 @@ PlanAdapterError
 ├── StoreError            the database cannot be used; the message says why and what to do
 ├── ToolDefinitionError   mend the function that is to be a tool, or the import string that names it
 ├── ToolError             a tool's own way to say that it failed
+│   └── UnknownOutcomeError   … or that it cannot tell whether it did what it was asked to
 ├── ExpressionError       an expression failed at run time; it fails its step
 └── RunFailedError        only from `run.raise_for_status()`; the run is on `.run`
 """
@@ -56,6 +57,10 @@ class ToolDefinitionError(PlanAdapterError):
 
 class ToolError(PlanAdapterError):
     """Raise it in a tool to fail the attempt with a message of your own."""
+
+
+class UnknownOutcomeError(ToolError):
+    """Raise it in a tool that began to write and cannot tell whether it was done; of a tool that only reads it is a failure."""
 
 
 class ExpressionError(PlanAdapterError):

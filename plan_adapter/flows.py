@@ -5,9 +5,11 @@ from typing import Any, cast
 
 from prefect import flow
 from prefect.client.schemas.objects import State
+from prefect.states import Failed
 
 from plan_adapter.blocks import PlanStoreDatabase
 from plan_adapter.documents import load_plan
+from plan_adapter.errors import PlanAdapterError
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.runner import compile_plan
 from plan_adapter.settings import Settings
@@ -29,11 +31,14 @@ async def run_plan(plan: str, inputs: dict[str, Any] | None = None, tools: list[
         database: Name of a Plan Store Database block; without one the worker's settings name the store.
 
     """
-    async with await _open_store(database) as store:
-        registry = ToolRegistry.from_settings([*Settings().tools, *(tools or [])])
-        compiled = compile_plan(validate(await _find_plan(plan, store), registry), store=store)
-        # Called as a function: as a subflow the steps would be those of one more flow run, and a retry of this one would not find them.
-        return cast("State", await compiled.fn(**(inputs or {})))
+    try:
+        async with await _open_store(database) as store:
+            registry = ToolRegistry.from_settings([*Settings().tools, *(tools or [])])
+            compiled = compile_plan(validate(await _find_plan(plan, store), registry), store=store)
+            # Called as a function: as a subflow the steps would be those of one more flow run, which a retry of this one would not find.
+            return cast("State", await compiled.fn(**(inputs or {})))
+    except PlanAdapterError as error:
+        return Failed(message=str(error))
 
 
 async def _open_store(block: str | None) -> PlanStore:

@@ -4,6 +4,7 @@ Import what a test needs into its conftest.py: `from tests.postgres import postg
 """
 
 import asyncio
+import contextlib
 import os
 import pwd
 import secrets
@@ -19,6 +20,9 @@ from typing import Any
 import asyncpg
 import pytest
 
+from plan_adapter.store.holder import Holder
+
+PREFIX = "plan-pg-"
 USER, PASSWORD = "plans", "a-pass/word:of@tests"
 
 
@@ -79,7 +83,9 @@ def postgres_server() -> Iterator[PostgresServer]:
         pytest.skip("no PostgreSQL here: initdb is neither on PATH nor in /usr/lib/postgresql/*/bin")
     if os.geteuid() == 0 and _server_user() is None:
         pytest.skip("PostgreSQL does not run as root, and there is neither a user postgres nor nobody")
-    folder = Path(tempfile.mkdtemp(prefix="plan-pg-", dir="/tmp"))  # a short path: sockets allow 107 bytes
+    _stop_orphans(programs)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp"))  # a short path: sockets allow 107 bytes
+    (folder / "owner").write_text(str(Holder.this()))
     server = PostgresServer(programs, folder, _free_port())
     try:
         _make_cluster(server)
@@ -109,6 +115,15 @@ def as_server_user(*command: str | Path) -> None:
         done = subprocess.run([str(word) for word in command], stdout=output, stderr=output, cwd="/", env=environment, check=False, **user)
         output.seek(0)
         assert done.returncode == 0, output.read().decode(errors="replace")
+
+
+def _stop_orphans(programs: Path) -> None:
+    """Stop the servers of test sessions that were killed before they could."""
+    for owner in Path("/tmp").glob(f"{PREFIX}*/owner"):
+        with contextlib.suppress(OSError, ValueError, AssertionError):  # another session may do the same
+            if Holder.parse(owner.read_text()).has_died:
+                PostgresServer(programs, owner.parent, 0).stop()
+                shutil.rmtree(owner.parent, ignore_errors=True)
 
 
 def _make_cluster(server: PostgresServer) -> None:

@@ -37,6 +37,7 @@ NAMES = [
     "ToolContext",
     "ToolError",
     "ToolRegistry",
+    "UnknownOutcomeError",
     "ValidatedPlan",
     "acancel_run",
     "approve",

@@ -12,6 +12,7 @@ from plan_adapter.readable import without_passwords
 
 if TYPE_CHECKING:
     from cyclopts import App
+    from pydantic import ValidationError
 
     from plan_adapter.errors import PlanAdapterError
 
@@ -149,6 +150,7 @@ def _report(error: Exception, *, as_json: bool) -> int:
     import traceback
 
     from cyclopts import CycloptsError
+    from pydantic import ValidationError
 
     from plan_adapter.errors import InvalidPlanError, PlanAdapterError
 
@@ -158,6 +160,8 @@ def _report(error: Exception, *, as_json: bool) -> int:
     if isinstance(error, CycloptsError):
         verb = " ".join(("plan", *(error.command_chain or ())))
         return _refuse("usage", f"{str(error).rstrip('.')}; `{verb} --help` tells more", ExitCode.USAGE, as_json=as_json)
+    if isinstance(error, ValidationError) and error.title == "Settings":
+        return _refuse("settings", _bad_settings(error), ExitCode.USAGE, as_json=as_json)
     if isinstance(error, UsageError):
         return _refuse("usage", str(error), ExitCode.USAGE, as_json=as_json)
     if isinstance(error, PlanAdapterError):
@@ -166,6 +170,12 @@ def _report(error: Exception, *, as_json: bool) -> int:
     kept = output.keep_traceback(error)
     where = f"the traceback is in {kept}, and {ISSUE_HINT}" if kept is not None else ISSUE_HINT
     return _refuse(type(error).__name__, f"unexpected {without_passwords(said)}; {where}", ExitCode.FAILED, as_json=as_json)
+
+
+def _bad_settings(error: "ValidationError") -> str:
+    """Return which variables of the environment are wrong and what they may be; never their values."""
+    found = error.errors(include_input=False, include_url=False)
+    return "; ".join(f"PLAN_ADAPTER_{'_'.join(str(part) for part in one['loc']).upper()}: {one['msg']}" for one in found)
 
 
 def _code_of(error: "PlanAdapterError") -> ExitCode:

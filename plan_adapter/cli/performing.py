@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from plan_adapter.cli import output
 from plan_adapter.cli.asking import TerminalApprover, YesApprover
 from plan_adapter.cli.codes import ExitCode, code_of_run
-from plan_adapter.cli.progress import Display, choose_display
+from plan_adapter.cli.progress import Display, JsonDisplay, Links, PlainDisplay
 from plan_adapter.cli.records import run_end, run_json
 from plan_adapter.hooks import Event
 from plan_adapter.plan import PlanStatus
@@ -50,6 +50,17 @@ def approver_for(*, yes: bool, detach: bool) -> "Approver | None":
     return TerminalApprover()
 
 
+def choose_display(*, as_json: bool, links: Links) -> Display:
+    """Return the display for this process's streams."""
+    if as_json:
+        return JsonDisplay(links)
+    if output.is_terminal(sys.stderr):
+        from plan_adapter.cli.live import LiveDisplay
+
+        return LiveDisplay(links)
+    return PlainDisplay(links)
+
+
 class Performance:
     """One run of this process: shown by its events, ended by Ctrl-C."""
 
@@ -61,6 +72,7 @@ class Performance:
         self._display: Display = choose_display(as_json=as_json, links=self._links)
         self._started: str | None = None  # the run's id, once its steps may run
         self._interrupts = 0
+        self._request: asyncio.Future[None] | None = None  # to cancel the run; kept, because the loop itself would forget it
 
     def listen(self, event: Event) -> None:
         """Show `event`."""
@@ -85,19 +97,20 @@ class Performance:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
         show_result(run, as_json=self._as_json)
-        return ExitCode.INTERRUPTED if self._interrupts else code_of_run(run)
+        return ExitCode.INTERRUPTED if self._interrupts and run.status is PlanStatus.CANCELLED else code_of_run(run)
 
     def _interrupt(self, task: "asyncio.Future[PlanRun]", store: "PlanStore") -> None:
         # First the run is asked to end, as `plan cancel` does it; then its work is cancelled; then the process ends.
         self._interrupts += 1
         if self._started is not None and self._interrupts == 1:
             output.note("ending the run; press Ctrl-C again to force it")
-            self._asking = asyncio.ensure_future(store.request_cancel(self._started, INTERRUPTED))
+            self._request = asyncio.ensure_future(store.request_cancel(self._started, INTERRUPTED))
+            self._request.add_done_callback(lambda done: task.cancel() if done.exception() is not None else None)
         elif not task.done() and self._interrupts <= 2:
             task.cancel()
-            asyncio.get_running_loop().call_later(FORCE_SECONDS, os._exit, ExitCode.INTERRUPTED)
+            asyncio.get_running_loop().call_later(FORCE_SECONDS, _end_process)
         else:
-            os._exit(ExitCode.INTERRUPTED)
+            _end_process()
 
     async def _tell_forced_end(self, store: "PlanStore") -> None:
         from plan_adapter.runner import acancel_run
@@ -114,6 +127,13 @@ class Performance:
 
         url = self._server.run_url(flow_run_id) if self._server is not None else None
         return ui_hint(url) if url is not None else []
+
+
+def _end_process() -> None:
+    """End without waiting for anything: threads that a tool holds would keep the interpreter."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(ExitCode.INTERRUPTED)
 
 
 def show_result(run: "PlanRun", *, as_json: bool) -> None:

@@ -1,6 +1,5 @@
 """Showing a run while it runs: events as JSON Lines, as plain lines, or as live lines on a terminal."""
 
-import sys
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -27,17 +26,6 @@ class Display(Protocol):
     def close(self) -> None:
         """End the display; may be called again."""
         ...
-
-
-def choose_display(*, as_json: bool, links: Links) -> Display:
-    """Return the display for this process's streams."""
-    if as_json:
-        return JsonDisplay(links)
-    if output.is_terminal(sys.stderr):
-        from plan_adapter.cli.live import LiveDisplay
-
-        return LiveDisplay(links)
-    return PlainDisplay(links)
 
 
 class JsonDisplay:

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import anyio.to_process
 
-from plan_adapter.errors import ToolError
+from plan_adapter.errors import ToolError, UnknownOutcomeError
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.plan import Isolation
 from plan_adapter.tools.tool import Tool, as_json
@@ -126,11 +126,7 @@ async def _in_process(tool: Tool[..., Any], arguments: dict[str, Any]) -> Any:
             partial(_imported_call, tool.import_string, arguments), cancellable=True, limiter=anyio.CapacityLimiter(1)
         )
     except anyio.BrokenWorkerProcess as error:
-        raise ProcessDiedError(f"the process of tool `{tool.name}` died: {error.__cause__ or error}") from error
-
-
-class ProcessDiedError(ToolError):
-    """The process of a call died in the middle; for a write nobody knows how far it came."""
+        raise UnknownOutcomeError(f"the process of tool `{tool.name}` died: {error.__cause__ or error}") from error
 
 
 def _imported_call(import_string: str, arguments: dict[str, Any]) -> Any:

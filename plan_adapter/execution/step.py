@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from plan_adapter.errors import ExpressionError, PlanAdapterError
+from plan_adapter.errors import ExpressionError, PlanAdapterError, UnknownOutcomeError
 from plan_adapter.execution.attempts import RetryPolicy
-from plan_adapter.execution.calling import CallStoppedError, CallTimedOutError, ProcessDiedError, call_tool
+from plan_adapter.execution.calling import CallStoppedError, CallTimedOutError, call_tool
 from plan_adapter.execution.ports import AttemptEnd
 from plan_adapter.execution.scope import RunScope, step_logger
 from plan_adapter.plan import Effect, Isolation, Step, new_id
@@ -131,7 +131,7 @@ class Call:
             return self._stopped_end(in_middle=True)
         except CallTimedOutError:
             return AttemptEnd(interrupted, number, error=self._timeout_text())
-        except ProcessDiedError as error:
+        except UnknownOutcomeError as error:
             return AttemptEnd(interrupted, number, error=error_text(error))
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError):

@@ -7,15 +7,16 @@ from sqlalchemy import ColumnElement, Connection, and_, exists, insert, or_, sel
 from sqlalchemy.dialects import postgresql, sqlite
 
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.record import Approval
+from plan_adapter.record import Approval, RunContext
 from plan_adapter.store.columns import database_now
 from plan_adapter.store.plans import seen_by
-from plan_adapter.store.rows import HasContext, Row, approval_of, approval_row, whose
-from plan_adapter.store.tables import approvals
+from plan_adapter.store.rows import HasContext, Row, approval_of, approval_row, context_of, whose
+from plan_adapter.store.tables import approvals, runs
 
 
 def add(connection: Connection, approval: Approval, context: HasContext) -> None:
-    """Keep `approval`, whichever way it decides."""
+    """Keep `approval`, whichever way it decides; one for a run is whose the run is."""
+    context = _context_of_run(connection, approval.run_id) or context
     connection.execute(insert(approvals).values({**whose(context), **approval_row(approval)}))
 
 
@@ -38,6 +39,7 @@ def use(connection: Connection, tenant: str | None, approval: Approval, *, run_i
 
     Of several runs that want the same approval one gets it. A run that has used it may use it again. Raises NotApprovedError.
     """
+    context = _context_of_run(connection, run_id) or context
     dialect: Any = postgresql if connection.dialect.name == "postgresql" else sqlite
     connection.execute(dialect.insert(approvals).values({**whose(context), **approval_row(approval)}).on_conflict_do_nothing())
     same = and_(approvals.c.id == approval.id, approvals.c.approval_digest == approval.approval_digest)
@@ -45,7 +47,8 @@ def use(connection: Connection, tenant: str | None, approval: Approval, *, run_i
         same = and_(same, approvals.c.tenant_id == tenant)
     is_free = or_(approvals.c.run_id.is_(None), approvals.c.run_id == run_id)
     # One statement: a second run that comes in between waits for this row and then finds it used.
-    take = update(approvals).where(same, is_free, _is_usable()).values(run_id=run_id, used_at=database_now())
+    used = {"run_id": run_id, "used_at": database_now(), "agent_id": context.agent_id, "org_id": context.org_id, "task_id": context.task_id}
+    take = update(approvals).where(same, is_free, _is_usable()).values(used)
     taken = connection.execute(take.returning(approvals)).mappings().first()
     if taken is not None:
         return approval_of(taken)
@@ -55,6 +58,11 @@ def use(connection: Connection, tenant: str | None, approval: Approval, *, run_i
     if kept["decision"] == "approve" and kept["run_id"] == run_id and kept["used_at"] is not None:
         return approval_of(kept)
     raise NotApprovedError(_why_not(kept, connection))
+
+
+def _context_of_run(connection: Connection, run_id: str | None) -> RunContext | None:
+    row = connection.execute(select(runs).where(runs.c.id == run_id)).mappings().first() if run_id is not None else None
+    return None if row is None else context_of(row)
 
 
 def _is_usable() -> ColumnElement[bool]:

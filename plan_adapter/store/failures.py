@@ -50,9 +50,14 @@ def as_store_errors(store: str, *, timeout: float) -> Generator[None]:
         raise StoreError(f"{store} cannot be reached: {error.strerror or error}; is it running, and is the address right?") from error
     except SQLAlchemyError as error:
         raise StoreError(f"{store} cannot be used: {type(error).__name__}: {error}") from error
+    except Exception as error:
+        # SQLAlchemy 2.0 passes on as it is what asyncpg raises while it connects.
+        if not hasattr(error, "sqlstate"):
+            raise
+        raise StoreError(f"{store} {_told(error, timeout)}") from error
 
 
-def _told(error: DBAPIError | sqlite3.Error, timeout: float) -> str:
+def _told(error: Exception, timeout: float) -> str:
     """Say what is wrong and what to do; the text of an unknown error is the driver's own."""
     orig = error.orig if isinstance(error, DBAPIError) else error
     if name := str(getattr(orig, "sqlite_errorname", "") or ""):

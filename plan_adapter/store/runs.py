@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue
-from sqlalchemy import Connection, case, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, case, delete, insert, select, update
 
 from plan_adapter.errors import RunConflictError
 from plan_adapter.plan import PlanStatus, StepStatus
@@ -45,23 +45,23 @@ def run_row(run: PlanRun, validated: "ValidatedPlan") -> dict[str, Any]:
     }
 
 
-def change(connection: Connection, run: PlanRun) -> Row:
+def change(connection: Connection, tenant: str | None, run: PlanRun) -> Row:
     """Write what changes of `run` and return its new row; whoever executed it lets go of it unless it is executing."""
     holder = case((runs.c.status == PlanStatus.EXECUTING, runs.c.runner), else_=None) if run.status is PlanStatus.EXECUTING else None
-    statement = update(runs).where(runs.c.id == run.id).values(**_changing(run), runner=holder, updated_at=database_now())
+    statement = update(runs).where(*_is(run.id, tenant)).values(**_changing(run), runner=holder, updated_at=database_now())
     row = connection.execute(statement.returning(runs)).mappings().first()
     if row is None:
         raise RunConflictError(f"there is no run {run.id}")
     return row
 
 
-def claim(connection: Connection, run: PlanRun, holder: Holder) -> Row:
+def claim(connection: Connection, tenant: str | None, run: PlanRun, holder: Holder) -> Row:
     """Write what changes of `run` and that `holder` executes it from now on; return its new row.
 
     Raises RunConflictError if a process that lives holds it, or if somebody changed it since `run` was read. What an earlier start
     left undone is pending again; a request to cancel that start is forgotten.
     """
-    row = connection.execute(select(runs).where(runs.c.id == run.id)).mappings().first()
+    row = connection.execute(select(runs).where(*_is(run.id, tenant))).mappings().first()
     if row is None:
         raise RunConflictError(f"there is no run {run.id}")
     if row["runner"] is not None and (other := Holder.parse(row["runner"])).is_alive:
@@ -77,27 +77,27 @@ def claim(connection: Connection, run: PlanRun, holder: Holder) -> Row:
     return claimed
 
 
-def release(connection: Connection, run_id: str, holder: Holder) -> None:
+def release(connection: Connection, tenant: str | None, run_id: str, holder: Holder) -> None:
     """Let go of a run that `holder` executes."""
-    mine = (runs.c.id == run_id, runs.c.runner == str(holder))
-    connection.execute(update(runs).where(*mine).values(runner=None, updated_at=database_now()))
+    mine = update(runs).where(*_is(run_id, tenant), runs.c.runner == str(holder))
+    connection.execute(mine.values(runner=None, updated_at=database_now()))
 
 
-def is_held(connection: Connection, run_id: str) -> bool:
+def is_held(connection: Connection, tenant: str | None, run_id: str) -> bool:
     """Return whether a process that lives on this host executes the run."""
-    runner = connection.execute(select(runs.c.runner).where(runs.c.id == run_id)).scalar()
+    runner = connection.execute(select(runs.c.runner).where(*_is(run_id, tenant))).scalar()
     return runner is not None and Holder.parse(runner).is_alive
 
 
-def request_cancel(connection: Connection, run_id: str, reason: str) -> None:
+def request_cancel(connection: Connection, tenant: str | None, run_id: str, reason: str) -> None:
     """Ask whoever executes the run to cancel it; the first reason stays."""
-    asked = update(runs).where(runs.c.id == run_id, runs.c.cancel_requested_at.is_(None))
+    asked = update(runs).where(*_is(run_id, tenant), runs.c.cancel_requested_at.is_(None))
     connection.execute(asked.values(cancel_reason=reason, cancel_requested_at=database_now(), updated_at=database_now()))
 
 
-def cancel_request(connection: Connection, run_id: str) -> str | None:
+def cancel_request(connection: Connection, tenant: str | None, run_id: str) -> str | None:
     """Return the reason for which the run is to be cancelled, None if nobody asked for that."""
-    return connection.execute(select(runs.c.cancel_reason).where(runs.c.id == run_id)).scalar()
+    return connection.execute(select(runs.c.cancel_reason).where(*_is(run_id, tenant))).scalar()
 
 
 def definitions(connection: Connection, run_id: str) -> list[dict[str, JsonValue]]:
@@ -148,6 +148,10 @@ def listed(
     query = select(runs).where(*(runs.c[column] == value for column, value in wanted.items() if value is not None))
     query = query.order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
     return _assembled(connection, connection.execute(seen_by(tenant, query, runs)).mappings().all(), with_results=False)
+
+
+def _is(run_id: str, tenant: str | None) -> list[ColumnElement[bool]]:
+    return [runs.c.id == run_id, *([] if tenant is None else [runs.c.tenant_id == tenant])]
 
 
 def _changing(run: PlanRun) -> dict[str, Any]:

@@ -49,7 +49,12 @@ class PlanStore:
 
     def __repr__(self) -> str:
         """Return the store in words, without a password."""
-        return f"<PlanStore: {self._database.label}>"
+        return f"<PlanStore: {self.label}>"
+
+    @property
+    def label(self) -> str:
+        """The database in words, without a password."""
+        return self._database.label
 
     async def __aenter__(self) -> Self:
         """Return the store, to be closed at the end."""
@@ -147,7 +152,7 @@ class PlanStore:
 
     async def update_run(self, run: PlanRun) -> None:
         """Keep the status, reason, message, outputs, times and approval of `run`; unless it is executing, nobody holds it then."""
-        row = await self._database.write(partial(runs.change, run=run))
+        row = await self._database.write(partial(runs.change, tenant=self.tenant_id, run=run))
         run.updated_at = row["updated_at"]
 
     async def claim(self, run: PlanRun) -> None:
@@ -155,16 +160,16 @@ class PlanStore:
 
         Raises RunConflictError if a process that lives on this host executes it, or if it was changed since it was read.
         """
-        row = await self._database.write(partial(runs.claim, run=run, holder=Holder.this()))
+        row = await self._database.write(partial(runs.claim, tenant=self.tenant_id, run=run, holder=Holder.this()))
         run.updated_at = row["updated_at"]
 
     async def release(self, run_id: str) -> None:
         """Let go of a run that this process executes; where it is still executing by its status it is shown as interrupted."""
-        await self._database.write(partial(runs.release, run_id=run_id, holder=Holder.this()))
+        await self._database.write(partial(runs.release, tenant=self.tenant_id, run_id=run_id, holder=Holder.this()))
 
     async def is_held(self, run_id: str) -> bool:
         """Return whether a process that lives on this host executes the run; of other hosts nothing is known."""
-        return await self._database.read(partial(runs.is_held, run_id=run_id))
+        return await self._database.read(partial(runs.is_held, tenant=self.tenant_id, run_id=run_id))
 
     async def recorder(self, run: PlanRun) -> StoreRecorder:
         """Return what keeps the intents and receipts of `run`; it belongs to the event loop that calls it."""
@@ -173,16 +178,16 @@ class PlanStore:
 
     async def request_cancel(self, run_id: str, reason: str) -> None:
         """Ask the process that executes the run to cancel it; the first reason stays."""
-        await self._database.write(partial(runs.request_cancel, run_id=run_id, reason=reason))
+        await self._database.write(partial(runs.request_cancel, tenant=self.tenant_id, run_id=run_id, reason=reason))
 
     async def cancel_request(self, run_id: str) -> str | None:
         """Return why the run is to be cancelled, None if nobody asked for that."""
-        return await self._database.read(partial(runs.cancel_request, run_id=run_id))
+        return await self._database.read(partial(runs.cancel_request, tenant=self.tenant_id, run_id=run_id))
 
     # Approvals
 
     async def add_approval(self, approval: Approval, *, context: RunContext | None = None) -> None:
-        """Keep an answer, whichever way it decides."""
+        """Keep an answer, whichever way it decides; one for a run takes the run's context."""
         await self._database.write(partial(approvals.add, approval=approval, context=self._whose(context or RunContext())))
 
     async def approvals(self, run_or_digest: str) -> list[Approval]:
@@ -194,13 +199,13 @@ class PlanStore:
         """Return an approval of this digest that no run has used and that has not expired, or None."""
         return await self._database.read(lambda connection: approvals.find(connection, self.tenant_id, approval_digest))
 
-    async def use_approval(self, approval: Approval, *, run_id: str, context: RunContext | None = None) -> Approval:
-        """Use `approval` up for a run and return it as used; one that is not in the store yet is kept first.
+    async def use_approval(self, approval: Approval, *, run_id: str) -> Approval:
+        """Use `approval` up for a run, whose context it takes, and return it as used; one that is not kept yet is kept first.
 
         Of several runs that want it at once one gets it; the others, and one for which it has expired by the database's clock or was
         followed by a rejection, get NotApprovedError.
         """
-        whose = self._whose(context or RunContext())
+        whose = self._whose(RunContext())
         return await self._database.write(
             lambda connection: approvals.use(connection, self.tenant_id, approval, run_id=run_id, context=whose)
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from pydantic import Field, JsonValue
 
-from plan_adapter.errors import ToolError
+from plan_adapter.errors import ToolError, UnknownOutcomeError
 from plan_adapter.tools.tool import ToolContext, tool
 
 if TYPE_CHECKING:
@@ -102,8 +102,11 @@ async def _answer(
             request = client.build_request(method, target, headers=headers, content=content)
             response = await _open(client, request, may_follow=method == "GET")
             body, is_cut = await _read(response)
-    except httpx.TimeoutException as error:
-        raise ToolError(f"{what}: no answer in time ({type(error).__name__})") from error
+    except (httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+        raise ToolError(f"{what}: no connection in time") from error
+    except (httpx.TimeoutException, httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError) as error:
+        reason = "no answer in time" if isinstance(error, httpx.TimeoutException) else _said(error, target)
+        raise UnknownOutcomeError(f"{what}: {reason}, after the request was sent") from error
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeEncodeError, ValueError) as error:
         raise ToolError(f"{what}: {_said(error, target)}") from error
     text = _text(response, body, is_cut=is_cut)

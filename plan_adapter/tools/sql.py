@@ -104,6 +104,11 @@ async def _connection(url: str, *, is_reading: bool) -> "AsyncGenerator[AsyncCon
             yield connection
     except (SQLAlchemyError, OSError, ImportError, ValueError) as error:
         raise ToolError(_said(error, target)) from error
+    except Exception as error:
+        # SQLAlchemy 2.0 passes on as it is what asyncpg raises while it connects.
+        if not hasattr(error, "sqlstate"):
+            raise
+        raise ToolError(_said(error, target)) from error
 
 
 async def _pass_as_text(connection: "AsyncConnection") -> None:

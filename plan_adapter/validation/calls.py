@@ -113,12 +113,19 @@ def _parameters(step: Step, at: str, findings: Findings) -> tuple[dict[str, Json
     return value, place
 
 
+_LITERAL_HINTS = {
+    "command": 'pass the value through `env`, and write "$NAME" in the script',
+    "statement": "pass the value through `parameters`, and write :name in the statement",
+    "function": "name the function here, and pass the value through `arguments`",
+}
+
+
 def _check_parameters(tool: Tool[..., Any], parameters: dict[str, JsonValue], place: str, findings: Findings) -> None:
     for path, message, hint in tool.check(parameters, _is_open):
         findings.add("bad-parameters", _inside(place, path), message, hint)
     for name in sorted(tool.literal_parameters & parameters.keys()):
         if any(has_expression(text) for text in _texts(parameters[name])):
-            hint = 'pass the value through `env`, and write "$NAME" in the script'
+            hint = _LITERAL_HINTS.get(name, "pass the value as data, through another parameter")
             findings.add("expression-in-command", _inside(place, name), f"`{name}` is code, and `${{{{ }}}}` would put data into it", hint)
 
 

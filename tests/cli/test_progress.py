@@ -10,7 +10,8 @@ from rich.console import Console
 
 from plan_adapter.cli.codes import ExitCode, code_of_run
 from plan_adapter.cli.live import LiveDisplay
-from plan_adapter.cli.progress import JsonDisplay, PlainDisplay, choose_display
+from plan_adapter.cli.performing import choose_display
+from plan_adapter.cli.progress import JsonDisplay, PlainDisplay
 from plan_adapter.plan import PlanStatus
 from plan_adapter.record import RunReason
 from tests.cli.builders import a_run, story

@@ -258,6 +258,13 @@ def test_a_store_that_cannot_be_used_ends_with_2_and_shows_no_password(plan: Pla
     assert len(said.err.splitlines()) == 1
 
 
+def test_a_setting_that_is_none_is_named_without_its_value(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_LOCAL_SERVER", "s3cret")
+    said = plan("runs")
+    assert said.code == 2
+    assert said.err == "plan: PLAN_ADAPTER_LOCAL_SERVER: Input should be 'auto' or 'never'\n"
+
+
 def test_the_store_is_shown_and_upgraded(plan: Plan, home: Path) -> None:
     said = plan("store", "--json")
     assert said.code == 0

@@ -22,9 +22,7 @@ def test_the_demonstration_completes_and_leaves_the_link_to_its_run(prefect_serv
         "PREFECT_UI_URL": prefect_server.ui_url or "",
     }
 
-    ended = subprocess.run(
-        [sys.executable, "deployments/demo.py"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+    ended = subprocess.run([sys.executable, "deployments/demo.py"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
     assert ended.returncode == 0, ended.stderr
     assert "completed" in ended.stdout

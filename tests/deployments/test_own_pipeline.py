@@ -24,7 +24,11 @@ def repository(tmp_path: Path) -> Path:
             (path / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, path / name)
     author = ["-c", "user.name=Ana", "-c", "user.email=ana@example.invalid", "-c", "commit.gpgsign=false"]
-    for arguments in (["init", "--quiet", "--initial-branch", "main"], ["add", "."], [*author, "commit", "--quiet", "--message", "All of it"]):
+    for arguments in (
+        ["init", "--quiet", "--initial-branch", "main"],
+        ["add", "."],
+        [*author, "commit", "--quiet", "--message", "All of it"],
+    ):
         subprocess.run(["git", *arguments], cwd=path, check=True)
     return path
 
@@ -41,9 +45,7 @@ async def test_this_repository_passes_its_own_pipeline(run_runbook: RunRunbook, 
     assert run.status is PlanStatus.COMPLETED, [(step.id, step.error) for step in run.steps]
 
 
-async def test_a_broken_module_fails_it_and_the_other_checks_still_run(
-    run_runbook: RunRunbook, repository: Path, tmp_path: Path
-) -> None:
+async def test_a_broken_module_fails_it_and_the_other_checks_still_run(run_runbook: RunRunbook, repository: Path, tmp_path: Path) -> None:
     (repository / "plan_adapter" / "plan.py").write_text("def broken(:\n", encoding="utf-8")
     subprocess.run(["git", "-c", "user.name=Ana", "-c", "user.email=a@b.invalid", "commit", "-qam", "Break it"], cwd=repository, check=True)
 

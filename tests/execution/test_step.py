@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter.errors import StoreError, ToolError
+from plan_adapter.errors import StoreError, ToolError, UnknownOutcomeError
 from plan_adapter.execution.attempts import RetryPolicy
 from plan_adapter.execution.carry import Past
 from plan_adapter.execution.ports import AttemptEnd
@@ -417,6 +417,19 @@ async def test_a_resumed_run_carries_what_succeeded_and_repeats_only_what_may_be
 
 def _attempt(attempt_id: str, step_id: str, effect: str) -> Attempt:
     return Attempt(attempt_id, "r", step_id, None, 1, "work", effect, {}, "key", MemoryRecorder().now())
+
+
+@pytest.mark.parametrize(("effect", "outcome", "receipts"), [("write", Outcome.UNKNOWN, 0), ("read", Outcome.FAILED, 1)])
+async def test_a_tool_may_say_that_it_cannot_tell_whether_it_was_done(effect: str, outcome: Outcome, receipts: int):
+    @tool(effect=effect)
+    def work(name: str) -> None:
+        """Lose the connection."""
+        raise UnknownOutcomeError("the connection broke after the request was sent")
+
+    execution = Execution(plan_of({"a": []}), [work])
+    run = await execution.go()
+    assert run.step("a").outcome is outcome
+    assert len(execution.recorder.receipts) == receipts
 
 
 async def test_the_lines_of_a_tool_s_logger_are_told_with_their_step():

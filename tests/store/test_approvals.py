@@ -8,8 +8,10 @@ import pytest
 
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.record import RunContext
+from plan_adapter.store import tables
+from plan_adapter.store.rows import context_of
 from plan_adapter.store.store import PlanStore
-from tests.store.builders import DIGEST, an_approval
+from tests.store.builders import DIGEST, an_approval, begun
 
 
 async def test_answers_are_read_as_they_were_given(store: PlanStore):
@@ -43,8 +45,20 @@ async def test_the_run_that_used_an_approval_may_go_on_with_it(store: PlanStore)
 
 
 async def test_an_approval_given_in_code_is_kept_when_it_is_used(store: PlanStore):
-    used = await store.use_approval(an_approval(), run_id="r-1", context=RunContext(agent_id="a"))
+    used = await store.use_approval(an_approval(), run_id="r-1")
     assert await store.approvals("r-1") == [used]
+
+
+async def test_an_approval_is_whose_its_run_is(store: PlanStore):
+    context = RunContext(agent_id="agent-7", org_id="org-1", task_id="task-9")
+    run = await begun(store, agent_id="agent-7", org_id="org-1", task_id="task-9")
+    waiting = an_approval()
+    await store.add_approval(waiting)
+    await store.use_approval(waiting, run_id=run.id)
+    await store.use_approval(an_approval(), run_id=run.id)
+    await store.add_approval(an_approval(decision="reject", run_id=run.id))
+    rows = await store._database.read(lambda connection: connection.execute(tables.approvals.select()).mappings().all())
+    assert [context_of(row) for row in rows] == [context] * 3
 
 
 async def test_of_runs_that_want_the_same_approval_at_once_one_gets_it(store: PlanStore, store_url: str):

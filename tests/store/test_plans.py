@@ -120,6 +120,11 @@ async def test_a_tenant_sees_its_own_names_contents_and_runs_only(store_url: str
             await umbrella.run(run.id)
         with pytest.raises(RunConflictError, match="no run"):
             await umbrella.receipts(run.id)
+        for write in (umbrella.update_run, umbrella.claim):
+            with pytest.raises(RunConflictError, match="no run"):
+                await write(run)
+        await umbrella.request_cancel(run.id, "not yours")
+        assert await acme.cancel_request(run.id) is None
 
 
 async def test_a_store_of_one_tenant_writes_no_rows_of_another(store_url: str):

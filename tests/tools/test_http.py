@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from plan_adapter.errors import ToolError
+from plan_adapter.errors import ToolError, UnknownOutcomeError
 from plan_adapter.tools.http import BODY_LIMIT, http_get, http_send
 from plan_adapter.tools.tool import ToolContext
 
@@ -232,3 +232,20 @@ async def test_with_a_deadline_a_request_waits_until_it_is_cancelled(
     request.cancel()
     with pytest.raises(asyncio.CancelledError):
         await request
+
+
+async def test_a_connection_that_breaks_after_the_request_was_sent_leaves_the_outcome_unknown(context: ToolContext) -> None:
+    async def take_and_hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(take_and_hang_up, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(UnknownOutcomeError, match="after the request was sent"):
+            await http_send.fn(f"http://127.0.0.1:{port}/orders?key=secret", context=context, body={"n": 1})
+
+
+async def test_a_connection_that_is_refused_sent_nothing_and_is_a_known_failure(context: ToolContext) -> None:
+    with pytest.raises(ToolError) as refused:
+        await http_send.fn("http://127.0.0.1:9/orders", context=context, body={"n": 1})
+    assert not isinstance(refused.value, UnknownOutcomeError)

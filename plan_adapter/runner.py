@@ -153,13 +153,8 @@ async def acancel_run(run_id: str, *, reason: str = "cancelled", store: PlanStor
     """
     async with _opened(store, Settings()) as opened:
         run = await opened.run(run_id)
-        if run.status not in (PlanStatus.PENDING_APPROVAL, PlanStatus.APPROVED, PlanStatus.EXECUTING):
-            raise RunConflictError(f"run {run.id} has ended: {run.status}")
-        await opened.request_cancel(run.id, reason)
-        if run.status is not PlanStatus.EXECUTING or not await opened.is_held(run.id):
-            run.status, run.reason, run.message = PlanStatus.CANCELLED, RunReason.CANCELLED, reason
-            await opened.update_run(run)
-        return run
+        await opened.cancel(run.id, reason)
+        return await opened.run(run.id)
 
 
 def cancel_run(run_id: str, *, reason: str = "cancelled", store: PlanStore | None = None) -> PlanRun:

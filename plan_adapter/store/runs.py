@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from plan_adapter.validation import ValidatedPlan
 
 
+_UNENDED = (PlanStatus.DRAFT, PlanStatus.PENDING_APPROVAL, PlanStatus.APPROVED, PlanStatus.EXECUTING)
+
+
 def create(connection: Connection, plan: dict[str, Any], run: dict[str, Any]) -> None:
     """Store a new run, and its plan unless it is there; of the rows of both."""
     put_plan(connection, plan)
@@ -93,6 +96,23 @@ def request_cancel(connection: Connection, tenant: str | None, run_id: str, reas
     """Ask whoever executes the run to cancel it; the first reason stays."""
     asked = update(runs).where(*_is(run_id, tenant), runs.c.cancel_requested_at.is_(None))
     connection.execute(asked.values(cancel_reason=reason, cancel_requested_at=database_now(), updated_at=database_now()))
+
+
+def cancel(connection: Connection, tenant: str | None, run_id: str, reason: str) -> None:
+    """Ask for the run to be cancelled, and cancel it at once if nobody can be executing it; raises RunConflictError if it has ended.
+
+    Of a process on another host nothing is known: it is asked, and a run that it left behind stays as it is.
+    """
+    locked = select(runs.c.status, runs.c.runner).where(*_is(run_id, tenant)).with_for_update()
+    row = connection.execute(locked).mappings().first()
+    if row is None:
+        raise RunConflictError(f"there is no run {run_id}")
+    if row["status"] not in _UNENDED:
+        raise RunConflictError(f"run {run_id} has ended: it is {row['status']}")
+    request_cancel(connection, tenant, run_id, reason)
+    if row["runner"] is None or Holder.parse(row["runner"]).has_died:
+        ended = {"status": PlanStatus.CANCELLED, "reason": RunReason.CANCELLED, "message": reason, "completed_at": database_now()}
+        connection.execute(update(runs).where(*_is(run_id, tenant)).values(**ended, runner=None, updated_at=database_now()))
 
 
 def cancel_request(connection: Connection, tenant: str | None, run_id: str) -> str | None:

@@ -180,6 +180,10 @@ class PlanStore:
         """Ask the process that executes the run to cancel it; the first reason stays."""
         await self._database.write(partial(runs.request_cancel, tenant=self.tenant_id, run_id=run_id, reason=reason))
 
+    async def cancel(self, run_id: str, reason: str) -> None:
+        """Ask for a run to be cancelled; one that nobody can be executing is cancelled at once. Raises RunConflictError if it has ended."""
+        await self._database.write(partial(runs.cancel, tenant=self.tenant_id, run_id=run_id, reason=reason))
+
     async def cancel_request(self, run_id: str) -> str | None:
         """Return why the run is to be cancelled, None if nobody asked for that."""
         return await self._database.read(partial(runs.cancel_request, tenant=self.tenant_id, run_id=run_id))

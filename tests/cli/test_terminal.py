@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -179,15 +181,26 @@ def test_nothing_of_a_pipe_holds_an_escape() -> None:
     assert b"\x1b" not in done.stdout + done.stderr
 
 
+@contextmanager
+def begun(path: Path) -> Iterator[tuple["subprocess.Popen[bytes]", Iterator[dict[str, Any]]]]:
+    """`plan run` of a document, one of whose steps has started, and its further events; killed if the test fails."""
+    command = [*PLAN, "run", str(path), "--offline", "--json", *TOOLS]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment()) as process:
+        assert process.stdout is not None
+        events = map(json.loads, process.stdout)
+        assert any(event.get("event") == "step_started" for event in events)
+        try:
+            yield process, events
+        finally:
+            process.kill()
+
+
 def test_a_run_that_another_command_cancels_ends_with_4() -> None:
     path = document(step("a", "wait"), step("b", "greet", parameters={"who": "x"}, depends_on=["a"]))
-    with subprocess.Popen(
-        [*PLAN, "run", str(path), "--offline", "--json", *TOOLS], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment()
-    ) as process:
-        assert process.stdout is not None
-        events = (json.loads(line) for line in process.stdout)
-        run_id = next(event["run_id"] for event in events if event.get("event") == "step_started")
-        assert piped("cancel", run_id, "--reason", "磁盘要换").returncode == 0
+    with begun(path) as (process, events):
+        (line,) = piped("runs", "--json").stdout.splitlines()
+        asked = piped("cancel", json.loads(line)["id"], "--reason", "磁盘要换")
+        assert asked.returncode == 0, asked.stderr.decode()
         *_, run = events
         assert process.wait(BOUND_SECONDS) == 4
     assert (run["status"], run["reason"]) == ("cancelled", "cancelled")
@@ -208,12 +221,7 @@ def test_a_run_that_waited_shows_its_inputs_before_it_is_resumed(terminals: list
 
 
 def test_a_termination_cancels_the_run_too() -> None:
-    with subprocess.Popen(
-        [*PLAN, "run", str(document(step("a", "wait"))), "--offline", "--json", *TOOLS], stdout=subprocess.PIPE, env=environment()
-    ) as process:
-        assert process.stdout is not None
-        events = (json.loads(line) for line in process.stdout)
-        assert any(event.get("event") == "step_started" for event in events)
+    with begun(document(step("a", "wait"))) as (process, events):
         process.terminate()
         *_, run = events
         assert process.wait(BOUND_SECONDS) == 130

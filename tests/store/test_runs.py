@@ -307,3 +307,19 @@ async def test_a_run_that_does_not_exist_cannot_be_written(store: PlanStore):
 async def _let_hold(store: PlanStore, run: PlanRun, holder: Holder) -> None:
     statement = runs.runs.update().where(runs.runs.c.id == run.id).values(runner=str(holder))
     await store._database.write(lambda connection: connection.execute(statement) and None)
+
+
+async def test_a_run_that_nobody_executes_is_cancelled_at_once(store: PlanStore):
+    run = await created(store)
+    await store.cancel(run.id, "不需要了")
+    found = await store.run(run.id)
+    assert (found.status, found.reason, found.message) == (PlanStatus.CANCELLED, RunReason.CANCELLED, "不需要了")
+    with pytest.raises(RunConflictError, match="has ended"):
+        await store.cancel(run.id, "again")
+
+
+async def test_a_run_that_somebody_executes_is_only_asked_to_end(store: PlanStore):
+    run = await begun(store)
+    await store.cancel(run.id, "enough")
+    assert (await store.run(run.id)).status is PlanStatus.EXECUTING
+    assert await store.cancel_request(run.id) == "enough"

@@ -11,8 +11,9 @@ help:  ## show this list
 demo: $(STAMP)  ## run the CI runbook on a small repository, on a local Prefect server
 	@$(PYTHON) deployments/demo.py
 
+# A file's tests stay in one process: several start a server or a worker once for all of them.
 test: check  ## check, then run every test
-	@$(PYTHON) -m pytest
+	@$(PYTHON) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 check: $(STAMP)  ## lint, formatting and types
 	@$(PYTHON) -m ruff check .

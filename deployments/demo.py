@@ -6,7 +6,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-RUNBOOK = Path(__file__).parent / "runbooks" / "ci-pipeline.yaml"
+ROOT = Path(__file__).parents[1]
+RUNBOOK = "deployments/runbooks/ci-pipeline.yaml"
 
 # PAUSE is there to be watched: what the commands really do takes no time.
 FILES = {
@@ -74,17 +75,16 @@ def make_repository(path: Path) -> Path:
 def main() -> int:
     """Run the demonstration and return the exit code of `plan run`."""
     folder = Path(tempfile.mkdtemp(prefix="plan-demo-"))
-    repository = make_repository(folder / "repository")
-    inputs = {"repository": str(repository), "workspace": str(folder / "workspace")}
-    command = ["run", str(RUNBOOK.relative_to(Path.cwd())), "--yes"]
-    for name, value in inputs.items():
-        command += ["--input", f"{name}={value}"]
+    inputs = {"repository": make_repository(folder / "repository"), "workspace": folder / "workspace"}
+    command = ["run", RUNBOOK, "--yes"]
+    for name, path in inputs.items():
+        command += ["--input", f"{name}={path}"]
     print("$ plan", *command, file=sys.stderr, flush=True)
     plan = [sys.executable, "-c", "from plan_adapter.cli.app import main; main()"]
-    ended = subprocess.run([*plan, *command], env={"PAUSE": "1", **os.environ, "PYTHON": sys.executable}, check=False)
-    print(
-        "\nIn the repository's folder: `.venv/bin/plan runs` lists the runs, `.venv/bin/plan down` stops the local server.", file=sys.stderr
-    )
+    # `make` tells the makes below it that they are not the first.
+    inherited = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    ended = subprocess.run([*plan, *command], cwd=ROOT, env={"PAUSE": "1", **inherited, "PYTHON": sys.executable}, check=False)
+    print("\n`.venv/bin/plan runs` lists the runs, `.venv/bin/plan down` stops the local server.", file=sys.stderr)
     return ended.returncode
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from plan_adapter.expressions import Declarations, compile_template
 from plan_adapter.listing import step_listing, step_patience
 from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Input, Step, StepStatus
-from plan_adapter.readable import as_text, code, duration, moment, prose
+from plan_adapter.readable import as_text, code, counted, duration, moment, prose
 from plan_adapter.record import Outcome, PlanRun, StepRun
 
 SHOWN_CHARACTERS = 400
@@ -118,7 +118,7 @@ def _step_run_lines(step: StepRun) -> list[str]:
     elif step.status is StepStatus.FAILED and step.reason in ("cancelled", "timed_out"):
         how = step.reason.replace("_", " ")
     took = f" in {duration(step.duration_ms)}" if step.started_at is not None and step.completed_at is not None else ""
-    tries = f", {step.attempts} attempts" if step.attempts > 1 else ""
+    tries = f", {counted(step.retry_count, 'retry', 'retries')}" if step.retry_count else ""
     lines = [f"{step.index + 1}. **{prose(step.id)}** {code(step.tool_name)}: {how}{took}{tries}"]
     if step.status is StepStatus.SKIPPED and step.reason:
         lines.append(f"   - {prose(step.reason)}")

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from pydantic import JsonValue
 
 from plan_adapter.plan import Effect, Step
-from plan_adapter.readable import as_text, code, duration, fenced, prose
+from plan_adapter.readable import as_text, code, counted, duration, fenced, prose
 
 
 def step_listing(
@@ -27,7 +27,7 @@ def step_listing(
         lines.append("   - after " + ", ".join(code(d) + (" (by reference)" if d in implied else "") for d in depends_on))
     lines += [f"   - {name}: {code(text)}" for name, text in _conditions(step)]
     if step.for_each is not None:
-        lines.append(f"   - for each: {code(step.for_each)}" + (f" ({items} items)" if items is not None else ""))
+        lines.append(f"   - for each: {code(step.for_each)}" + (f" ({counted(items, 'item')})" if items is not None else ""))
     for name, value in parameters.items():
         lines += _parameter_lines(name, value)
     return [*lines, f"   - {patience}"] if patience else lines
@@ -40,8 +40,8 @@ def step_patience(step: Step, timeout_ms: int) -> str:
         return timeout
     delay = f" after {duration(step.retry_delay_ms)}" if step.retry_delay_ms else ""
     growth = f", each wait {step.retry_backoff:g} times the one before" if step.retry_backoff > 1 and step.max_retries > 1 else ""
-    retries = "1 retry" if step.max_retries == 1 else f"up to {step.max_retries} retries"
-    return f"{timeout} per attempt, {retries}{delay}{growth}"
+    retries = counted(step.max_retries, "retry", "retries")
+    return f"{timeout} per attempt, {'up to ' if step.max_retries > 1 else ''}{retries}{delay}{growth}"
 
 
 def _conditions(step: Step) -> list[tuple[str, str]]:

@@ -227,6 +227,10 @@ class ExecutionPlan(_Model):
     _marks: Marks | None = PrivateAttr(default=None)
     _file: str | None = PrivateAttr(default=None)
 
+    # For `add_step`, which would else look at every step for each that it adds.
+    _ids: set[str] = PrivateAttr(default_factory=set)
+    _counted: int = PrivateAttr(default=0)
+
     def model_post_init(self, _context: Any, /) -> None:
         """Make the name and the ids that are missing."""
         self.number_steps()
@@ -281,10 +285,20 @@ class ExecutionPlan(_Model):
         """Append a step and return it, with its id made; `fields` are the other fields of `Step`."""
         step = Step(tool_name=tool_name, description=description, parameters=parameters or {}, **fields)
         step._index = len(self.steps)  # pyright: ignore[reportPrivateUsage]  # the plan owns its steps' places
+        taken = self._taken_ids()
         if not step.id:
-            step.id = _free_id(f"step_{len(self.steps) + 1}", [other.id for other in (*self.steps, *self.finally_)])
+            step.id = _free_id(f"step_{len(self.steps) + 1}", taken)
         self.steps.append(step)
+        taken.add(step.id)
+        self._counted += 1
         return step
+
+    def _taken_ids(self) -> set[str]:
+        """Return the ids in use, gathered anew where steps came or went otherwise than by `add_step`."""
+        count = len(self.steps) + len(self.finally_)
+        if count != self._counted:
+            self._ids, self._counted = {step.id for step in (*self.steps, *self.finally_)}, count
+        return self._ids
 
     def get_step(self, index: int) -> Step | None:
         """Return the step at `index`, from 0, or None where there is none; negative indices have none."""
@@ -302,7 +316,7 @@ class ExecutionPlan(_Model):
 def _document(model: BaseModel) -> dict[str, JsonValue]:
     """Return what differs from the defaults, in the order of the fields; a part that only writes defaults is left out."""
     document: dict[str, JsonValue] = {}
-    for name, (alias, default) in _fields(type(model)).items():
+    for name, (alias, default) in fields_of(type(model)).items():
         value = getattr(model, name)
         if value == default:
             continue
@@ -319,7 +333,7 @@ def _document(model: BaseModel) -> dict[str, JsonValue]:
 
 
 @cache
-def _fields(model: type[BaseModel]) -> dict[str, tuple[str, Any]]:
+def fields_of(model: type[BaseModel]) -> dict[str, tuple[str, Any]]:
     """Return for each field its name in documents and its default."""
     return {name: (field.alias or name, field.get_default(call_default_factory=True)) for name, field in model.model_fields.items()}
 

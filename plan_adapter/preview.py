@@ -7,8 +7,7 @@ from typing import Any, Protocol
 from pydantic import JsonValue
 
 from plan_adapter import graph
-from plan_adapter.errors import ExpressionError
-from plan_adapter.expressions import Declarations, Template, Variables, compile_template, has_expression
+from plan_adapter.expressions import Foresight, Template
 from plan_adapter.listing import step_listing, step_patience
 from plan_adapter.plan import EFFECTS, Effect, ExecutionOptions, ExecutionPlan, Step
 from plan_adapter.readable import as_text, code, duration, prose
@@ -41,6 +40,11 @@ class CheckedPlan(Protocol):
     @property
     def parameters(self) -> Mapping[str, Template]:
         """What each step hands its tool."""
+        ...
+
+    @property
+    def for_each(self) -> Mapping[str, Template]:
+        """The items of each step that has some."""
         ...
 
     @property
@@ -134,7 +138,8 @@ def preview_plan(
     """Return what a run of `checked` would do; `inputs` None leaves every expression that uses an input as it is."""
     plan = checked.plan
     written = {step.id: step for step in plan.steps}
-    steps = {step_id: _preview_step(written[step_id], checked, inputs) for step_id in checked.order}
+    foresight = Foresight(inputs)
+    steps = {step_id: _preview_step(written[step_id], checked, foresight) for step_id in checked.order}
     return Preview(
         plan=plan,
         digest=checked.digest,
@@ -148,39 +153,22 @@ def preview_plan(
     )
 
 
-def _preview_step(step: Step, checked: CheckedPlan, inputs: Mapping[str, JsonValue] | None) -> StepPreview:
-    plan, tool, after = checked.plan, checked.tools[step.id], checked.dependencies[step.id]
-    written = checked.parameters[step.id].source
-    items = 1 if step.for_each is None else _count(_known(step.for_each, plan, inputs))
-    timeout = plan.options.step_timeout_ms if step.timeout_ms is None else step.timeout_ms
+def _preview_step(step: Step, checked: CheckedPlan, foresight: Foresight) -> StepPreview:
+    tool, after = checked.tools[step.id], checked.dependencies[step.id]
+    parameters = foresight.of(checked.parameters[step.id])
+    items = 1 if step.for_each is None else _count(foresight.of(checked.for_each[step.id]))
+    timeout = checked.plan.options.step_timeout_ms if step.timeout_ms is None else step.timeout_ms
     once = _longest_call(step, timeout)
     return StepPreview(
         step=step,
         effect=step.effect or tool.effect,
-        parameters={name: _known(value, plan, inputs) for name, value in written.items()} if isinstance(written, dict) else {},
+        parameters=parameters if isinstance(parameters, dict) else {},
         depends_on=after,
         implied=frozenset(after) - frozenset(step.depends_on),
         timeout_ms=timeout,
         items=items,
         worst_case_ms=None if once is None or items is None else once * items,
     )
-
-
-def _known(value: JsonValue, plan: ExecutionPlan, inputs: Mapping[str, JsonValue] | None) -> JsonValue:
-    # What inputs alone decide is resolved; every other text stands as it is written.
-    if isinstance(value, dict):
-        return {key: _known(member, plan, inputs) for key, member in value.items()}
-    if isinstance(value, list):
-        return [_known(member, plan, inputs) for member in value]
-    if not isinstance(value, str) or not has_expression(value):
-        return value
-    template, problems = compile_template(value, Declarations(steps=(), inputs={} if inputs is None else plan.inputs), at="")
-    if problems:
-        return value
-    try:
-        return template.resolve(Variables(steps={}, inputs=inputs or {}))
-    except ExpressionError:
-        return value
 
 
 def _count(value: JsonValue) -> int | None:

@@ -45,11 +45,16 @@ def did_you_mean(word: str, known: Collection[str]) -> str:
     if len(known) > 50:
         index = _one_letter_away(frozenset(known))
         near = next((index[key] for key in _with_one_letter_less(word.casefold()) if key in index), None)
-        return f"did you mean `{near}`?" if near else ""
+        return f"did you mean `{near}`?" if near else _listed(frozenset(known))
     folded = {name.casefold(): name for name in known}
     close = get_close_matches(word.casefold(), list(folded), n=1, cutoff=0.6)
     if close:
         return f"did you mean `{folded[close[0]]}`?"
+    return _listed(frozenset(known))
+
+
+@lru_cache(maxsize=4)
+def _listed(known: frozenset[str]) -> str:
     shown = ", ".join(f"`{name}`" for name in sorted(known)[:8])
     return f"known: {shown}" + (", …" if len(known) > 8 else "") if known else ""
 
@@ -100,7 +105,7 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         "reserved-id": "`in`, `true`, `false` and `null` are words of the expression language and cannot be step ids.",
         "duplicate-id": "Two steps have the same id. References and receipts need to tell them apart.",
         "unused-input": "No expression uses the input, or a step's `input` stands beside `parameters`, which alone are then handed over.",
-        "bad-name": "An input's name is a letter or underscore, then letters, digits or underscores (ASCII).",
+        "bad-name": "An input's name is a letter, then letters, digits or underscores (ASCII), and no word of Python, CEL or Prefect's flows.",
         "bad-input-definition": "The definition of an input contradicts itself, for instance a default that its own pattern refuses.",
         "contradicting-policies": "`stop_on_error` and `continue_on_error` are both written and equal. Write one of them.",
         # the graph

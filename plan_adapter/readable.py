@@ -29,6 +29,11 @@ def moment(at: datetime | None) -> str:
     return at.astimezone().strftime("%Y-%m-%d %H:%M:%S") if at is not None else "-"
 
 
+def counted(count: int, one: str, several: str = "") -> str:
+    """Return `count` with its noun: `1 step`, `2 steps`; `several` where it is not the noun with an s."""
+    return f"{count} {one if count == 1 else several or one + 's'}"
+
+
 def visible(text: str) -> str:
     r"""Return `text` with every character that could hide or move other text (ESC, bidi overrides, …) written as `\x1b` or `\u202e`."""
     return text if text.isascii() and text.isprintable() else "".join(_shown(character) for character in text)

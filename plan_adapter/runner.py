@@ -104,6 +104,7 @@ async def aresume_run(
     hooks: Hooks | None = None,
     offline: bool = False,
     listener: Listener | None = None,
+    server: "Server | None" = None,
 ) -> PlanRun:
     """Go on with a run that stopped, and return its record: what has a succeeded receipt is carried, the rest is run.
 
@@ -111,7 +112,7 @@ async def aresume_run(
     have changed since it was approved raises NotApprovedError. Raises RunConflictError for a run that has completed, was rejected,
     or is held by a process that lives.
     """
-    occasion = Occasion(approval, approver, hooks or Hooks(), listener=listener)
+    occasion = Occasion(approval, approver, hooks or Hooks(), listener=listener, server=server)
     async with _opened(store, occasion.settings) as opened:
         run = await opened.run(run_id)
         await _refuse_resume(run, opened)
@@ -125,8 +126,7 @@ async def aresume_run(
         if approved is None:
             return run
         past = Past.of(await opened.attempts(run.id), await opened.receipts(run.id))
-        server = None if offline else await asyncio.to_thread(_server, occasion.settings)
-        return await perform_anywhere(approved, run, opened, occasion, past=past, server=server)
+        return await perform_anywhere(approved, run, opened, occasion, past=past, server=None if offline else await _server(occasion))
 
 
 def resume_run(
@@ -177,7 +177,7 @@ async def execute_plan(
     With `record_pending` a plan that nobody is there to approve is recorded as pending_approval and returned, not raised.
     """
     bound = bind_inputs(validated, inputs, from_text=from_text)
-    server = None if offline else await asyncio.to_thread(_server, occasion.settings)
+    server = None if offline else await _server(occasion)
     async with _opened(store, occasion.settings) as opened:
         answered = await is_answered(bound, opened, occasion)
         if not answered and not record_pending:
@@ -231,10 +231,12 @@ async def _flow_body(
         return await perform(approved, run, opened, occasion, past=past, way=prefect_way(flow_run_id))
 
 
-def _server(settings: Settings) -> "Server":
+async def _server(occasion: Occasion) -> "Server":
+    if occasion.server is not None:
+        return occasion.server
     from plan_adapter.engine.local_server import server_for
 
-    return server_for(settings)
+    return await asyncio.to_thread(server_for, occasion.settings)
 
 
 async def _refuse_resume(run: PlanRun, store: PlanStore) -> None:

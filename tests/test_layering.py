@@ -8,6 +8,7 @@ import ast
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -65,6 +66,7 @@ NOT_IMPORTED = {
 IMPORT_NAMES = {"pyyaml": "yaml"}
 
 
+@cache
 def modules() -> list[str]:
     """Every module of the package, named from the package on: `execution.step`; `""` is the package itself."""
     found = (path.relative_to(PACKAGE).with_suffix("").parts for path in PACKAGE.rglob("*.py"))

@@ -4,6 +4,7 @@ from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode
 from plan_adapter.cli.records import run_end, run_json
 from plan_adapter.cli.sources import open_store
+from plan_adapter.plan import PlanStatus
 from plan_adapter.settings import Settings
 
 
@@ -24,4 +25,6 @@ async def cancel(run: str, /, *, reason: str = "cancelled with `plan cancel`", j
         output.json_line(run_json(found, steps=False))
     else:
         output.line(run_end(found))
+    if found.status is PlanStatus.EXECUTING:
+        output.note("the process that executes it has been asked to end it")
     return ExitCode.DONE

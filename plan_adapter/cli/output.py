@@ -37,7 +37,7 @@ def note(text: str) -> None:
     try:
         sys.stderr.write(visible(text) + "\n")
         sys.stderr.flush()
-    except BrokenPipeError:
+    except OSError:  # a pipe that was closed, a terminal that is gone
         _silence(sys.stderr)
 
 

@@ -7,7 +7,7 @@ from typing import Protocol
 from plan_adapter.cli import output
 from plan_adapter.cli.records import event_json, step_end
 from plan_adapter.hooks import Event
-from plan_adapter.readable import duration, one_line
+from plan_adapter.readable import counted, duration, one_line
 
 Links = Callable[[str], list[str]]
 """Returns the lines that lead from a flow run's id to its page in the UI; none where there is no UI."""
@@ -75,7 +75,7 @@ def plain_lines(event: Event) -> list[str]:
     step = event.step.id if event.step is not None else ""
     match event.kind:
         case "run_started":
-            return [f"run {event.run.id} of {one_line(event.run.name)}: {len(event.run.steps)} steps"]
+            return [f"run {event.run.id} of {one_line(event.run.name)}: {counted(len(event.run.steps), 'step')}"]
         case "step_started":
             return [f"{step}: started"]
         case "attempt_failed":

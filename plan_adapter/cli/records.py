@@ -5,11 +5,14 @@ from typing import Any
 
 from plan_adapter.hooks import Event
 from plan_adapter.plan import StepStatus
-from plan_adapter.readable import duration, one_line
+from plan_adapter.readable import counted, duration, one_line
 from plan_adapter.record import Outcome, PlanRun, StepRun
 
 MARKS = {StepStatus.COMPLETED: "✓", StepStatus.FAILED: "✗", StepStatus.SKIPPED: "-"}
 ASCII_MARKS = {StepStatus.COMPLETED: "+", StepStatus.FAILED: "x", StepStatus.SKIPPED: "-"}
+
+SHOWN_CHARACTERS = 400
+"""How much of the reason of a run its one line shows; the steps' own lines tell all of it."""
 
 _ENDS = {"cancelled": "cancelled", "timed_out": "timed out"}
 """What else than failing may have ended a step that did not complete."""
@@ -38,10 +41,10 @@ def event_json(event: Event) -> dict[str, Any]:
 
 
 def step_end(step: StepRun) -> str:
-    """Return how `step` ended, in words: its time, its attempts, why it failed or was skipped."""
+    """Return how `step` ended, in words: its time, its retries, why it failed or was skipped."""
     if step.status is StepStatus.SKIPPED:
         return f"skipped: {one_line(step.reason or 'not reached')}"
-    tries = f" after {step.attempts} attempts" if step.attempts > 1 else ""
+    tries = f" after {counted(step.retry_count, 'retry', 'retries')}" if step.retry_count else ""
     if step.status is StepStatus.COMPLETED:
         return ("carried from the earlier start of this run" if step.carried else duration(step.duration_ms)) + tries
     how = "its outcome is unknown" if step.outcome is Outcome.UNKNOWN else _ENDS.get(step.reason or "", "failed")
@@ -55,5 +58,5 @@ def run_end(run: PlanRun) -> str:
     shown = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     reason = f" ({run.reason})" if run.reason else ""
     took = f" in {duration(run.total_duration_ms)}" if run.completed_at is not None and run.started_at is not None else ""
-    message = f"; {one_line(run.message)}" if run.message else ""
+    message = f"; {one_line(run.message[:SHOWN_CHARACTERS])}{'…' if len(run.message) > SHOWN_CHARACTERS else ''}" if run.message else ""
     return f"{run.name}: {run.status}{reason}{took}: {shown or 'no step was run'}{message}"

@@ -42,5 +42,7 @@ async def _resume(run: str, tools: list[str], *, offline: bool, yes: bool, detac
         server = await aside(pending.wait) if pending is not None else None
         approver = approver_for(yes=yes, detach=detach)
         performance = Performance(server, approver, as_json=as_json)
-        work = aresume_run(found.id, tools=registry, approver=approver, store=store, offline=offline, listener=performance.listen)
+        work = aresume_run(
+            found.id, tools=registry, approver=approver, store=store, offline=offline, listener=performance.listen, server=server
+        )
         return await performance.complete(work, store)

@@ -54,7 +54,7 @@ async def _run(source: str, given: dict[str, str], tools: list[str], *, offline:
         work = execute_plan(
             validated,
             inputs=bound.inputs,
-            occasion=Occasion(approver=approver, listener=performance.listen, settings=settings),
+            occasion=Occasion(approver=approver, listener=performance.listen, settings=settings, server=server),
             store=store,
             offline=offline,
             record_pending=approver is None,

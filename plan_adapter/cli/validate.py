@@ -8,6 +8,7 @@ from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.sources import is_stored, plan_of, read_plan, tools_of
 from plan_adapter.problems import Problem
+from plan_adapter.readable import counted
 
 if TYPE_CHECKING:
     from plan_adapter.tools.registry import ToolRegistry
@@ -49,6 +50,5 @@ def _verdict(source: str, *, errors: int, warnings: int, as_json: bool) -> None:
     if as_json:
         output.json_line({"plan": source, "valid": not errors, "errors": errors, "warnings": warnings})
         return
-    counted = ((errors, "error"), (warnings, "warning"))
-    counts = ", ".join(f"{count} {word}{'s' if count > 1 else ''}" for count, word in counted if count)
+    counts = ", ".join(counted(count, word) for count, word in ((errors, "error"), (warnings, "warning")) if count)
     output.note(f"{source}: {'invalid' if errors else 'valid'}" + (f" ({counts})" if counts else ""))

@@ -21,6 +21,8 @@ MAX_BYTES = 16 * 1024 * 1024
 
 _TOO_LARGE = Problem("too-large", message=f"the document is larger than {MAX_BYTES // 2**20} MB", hint="split the plan")
 
+_BEGIN = "write `description` and `steps`; `plan init` writes an example"
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 _JSON = re.compile(r'\s*\{\s*["}]')
@@ -68,10 +70,10 @@ def _read_tree(text: str, file: str | None) -> tuple[Node, list[Problem]]:
         message = "the text holds an unpaired surrogate, which no UTF-8 document can carry"
         raise UnreadableError(Problem("bad-text", line=mark[0], column=mark[1], message=message, hint="remove the character"))
     if not text.strip():
-        raise UnreadableError(Problem("syntax", line=1, column=1, message="the document is empty"))
+        raise UnreadableError(Problem("syntax", line=1, column=1, message="the document is empty", hint=_BEGIN))
     root, problems = _reader(text, file)(text)
     if root is None:
-        raise UnreadableError(Problem("syntax", line=1, column=1, message="the document holds only comments"))
+        raise UnreadableError(Problem("syntax", line=1, column=1, message="the document holds only comments", hint=_BEGIN))
     return root, problems
 
 

@@ -21,7 +21,7 @@ def plan_schema() -> dict[str, JsonValue]:
     properties: dict[str, Any] = schema["properties"]
     properties["steps"]["minItems"] = 1
     properties["description"]["minLength"] = 1
-    properties["inputs"]["propertyNames"] = {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"}
+    properties["inputs"]["propertyNames"] = {"pattern": "^[A-Za-z][A-Za-z0-9_]*$"}
     properties["$schema"] = {"type": "string", "description": "Where editors find this schema."}
     schema["required"] = ["description", "steps"]
     schema["title"] = "Plan document"

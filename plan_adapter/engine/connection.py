@@ -142,6 +142,13 @@ def without_credentials(url: str) -> str:
     return parts._replace(netloc=host, query="", fragment="").geturl()
 
 
+def trouble_with_server(error: BaseException | None) -> str | None:
+    """Return what is wrong with the server in words without URL and header, None where `error` does not come from asking it."""
+    while error is not None and type(error).__module__.partition(".")[0] not in ("httpx", "prefect"):
+        error = error.__cause__
+    return None if error is None else _reason(error)
+
+
 def url_source() -> str:
     """Return where the API URL of Prefect's settings stands, in words."""
     from prefect.context import get_settings_context
@@ -189,7 +196,7 @@ def _table(path: Path, *keys: str) -> dict[str, object]:
     return cast("dict[str, object]", table) if isinstance(table, dict) else {}
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """Return what went wrong in words that hold no URL and no header."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403):

@@ -1,6 +1,7 @@
 """Flow runs: started, run again, asked whether somebody cancelled them."""
 
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 from uuid import UUID
 
@@ -17,17 +18,27 @@ async def run_flow(flow: Flow[..., Any], parameters: Mapping[str, Any], *, flow_
     Where the server knows no such flow run (any more) a new one is made. Raises what the flow's function raised, RunFailedError
     excepted: a run that failed is a result.
     """
-    flow_run = None if flow_run_id is None else await _known(flow_run_id)
-    if flow_run is None:
-        state = await flow(**parameters, return_state=True)
-    else:
-        from plan_adapter.engine.internals import rerun  # the one call here that a later Prefect may break
+    async with _early_retries():
+        flow_run = None if flow_run_id is None else await _known(flow_run_id)
+        if flow_run is None:
+            state = await flow(**parameters, return_state=True)
+        else:
+            from plan_adapter.engine.internals import rerun  # the one thing here that Prefect's public calls cannot do
 
-        state = await rerun(flow, flow_run, dict(parameters))
+            state = await rerun(flow, flow_run, dict(parameters))
     error = await state.aresult(raise_on_failure=False)
     if isinstance(error, Exception) and not isinstance(error, RunFailedError):
         raise error
     return state
+
+
+def _early_retries() -> AbstractAsyncContextManager[None]:
+    """Return `internals.early_retries`, or nothing special where a later Prefect lacks what the internals need."""
+    try:
+        from plan_adapter.engine.internals import early_retries
+    except ImportError:
+        return nullcontext()
+    return early_retries()
 
 
 async def _known(flow_run_id: str) -> FlowRun | None:

@@ -1,6 +1,7 @@
 """One call of a tool: on the loop, in a thread or in a process of its own; ended by its timeout or by the run's stop."""
 
 import asyncio
+import contextlib
 import contextvars
 import logging
 import threading
@@ -19,7 +20,10 @@ from plan_adapter.tools.tool import Tool, as_json
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 5.0
-"""How long a cancelled tool may take to clean up before it is left behind."""
+"""How long a cancelled tool may take to clean up before it is ended in the middle of it."""
+
+
+CANCELLED_ITSELF = "the tool cancelled itself"
 
 
 class CallTimedOutError(Exception):
@@ -68,18 +72,28 @@ async def _guarded(work: Coroutine[Any, Any, Any]) -> Any:
 
 def _value_of(work: asyncio.Future[Any]) -> Any:
     if work.cancelled():
-        raise ToolError("the tool cancelled itself")
+        raise ToolError(CANCELLED_ITSELF)
     return work.result()
 
 
-async def _end(work: asyncio.Future[Any], tool: Tool[..., Any]) -> None:
+async def _end(work: asyncio.Task[Any], tool: Tool[..., Any]) -> None:
     work.cancel()
     await asyncio.wait((work,), timeout=GRACE_SECONDS)
+    if not work.done():
+        await _close(work)
     if not work.done():
         log.warning("tool `%s` did not end when it was cancelled and is left behind", tool.name)
         work.add_done_callback(_look_away)
     elif not work.cancelled():
         _look_away(work)
+
+
+async def _close(work: asyncio.Task[Any]) -> None:
+    """End a coroutine that goes on when it is cancelled: left alone it would also hold up the end of the event loop, for ever."""
+    with contextlib.suppress(RuntimeError):  # it goes on even so
+        work.get_coro().close()
+    work.cancel()
+    await asyncio.wait((work,), timeout=GRACE_SECONDS)
 
 
 def _look_away(work: asyncio.Future[Any]) -> None:
@@ -102,6 +116,8 @@ async def _in_thread(function: Callable[[], Any], name: str) -> Any:
             value = context.run(function)
         except StopIteration as raised:  # a future cannot hold it
             error = ToolError(f"the tool raised StopIteration({raised})")
+        except asyncio.CancelledError:  # nobody else has cancelled the call
+            error = ToolError(CANCELLED_ITSELF)
         except BaseException as raised:  # whatever a tool raises fails its step, SystemExit included
             error = raised
         try:

@@ -78,6 +78,6 @@ class StepLog(logging.Handler):
 
 def step_logger(scope: RunScope, step: StepRun) -> logging.Logger:
     """Return a logger for one step; made without the registry of loggers, so that runs leave nothing behind in it."""
-    logger = logging.Logger(f"plan_adapter.steps.{step.id}", logging.INFO)  # noqa: LOG001
+    logger = logging.Logger(f"plan_adapter.steps.{step.id}", logging.INFO)
     logger.addHandler(StepLog(scope, step))
     return logger

@@ -3,7 +3,8 @@
 from plan_adapter.expressions.cel import matches
 from plan_adapter.expressions.declarations import Declarations
 from plan_adapter.expressions.expression import Expression, Variables
+from plan_adapter.expressions.foresight import Foresight
 from plan_adapter.expressions.references import has_expression
 from plan_adapter.expressions.template import Template, compile_template
 
-__all__ = ["Declarations", "Expression", "Template", "Variables", "compile_template", "has_expression", "matches"]
+__all__ = ["Declarations", "Expression", "Foresight", "Template", "Variables", "compile_template", "has_expression", "matches"]

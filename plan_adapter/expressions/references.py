@@ -4,7 +4,7 @@ Knows neither CEL nor plans.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -103,6 +103,11 @@ def longest_paths(code: str) -> list[Path]:
 def names(code: str) -> frozenset[str]:
     """Return every identifier of `code` outside strings and comments."""
     return frozenset(token["name"] for token in _TOKEN.finditer(code) if token["name"])
+
+
+def count_names(code: str, wanted: Collection[str]) -> int:
+    """Return how often identifiers of `wanted` stand in `code` outside strings and comments."""
+    return sum(token["name"] in wanted for token in _TOKEN.finditer(code) if token["name"])
 
 
 def hyphenated(code: str, start: int) -> str:

@@ -1,7 +1,7 @@
 """`Template`: a JSON value with expressions in its texts, compiled."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from pydantic import JsonValue
@@ -9,7 +9,7 @@ from pydantic import JsonValue
 from plan_adapter.errors import ExpressionError
 from plan_adapter.expressions.declarations import Declarations, Expected, RefusedError, check_kind
 from plan_adapter.expressions.expression import Expression, Variables, compile_expression
-from plan_adapter.expressions.references import Code, UnclosedError, described, has_expression, pieces, shortened
+from plan_adapter.expressions.references import Code, Path, UnclosedError, described, has_expression, pieces, references, shortened
 from plan_adapter.problems import Problem
 from plan_adapter.values import MAX_DEPTH, TOO_DEEP, join
 
@@ -35,21 +35,15 @@ class Template:
         A text that is one expression keeps that one's type; in others values are joined as text, strings as they are and all else
         as JSON. What comes out is not looked at again.
         """
-        value = self._resolved(self.source, variables)
+        value = each_text(self.source, lambda text: self._text(text, variables))
         if (self.expect == "bool" and not isinstance(value, bool)) or (self.expect == "list" and not isinstance(value, list)):
             wanted = "true or false" if self.expect == "bool" else "a list"
             raise ExpressionError(f"`{shortened(str(self.source))}` is {described(value)}, not {wanted}")
         return value
 
-    def _resolved(self, value: JsonValue, variables: Variables) -> JsonValue:
-        if isinstance(value, str):
-            parts = self.texts.get(value)
-            return value if parts is None else _joined(parts, variables)
-        if isinstance(value, dict):
-            return {key: self._resolved(member, variables) for key, member in value.items()}
-        if isinstance(value, list):
-            return [self._resolved(member, variables) for member in value]
-        return value
+    def _text(self, text: str, variables: Variables) -> JsonValue:
+        parts = self.texts.get(text)
+        return text if parts is None else joined(parts, variables)
 
 
 def compile_template(
@@ -66,7 +60,7 @@ def compile_template(
     expressions = (part for parts in compiler.texts.values() for part in parts if isinstance(part, Expression))
     paths = {variable.path for expression in expressions for variable in expression.variables}
     steps = frozenset(str(path[1]) for path in paths if path[0] == "steps")
-    inputs = frozenset(str(path[1]) for path in paths if path[0] == "inputs")
+    inputs = frozenset(str(path[1]) for path in (*paths, *compiler.refused) if path[0] == "inputs" and len(path) > 1)
     return Template(value, expect, compiler.texts, steps, inputs), compiler.problems
 
 
@@ -78,6 +72,7 @@ class _Compiler:
         self._expect: Expected | None = expect
         self.texts: dict[str, tuple[str | Expression, ...]] = {}
         self.problems: list[Problem] = []
+        self.refused: list[Path] = []  # the references of what does not compile
 
     def walk(self, value: JsonValue, at: str, *, depth: int) -> None:
         if depth > MAX_DEPTH:
@@ -117,6 +112,7 @@ class _Compiler:
             check_kind(str(expression), expression.kind, self._expect)
         except RefusedError as refusal:
             self._refuse(at, refusal)
+            self.refused += [reference.path for reference in references(source)]
             return None
         return expression
 
@@ -124,7 +120,17 @@ class _Compiler:
         self.problems.append(Problem(refusal.code, at=at, message=refusal.message, hint=refusal.hint))
 
 
-def _joined(parts: tuple[str | Expression, ...], variables: Variables) -> JsonValue:
+def each_text(value: JsonValue, fill: Callable[[str], JsonValue]) -> JsonValue:
+    """Return a copy of `value` with what `fill` makes of each text in its place; keys stay."""
+    if isinstance(value, str):
+        return fill(value)
+    if isinstance(value, dict):
+        return {key: each_text(member, fill) for key, member in value.items()}
+    return [each_text(member, fill) for member in value] if isinstance(value, list) else value
+
+
+def joined(parts: tuple[str | Expression, ...], variables: Variables) -> JsonValue:
+    """Return the value of a text in pieces: that of its one expression, else all as text; raises ExpressionError."""
     if len(parts) == 1 and isinstance(parts[0], Expression):
         return parts[0].evaluate(variables)
     return "".join(part if isinstance(part, str) else _as_text(part.evaluate(variables)) for part in parts)

@@ -51,27 +51,28 @@ async def perform_anywhere(
     """Run what is approved: as a flow run on `server`, or directly where there is none."""
     if server is None:
         return await perform(approved, run, store, occasion, past=past, way=Way(DirectCalls()))
-    from plan_adapter.engine.compiler import fit_as_parameters, flow_of, run_flow
+    from plan_adapter.engine.compiler import fit_as_parameters, flow_of
     from plan_adapter.engine.connection import use_server
+    from plan_adapter.engine.ending import run_to_end
 
-    interruption: list[asyncio.CancelledError] = []
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def body(_inputs: dict[str, Any], flow_run_id: str) -> PlanRun:
         run.flow_run_id = flow_run_id
         try:
-            return await perform(approved, run, store, occasion, past=past, way=prefect_way(flow_run_id))
-        except asyncio.CancelledError as error:
-            if run.completed_at is None:
-                raise
-            interruption.append(error)  # first let the flow run end as Cancelled, with the reason
-            return run
+            await perform(approved, run, store, occasion, past=past, way=prefect_way(flow_run_id))
+        except BaseException as error:
+            ended.set_exception(error)
+            if run.completed_at is None or not isinstance(error, asyncio.CancelledError):
+                raise  # else first let the flow run end as Cancelled, with the reason
+        else:
+            ended.set_result(None)
+        return run
 
     inputs = approved.bound.inputs if fit_as_parameters(approved.bound.inputs) else {}
     flow = flow_of(approved.bound.validated, body, with_inputs=bool(inputs))
     with use_server(server):
-        await run_flow(flow, inputs, flow_run_id=run.flow_run_id)
-    if interruption:
-        raise interruption[0]
+        await run_to_end(flow, inputs, run, ended)
     return run
 
 
@@ -128,7 +129,7 @@ async def _let_go(run: PlanRun, store: PlanStore) -> None:
     try:
         await store.release(run.id)
     except StoreError as error:
-        log.warning("run %s could not be released: %s", run.id, error)
+        log.info("run %s could not be released: %s", run.id, error)  # the store's error comes to the caller anyway
 
 
 async def _conclude(scope: RunScope, store: PlanStore) -> None:

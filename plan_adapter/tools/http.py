@@ -112,7 +112,7 @@ async def _answer(
     text = _text(response, body, is_cut=is_cut)
     if not _is_expected(response.status_code, expect):
         raise ToolError(_refusal(what, response, text))
-    if is_cut and _is_json(response):
+    if is_cut and _is_json(response) and method == "GET":  # what changed something was done all the same: its text is kept
         raise ToolError(f"{what}: the answer is JSON of more than {BODY_LIMIT} bytes; fetch it with a command that writes a file")
     return {
         "status": response.status_code,

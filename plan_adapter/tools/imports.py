@@ -3,6 +3,7 @@
 import importlib
 import pkgutil
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from plan_adapter.errors import ToolDefinitionError
@@ -22,11 +23,16 @@ def import_object(import_string: str) -> object:
     found: object = _module(module_name, import_string)
     for name in path.split("."):
         if not hasattr(found, name):
-            offered = [known for known in dir(found) if not known.startswith("_") and callable(getattr(found, known))]
+            offered = [known for known in dir(found) if not known.startswith("_") and _may_hold_tools(getattr(found, known))]
             hint = did_you_mean(name, offered)
             raise ToolDefinitionError(f"`{import_string}`: `{module_name}` has no `{name}`" + (f"; {hint}" if hint else ""))
         found = getattr(found, name)
     return found
+
+
+def _may_hold_tools(value: object) -> bool:
+    """Return whether `value` may be a tool, or tools together: a registry, a list."""
+    return callable(value) or (isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping))
 
 
 def _module(module_name: str, import_string: str) -> object:

@@ -131,6 +131,8 @@ def _annotation(fn: Callable[..., object], parameter: inspect.Parameter, context
         raise ToolDefinitionError(f"{what} takes any number of arguments, which no schema can say; take a list or a dict")
     if parameter.kind is parameter.POSITIONAL_ONLY:
         raise ToolDefinitionError(f"{what} is positional only, and a step names its parameters; remove the `/`")
+    if parameter.annotation is parameter.empty and parameter.name in ("self", "cls"):
+        raise ToolDefinitionError(f"{what} says that it is a method; give that of an object, as in `tool(thing.method)`")
     if parameter.annotation is parameter.empty:
         raise ToolDefinitionError(f"{what} has no annotation; annotate it (`Any` takes every JSON value)")
     inner = inspect.unwrap(fn)

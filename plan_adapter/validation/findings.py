@@ -10,6 +10,10 @@ from plan_adapter.problems import Problem, Severity
 
 _ORDER: Mapping[str, int] = {name: place for place, name in enumerate(dict.fromkeys([*ExecutionPlan.model_fields, *Step.model_fields]))}
 
+_STEPS = r"steps(\[\d+\](\.id)?)?"
+_LOSSES: Mapping[str, str] = {"unknown-step": _STEPS, "unknown-reference": rf"{_STEPS}|inputs(\.[^.]*)?"}
+"""Codes that say that a name does not exist, and the fields with which names are lost."""
+
 
 class Findings:
     """Gathers problems.
@@ -23,7 +27,7 @@ class Findings:
         self._earlier = tuple(earlier)
         self._found: list[Problem] = []
         self._places = frozenset(problem.at for problem in self._earlier)
-        self._knows_all_names = not any(re.match(r"inputs\b|steps(\[\d+\](\.id)?)?$", at) for at in self._places)
+        self._in_doubt = frozenset(code for code, lost in _LOSSES.items() if any(re.fullmatch(lost, at) for at in self._places))
 
     def add(self, code: str, at: str, message: str, hint: str = "", *, severity: Severity = "error") -> None:
         """Add a problem at the path `at`, unless there is an earlier one there or around it."""
@@ -41,7 +45,7 @@ class Findings:
         """Return whether `problem` only follows from an earlier one."""
         if not self._earlier:
             return False
-        if problem.code in ("unknown-step", "unknown-reference") and not self._knows_all_names:
+        if problem.code in self._in_doubt:
             return True
         ends = (len(problem.at), *(match.start() for match in re.finditer(r"[.\[]", problem.at)))
         return any(problem.at[:end] in self._places for end in ends)

@@ -1,13 +1,12 @@
 """A plan as Python code left it -> a copy whose every field has its type."""
 
 from collections.abc import Iterable, Iterator
-from functools import cache
 from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
 
 from plan_adapter.documents.findings import build_plan
-from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Step
+from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Step, fields_of
 from plan_adapter.problems import Problem
 from plan_adapter.values import MAX_DEPTH, TOO_DEEP, find_bad_values
 
@@ -44,18 +43,11 @@ def _document(model: BaseModel, levels: int = 3) -> dict[str, Any]:
     """
     if isinstance(model, ExecutionOptions):
         return {name: value for name, value in vars(model).items() if name in model.model_fields_set}
-    known = _fields(type(model))
+    known = fields_of(type(model))
     fields = {known[name][0]: _part(value, levels) for name, value in vars(model).items() if not _is_default(value, known[name][1])}
     if isinstance(model, ExecutionPlan) and "id" not in model.model_fields_set:
         fields.pop("id", None)
     return fields
-
-
-@cache
-def _fields(model: type[BaseModel]) -> dict[str, tuple[str, Any]]:
-    """Return for each field its name in documents and its default."""
-    infos = model.model_fields.items()
-    return {name: (info.alias or name, info.get_default(call_default_factory=True)) for name, info in infos}
 
 
 def _is_default(value: Any, default: Any) -> bool:

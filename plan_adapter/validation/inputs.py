@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from keyword import iskeyword
 from typing import Any
 
 from pydantic import JsonValue
@@ -33,14 +34,18 @@ _ONLY_FOR: Mapping[str, tuple[str, ...]] = {
 }
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
+# An input is a parameter of a Prefect flow (hence no keyword of Python, either) and a word in expressions.
+_TAKEN_NAMES = frozenset({"self", "cls", "return_state", "wait_for", "true", "false", "null"})
 
 
 def check_definitions(inputs: Mapping[str, Input], findings: Findings) -> None:
     """Add what contradicts itself in the definitions of inputs: no value could ever fit, or the default does not."""
     for name, definition in inputs.items():
         at = join("inputs", name)
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            findings.add("bad-name", at, f"{name[:60]!r} is no name of an input", "use letters, digits and underscores, no digit first")
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
+            findings.add("bad-name", at, f"{name[:60]!r} is no name of an input", "use letters, digits and underscores, a letter first")
+        elif iskeyword(name) or name in _TAKEN_NAMES:
+            findings.add("bad-name", at, f"`{name}` cannot be the name of an input: the expressions or Prefect have it", f"say `{name}_`")
         for place, message, hint in _contradictions(definition):
             findings.add("bad-input-definition", join(at, place), message, hint)
 

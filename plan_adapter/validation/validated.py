@@ -105,7 +105,9 @@ def bind_inputs(validated: ValidatedPlan, inputs: Mapping[str, object] | None = 
 
 def _examine(plan: ExecutionPlan, tools: ToolRegistry) -> tuple[_Examined | None, list[Problem]]:
     fresh, misfits = fresh_copy(plan)
-    findings = Findings([*plan._problems, *misfits])  # pyright: ignore[reportPrivateUsage]  # set by the reader of the document
+    written = plan._problems  # pyright: ignore[reportPrivateUsage]  # set by the reader of the document
+    known = {problem.at for problem in written}
+    findings = Findings([*written, *(misfit for misfit in misfits if misfit.at not in known)])
     if fresh is None:
         return None, findings.sorted(plan)
     _check_plan(fresh, findings)

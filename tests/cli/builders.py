@@ -47,7 +47,7 @@ def story() -> list[Event]:
         event("step_started", build),
         event("attempt_failed", build, message="exit code 1\nand more", delay_ms=2000),
         event("step_started", build),
-        event("step_completed", replace(build, status=StepStatus.COMPLETED, attempts=2, duration_ms=2300)),
+        event("step_completed", replace(build, status=StepStatus.COMPLETED, attempts=2, retry_count=1, duration_ms=2300)),
         event("step_started", test),
         event("log", test, message="3 passed, 1 failed\x1b[0m"),
         event("step_failed", replace(test, status=StepStatus.FAILED, attempts=1, error="exit code 1", reason="exit code 1")),

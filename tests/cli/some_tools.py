@@ -35,6 +35,13 @@ async def interrupt_and_wait(times: int = 1) -> None:
     await asyncio.Event().wait()
 
 
+@tool(effect="read")
+async def signal_and_wait(number: int) -> None:
+    """Do what `kill` does, and wait."""
+    os.kill(os.getpid(), number)
+    await asyncio.Event().wait()
+
+
 @tool(effect="write")
 async def write_and_wait() -> None:
     """Begin something and never come back."""
@@ -56,4 +63,4 @@ def say(text: str, context: ToolContext) -> None:
     context.logger.info(text)
 
 
-registry = ToolRegistry([greet, fail, wait, interrupt_and_wait, write_and_wait, once, say])
+registry = ToolRegistry([greet, fail, wait, interrupt_and_wait, signal_and_wait, write_and_wait, once, say])

@@ -155,6 +155,13 @@ def test_preview_resolves_what_inputs_decide_and_leaves_the_rest(plan: Plan, sou
     assert "timeout 1 s per attempt, up to 2 retries after 500 ms; worst case 4 s" in text
 
 
+def test_preview_shows_what_a_raw_input_hands_over(plan: Plan) -> None:
+    raw = """{"argv": ["echo", "${{ inputs.who }}"]}"""
+    step = {"id": "a", "tool_name": "run_command", "input": raw}
+    Path("raw.json").write_text(json.dumps({"description": "Greet", "inputs": {"who": {"default": "you"}}, "steps": [step]}))
+    assert plan("preview", "raw.json", "--json").run["steps"][0]["parameters"] == {"argv": ["echo", "you"]}
+
+
 def test_preview_shows_expressions_of_inputs_that_are_missing(plan: Plan, sound: Path) -> None:
     said = plan("preview", sound, "--json")
     assert said.code == 0

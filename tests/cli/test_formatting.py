@@ -46,7 +46,9 @@ def test_a_plan_is_shown_with_its_options_and_every_dependency() -> None:
 
 
 def test_a_run_is_shown_with_the_end_of_each_step_and_why() -> None:
-    done = a_step("a", status=StepStatus.COMPLETED, attempts=2, started_at=NOW, completed_at=NOW, duration_ms=1200, result={"n": 1})
+    done = a_step(
+        "a", status=StepStatus.COMPLETED, attempts=2, retry_count=1, started_at=NOW, completed_at=NOW, duration_ms=1200, result={"n": 1}
+    )
     failed = a_step("b", status=StepStatus.FAILED, outcome=Outcome.UNKNOWN, error="no answer\x1b", reason="unknown")
     skipped = a_step("c", status=StepStatus.SKIPPED, reason="`b` failed")
     run = a_run(
@@ -64,7 +66,7 @@ def test_a_run_is_shown_with_the_end_of_each_step_and_why() -> None:
     assert "- steps: 3 (1 completed, 1 failed, 1 skipped), 100 %\n" in text
     assert "- approved by ana at 2026-11-" in text
     assert text.endswith(
-        "1. **a** `run_command`: completed in 1.2 s, 2 attempts\n"
+        "1. **a** `run_command`: completed in 1.2 s, 1 retry\n"
         '   - result: `{"n": 1}`\n'
         "2. **b** `run_command`: failed, outcome unknown\n"
         "   - error: `no answer\\x1b`\n"

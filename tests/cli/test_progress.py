@@ -12,9 +12,10 @@ from plan_adapter.cli.codes import ExitCode, code_of_run
 from plan_adapter.cli.live import LiveDisplay
 from plan_adapter.cli.performing import choose_display
 from plan_adapter.cli.progress import JsonDisplay, PlainDisplay
-from plan_adapter.plan import PlanStatus
+from plan_adapter.cli.records import run_end, step_end
+from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import RunReason
-from tests.cli.builders import a_run, story
+from tests.cli.builders import a_run, a_step, story
 
 
 def links(flow_run_id: str) -> list[str]:
@@ -42,12 +43,21 @@ def test_plain_lines_tell_the_whole_story_without_escapes(capsys: pytest.Capture
         "构建: started",
         "构建: exit code 1 and more; tries again in 2 s",
         "构建: started",
-        "构建: completed in 2.3 s after 2 attempts",
+        "构建: completed in 2.3 s after 1 retry",
         "test: started",
         r"test | 3 passed, 1 failed\x1b[0m",
         "test: failed: exit code 1",
         "ship: skipped: `test` failed",
     ]
+
+
+def test_the_attempts_of_items_are_no_retries() -> None:
+    assert step_end(a_step("a", status=StepStatus.COMPLETED, attempts=3, duration_ms=72)) == "72 ms"
+    assert step_end(a_step("a", status=StepStatus.COMPLETED, attempts=5, retry_count=2, duration_ms=72)) == "72 ms after 2 retries"
+
+
+def test_the_reason_of_a_run_is_shortened_in_its_one_line() -> None:
+    assert run_end(a_run(message="x" * 5000)).endswith("; " + "x" * 400 + "…")
 
 
 def test_json_events_are_one_object_a_line_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,7 +98,7 @@ def test_ended_steps_stay_on_the_terminal_with_a_failed_ones_log(monkeypatch: py
         display(event)
     raw = screen.getvalue()
     shown = re.sub(r"\x1b\[\d*m", "", raw)
-    assert "✓ 构建  2.3 s after 2 attempts" in shown
+    assert "✓ 构建  2.3 s after 1 retry" in shown
     assert "✗ test  failed: exit code 1  All tests" in shown
     assert r"    3 passed, 1 failed\x1b[0m" in shown
     assert "- ship  skipped: `test` failed" in shown

@@ -50,7 +50,7 @@ def test_a_good_run_ends_with_0_its_progress_on_stderr_and_its_outputs_on_stdout
     assert first.endswith(": 1 completed")
     assert second == "text: 你好, 世界"
     lines = said.err.splitlines()
-    assert lines[0].endswith(" of 试运行: 1 steps")
+    assert lines[0].endswith(" of 试运行: 1 step")
     assert lines[1] == "greet: started"
     assert lines[2].startswith("greet: completed in ")
     assert "\x1b" not in said.err + said.out
@@ -87,7 +87,7 @@ def test_a_failed_step_says_why_and_those_behind_it_do_too(go: Go) -> None:
     failing = step("a", "fail", parameters={"text": "磁盘满了"}, max_retries=1)
     said = go(document(failing, step("b", "greet", parameters={"who": "x"}, depends_on=["a"])))
     assert "磁盘满了; tries again at once" in said.err
-    assert "a: failed after 2 attempts: " in said.err
+    assert "a: failed after 1 retry: " in said.err
     assert "b: skipped: " in said.err
     assert "plan resume" in said.err
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from pathlib import Path
 from uuid import UUID
 
@@ -65,6 +66,19 @@ def test_ctrl_c_cancels_the_flow_run_with_its_reason(plan: Plan) -> None:
     assert (said.run["status"], said.run["reason"]) == ("cancelled", "cancelled")
 
 
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+async def test_a_signal_cancels_the_flow_run_with_its_reason(name: str, prefect_server: Server) -> None:
+    plan = document(step("a", "signal_and_wait", parameters={"number": signal.Signals[name].value}))
+    done = piped("run", plan, *TOOLS, "--json")
+    assert (done.returncode, b"Traceback" in done.stderr) == (130, False)
+    run = json.loads(done.stdout.splitlines()[-1])
+    assert (run["status"], name in run["message"]) == ("cancelled", True)
+    async with get_client() as client:
+        state = (await client.read_flow_run(UUID(run["flow_run_id"]))).state
+    assert state is not None
+    assert (state.name, name in (state.message or "")) == ("Cancelled", True)
+
+
 @pytest.mark.usefixtures("prefect_server")
 def test_the_doctor_finds_nothing_wrong(plan: Plan) -> None:
     said = plan("doctor")
@@ -79,3 +93,23 @@ def test_a_server_that_does_not_answer_is_named_and_none_is_started(plan: Plan) 
     assert b"Traceback" not in done.stderr
     assert not Path(os.environ["PLAN_ADAPTER_HOME"], "server").exists()
     assert plan("runs", "--json").lines == []
+
+
+def test_the_first_run_starts_a_local_server_the_next_one_reuses_it_and_down_stops_it(home: Path) -> None:
+    alone = environment(PLAN_ADAPTER_LOCAL_SERVER="auto")
+    try:
+        first = piped("run", document(GREET), *TOOLS, "--json", env=alone)
+        second = piped("run", document(GREET), *TOOLS, "--json", env=alone)
+        doctor = piped("doctor", env=alone)
+    finally:
+        down = piped("down", env=alone)
+    assert (first.returncode, second.returncode, doctor.returncode) == (0, 0, 0)
+    started, link, *_ = first.stderr.decode().splitlines()
+    assert started.startswith("started a local Prefect server: http://127.0.0.1:")
+    assert "`plan down` stops it" in started
+    assert json.loads(first.stdout.splitlines()[-1])["flow_run_id"] in link
+    assert b"started a local" not in second.stderr
+    assert b"Traceback" not in first.stderr + second.stderr
+    assert (home / "server" / "server.log").exists()
+    assert down.stdout == b"the local Prefect server is stopped\n"
+    assert piped("down", env=alone).stdout == b"no local Prefect server was running\n"

@@ -34,8 +34,6 @@ POOL = "plans"
 WAIT_SECONDS = 240
 SCHEDULE_SECONDS = 5
 
-pytestmark = pytest.mark.xdist_group("deployments")  # one worker, one pool
-
 
 @dataclass(frozen=True)
 class Site:

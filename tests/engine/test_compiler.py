@@ -17,6 +17,7 @@ from plan_adapter.engine.flow_runs import cancellation_of
 from plan_adapter.engine.tasks import PrefectSteps
 from plan_adapter.errors import InvalidPlanError, NotApprovedError, RunFailedError
 from plan_adapter.plan import PlanStatus, StepStatus
+from plan_adapter.readable import prose
 from plan_adapter.record import PlanRun, RunReason
 from tests.engine.calls import WrittenCall, failed, flow_run, plan_run, step_run, task_runs, validated
 
@@ -117,7 +118,7 @@ def test_a_flow_has_its_plans_name_without_what_prefect_refuses(name: str, safe:
 
 def test_markdown_in_a_description_is_text() -> None:
     compiled = flow_of(validated(name="x", description="*Stop* <b>it</b>\n\n[now](http://x)"), completed)
-    assert compiled.description == "\\*Stop\\* \\<b\\>it\\</b\\>\n\n\\[now\\](http://x)"
+    assert compiled.description == "\n\n".join([prose("*Stop* <b>it</b>"), prose("[now](http://x)")])
 
 
 def test_the_version_of_a_flow_is_the_digest_of_its_plan() -> None:

@@ -48,12 +48,13 @@ def perform(way: str) -> Perform:
     return perform
 
 
-async def test_a_step_is_a_task_run_of_its_name_with_its_policy_and_times(perform: Perform) -> None:
-    call = WrittenCall("check", retry_delays=[0.5, 1.0])
+async def test_a_step_is_a_task_run_of_its_name_with_its_policy_and_times(perform: Perform, way: str) -> None:
+    call = WrittenCall("check", retry_delays=[0.5, 1.0], timeout_seconds=2.5)
     runs = await perform(lambda steps: _call_all(steps, call), ["check"])
     run = runs["check"]
     assert (run.state_name, run.state_type, run.run_count) == ("Completed", StateType.COMPLETED, 1)
     assert run.empirical_policy.retries == 2
+    assert run.labels.get("timeout_seconds") == (2.5 if way == "direct" else None)
     assert run.start_time and run.end_time and run.start_time <= run.end_time
     assert [state.name for state in (await states_of(run, 2))][-2:] == ["Running", "Completed"]
 

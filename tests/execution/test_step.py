@@ -1,6 +1,7 @@
 """One step: its attempts, timeouts, intents, receipts and results; and tools that misbehave."""
 
 import asyncio
+import contextlib
 import math
 import os
 import sys
@@ -133,6 +134,26 @@ async def test_a_timeout_cancels_an_async_tool_and_the_next_attempt_may_succeed(
     assert execution.recorder.receipts[0].error == "no answer within 0.03 s"
 
 
+async def test_an_async_tool_that_goes_on_when_it_is_cancelled_is_ended_all_the_same(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("plan_adapter.execution.calling.GRACE_SECONDS", 0.02)
+    ended: list[str] = []
+
+    @tool(effect="read")
+    async def work(name: str) -> None:
+        """Hang, whatever happens."""
+        try:
+            while True:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+        finally:
+            ended.append(name)
+
+    run = await Execution(plan_of({"a": []}, step_timeout_ms=10), [work]).go()
+    assert run.step("a").error == "no answer within 0.01 s"
+    assert ended == ["a"]
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 async def test_a_sync_tool_past_its_timeout_is_left_behind_with_a_warning(caplog: pytest.LogCaptureFixture):
     release = threading.Event()
 
@@ -221,7 +242,9 @@ async def test_whatever_a_tool_raises_fails_its_step_and_never_the_run(error: Ba
     assert run.step("b").status is StepStatus.COMPLETED
 
 
-@pytest.mark.parametrize("value", [math.nan, {"deep": [math.inf]}, object(), {1, 2} and b"\xff\xfe", lambda: None], ids=str)
+@pytest.mark.parametrize(
+    "value", [math.nan, {"deep": [math.inf]}, object(), b"\xff\xfe", lambda: None], ids=["nan", "infinity", "object", "bytes", "function"]
+)
 async def test_a_result_that_is_no_json_fails_the_step(value: object):
     @tool(effect="read")
     def work(name: str):

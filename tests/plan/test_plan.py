@@ -21,6 +21,17 @@ def test_a_step_that_is_added_gets_an_id_and_an_index() -> None:
     assert (second.parameters, second.max_retries, third.depends_on) == ({"x": 1}, 2, ["step_2_2"])
 
 
+def test_made_ids_stay_unique_whatever_was_done_to_the_steps_between() -> None:
+    plan = ExecutionPlan(description="d")
+    plan.add_step("a", "A")
+    plan.steps.append(Step(id="step_4", tool_name="b"))
+    plan.add_step("c", "C")
+    plan.add_step("d", "D")
+    del plan.steps[0]
+    plan.add_step("e", "E")
+    assert [step.id for step in plan.steps] == ["step_4", "step_3", "step_4_2", "step_4_3"]
+
+
 def test_steps_are_found_by_index_and_id() -> None:
     plan = ExecutionPlan(description="d")
     step = plan.add_step("a", "A")

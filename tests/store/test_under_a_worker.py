@@ -11,7 +11,7 @@ from plan_adapter.store.store import PlanStore
 from plan_adapter.store.urls import refuse_local_under_worker
 
 RUN = {"PREFECT__FLOW_RUN_ID": "01999999-0000-7000-8000-000000000000"}
-SERVED = {**RUN, "PREFECT__STORAGE_BASE_PATH": "/tmp/runner"}
+SERVED = {**RUN, "PREFECT__STORAGE_BASE_PATH": "runner"}
 UNDER_A_WORKER = [
     pytest.param({**RUN, "PREFECT__WORKER_NAME": "w", "PREFECT__FLOW_ID": "f"}, id="a process worker"),
     pytest.param({**SERVED, "PREFECT__WORKER_NAME": "w"}, id="a container worker, which starts a runner inside"),

@@ -217,6 +217,13 @@ async def test_json_that_is_too_long_fails(world: World, context: ToolContext) -
         await http_get(f"{world.url}/", context)
 
 
+async def test_json_that_is_too_long_is_text_where_the_request_has_changed_something(world: World, context: ToolContext) -> None:
+    world.answers["/"] = Answer(body=b"[" + b"1," * (BODY_LIMIT // 2 + 1) + b"1]", headers=JSON)
+    body = (await http_send(f"{world.url}/", context))["body"]
+    assert isinstance(body, str)
+    assert body.endswith(f"… cut after {BODY_LIMIT} bytes")
+
+
 async def test_a_read_without_a_deadline_gives_up_by_itself(world: World, context: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plan_adapter.tools.http.READ_SECONDS", 0.05)
     with pytest.raises(ToolError, match="no answer in time"):

@@ -82,6 +82,8 @@ def test_every_built_in_tool_describes_itself_and_all_its_parameters() -> None:
         ("tests.tools.ofered:shout", "there is no module `tests.tools.ofered`; did you mean `tests.tools.offered`?"),
         ("nowhere_at_all.x:y", "there is no module `nowhere_at_all`; modules are looked for in the current folder"),
         ("tests.tools.offered:shot", "`tests.tools.offered` has no `shot`; did you mean `shout`?"),
+        ("tests.tools.offered:registri", "`tests.tools.offered` has no `registri`; did you mean `registry`?"),
+        ("tests.tools.offered:severall", "did you mean `several`?"),
         ("tests.tools.offered:number", "3 cannot be a tool"),
         ("tests.tools.offered:several", "names 3 tools where one is needed"),
     ],

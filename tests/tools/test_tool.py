@@ -228,7 +228,7 @@ class Thing:
         (generator, "it is a generator, and a tool returns one result"),
         (stream, "it is a generator"),
         (Thing, "it is a class"),
-        (Thing.method, "parameter `self` has no annotation"),
+        (Thing.method, "parameter `self` says that it is a method; give that of an object"),
         (partial(callback, 1), "is no function; wrap it in one with `def`"),
         (lambda: 1, "has no name of its own"),
         (3, "cannot be a tool: give a typed function"),

@@ -202,7 +202,7 @@ def test_a_definition_that_contradicts_itself_is_refused(definition: Input, plac
     assert [(p.code, p.at) for p in find_problems(with_inputs(x=definition), TOOLS)] == [("bad-input-definition", f"inputs.x.{place}")]
 
 
-@pytest.mark.parametrize("name", ["my-host", "1st", "", "a b", "ä", "a\n"], ids=ascii)
+@pytest.mark.parametrize("name", ["my-host", "1st", "", "a b", "ä", "a\n", "_x", "class", "in", "true", "self", "return_state"], ids=ascii)
 def test_the_name_of_an_input_is_an_identifier(name: str) -> None:
     assert ("bad-name", f"inputs.{name}") in [(p.code, p.at) for p in find_problems(plan(inputs={name: Input(default="x")}), TOOLS)]
 

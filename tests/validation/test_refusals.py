@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.documents import load_plan
-from plan_adapter.plan import ApprovalPolicy, Concurrency, ExecutionOptions, Input, Rollback, Step
+from plan_adapter.documents import load_plan, read_document
+from plan_adapter.plan import ApprovalPolicy, Concurrency, ExecutionOptions, ExecutionPlan, Input, Rollback, Step
 from plan_adapter.problems import CATALOGUE
 from plan_adapter.validation import find_problems, lint
 from tests.validation.builders import TOOLS, found, plan, step
@@ -250,6 +250,41 @@ def test_problems_of_a_document_carry_their_line_and_column() -> None:
         ("unknown-step", 10, 18),
         ("expression-needed", 11, 5),
     ]
+
+
+def read(text: str) -> ExecutionPlan:
+    """The plan of a document with problems."""
+    plan, _ = read_document(text)
+    assert plan is not None
+    return plan
+
+
+def test_a_wrong_field_of_an_input_hides_no_name_that_is_missing() -> None:
+    wrong = read(DOCUMENT + "inputs: {host: {type: strng}}\noutputs: {x: '${{ steps.gone.result }}', y: '${{ inputs.gone }}'}\n")
+    assert [(problem.code, problem.at) for problem in find_problems(wrong, TOOLS)] == [
+        ("bad-parameters", "steps[0].parameters.attempts"),
+        ("unknown-step", "steps[1].depends_on[0]"),
+        ("expression-needed", "steps[1].when"),
+        ("bad-value", "inputs.host.type"),
+        ("unknown-reference", "outputs.x"),
+        ("unknown-reference", "outputs.y"),
+    ]
+
+
+def test_a_wrong_input_leaves_references_to_it_in_doubt() -> None:
+    wrong = read(DOCUMENT + "inputs: {host: 5}\n")
+    codes = [problem.code for problem in find_problems(wrong, TOOLS)]
+    assert codes == ["bad-parameters", "unknown-step", "expression-needed", "wrong-type"]
+
+
+def test_what_the_reader_has_found_is_not_found_again() -> None:
+    wrong = read('{"description": "d", "steps": [{"tool_name": "push", "parameters": {"value": {"__prefect_kind": 1}}}]}')
+    assert [problem.code for problem in find_problems(wrong, TOOLS)] == ["reserved-key"]
+
+
+def test_an_input_in_a_refused_expression_counts_as_used() -> None:
+    checked = plan(step("a", for_each="${{ inputs.name }}"), inputs={"name": Input(default="x")})
+    assert found(checked) == [("expression-type", "steps[0].for_each")]
 
 
 def test_every_code_is_in_the_catalogue() -> None:

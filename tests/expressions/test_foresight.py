@@ -1,0 +1,53 @@
+"""What inputs alone decide is filled in before anything runs, and no expression can fill the memory with it."""
+
+import pytest
+from pydantic import JsonValue
+
+from plan_adapter.expressions import Foresight, compile_template
+from tests.expressions.builders import DECLARED, VALUES
+
+
+def foreseen(value: JsonValue, **options: int) -> JsonValue:
+    template, problems = compile_template(value, DECLARED, at="here")
+    assert problems == []
+    return Foresight(VALUES.inputs, **options).of(template)
+
+
+def test_what_inputs_decide_is_filled_in_and_all_else_stands_as_it_is_written() -> None:
+    value = {
+        "whole": ["${{ inputs.count }}", "${{ inputs.count + 1 }}", "${{ 1 + 1 }}"],
+        "joined": "n: ${{ inputs.count }} of ${{ inputs.names }}",
+        "mapped": "${{ inputs.names.map(name, name + '!') }}",
+        "later": ["${{ steps.check.result }}", "${{ item }}", "${{ inputs.host + steps.check.status }}"],
+        "impossible": "${{ 1 / (inputs.count - 3) }}",
+    }
+    assert foreseen(value) == {
+        "whole": [3, 4, 2],
+        "joined": 'n: 3 of ["p", "q"]',
+        "mapped": ["p!", "q!"],
+        "later": ["${{ steps.check.result }}", "${{ item }}", "${{ inputs.host + steps.check.status }}"],
+        "impossible": "${{ 1 / (inputs.count - 3) }}",
+    }
+
+
+def test_without_inputs_only_what_uses_none_is_filled_in() -> None:
+    template, _ = compile_template(["${{ 1 + 1 }}", "${{ inputs.host }}"], DECLARED, at="here")
+    assert Foresight(None).of(template) == [2, "${{ inputs.host }}"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "['aaaaaaaaaa']" + ".map(s, s + s)" * 26,
+        "'aaaaaaaaaa'" + ".replace('a', 'aaaaaaaaaa')" * 8,
+        "'%.999999f'.format([1.0])",
+        "['aaaaaaaaaa'].map(s, s.replace('a', s)).map(s, s.replace('a', s)).map(s, s.replace('a', s))",
+    ],
+)
+def test_an_expression_that_may_grow_without_bound_is_not_evaluated(code: str) -> None:
+    assert foreseen(f"${{{{ {code} }}}}") == f"${{{{ {code} }}}}"
+
+
+def test_what_is_foreseen_together_has_a_limit() -> None:
+    text = "${{ inputs.host }} " * 10
+    assert foreseen([text, text, "x"], characters=250) == ["web-1 " * 10, text, "x"]

@@ -76,3 +76,16 @@ class RunFailedError(PlanAdapterError):
         failed = [f"{step.id}: {step.error}" for step in run.steps if step.error]
         reason = f" ({run.reason})" if run.reason else ""
         super().__init__(f"run {run.id} of `{run.name}` ended {run.status}{reason}" + "".join(f"\n  {line}" for line in failed))
+
+
+MAX_ERROR_CHARACTERS = 4000
+
+
+def error_text(error: BaseException) -> str:
+    """Return what was raised in words: its class unless it is ours, and its message, cut between characters."""
+    try:
+        message = str(error)
+    except Exception:  # an exception whose own __str__ raises
+        message = "(its message cannot be shown)"
+    text = message if isinstance(error, PlanAdapterError) else f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return text if len(text) <= MAX_ERROR_CHARACTERS else text[:MAX_ERROR_CHARACTERS] + "…"

@@ -105,7 +105,9 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         "reserved-id": "`in`, `true`, `false` and `null` are words of the expression language and cannot be step ids.",
         "duplicate-id": "Two steps have the same id. References and receipts need to tell them apart.",
         "unused-input": "No expression uses the input, or a step's `input` stands beside `parameters`, which alone are then handed over.",
-        "bad-name": "An input's name is a letter, then letters, digits or underscores (ASCII), and no word of Python, CEL or Prefect's flows.",
+        "bad-name": (
+            "An input's name is a letter, then letters, digits or underscores (ASCII); words of Python, CEL and Prefect's flows are taken."
+        ),
         "bad-input-definition": "The definition of an input contradicts itself, for instance a default that its own pattern refuses.",
         "contradicting-policies": "`stop_on_error` and `continue_on_error` are both written and equal. Write one of them.",
         # the graph

@@ -259,9 +259,15 @@ async def _opened(store: PlanStore | None, settings: Settings) -> AsyncGenerator
 
 
 def _complete(work: Coroutine[Any, Any, T], *, twin: str) -> T:
+    if _is_in_event_loop():
+        work.close()
+        raise RuntimeError(f"an event loop is running here: await `{twin}` instead")
+    return asyncio.run(work)
+
+
+def _is_in_event_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(work)
-    work.close()
-    raise RuntimeError(f"an event loop is running here: await `{twin}` instead")
+        return False
+    return True

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -43,8 +44,12 @@ def note(text: str) -> None:
 
 def json_line(value: Mapping[str, Any]) -> None:
     """Print one JSON object in one line to stdout, at once."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=not is_unicode(sys.stdout), allow_nan=False, default=str) + "\n")
+    sys.stdout.write(json.dumps(value, ensure_ascii=not is_unicode(sys.stdout), allow_nan=False, default=_written) + "\n")
     sys.stdout.flush()
+
+
+def _written(value: object) -> str:
+    return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
 def problems(found: Iterable["Problem"], *, as_json: bool, to_stdout: bool) -> None:

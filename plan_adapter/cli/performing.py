@@ -47,6 +47,7 @@ def begin_server(settings: "Settings", *, offline: bool) -> "PendingServer | Non
 
     for queue in ("EventsWorker", "APILogWorker"):  # at the end of the process they warn that they are still delivering
         logging.getLogger(queue).setLevel(logging.ERROR)
+    logging.raiseExceptions = False  # else Prefect writes to stderr, in the midst of the display, that the server takes no logs
     return begin(settings, notify=output.note)
 
 

@@ -3,8 +3,10 @@
 import asyncio
 
 from plan_adapter.cli.aside import aside
-from plan_adapter.cli.performing import Performance, approver_for, begin_server
+from plan_adapter.cli.codes import code_of_run
+from plan_adapter.cli.performing import Performance, approver_for, begin_server, show_result
 from plan_adapter.cli.sources import open_store, tools_of
+from plan_adapter.plan import PlanStatus
 from plan_adapter.settings import Settings
 
 
@@ -32,6 +34,7 @@ def resume(
 
 
 async def _resume(run: str, tools: list[str], *, offline: bool, yes: bool, detach: bool, as_json: bool) -> int:
+    from plan_adapter.errors import NotApprovedError
     from plan_adapter.runner import aresume_run
 
     settings = Settings()
@@ -45,4 +48,10 @@ async def _resume(run: str, tools: list[str], *, offline: bool, yes: bool, detac
         work = aresume_run(
             found.id, tools=registry, approver=approver, store=store, offline=offline, listener=performance.listen, server=server
         )
-        return await performance.complete(work, store)
+        try:
+            return await performance.complete(work, store)
+        except NotApprovedError:
+            if approver is not None or found.status is not PlanStatus.PENDING_APPROVAL:
+                raise
+            show_result(found, as_json=as_json)  # it goes on waiting
+            return code_of_run(found)

@@ -29,21 +29,21 @@ async def deliver() -> bool:
 async def drop() -> None:
     """End Prefect's queues in this process without sending what is in them; later runs get new ones."""
     deadline = asyncio.get_running_loop().time() + CLOSE_SECONDS
-    open_queues = [(queue._task, queue) for queue in queues() if queue._task is not None]
-    while open_queues and asyncio.get_running_loop().time() < deadline:
-        for task, queue in open_queues:  # more than once: the first one lets it close its connection, which may hang, too
+    working = [(queue, task) for queue in queues() if (task := getattr(queue, "_task", None)) is not None]
+    while working and asyncio.get_running_loop().time() < deadline:
+        for queue, task in working:  # more than once: the first one lets it close its connection, which may hang, too
             queue._loop.call_soon_threadsafe(task.cancel)
         await asyncio.sleep(0.1)
-        open_queues = [(task, queue) for task, queue in open_queues if not task.done()]
+        working = [(queue, task) for queue, task in working if not task.done()]
 
 
 def waiting() -> int:
     """Return how many states of task runs have not been sent."""
-    workers: list[Any] = [queue for queue in queues() if type(queue) is EventsWorker]
-    return sum(worker._queue.unfinished_tasks for worker in workers)
+    items = [getattr(queue, "_queue", None) for queue in queues() if type(queue) is EventsWorker]
+    return sum(getattr(found, "unfinished_tasks", 0) for found in items)
 
 
 def queues() -> list[Any]:
-    """Return Prefect's queues of this process. Prefect offers them only one by one, to whoever knows their settings."""
-    every: dict[int, Any] = EventsWorker._instances  # pyright: ignore[reportPrivateUsage]  # of every kind of queue
+    """Return Prefect's queues of this process; none where a later Prefect keeps them elsewhere, which then ends them in its own way."""
+    every: dict[int, Any] = getattr(EventsWorker, "_instances", {})  # of every kind of queue
     return [queue for queue in list(every.values()) if isinstance(queue, (EventsWorker, APILogWorker))]

@@ -7,15 +7,13 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias, cast
 
-import anyio
-import anyio.to_process
-
-from plan_adapter.errors import ToolError, UnknownOutcomeError
+from plan_adapter.errors import ToolError
 from plan_adapter.execution.cancellation import Stop
+from plan_adapter.execution.worker import call_in_process
 from plan_adapter.plan import Isolation
-from plan_adapter.tools.tool import Tool, as_json
+from plan_adapter.tools.tool import Tool
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +24,9 @@ GRACE_SECONDS = 5.0
 CANCELLED_ITSELF = "the tool cancelled itself"
 
 
+Work: TypeAlias = Coroutine[Any, Any, Any]
+
+
 class CallTimedOutError(Exception):
     """The call did not end within its timeout."""
 
@@ -34,35 +35,37 @@ class CallStoppedError(Exception):
     """The run's stop ended the call."""
 
 
-async def call_tool(tool: Tool[..., Any], arguments: dict[str, Any], *, isolation: Isolation, timeout: float | None, stop: Stop) -> Any:
-    """Return what the tool returns, or raise what it raises.
+def work_of(tool: Tool[..., Any], arguments: dict[str, Any], *, isolation: Isolation, without_prefect: bool = False) -> Work:
+    """Return the call of `tool`, not yet begun; `without_prefect` calls the function inside of a Prefect flow."""
+    if isolation == "process":
+        return call_in_process(tool, arguments)
+    function = tool.source if without_prefect else tool.fn
+    if tool.is_async:
+        return cast("Work", function(**arguments))
+    return _in_thread(partial(function, **arguments), tool.name)
+
+
+async def complete(work: Work, name: str, *, timeout: float | None, stop: Stop) -> Any:
+    """Return what the call of the tool called `name` returns, or raise what it raises.
 
     Raises CallTimedOutError or CallStoppedError where one of these ended it. The work is ended before either is raised: a coroutine is
     cancelled (a command is killed with its group), a process is killed; a thread cannot be, it is left behind with a warning.
     """
-    work = asyncio.ensure_future(_guarded(_work(tool, arguments, isolation)))
+    task = asyncio.ensure_future(_guarded(work))
     try:
-        await asyncio.wait((work, stop.future), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, stop.future), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
-        await _end(work, tool)
+        await _end(task, name)
         raise
-    if work.done():
-        return _value_of(work)
-    await _end(work, tool)
+    if task.done():
+        return _value_of(task)
+    await _end(task, name)
     if stop.is_set:
         raise CallStoppedError(stop.message)
     raise CallTimedOutError
 
 
-def _work(tool: Tool[..., Any], arguments: dict[str, Any], isolation: Isolation) -> Coroutine[Any, Any, Any]:
-    if isolation == "process":
-        return _in_process(tool, arguments)
-    if tool.is_async:
-        return tool.fn(**arguments)
-    return _in_thread(partial(tool.fn, **arguments), tool.name)
-
-
-async def _guarded(work: Coroutine[Any, Any, Any]) -> Any:
+async def _guarded(work: Work) -> Any:
     # SystemExit and KeyboardInterrupt would leave the event loop and end the whole run with it.
     try:
         return await work
@@ -76,13 +79,13 @@ def _value_of(work: asyncio.Future[Any]) -> Any:
     return work.result()
 
 
-async def _end(work: asyncio.Task[Any], tool: Tool[..., Any]) -> None:
+async def _end(work: asyncio.Task[Any], name: str) -> None:
     work.cancel()
     await asyncio.wait((work,), timeout=GRACE_SECONDS)
     if not work.done():
         await _close(work)
     if not work.done():
-        log.warning("tool `%s` did not end when it was cancelled and is left behind", tool.name)
+        log.warning("tool `%s` did not end when it was cancelled and is left behind", name)
         work.add_done_callback(_look_away)
     elif not work.cancelled():
         _look_away(work)
@@ -132,23 +135,3 @@ async def _in_thread(function: Callable[[], Any], name: str) -> Any:
     except asyncio.CancelledError:
         log.warning("tool `%s` runs in a thread, which cannot be ended; it is left behind (isolation: process can be killed)", name)
         raise
-
-
-async def _in_process(tool: Tool[..., Any], arguments: dict[str, Any]) -> Any:
-    if tool.import_string is None:
-        raise ToolError(f"tool `{tool.name}` cannot run in a process of its own: it is not importable from a module")
-    try:
-        return await anyio.to_process.run_sync(
-            partial(_imported_call, tool.import_string, arguments), cancellable=True, limiter=anyio.CapacityLimiter(1)
-        )
-    except anyio.BrokenWorkerProcess as error:
-        raise UnknownOutcomeError(f"the process of tool `{tool.name}` died: {error.__cause__ or error}") from error
-
-
-def _imported_call(import_string: str, arguments: dict[str, Any]) -> Any:
-    """Import a tool and call it; runs in the worker process. Coroutines get a loop of their own there."""
-    from plan_adapter.tools.registry import import_tool
-
-    tool = import_tool(import_string)
-    value = asyncio.run(tool.fn(**arguments)) if tool.is_async else tool.fn(**arguments)
-    return as_json(value)

@@ -12,7 +12,7 @@ class DirectCalls:
     async def __call__(self, call: StepCall) -> AttemptEnd:
         """Make attempts of `call` until it succeeded, no retry is left, or the run stops."""
         while True:
-            end = await call.attempt()
+            end = await call.attempt(without_prefect=True)
             delay = call.retry_delay(end)
             if delay is None:
                 return end

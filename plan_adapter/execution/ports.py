@@ -64,9 +64,10 @@ class StepCall(Protocol):
         """Seconds between attempts as planned, one per retry; what really is waited has jitter and is decided by `retry_delay`."""
         ...
 
-    def attempt(self) -> Awaitable[AttemptEnd]:
+    def attempt(self, *, without_prefect: bool = False) -> Awaitable[AttemptEnd]:
         """Make the next attempt: wait for a slot, resolve the parameters, write the intent, call the tool, write the receipt.
 
+        `without_prefect`: of a tool that is a Prefect flow the function inside is called, which needs no server.
         Never raises for what a tool does. Raises StoreError when an intent cannot be written, and then nothing was called.
         """
         ...

@@ -7,16 +7,14 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from plan_adapter.errors import ExpressionError, PlanAdapterError, UnknownOutcomeError
+from plan_adapter.errors import ExpressionError, UnknownOutcomeError, error_text
 from plan_adapter.execution.attempts import RetryPolicy
-from plan_adapter.execution.calling import CallStoppedError, CallTimedOutError, call_tool
+from plan_adapter.execution.calling import CallStoppedError, CallTimedOutError, complete, work_of
 from plan_adapter.execution.ports import AttemptEnd
 from plan_adapter.execution.scope import RunScope, step_logger
 from plan_adapter.plan import Effect, Isolation, Step, new_id
 from plan_adapter.record import Attempt, Outcome, PlanRun, Receipt, StepRun
 from plan_adapter.tools.tool import Tool, ToolContext, as_json
-
-MAX_ERROR_CHARACTERS = 4000
 
 
 class Call:
@@ -35,6 +33,7 @@ class Call:
         self._tool: Tool[..., Any] = validated.tools[step.id]
         self._policy = RetryPolicy.of(step)
         self._has_slot = True
+        self._without_prefect = False
         self._tries = 0
         self._judged: tuple[AttemptEnd, float | None] | None = None
         self._number = scope.past.attempts.get((step.id, item), 0)
@@ -77,8 +76,12 @@ class Call:
         await asyncio.shield(self._scope.stop.future)
         return self._stopped_end()
 
-    async def attempt(self) -> AttemptEnd:
-        """Make the next attempt; never raises for what a tool does, raises StoreError if the intent cannot be written."""
+    async def attempt(self, *, without_prefect: bool = False) -> AttemptEnd:
+        """Make the next attempt; never raises for what a tool does, raises StoreError if the intent cannot be written.
+
+        `without_prefect`: of a tool that is a Prefect flow the function inside is called.
+        """
+        self._without_prefect = without_prefect
         if not self._has_slot:
             await self._scope.slots.acquire(self._urgency)
         try:
@@ -124,7 +127,8 @@ class Call:
         number = self._number
         interrupted = "unknown" if self.effect == "write" else "failed"
         try:
-            value = await call_tool(self._tool, arguments, isolation=self._isolation, timeout=self.timeout_seconds, stop=self._scope.stop)
+            work = work_of(self._tool, arguments, isolation=self._isolation, without_prefect=self._without_prefect)
+            value = await complete(work, self._tool.name, timeout=self.timeout_seconds, stop=self._scope.stop)
             result = value if self._isolation == "process" else as_json(value)
             unmet = self._unmet(result)
         except CallStoppedError:
@@ -196,6 +200,8 @@ class Call:
 
     @property
     def _isolation(self) -> Isolation:
+        if self._tool.is_async:  # it can be cancelled; in a process that is killed its own cleaning up, and a command's end, would be lost
+            return self._tool.isolation
         return self.step.isolation or self._scope.approved.bound.validated.plan.isolation or self._tool.isolation
 
     def _context(self) -> ToolContext:
@@ -215,13 +221,3 @@ class Call:
             logger=step_logger(self._scope, self.step_run),
             deadline=min(limits, default=None),
         )
-
-
-def error_text(error: BaseException) -> str:
-    """Return what a tool raised in words: its class unless it is ours, and its message, cut between characters."""
-    try:
-        message = str(error)
-    except Exception:  # an exception whose own __str__ raises
-        message = "(its message cannot be shown)"
-    text = message if isinstance(error, PlanAdapterError) else f"{type(error).__name__}: {message}" if message else type(error).__name__
-    return text if len(text) <= MAX_ERROR_CHARACTERS else text[:MAX_ERROR_CHARACTERS] + "…"

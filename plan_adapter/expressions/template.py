@@ -38,7 +38,9 @@ class Template:
         value = each_text(self.source, lambda text: self._text(text, variables))
         if (self.expect == "bool" and not isinstance(value, bool)) or (self.expect == "list" and not isinstance(value, list)):
             wanted = "true or false" if self.expect == "bool" else "a list"
-            raise ExpressionError(f"`{shortened(str(self.source))}` is {described(value)}, not {wanted}")
+            # Of a result that went to a file because it is large, its keys say so.
+            keys = f" with {', '.join(f'`{key}`' for key in [*value][:5])}" if isinstance(value, dict) and value else ""
+            raise ExpressionError(f"`{shortened(str(self.source))}` is {described(value)}{keys}, not {wanted}")
         return value
 
     def _text(self, text: str, variables: Variables) -> JsonValue:

@@ -67,7 +67,8 @@ def _rooted(path: str) -> Path:
         place = (root / path).resolve()
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a NUL, a current folder that is gone
         raise ToolError(f"{path!r} is no path here: {error}") from error
-    if place == root or not place.is_relative_to(root):
+    # From Python 3.13 on a loop of links is left as a link.
+    if place == root or not place.is_relative_to(root) or place.is_symlink():
         raise ToolError(f"{path!r} does not lead to a file below {root}, where files are kept (PLAN_ADAPTER_FILES_ROOT)")
     return place
 

@@ -4,6 +4,7 @@ import asyncio
 import codecs
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -24,6 +25,12 @@ STRAGGLER_SECONDS = 0.5
 
 KEPT_CHARACTERS = 8_000
 """Of each output this much is kept of its beginning, and as much of its end."""
+
+_OWN_SECRET = re.compile(
+    r"PREFECT_API_KEY|PREFECT_(SERVER_)?API_AUTH_STRING|PREFECT_CLIENT_CUSTOM_HEADERS"
+    r"|PREFECT_.*DATABASE_(CONNECTION_URL|PASSWORD)|PLAN_ADAPTER_DATABASE_URL"
+)
+"""Variables that authorize this process towards Prefect and the store; a command that needs one is given it through `env`."""
 
 LOGGED_LINES = 10_000
 LINE_CHARACTERS = 4_000
@@ -134,6 +141,11 @@ class Output:
         return f"{self._beginning}\n… {self._dropped} characters left out …\n{self._end}"
 
 
+def _inherited(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return `environment` without our own secrets: a command that prints its environment would put them into log and receipt."""
+    return {name: value for name, value in environment.items() if not _OWN_SECRET.fullmatch(name)}
+
+
 def _start(argv: Sequence[str], *, cwd: str | None, env: Mapping[str, str], stdin: str | None) -> subprocess.Popen[bytes]:
     command = argv[0]
     try:
@@ -148,7 +160,7 @@ def _start(argv: Sequence[str], *, cwd: str | None, env: Mapping[str, str], stdi
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 cwd=cwd,
-                env={**os.environ, **env},
+                env={**_inherited(os.environ), **env},
                 start_new_session=True,
             )
     except OSError as error:

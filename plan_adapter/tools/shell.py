@@ -32,7 +32,7 @@ async def run_command(
 
     Each line of output goes to the step's log; of each output the result keeps the beginning and the end. An exit code other than 0 fails
     the step. A timeout or a cancellation ends the command with everything that it started; what it leaves in the background when it
-    ends by itself is not touched.
+    ends by itself is not touched. It inherits the environment without the credentials of Prefect's API and of the store.
 
     Args:
         argv: The command and its arguments.

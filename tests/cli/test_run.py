@@ -148,6 +148,17 @@ def test_where_nobody_can_be_asked_the_run_waits_and_the_command_ends_with_6(go:
     assert (resumed.code, resumed.run["status"], resumed.run["id"]) == (0, "completed", run["id"])
 
 
+def test_resuming_a_run_that_waits_with_nobody_to_ask_says_how_it_is_approved_and_changes_nothing(go: Go, plan: Plan) -> None:
+    run = go(document(GREET, **NEEDS_APPROVAL), "--json").run
+    said = plan("resume", run["id"], "--offline", "--detach", *TOOLS, "--json")
+    assert (said.code, said.run) == (6, run)
+    assert f"`plan resume {run['id']} --yes` approves it" in said.err
+
+
+def test_times_in_json_are_of_iso_8601(go: Go) -> None:
+    assert "T" in go(document(GREET), "--json").run["created_at"]
+
+
 def test_a_run_that_waits_can_be_cancelled(go: Go, plan: Plan) -> None:
     run = go(document(GREET, **NEEDS_APPROVAL), "--json").run
     said = plan("cancel", run["id"], "--reason", "不需要了", "--json")

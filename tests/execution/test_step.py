@@ -19,7 +19,7 @@ from plan_adapter.hooks import Hooks
 from plan_adapter.plan import PlanStatus, Step, StepStatus
 from plan_adapter.record import Attempt, Outcome, Receipt, RunReason
 from plan_adapter.tools.tool import ToolContext, tool
-from tests.execution import tools_of_a_module
+from tests.execution import flow_of_a_module, tools_of_a_module
 from tests.execution.support import Execution, MemoryRecorder, plan_of
 
 
@@ -187,6 +187,36 @@ async def test_a_tool_that_kills_its_process_fails_its_step_only():
     run = await Execution(plan, [tools_of_a_module.die, tools_of_a_module.echo]).go()
     assert (run.step("a").outcome, run.step("b").result) == (Outcome.FAILED, {"甲": [1]})
     assert "the process of tool `die` died" in (run.step("a").error or "")
+
+
+async def test_a_tool_in_a_process_fails_with_its_own_words_and_the_next_call_is_served():
+    plan = plan_of({}, continue_on_error=True)
+    for how in ("exit", "local", "unknown"):
+        plan.add_step("fail", how, {"how": how}, id=how, isolation="process")
+    plan.add_step("tell", "tell", id="told", isolation="process")
+    execution = Execution(plan, [tools_of_a_module.fail, tools_of_a_module.tell])
+    run = await execution.go()
+    assert [step.error for step in run.steps] == ["SystemExit: 3", "Local: it failed, because 坏了", "it broke", None]
+    assert run.step("told").result == 1
+    assert [event.message for event in execution.events if event.kind == "log"] == ["第 1 次"]
+
+
+async def test_a_plans_process_isolation_leaves_async_tools_on_the_loop_where_they_can_be_cancelled():
+    @tool(effect="read")
+    async def work(name: str, context: ToolContext) -> str:
+        """Work."""
+        return context.step_id
+
+    plan = plan_of({"a": []})
+    plan.isolation = "process"
+    assert (await Execution(plan, [work]).go()).step("a").result == "a"
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+async def test_without_prefect_the_function_inside_of_a_flow_is_called(isolation: str):
+    plan = plan_of({})
+    plan.add_step("double", "double", {"number": 2}, id="a", isolation=isolation)
+    assert (await Execution(plan, [flow_of_a_module.double]).go()).step("a").result == 4
 
 
 def _raise(error: BaseException) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from plan_adapter.tools.tool import tool
+from plan_adapter.errors import UnknownOutcomeError
+from plan_adapter.tools.tool import ToolContext, tool
 
 
 @tool(effect="write")
@@ -23,6 +24,26 @@ def stubborn(folder: str) -> None:
 def die() -> None:
     """End the process at once."""
     os._exit(9)
+
+
+class Local(Exception):
+    """Cannot be unpickled: it takes two arguments, and keeps one."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what}, because {why}")
+
+
+@tool(effect="read")
+def fail(how: str) -> None:
+    """Raise what `how` says."""
+    raise {"exit": SystemExit(3), "local": Local("it failed", "坏了"), "unknown": UnknownOutcomeError("it broke")}[how]
+
+
+@tool(effect="read")
+def tell(context: ToolContext) -> int:
+    """Log a line."""
+    context.logger.info("第 %d 次", context.attempt)
+    return context.attempt
 
 
 @tool(effect="read")

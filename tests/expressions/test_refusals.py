@@ -108,4 +108,4 @@ def test_a_tree_of_a_hundred_thousand_levels_is_refused() -> None:
 def test_with_thousands_of_steps_the_nearest_one_is_still_named() -> None:
     many = Declarations(frozenset(f"step_{number}" for number in range(5000)), INPUTS)
     assert refuse("${{ steps.stpe_4321.result }}", many).hint == "did you mean `step_4321`?"
-    assert refuse("${{ steps.check.result }}", many).hint == ""
+    assert refuse("${{ steps.check.result }}", many).hint.startswith("known: `step_0`, `step_1`, ")

@@ -56,7 +56,7 @@ def test_an_error_names_the_expression_what_is_missing_and_what_is_there(text: s
     [
         ("bool", 1, "is a number, not true or false"),
         ("bool", None, "is null, not true or false"),
-        ("list", {"a": 1}, "is an object, not a list"),
+        ("list", {"path": "a.json", "size": 1}, "is an object with `path`, `size`, not a list"),
         ("list", "abc", "is a text, not a list"),
     ],
 )

@@ -94,4 +94,5 @@ async def test_when_a_run_has_ended_the_server_was_sent_all_its_states(prefect_s
 
     run = await execute_plan(validate(two_steps(), ToolRegistry([lose, go_on])), occasion=Occasion(server=prefect_server), store=store)
     assert run.status is PlanStatus.COMPLETED
+    assert {type(queue).__name__ for queue in delivery.queues()} == {"EventsWorker", "APILogWorker"}
     assert delivery.waiting() == 0

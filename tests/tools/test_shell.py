@@ -90,6 +90,18 @@ async def test_stdin_is_the_given_text_or_empty(context: ToolContext) -> None:
     assert (await run_command(["true"], context, stdin=text))["exit_code"] == 0, "one that reads nothing blocks nobody"
 
 
+async def test_a_command_does_not_inherit_the_credentials_of_prefect_and_of_the_store(
+    context: ToolContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_DATABASE_PASSWORD", "PLAN_ADAPTER_DATABASE_URL"):
+        monkeypatch.setenv(name, "canary")
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
+    printed = (await run_command(["env"], context))["stdout"]
+    assert "canary" not in str(printed)
+    assert "PREFECT_API_URL" in str(printed)
+    assert (await bash('echo "$PREFECT_API_KEY"', context, env={"PREFECT_API_KEY": "given"}))["stdout"] == "given\n"
+
+
 async def test_variables_are_added_to_the_environment(context: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEPT", "a")
     assert (await bash('echo "$KEPT $ADDED"', context, env={"ADDED": "b c"}))["stdout"] == "a b c\n"

@@ -45,4 +45,4 @@ def test_a_suggestion_is_the_nearest_name_or_what_there_is() -> None:
     assert did_you_mean("xyz", []) == ""
     many = frozenset(f"step_{number}" for number in range(1000))
     assert did_you_mean("setp_77", many) == "did you mean `step_77`?"
-    assert did_you_mean("something else", many) == ""
+    assert did_you_mean("something else", many).startswith("known: `step_0`, `step_1`, ")

@@ -1,0 +1,81 @@
+"""A call in a process of its own, which can be killed."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, cast
+
+import anyio
+import anyio.to_process
+from pydantic import JsonValue
+
+from plan_adapter.errors import ToolError, UnknownOutcomeError, error_text
+from plan_adapter.tools.tool import Tool, ToolContext, as_json
+
+log = logging.getLogger(__name__)
+
+
+async def call_in_process(tool: Tool[..., Any], arguments: dict[str, Any]) -> JsonValue:
+    """Return what `tool` returns in a process of its own, as JSON; cancelled, it kills the process.
+
+    Raises ToolError for whatever the tool raises, and UnknownOutcomeError where the process died. The lines of the tool's log come
+    when the call has ended.
+    """
+    if tool.import_string is None:
+        raise ToolError(f"tool `{tool.name}` cannot run in a process of its own: it is not importable from a module")
+    call = partial(_imported_call, tool.import_string, _with_loggers(arguments, log))
+    try:
+        answer = await anyio.to_process.run_sync(call, cancellable=True, limiter=anyio.CapacityLimiter(1))
+    except anyio.BrokenWorkerProcess as error:
+        raise UnknownOutcomeError(f"the process of tool `{tool.name}` died: {error.__cause__ or error}") from error
+    for context in [value for value in arguments.values() if isinstance(value, ToolContext)][:1]:
+        for level, line in answer.log:
+            context.logger.log(level, "%s", line)
+    if answer.error is not None:
+        raise (UnknownOutcomeError if answer.is_unknown else ToolError)(answer.error)
+    return answer.result
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What a worker process gives back; never an exception, which might not survive the way."""
+
+    result: JsonValue = None
+    error: str | None = None
+    is_unknown: bool = False
+    log: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+
+
+class _Lines(logging.Handler):
+    """Keeps the lines of a tool's log until its call has ended."""
+
+    def __init__(self, lines: list[tuple[int, str]]) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append((record.levelno, record.getMessage()))
+
+
+def _imported_call(import_string: str, arguments: dict[str, Any]) -> _Answer:
+    """Import a tool and call it; runs in the worker process. Coroutines get a loop of their own there."""
+    from plan_adapter.tools.registry import import_tool
+
+    answer = _Answer()
+    logger = logging.Logger(import_string, logging.INFO)
+    logger.addHandler(_Lines(answer.log))
+    try:
+        tool = import_tool(import_string)
+        # Of a Prefect flow the function inside: the flow run around it is not known here, and Prefect would start a server of its own.
+        value = tool.source(**_with_loggers(arguments, logger))
+        answer.result = as_json(asyncio.run(cast("Coroutine[Any, Any, Any]", value)) if tool.is_async else value)
+    except BaseException as error:  # SystemExit would end the process, which serves the next call, too
+        answer.error, answer.is_unknown = error_text(error), isinstance(error, UnknownOutcomeError)
+    return answer
+
+
+def _with_loggers(arguments: dict[str, Any], logger: logging.Logger) -> dict[str, Any]:
+    """Return `arguments` with `logger` in every context: that of a step goes into no other process."""
+    return {name: replace(value, logger=logger) if isinstance(value, ToolContext) else value for name, value in arguments.items()}

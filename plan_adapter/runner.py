@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from plan_adapter.approval import Approver
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.carry import Past
-from plan_adapter.hooks import Hooks, Listener
+from plan_adapter.hooks import Hooks
 from plan_adapter.plan import ExecutionPlan, PlanStatus
 from plan_adapter.record import Approval, PlanRun, RunContext, RunReason
 from plan_adapter.runs.approving import approve_run, is_answered, not_approved
@@ -36,6 +36,7 @@ __all__ = [
     "cancel_run",
     "compile_plan",
     "execute_plan",
+    "go_on",
     "resume_run",
     "run_plan",
 ]
@@ -103,8 +104,6 @@ async def aresume_run(
     store: PlanStore | None = None,
     hooks: Hooks | None = None,
     offline: bool = False,
-    listener: Listener | None = None,
-    server: "Server | None" = None,
 ) -> PlanRun:
     """Go on with a run that stopped, and return its record: what has a succeeded receipt is carried, the rest is run.
 
@@ -112,7 +111,11 @@ async def aresume_run(
     have changed since it was approved raises NotApprovedError. Raises RunConflictError for a run that has completed, was rejected,
     or is held by a process that lives.
     """
-    occasion = Occasion(approval, approver, hooks or Hooks(), listener=listener, server=server)
+    return await go_on(run_id, tools=tools, occasion=Occasion(approval, approver, hooks or Hooks()), store=store, offline=offline)
+
+
+async def go_on(run_id: str, *, tools: ToolRegistry, occasion: Occasion, store: PlanStore | None = None, offline: bool = False) -> PlanRun:
+    """Go on with a run that stopped: `aresume_run` for callers that have an occasion."""
     async with _opened(store, occasion.settings) as opened:
         run = await opened.run(run_id)
         await _refuse_resume(run, opened)

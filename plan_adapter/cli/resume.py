@@ -35,7 +35,7 @@ def resume(
 
 async def _resume(run: str, tools: list[str], *, offline: bool, yes: bool, detach: bool, as_json: bool) -> int:
     from plan_adapter.errors import NotApprovedError
-    from plan_adapter.runner import aresume_run
+    from plan_adapter.runner import Occasion, go_on
 
     settings = Settings()
     pending = begin_server(settings, offline=offline)
@@ -45,9 +45,8 @@ async def _resume(run: str, tools: list[str], *, offline: bool, yes: bool, detac
         server = await aside(pending.wait) if pending is not None else None
         approver = approver_for(yes=yes, detach=detach)
         performance = Performance(server, approver, as_json=as_json)
-        work = aresume_run(
-            found.id, tools=registry, approver=approver, store=store, offline=offline, listener=performance.listen, server=server
-        )
+        occasion = Occasion(approver=approver, listener=performance.listen, settings=settings, server=server)
+        work = go_on(found.id, tools=registry, occasion=occasion, store=store, offline=offline)
         try:
             return await performance.complete(work, store)
         except NotApprovedError:

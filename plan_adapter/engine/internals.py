@@ -19,7 +19,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import FlowRun, State, TaskRun, TaskRunPolicy, TaskRunResult
 from prefect.context import AsyncClientContext, FlowRunContext, TaskRunContext
 from prefect.events import Event
+from prefect.events.worker import EventsWorker
 from prefect.flow_engine import run_flow_async
+from prefect.logging.handlers import APILogWorker
 from prefect.types import DateTime
 from prefect.utilities.engine import emit_task_run_state_change_event
 
@@ -127,6 +129,26 @@ async def advise_early_retry(response: httpx.Response) -> None:
     response.request.extensions["tries"] = tries + 1
     if tries < len(EARLY_WAITS):
         response.headers["Retry-After"] = str(EARLY_WAITS[tries])
+
+
+def undelivered() -> int:
+    """Return how many states of task runs this process has not sent yet."""
+    items = [getattr(queue, "_queue", None) for queue in delivery_queues() if type(queue) is EventsWorker]
+    return sum(getattr(found, "unfinished_tasks", 0) for found in items)
+
+
+def end_queues() -> int:
+    """Ask Prefect's queues of this process to end without sending what is in them; return how many still work."""
+    working = [(queue, task) for queue in delivery_queues() if (task := getattr(queue, "_task", None)) is not None and not task.done()]
+    for queue, task in working:
+        queue._loop.call_soon_threadsafe(task.cancel)
+    return len(working)
+
+
+def delivery_queues() -> list[Any]:
+    """Return Prefect's queues of this process; none where a later Prefect keeps them elsewhere, which then ends them in its own way."""
+    every: dict[int, Any] = getattr(EventsWorker, "_instances", {})  # of every kind of queue
+    return [queue for queue in list(every.values()) if isinstance(queue, (EventsWorker, APILogWorker))]
 
 
 def broken_promises() -> list[str]:

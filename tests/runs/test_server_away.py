@@ -9,7 +9,7 @@ import pytest
 from prefect.settings import temporary_settings
 
 from plan_adapter import ExecutionPlan, NoServerError, PlanStatus, PlanStore, ToolRegistry, aresume_run, tool
-from plan_adapter.engine import delivery, ending
+from plan_adapter.engine import ending, internals
 from plan_adapter.engine.connection import Server
 from plan_adapter.engine.local_server import ensure_server, stop_server
 from plan_adapter.plan import StepStatus
@@ -65,7 +65,7 @@ async def test_a_server_that_is_killed_in_the_middle_of_a_run_changes_nothing_ab
     assert [step.status for step in kept.steps] == [StepStatus.COMPLETED, StepStatus.COMPLETED]
     assert len(await store.receipts(run.id)) == 2
     assert "went away" in caplog.text
-    assert not delivery.queues()  # nothing holds up the end of the process
+    assert not internals.delivery_queues()  # nothing holds up the end of the process
     shown = capfd.readouterr().err
     assert ("Traceback" in shown, "Error logging" in shown) == (False, False)
 
@@ -94,5 +94,5 @@ async def test_when_a_run_has_ended_the_server_was_sent_all_its_states(prefect_s
 
     run = await execute_plan(validate(two_steps(), ToolRegistry([lose, go_on])), occasion=Occasion(server=prefect_server), store=store)
     assert run.status is PlanStatus.COMPLETED
-    assert {type(queue).__name__ for queue in delivery.queues()} == {"EventsWorker", "APILogWorker"}
-    assert delivery.waiting() == 0
+    assert {type(queue).__name__ for queue in internals.delivery_queues()} == {"EventsWorker", "APILogWorker"}
+    assert internals.undelivered() == 0

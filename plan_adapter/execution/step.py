@@ -108,9 +108,9 @@ class Call:
         self._number += 1
         intent = self._intent(parameters, context.idempotency_key)
         self.step_run.attempts += 1
+        await self._scope.recorder.intent(intent)
         if self.step_run.started_at is None:
             await self._begin(intent)
-        await self._scope.recorder.intent(intent)
         started = time.monotonic()
         end = await self._act(arguments)
         if end.outcome in ("succeeded", "failed") or (end.outcome != "unknown" and self.effect != "write"):

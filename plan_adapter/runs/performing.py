@@ -145,15 +145,15 @@ async def _conclude(scope: RunScope, store: PlanStore) -> None:
 
 
 def _outputs(scope: RunScope) -> tuple[dict[str, JsonValue], str | None]:
-    """Return the plan's outputs; those that cannot be computed are null, and the first one's error is returned in words."""
-    outputs, problem = dict[str, JsonValue](), None
+    """Return the plan's outputs; those that cannot be computed are null, and their errors are returned in words."""
+    outputs, problems = dict[str, JsonValue](), list[str]()
     for name, template in scope.approved.bound.validated.outputs.items():
         try:
             outputs[name] = template.resolve(scope.variables())
         except ExpressionError as error:
             outputs[name] = None
-            problem = problem or f"output `{name}`: {error}"
-    return outputs, problem
+            problems.append(f"output `{name}`: {error}")
+    return outputs, "; ".join(problems) or None
 
 
 async def create_run(bound: BoundPlan, store: PlanStore, occasion: Occasion, *, flow_run_id: str | None = None) -> PlanRun:

@@ -16,6 +16,7 @@ from plan_adapter.cli.codes import ExitCode, code_of_run
 from plan_adapter.cli.progress import Display, JsonDisplay, Links, PlainDisplay
 from plan_adapter.cli.records import run_end, run_json
 from plan_adapter.errors import StoreError
+from plan_adapter.execution.printing import captured_prints
 from plan_adapter.hooks import Event
 from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import as_text
@@ -100,7 +101,8 @@ class Performance:
         self._take_signals = partial(_take_signals, loop, {number: partial(self._interrupt, number, task, store) for number in numbers})
         self._take_signals()
         try:
-            run = await task
+            with captured_prints():
+                run = await task
         except asyncio.CancelledError:
             self._display.close()
             await self._tell_forced_end(store)

@@ -10,6 +10,7 @@ from pydantic import JsonValue
 from plan_adapter.approval import ApprovedPlan
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.carry import Past
+from plan_adapter.execution.printing import prints_of_call
 from plan_adapter.execution.results import ResultLimit
 from plan_adapter.execution.slots import Slots
 from plan_adapter.expressions import Variables
@@ -71,9 +72,10 @@ class StepLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Hand `record` on."""
-        self._scope.tell("log", self._step, record.getMessage())
-        if self._scope.log_sink is not None:
-            self._scope.log_sink(record)
+        with prints_of_call(None):  # who shows the line may print, too
+            self._scope.tell("log", self._step, record.getMessage())
+            if self._scope.log_sink is not None:
+                self._scope.log_sink(record)
 
 
 def step_logger(scope: RunScope, step: StepRun) -> logging.Logger:

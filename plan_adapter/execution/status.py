@@ -11,14 +11,15 @@ def conclude(run: PlanRun, stop: Stop) -> None:
     failed = [step for step in run.steps if step.status is StepStatus.FAILED]
     unknown = [step for step in run.steps if step.outcome is Outcome.UNKNOWN]
     broken = PlanStatus.PARTIAL if completed else PlanStatus.FAILED
+    doubt = f"whether {', '.join(f'`{step.id}`' for step in unknown)} was done is unknown"
+    stopped = f"{stop.message}; {doubt}" if unknown else stop.message
     was_cut_short = stop.is_set and (failed or any(step.status is StepStatus.SKIPPED and step.reason == stop.message for step in run.steps))
     if was_cut_short and stop.kind == "cancelled":
-        run.status, run.reason, run.message = PlanStatus.CANCELLED, RunReason.CANCELLED, stop.message
+        run.status, run.reason, run.message = PlanStatus.CANCELLED, RunReason.CANCELLED, stopped
     elif was_cut_short:
-        run.status, run.reason, run.message = broken, RunReason.TIMED_OUT, stop.message
+        run.status, run.reason, run.message = broken, RunReason.TIMED_OUT, stopped
     elif unknown:
-        names = ", ".join(f"`{step.id}`" for step in unknown)
-        run.status, run.reason, run.message = broken, RunReason.UNKNOWN, f"whether {names} was done is unknown"
+        run.status, run.reason, run.message = broken, RunReason.UNKNOWN, doubt
     elif failed:
         run.status, run.reason, run.message = broken, RunReason.STEP_FAILED, f"`{failed[0].id}` failed: {failed[0].error}"
     else:

@@ -11,6 +11,7 @@ from plan_adapter.errors import ExpressionError, UnknownOutcomeError, error_text
 from plan_adapter.execution.attempts import RetryPolicy
 from plan_adapter.execution.calling import CallStoppedError, CallTimedOutError, complete, work_of
 from plan_adapter.execution.ports import AttemptEnd
+from plan_adapter.execution.printing import prints_of_call
 from plan_adapter.execution.scope import RunScope, step_logger
 from plan_adapter.plan import Effect, Isolation, Step, new_id
 from plan_adapter.record import Attempt, Outcome, PlanRun, Receipt, StepRun
@@ -112,7 +113,8 @@ class Call:
         if self.step_run.started_at is None:
             await self._begin(intent)
         started = time.monotonic()
-        end = await self._act(arguments)
+        with prints_of_call(context.logger):
+            end = await self._act(arguments)
         if end.outcome in ("succeeded", "failed") or (end.outcome != "unknown" and self.effect != "write"):
             self._scope.recorder.receipt(self._receipt(intent, end, round((time.monotonic() - started) * 1000)))
         return end

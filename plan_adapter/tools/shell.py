@@ -89,8 +89,8 @@ async def _run(
     ended = await run_group(argv, cwd=cwd, env=variables, stdin=stdin, logger=context.logger)
     if ended.exit_code != 0:
         how = f"ended with exit code {ended.exit_code}" if ended.exit_code > 0 else f"was ended by {_signal_name(-ended.exit_code)}"
-        said = (ended.stderr.strip() or ended.stdout.strip())[-ERROR_CHARACTERS:]
-        raise ToolError(f"`{argv[0]}` {how}" + (f": {said}" if said else ""))
+        said, printed = ended.stderr.strip()[-ERROR_CHARACTERS:], ended.stdout.strip()[-ERROR_CHARACTERS:]
+        raise ToolError(f"`{argv[0]}` {how}" + (f": {said}" if said else f"; its last output: {printed}" if printed else ""))
     return {"exit_code": 0, "stdout": ended.stdout, "stderr": ended.stderr}
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from pydantic import JsonValue
@@ -73,7 +74,18 @@ def _check_tools_exist(plan: ExecutionPlan, tools: ToolRegistry, findings: Findi
     for name, indices in users.items():
         also = f" ({len(indices)} steps call it)" if len(indices) > 1 else ""
         at = f"steps[{indices[0]}].tool_name"
-        findings.add("unknown-tool", at, f"no tool is called `{name[:80]}`{also}", did_you_mean(name, tools.names()))
+        findings.add("unknown-tool", at, f"no tool is called `{name[:80]}`{also}", _tool_hint(name, tools))
+
+
+@cache
+def _builtin_names() -> frozenset[str]:
+    return frozenset(ToolRegistry.with_builtins().names())
+
+
+def _tool_hint(name: str, tools: ToolRegistry) -> str:
+    if name in _builtin_names():
+        return "it is a built-in tool: ToolRegistry.with_builtins([…]) offers those beside yours"
+    return did_you_mean(name, tools.names())
 
 
 def _check_call(step: Step, at: str, declared: Declarations, tools: ToolRegistry, findings: Findings) -> Call:

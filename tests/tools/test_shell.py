@@ -116,7 +116,7 @@ async def test_another_exit_code_fails_with_the_end_of_stderr(context: ToolConte
 
 
 async def test_without_stderr_the_end_of_stdout_is_shown(context: ToolContext) -> None:
-    with pytest.raises(ToolError, match="`sh` ended with exit code 1: 2 tests failed"):
+    with pytest.raises(ToolError, match="`sh` ended with exit code 1; its last output: 2 tests failed"):
         await run_command(["sh", "-c", "echo 2 tests failed; exit 1"], context)
 
 
@@ -240,7 +240,7 @@ async def test_all_that_an_ended_command_wrote_is_kept(context: ToolContext) -> 
 
 
 async def test_a_script_ends_with_its_first_failure_in_a_pipeline_too(context: ToolContext) -> None:
-    with pytest.raises(ToolError, match="`bash` ended with exit code 1: one"):
+    with pytest.raises(ToolError, match="`bash` ended with exit code 1; its last output: one"):
         await bash("echo one\nfalse\necho two", context)
     with pytest.raises(ToolError, match="exit code 4"):
         await bash("(exit 4) | cat", context)

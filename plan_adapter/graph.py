@@ -4,7 +4,6 @@ Every function takes a mapping of id to the ids it depends on. Unknown dependenc
 """
 
 import heapq
-from collections import deque
 from collections.abc import Collection, Mapping
 from typing import TypeAlias
 
@@ -73,19 +72,6 @@ def path_lengths(graph: Graph, order: Collection[str], weights: Mapping[str, flo
         own = 1.0 if weights is None else weights.get(node, 1.0)
         length[node] = own + max((length[s] for s in after[node]), default=0.0)
     return length
-
-
-def ancestors(graph: Graph, node: str) -> set[str]:
-    """Return every id that `node` depends on, directly or not."""
-    found: set[str] = set()
-    queue = deque(graph[node])
-    while queue:
-        dependency = queue.popleft()
-        if dependency in found or dependency not in graph:
-            continue
-        found.add(dependency)
-        queue.extend(graph[dependency])
-    return found
 
 
 def transitive_reduction(graph: Graph, order: Collection[str]) -> dict[str, tuple[str, ...]]:

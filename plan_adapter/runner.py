@@ -21,7 +21,7 @@ from plan_adapter.runs.performing import create_run, perform, perform_anywhere, 
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
-from plan_adapter.validation import ValidatedPlan, bind_inputs, validate
+from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate
 
 if TYPE_CHECKING:
     from prefect import Flow
@@ -63,7 +63,7 @@ async def arun_plan(
     anything is run), NoServerError and StoreError.
     """
     occasion = Occasion(approval, approver, hooks or Hooks(), context or RunContext())
-    return await execute_plan(validate(plan, tools), inputs=inputs, occasion=occasion, store=store, offline=offline)
+    return await execute_plan(bind_inputs(validate(plan, tools), inputs), occasion=occasion, store=store, offline=offline)
 
 
 def run_plan(
@@ -166,20 +166,17 @@ def cancel_run(run_id: str, *, reason: str = "cancelled", store: PlanStore | Non
 
 
 async def execute_plan(
-    validated: ValidatedPlan,
+    bound: BoundPlan,
     *,
-    inputs: Mapping[str, object] | None = None,
-    from_text: bool = False,
     occasion: Occasion,
     store: PlanStore | None = None,
     offline: bool = False,
     record_pending: bool = False,
 ) -> PlanRun:
-    """Run a validated plan: `arun_plan` for callers that have one. `from_text`: the inputs are texts of a command line.
+    """Run a validated plan with its inputs: `arun_plan` for callers that have one.
 
     With `record_pending` a plan that nobody is there to approve is recorded as pending_approval and returned, not raised.
     """
-    bound = bind_inputs(validated, inputs, from_text=from_text)
     server = None if offline else await _server(occasion)
     async with _opened(store, occasion.settings) as opened:
         answered = await is_answered(bound, opened, occasion)

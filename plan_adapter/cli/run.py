@@ -46,14 +46,12 @@ async def _run(source: str, given: dict[str, str], tools: list[str], *, offline:
     settings = Settings()
     pending = begin_server(settings, offline=offline)
     async with open_store(settings) as store:
-        validated = validate(await plan_of(source, store), tools_of(tools))
-        bound = bind_inputs(validated, given, from_text=True)
+        bound = bind_inputs(validate(await plan_of(source, store), tools_of(tools)), given, from_text=True)
         server = await aside(pending.wait) if pending is not None else None
         approver = approver_for(yes=yes, detach=detach)
         performance = Performance(server, approver, as_json=as_json)
         work = execute_plan(
-            validated,
-            inputs=bound.inputs,
+            bound,
             occasion=Occasion(approver=approver, listener=performance.listen, settings=settings, server=server),
             store=store,
             offline=offline,

@@ -40,20 +40,23 @@ async def approve_run(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion
     answer = await _answer(bound, run, store, occasion)
     if answer is None:
         limit = duration(bound.validated.plan.options.approval_timeout_ms)
-        run.status, run.reason, run.message = PlanStatus.CANCELLED, RunReason.EXPIRED, f"nobody answered within {limit}"
-        run.completed_at = await store.now()
-        await store.update_run(run)
+        await _end_unapproved(run, store, RunReason.EXPIRED, f"nobody answered within {limit}")
         return None
     if answer.decision == "reject" and answer.approval_digest == bound.approval_digest:
-        run.status, run.reason, run.message = PlanStatus.CANCELLED, RunReason.REJECTED, f"rejected by {answer.by}"
-        run.rejection_note, run.completed_at = answer.note, now
+        run.rejection_note = answer.note
         await store.add_approval(replace(answer, run_id=run.id))
-        await store.update_run(run)
+        await _end_unapproved(run, store, RunReason.REJECTED, f"rejected by {answer.by}")
         return None
     approved = approved_plan(bound, answer, now=now)
     await store.use_approval(answer, run_id=run.id)
     run.status, run.approved_at, run.approved_by = PlanStatus.APPROVED, answer.at, answer.by
     return approved
+
+
+async def _end_unapproved(run: PlanRun, store: PlanStore, reason: RunReason, message: str) -> None:
+    run.status, run.reason, run.message = PlanStatus.CANCELLED, reason, message
+    run.completed_at = await store.now()
+    await store.update_run(run)
 
 
 async def _answer(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Occasion) -> Approval | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -114,3 +115,16 @@ def plan_of(edges: dict[str, list[str]], *, tool: str = "work", **options: Any) 
     for name, value in options.items():
         setattr(plan.options, name, value)
     return plan
+
+
+def ancestors(edges: dict[str, list[str]], node: str) -> set[str]:
+    """Return every id that `node` depends on, directly or not."""
+    found: set[str] = set()
+    queue = deque(edges[node])
+    while queue:
+        dependency = queue.popleft()
+        if dependency in found or dependency not in edges:
+            continue
+        found.add(dependency)
+        queue.extend(edges[dependency])
+    return found

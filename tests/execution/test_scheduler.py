@@ -5,11 +5,10 @@ import random
 
 import pytest
 
-from plan_adapter import graph
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import Outcome, RunReason
 from plan_adapter.tools.tool import tool
-from tests.execution.support import Execution, plan_of
+from tests.execution.support import Execution, ancestors, plan_of
 
 
 class World:
@@ -92,7 +91,7 @@ async def test_random_plans_run_every_step_once_and_never_before_its_dependencie
         assert run.status is PlanStatus.COMPLETED
         assert sorted(world.begun) == sorted(names)
         for name, dependencies in edges.items():
-            for dependency in graph.ancestors(edges, name) | set(dependencies):
+            for dependency in ancestors(edges, name) | set(dependencies):
                 assert world.ended.index(dependency) < world.ended.index(name)
 
 

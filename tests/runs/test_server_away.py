@@ -15,7 +15,7 @@ from plan_adapter.engine.local_server import ensure_server, stop_server
 from plan_adapter.plan import StepStatus
 from plan_adapter.runner import Occasion, execute_plan
 from plan_adapter.settings import Settings
-from plan_adapter.validation import validate
+from plan_adapter.validation import bind_inputs, validate
 from tests.conftest import _migrated_before  # pyright: ignore[reportPrivateUsage]
 
 
@@ -58,8 +58,8 @@ async def test_a_server_that_is_killed_in_the_middle_of_a_run_changes_nothing_ab
         return "lost"
 
     monkeypatch.setattr(ending, "END_SECONDS", 0.5)
-    validated = validate(two_steps(), ToolRegistry([lose, go_on]))
-    run = await execute_plan(validated, occasion=Occasion(server=server), store=store)
+    bound = bind_inputs(validate(two_steps(), ToolRegistry([lose, go_on])))
+    run = await execute_plan(bound, occasion=Occasion(server=server), store=store)
     kept = await store.run(run.id)
     assert (run.status, kept.status, kept.reason) == (PlanStatus.COMPLETED, PlanStatus.COMPLETED, None)
     assert [step.status for step in kept.steps] == [StepStatus.COMPLETED, StepStatus.COMPLETED]
@@ -79,7 +79,7 @@ async def test_a_server_that_is_gone_before_the_first_step_is_named_and_the_run_
     tools = ToolRegistry([lose, go_on])
     kill(server)
     with temporary_settings({"client.max_retries": 0}), pytest.raises(NoServerError, match=r"did not begin run .*No step was called"):  # pyright: ignore[reportArgumentType]
-        await execute_plan(validate(two_steps(), tools), occasion=Occasion(server=server), store=store)
+        await execute_plan(bind_inputs(validate(two_steps(), tools)), occasion=Occasion(server=server), store=store)
     (waiting,) = await store.runs()
     assert waiting.summary().pending == 2
     resumed = await aresume_run(waiting.id, tools=tools, store=store, offline=True)
@@ -92,7 +92,9 @@ async def test_when_a_run_has_ended_the_server_was_sent_all_its_states(prefect_s
         """Lose nothing."""
         return "kept"
 
-    run = await execute_plan(validate(two_steps(), ToolRegistry([lose, go_on])), occasion=Occasion(server=prefect_server), store=store)
+    run = await execute_plan(
+        bind_inputs(validate(two_steps(), ToolRegistry([lose, go_on]))), occasion=Occasion(server=prefect_server), store=store
+    )
     assert run.status is PlanStatus.COMPLETED
     assert {type(queue).__name__ for queue in internals.delivery_queues()} == {"EventsWorker", "APILogWorker"}
     assert internals.undelivered() == 0

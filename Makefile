@@ -1,12 +1,12 @@
 # `make demo` and `make test` set up what is missing first: only Python 3.11 or later, make and git are assumed.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench blocks lock clean
+.PHONY: help demo test thorough check format browser bench blocks automations lock clean
 
 PYTHON := .venv/bin/python
 STAMP := .venv/ready
 
 help:  ## show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 14
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
 
 demo: $(STAMP)  ## run the CI runbook on a small repository, on a local Prefect server
 	@$(PYTHON) deployments/demo.py
@@ -14,6 +14,9 @@ demo: $(STAMP)  ## run the CI runbook on a small repository, on a local Prefect 
 # A file's tests stay in one process: several start a server or a worker once for all of them.
 test: check  ## check, then run every test
 	@$(PYTHON) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
+thorough: $(STAMP)  ## the tests that take long: browser, workers, every gate on PostgreSQL
+	@$(PYTHON) -m pytest -m thorough --numprocesses auto --maxprocesses 4 --dist loadfile
 
 check: $(STAMP)  ## lint, formatting and types
 	@$(PYTHON) -m ruff check .
@@ -24,17 +27,23 @@ format: $(STAMP)  ## mend what lint and formatting can mend by themselves
 	@$(PYTHON) -m ruff check --fix .
 	@$(PYTHON) -m ruff format .
 
+browser: $(STAMP)  ## answer gates in Prefect's UI with Chromium; keeps what it sees in screenshots/
+	@$(PYTHON) -m pytest tests/browser -m thorough --screenshots screenshots
+
 bench: $(STAMP)  ## measure against hand-written Prefect flows
 	@$(PYTHON) -m pytest tests/benchmarks -m benchmark -s -n 0
 
 blocks: $(STAMP)  ## create or update the Prefect blocks that the deployments use
 	@$(PYTHON) -m blocks
 
+automations: $(STAMP)  ## tell people of open gates: BLOCK=type/name (a notification block) AFTER=minutes (until a reminder)
+	@$(PYTHON) -m deployments.automations --block $(BLOCK) $(if $(AFTER),--after $(AFTER))
+
 lock:  ## pin the newest versions that pyproject.toml allows
 	@.ci/setup lock
 
 clean:  ## remove the virtual environment and everything generated
-	rm -rf .venv dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv dist .pytest_cache .ruff_cache .hypothesis screenshots
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml requirements.lock .ci/setup

@@ -1,6 +1,7 @@
 """`make demo`: run the runbook ci-pipeline on a small git repository that is made for it, on the local Prefect server."""
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -8,6 +9,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RUNBOOK = "deployments/runbooks/ci-pipeline.yaml"
+PLAN = [sys.executable, "-c", "import sys; from plan_adapter.cli.app import main; sys.exit(main())"]
+ANSWER = re.compile("`plan (approve [^`]+)`")
+"""How `plan run` says what answers at the gate that it has come to."""
 
 # PAUSE is there to be watched: what the commands really do takes no time.
 FILES = {
@@ -76,16 +80,39 @@ def main() -> int:
     """Run the demonstration and return the exit code of `plan run`."""
     folder = Path(tempfile.mkdtemp(prefix="plan-demo-"))
     inputs = {"repository": make_repository(folder / "repository"), "workspace": folder / "workspace"}
-    command = ["run", RUNBOOK, "--yes"]
+    command = ["run", RUNBOOK]
     for name, path in inputs.items():
         command += ["--input", f"{name}={path}"]
     print("$ plan", *command, file=sys.stderr, flush=True)
-    plan = [sys.executable, "-c", "from plan_adapter.cli.app import main; main()"]
-    # `make` tells the makes below it that they are not the first.
-    inherited = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-    ended = subprocess.run([*plan, *command], cwd=ROOT, env={"PAUSE": "1", **inherited, "PYTHON": sys.executable}, check=False)
+    ended = at_terminal(command) if sys.stdin.isatty() and sys.stderr.isatty() else answering_itself(command)
     print("\n`.venv/bin/plan runs` lists the runs, `.venv/bin/plan down` stops the local server.", file=sys.stderr)
-    return ended.returncode
+    return ended
+
+
+def at_terminal(command: list[str]) -> int:
+    """Return the exit code of `plan` with `command`, which asks the person at this terminal before its first step."""
+    print("The plan stops at its gate: answer here, or in the form on the page whose link follows.", file=sys.stderr, flush=True)
+    return subprocess.run([*PLAN, *command], cwd=ROOT, env=environment(), check=False).returncode
+
+
+def answering_itself(command: list[str]) -> int:
+    """Return the exit code of `plan` with `command`, each of whose gates is answered by a second process once it is open."""
+    env, nothing = environment(), subprocess.DEVNULL
+    with subprocess.Popen([*PLAN, *command], cwd=ROOT, env=env, stdin=nothing, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stderr is not None
+        for line in run.stderr:
+            print(line, end="", file=sys.stderr, flush=True)
+            if asked := ANSWER.search(line):
+                answer = [*asked[1].split(), "--note", "the demonstration answers itself, because nobody sits at a terminal"]
+                print("No terminal is here, so the demonstration answers itself:\n$ plan", *answer, file=sys.stderr, flush=True)
+                subprocess.run([*PLAN, *answer], cwd=ROOT, env=env, stdin=nothing, stderr=nothing, check=True)
+    return run.returncode
+
+
+def environment() -> dict[str, str]:
+    """Return what `plan` is given; `make` tells the makes below it that they are not the first."""
+    inherited = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    return {"PAUSE": "1", **inherited, "PYTHON": sys.executable}
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from plan_adapter.approval import Approver, approve, reject
+    from plan_adapter.approvers import CallbackApprover, PolicyApprover, PrefectApprover, TerminalApprover
     from plan_adapter.documents import dump_plan, load_plan, read_document
     from plan_adapter.errors import (
         ExpressionError,
@@ -25,8 +26,18 @@ if TYPE_CHECKING:
     from plan_adapter.hooks import Hooks
     from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Input, PlanStatus, Step, StepStatus
     from plan_adapter.problems import Problem
-    from plan_adapter.record import Approval, ApprovalRequest, PlanRun, PlanSummary, RunContext, RunReason, StepRun
-    from plan_adapter.runner import acancel_run, aresume_run, arun_plan, cancel_run, compile_plan, resume_run, run_plan
+    from plan_adapter.record import Approval, ApprovalRequest, Gate, PlanRun, PlanSummary, RunContext, RunReason, StandingApproval, StepRun
+    from plan_adapter.runner import (
+        acancel_run,
+        aresume_run,
+        arevise_run,
+        arun_plan,
+        cancel_run,
+        compile_plan,
+        resume_run,
+        revise_run,
+        run_plan,
+    )
     from plan_adapter.store.store import PlanStore
     from plan_adapter.tools.registry import ToolRegistry
     from plan_adapter.tools.shell import command_tool
@@ -35,6 +46,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "approval": ("Approver", "approve", "reject"),
+    "approvers": ("CallbackApprover", "PolicyApprover", "PrefectApprover", "TerminalApprover"),
     "documents": ("dump_plan", "load_plan", "read_document"),
     "errors": (
         "ExpressionError",
@@ -52,8 +64,18 @@ _HOMES = {
     "hooks": ("Hooks",),
     "plan": ("ExecutionOptions", "ExecutionPlan", "Input", "PlanStatus", "Step", "StepStatus"),
     "problems": ("Problem",),
-    "record": ("Approval", "ApprovalRequest", "PlanRun", "PlanSummary", "RunContext", "RunReason", "StepRun"),
-    "runner": ("acancel_run", "aresume_run", "arun_plan", "cancel_run", "compile_plan", "resume_run", "run_plan"),
+    "record": ("Approval", "ApprovalRequest", "Gate", "PlanRun", "PlanSummary", "RunContext", "RunReason", "StandingApproval", "StepRun"),
+    "runner": (
+        "acancel_run",
+        "aresume_run",
+        "arevise_run",
+        "arun_plan",
+        "cancel_run",
+        "compile_plan",
+        "resume_run",
+        "revise_run",
+        "run_plan",
+    ),
     "store.store": ("PlanStore",),
     "tools.registry": ("ToolRegistry",),
     "tools.shell": ("command_tool",),
@@ -67,9 +89,11 @@ __all__ = [
     "Approval",
     "ApprovalRequest",
     "Approver",
+    "CallbackApprover",
     "ExecutionOptions",
     "ExecutionPlan",
     "ExpressionError",
+    "Gate",
     "Hooks",
     "Input",
     "InvalidPlanError",
@@ -80,15 +104,19 @@ __all__ = [
     "PlanStatus",
     "PlanStore",
     "PlanSummary",
+    "PolicyApprover",
+    "PrefectApprover",
     "Problem",
     "RunConflictError",
     "RunContext",
     "RunFailedError",
     "RunReason",
+    "StandingApproval",
     "Step",
     "StepRun",
     "StepStatus",
     "StoreError",
+    "TerminalApprover",
     "Tool",
     "ToolContext",
     "ToolError",
@@ -98,6 +126,7 @@ __all__ = [
     "acancel_run",
     "approve",
     "aresume_run",
+    "arevise_run",
     "arun_plan",
     "as_tool",
     "cancel_run",
@@ -111,6 +140,7 @@ __all__ = [
     "read_document",
     "reject",
     "resume_run",
+    "revise_run",
     "run_plan",
     "tool",
     "validate",

@@ -1,15 +1,18 @@
-"""Approvals in code: `approve`, `reject`, the `Approver` protocol, and `ApprovedPlan`, the only thing that can be executed."""
+"""Approvals in code: `approve`, `reject`, the `Approver` protocol, the rules of a gate, and `ApprovedPlan`, which alone can be executed."""
 
+import asyncio
 import getpass
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.plan import ExecutionPlan, new_id
-from plan_adapter.record import Approval, ApprovalRequest
+from plan_adapter.plan import ApprovalPolicy, Effect, ExecutionPlan, Step, new_id
+from plan_adapter.readable import one_line
+from plan_adapter.record import Answer, Approval, ApprovalRequest, Decision, Gate, GateRules
+from plan_adapter.settings import Settings
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import BoundPlan, bind_inputs, validate
 
@@ -19,6 +22,28 @@ class Approver(Protocol):
 
     async def ask(self, request: ApprovalRequest) -> Approval:
         """Return the answer; its `approval_digest` is that of the request."""
+        ...
+
+
+class Asking(Protocol):
+    """An open gate, as those see it who ask at it: several at once, of whom the first to bring a valid answer wins."""
+
+    @property
+    def request(self) -> ApprovalRequest:
+        """What is asked."""
+        ...
+
+    @property
+    def closed(self) -> "asyncio.Future[Gate]":
+        """Done once the gate is closed, by whomever; holds the gate as it ended."""
+        ...
+
+    async def submit(self, answer: Answer) -> str | None:
+        """Give `answer`; return why it was not taken (for whom to tell it), None if it closed the gate, or if that was closed before."""
+        ...
+
+    async def shown(self, *, flow_run_id: str, keyset: str) -> None:
+        """Note where the form of this gate is, so that an answer that nobody waited for can be found."""
         ...
 
 
@@ -59,18 +84,72 @@ def reject(
     return _answer("reject", plan, tools=tools, by=by, inputs=inputs, note=note, valid_for=valid_for)
 
 
-def answer_to(request: ApprovalRequest, *, approve: bool, by: str, known_by: str, note: str = "") -> Approval:
+def answer_to(
+    request: ApprovalRequest, *, decision: Decision, by: str, known_by: str, note: str = "", signature: str | None = None
+) -> Approval:
     """Return the answer to `request`, for approvers."""
     return Approval(
         id=new_id(),
         approval_digest=request.approval_digest,
-        decision="approve" if approve else "reject",
+        decision=decision,
         by=by,
         known_by=known_by,
         at=datetime.now(UTC),
         note=note,
         run_id=request.run_id,
+        step_id=request.step_id,
+        item=request.item,
+        gate_id=request.gate_id,
+        signature=signature,
     )
+
+
+def rules_of(plan: ExecutionPlan, settings: Settings, *, requested_by: str) -> GateRules:
+    """Return what an answer must fit: the stricter of the plan's policy and the settings, groups resolved to names."""
+    policy = plan.approval or ApprovalPolicy()
+    return GateRules(
+        approvers=_both(_members(policy.approvers, settings), _members(settings.approvers, settings)),
+        known_by=_both(tuple(policy.known_by), tuple(settings.known_by)),
+        self_approval=policy.self_approval and settings.allow_self_approval,
+        requested_by=requested_by,
+        expires=policy.expires,
+        remind_after_ms=policy.remind_after_ms,
+        release=policy.release,
+    )
+
+
+def refusal(rules: GateRules, *, by: str, known_by: str, decision: Decision) -> str | None:
+    """Return why an answer does not fit `rules`, in words for who gave it; None if it fits. Anyone who may answer may reject."""
+    if rules.approvers is not None and by not in rules.approvers:
+        return f"{one_line(by)} may not answer here: {', '.join(rules.approvers) or 'nobody'} may"
+    if rules.known_by is not None and known_by not in rules.known_by:
+        ways = " or ".join(rules.known_by) or "in no way: the plan and the settings exclude each other"
+        return f"{one_line(by)} is known by {known_by} only, and an answer here needs {ways}"
+    if decision == "approve" and not rules.self_approval and by == rules.requested_by:
+        return f"{one_line(by)} started this run and may not approve it; somebody else must"
+    return None
+
+
+def needs_gate(step: Step, effect: Effect, plan: ExecutionPlan, settings: Settings) -> bool:
+    """Return whether `step`, which has `effect`, waits at a gate of its own."""
+    return plan.has_gate(step, effect, gate_effects=settings.gate_effects)
+
+
+def signed_text(*, approval_digest: str, decision: Decision, run_id: str, gate_id: str) -> str:
+    """Return what an approver's SSH key signs: this answer to this content at this gate, and no other."""
+    return f"prefect-plan-adapter approval\ndigest: {approval_digest}\ndecision: {decision}\nrun: {run_id}\ngate: {gate_id}\n"
+
+
+def _members(names: Sequence[str], settings: Settings) -> tuple[str, ...]:
+    members = [member for name in names for member in settings.groups.get(name, [name])]
+    return tuple(dict.fromkeys(members))
+
+
+def _both(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Return what both name; one that names nothing restricts nothing."""
+    if first and second:
+        return tuple(name for name in first if name in second)
+    return first or second or None
 
 
 def os_user() -> str:
@@ -109,7 +188,7 @@ def requires_approval(plan: ExecutionPlan, *, allow_unapproved: bool) -> bool:
 
 
 def _answer(
-    decision: str,
+    decision: Decision,
     plan: ExecutionPlan,
     *,
     tools: ToolRegistry,
@@ -120,5 +199,5 @@ def _answer(
 ) -> Approval:
     bound = bind_inputs(validate(plan, tools), inputs)
     request = ApprovalRequest(bound.approval_digest, plan.name, plan.description, text="")
-    answer = answer_to(request, approve=decision == "approve", by=by, known_by="unverified", note=note)
+    answer = answer_to(request, decision=decision, by=by, known_by="unverified", note=note)
     return answer if valid_for is None else replace(answer, expires_at=answer.at + valid_for)

@@ -10,7 +10,7 @@ import rfc8785
 from pydantic import JsonValue
 
 from plan_adapter.errors import InvalidPlanError
-from plan_adapter.plan import EFFECTS, ExecutionPlan
+from plan_adapter.plan import EFFECTS, ExecutionPlan, Step, step_document
 from plan_adapter.values import find_bad_values, join
 
 _Document: TypeAlias = dict[str, JsonValue]
@@ -54,6 +54,22 @@ def approval_digest(plan_digest: str, inputs: Mapping[str, JsonValue], definitio
     tools = {str(definition["name"]): dict(definition) for definition in definitions}
     content: dict[str, JsonValue] = {"plan": plan_digest, "inputs": dict(inputs), "tools": cast("dict[str, JsonValue]", tools)}
     return sha256(canonical_json(content)).hexdigest()
+
+
+def call_digest(step: Step, item: int | None, parameters: Mapping[str, JsonValue], definition: Mapping[str, JsonValue]) -> str:
+    """Return the SHA-256, in hex, of what the approval of a step binds to: the step, the resolved parameters, the tool's definition.
+
+    It holds nothing of the rest of the plan: a new version leaves the approvals of steps that it does not touch as they are.
+    """
+    written = _canonical_step(step_document(step))
+    call = {"step": written, "item": item, "parameters": dict(parameters), "tool": dict(definition)}
+    return sha256(canonical_json(cast("_Document", call))).hexdigest()
+
+
+def runbook_digest(plan_digest: str, definitions: Iterable[Mapping[str, JsonValue]]) -> str:
+    """Return the SHA-256, in hex, of what a standing approval binds to: an approval digest's content without the inputs."""
+    tools = {str(definition["name"]): dict(definition) for definition in definitions}
+    return sha256(canonical_json({"runbook": plan_digest, "tools": cast("dict[str, JsonValue]", tools)})).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from plan_adapter.documents import load_plan
 from plan_adapter.errors import PlanAdapterError
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.runner import compile_plan
+from plan_adapter.runs.door import end_released
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
@@ -33,8 +34,9 @@ async def run_plan(plan: str, inputs: dict[str, Any] | None = None, tools: list[
     """
     try:
         async with await _open_store(database) as store:
+            await end_released(store)
             registry = ToolRegistry.from_settings([*Settings().tools, *(tools or [])])
-            compiled = compile_plan(validate(await _find_plan(plan, store), registry), store=store)
+            compiled = compile_plan(validate(await _find_plan(plan, store), registry), tools=registry, store=store)
             # Called as a function: as a subflow the steps would be those of one more flow run, which a retry of this one would not find.
             return cast("State", await compiled.fn(**(inputs or {})))
     except PlanAdapterError as error:

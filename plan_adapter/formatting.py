@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from plan_adapter.expressions import Declarations, compile_template
-from plan_adapter.listing import step_listing, step_patience
+from plan_adapter.listing import policy_facts, step_listing, step_patience
 from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Input, Step, StepStatus
 from plan_adapter.readable import as_text, code, counted, duration, moment, prose
 from plan_adapter.record import Outcome, PlanRun, StepRun
@@ -49,6 +49,8 @@ def _plan_lines(plan: ExecutionPlan) -> list[str]:
     lines = [f"# {prose(plan.name)}", "", prose(plan.description), ""]
     lines += [_input_line(name, spec) for name, spec in plan.inputs.items()]
     lines += [f"- {fact}" for fact in _options(plan.options)]
+    asks = _is_asked_for(plan.options) or any(_gate(plan, step) for step in plan.steps) or bool(plan.approval and plan.approval.effects)
+    lines += [f"- {fact}" for fact in policy_facts(plan, asks=asks)]
     lines += [f"- output {code(name)}: {code(as_text(value))}" for name, value in plan.outputs.items()]
     lines += ["", "## Steps", ""]
     dependencies = dependencies_of(plan)
@@ -63,8 +65,18 @@ def _plan_lines(plan: ExecutionPlan) -> list[str]:
             implied=after.implied,
             parameters=step.parameters if step.parameters or not step.input else {"input": step.input},
             patience=step_patience(step, timeout) if timeout or step.max_retries else "",
+            gate=_gate(plan, step),
         )
     return lines
+
+
+def _gate(plan: ExecutionPlan, step: Step) -> bool:
+    # Without the tools, the effect of a step that does not write one is not known.
+    return plan.has_gate(step, step.effect)
+
+
+def _is_asked_for(options: ExecutionOptions) -> bool:
+    return options.require_approval and not options.auto_approve
 
 
 def _input_line(name: str, spec: Input) -> str:
@@ -73,9 +85,8 @@ def _input_line(name: str, spec: Input) -> str:
 
 
 def _options(options: ExecutionOptions) -> list[str]:
-    approval = "required" if options.require_approval and not options.auto_approve else "not required"
     facts = [
-        f"approval: {approval}",
+        f"approval: {'required' if _is_asked_for(options) else 'not required'}",
         f"steps at once: {options.parallel_limit}",
         f"when a step fails: {options.on_error}",
     ]

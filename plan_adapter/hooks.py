@@ -5,9 +5,9 @@ A hook that raises is logged and changes nothing.
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from plan_adapter.record import PlanRun, StepRun
+from plan_adapter.record import Gate, PlanRun, StepRun
 
 EventKind: TypeAlias = Literal[
     "run_started",  # the run exists in the store; with a server its flow_run_id is known
@@ -16,6 +16,8 @@ EventKind: TypeAlias = Literal[
     "step_completed",
     "step_failed",
     "step_skipped",
+    "gate_opened",  # somebody is asked: about the step, or about the whole plan where `step` is None; `gate` says what
+    "gate_answered",  # the gate is closed; `gate` says how, `message` by whom and their note
     "log",  # a line of a step's log (a command's output, the tool's own logger)
     "run_ended",
 ]
@@ -30,6 +32,7 @@ class Event:
     step: StepRun | None = None
     message: str | None = None
     delay_ms: int | None = None
+    gate: Gate | None = None
 
 
 Listener: TypeAlias = Callable[[Event], None]
@@ -38,12 +41,14 @@ Listener: TypeAlias = Callable[[Event], None]
 RunHook: TypeAlias = Callable[[PlanRun], Awaitable[None] | None]
 StepHook: TypeAlias = Callable[[PlanRun, StepRun], Awaitable[None] | None]
 FailureHook: TypeAlias = Callable[[PlanRun, StepRun, str], Awaitable[None] | None]
-GateHook: TypeAlias = Callable[..., Any]
+GateHook: TypeAlias = Callable[[PlanRun, StepRun | None, Gate], Awaitable[None] | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """The caller's functions, sync or async; each is given the run, then the step run, then the error.
+    """The caller's functions, sync or async; each is given the run, then the step run, then the error or the gate.
+
+    At the gate of a whole plan the step run is None.
 
     Sync hooks are called on the event loop: keep them short.
     """

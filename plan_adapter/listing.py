@@ -1,10 +1,10 @@
-"""A step as lines of a Markdown list: what the text of a plan and a preview of its run have in common."""
+"""A step, and the policy of approvals, as lines of a Markdown list: what the text of a plan and a preview of its run have in common."""
 
 from collections.abc import Collection, Mapping
 
 from pydantic import JsonValue
 
-from plan_adapter.plan import Effect, Step
+from plan_adapter.plan import EFFECTS, ApprovalPolicy, Effect, ExecutionPlan, Step
 from plan_adapter.readable import as_text, code, counted, duration, fenced, prose
 
 
@@ -18,8 +18,12 @@ def step_listing(
     parameters: Mapping[str, JsonValue],
     patience: str,
     items: int | None = None,
+    gate: bool = False,
 ) -> list[str]:
-    """Return the lines of one step; `implied` are the dependencies that only a reference makes, `patience` how long it is tried."""
+    """Return the lines of one step; `implied` are the dependencies that only a reference makes, `patience` how long it is tried.
+
+    `gate`: the step waits at a gate of its own.
+    """
     what = code(step.tool_name) if step.tool_name is not None else f"goal: {prose(step.goal or '')}"
     head = f"{number}. **{prose(step.id)}** {what}" + (f" ({effect})" if effect else "")
     lines = [head + (f": {prose(step.description)}" if step.description else "")]
@@ -28,6 +32,8 @@ def step_listing(
     lines += [f"   - {name}: {code(text)}" for name, text in _conditions(step)]
     if step.for_each is not None:
         lines.append(f"   - for each: {code(step.for_each)}" + (f" ({counted(items, 'item')})" if items is not None else ""))
+    if gate:
+        lines.append(f"   - **waits for an approval of its own**{', each item' if step.for_each is not None else ''}")
     for name, value in parameters.items():
         lines += _parameter_lines(name, value)
     return [*lines, f"   - {patience}"] if patience else lines
@@ -42,6 +48,32 @@ def step_patience(step: Step, timeout_ms: int) -> str:
     growth = f", each wait {step.retry_backoff:g} times the one before" if step.retry_backoff > 1 and step.max_retries > 1 else ""
     retries = counted(step.max_retries, "retry", "retries")
     return f"{timeout} per attempt, {'up to ' if step.max_retries > 1 else ''}{retries}{delay}{growth}"
+
+
+def policy_facts(plan: ExecutionPlan, *, asks: bool, gate_effects: Collection[Effect] = ()) -> list[str]:
+    """Return who may approve, how they must be known, how long is waited and what happens then, in words, a fact a line.
+
+    Nothing where nobody is asked: `asks` says whether the plan or a step of it waits for an approval. What the settings demand
+    beyond the plan is theirs, but for `gate_effects`.
+    """
+    policy, timeout = plan.approval or ApprovalPolicy(), plan.options.approval_timeout_ms
+    if not asks or not (plan.approval or timeout or gate_effects):
+        return []
+    who = " or ".join(code(name) for name in policy.approvers) or "anyone"
+    facts = [f"who may approve: {who}" + ("" if policy.self_approval else ", but not who started the run")]
+    facts.append("how an approver must be known: " + (" or ".join(policy.known_by) or "in any way"))
+    if effects := [effect for effect in EFFECTS if effect in policy.effects or effect in gate_effects]:
+        facts.append(f"steps that wait for an approval of their own: those of effect {' or '.join(effects)}")
+    return [*facts, _waiting(policy, timeout)]
+
+
+def _waiting(policy: ApprovalPolicy, timeout_ms: int) -> str:
+    reminds = f", with a reminder every {duration(policy.remind_after_ms)}" if policy.remind_after_ms else ""
+    released = "; while it waits, the run gives its worker back" if policy.release else ""
+    if not timeout_ms:
+        return f"an answer is waited for without limit{reminds}{released}"
+    end = "the plan is rejected, and a step is skipped" if policy.expires == "skip" else "that counts as a rejection"
+    return f"an answer is waited for {duration(timeout_ms)}{reminds}; without one, {end}{released}"
 
 
 def _conditions(step: Step) -> list[tuple[str, str]]:

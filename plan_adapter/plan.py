@@ -16,6 +16,9 @@ from plan_adapter.problems import Problem
 Effect: TypeAlias = Literal["read", "idempotent_write", "write"]
 Isolation: TypeAlias = Literal["thread", "process"]
 InputType: TypeAlias = Literal["string", "integer", "number", "boolean", "array", "object"]
+KnownBy: TypeAlias = Literal["ssh_signature", "totp", "os_user", "form", "unverified"]
+"""How the person who answers is known, from the best proof to none: a signature, a one-time code, the account at the operating system
+of who ran the command, a name written into a form, a name that a program gave."""
 
 EFFECTS: tuple[Effect, ...] = ("read", "idempotent_write", "write")
 """From the least to the most."""
@@ -104,11 +107,17 @@ class Concurrency(_Model):
 
 
 class ApprovalPolicy(_Model):
-    """Who may approve, and what happens when nobody does."""
+    """Who may approve, how they must be known, which steps wait at a gate of their own, and what happens when nobody answers."""
 
-    approvers: list[str] = Field(default_factory=list, description="Who may answer; empty: anyone.")
-    expires: Literal["reject"] = Field(default="reject", description="What happens when nobody answers in time.")
-    release: bool = Field(default=False, description="Whether a waiting run gives its worker back.")
+    approvers: list[str] = Field(default_factory=list, description="Names and groups that may answer; empty: anyone.")
+    self_approval: bool = Field(default=True, description="Whether who started the run may approve it.")
+    known_by: list[KnownBy] = Field(default_factory=list, description="How an approver may be known; empty: in any way.")
+    effects: list[Effect] = Field(default_factory=list, description="Steps of these effects wait at a gate of their own, too.")
+    expires: Literal["reject", "skip"] = Field(
+        default="reject", description="What happens when nobody answers in time; `skip`: a step is skipped, the plan is rejected."
+    )
+    remind_after_ms: int = Field(default=0, ge=0, description="How often an open gate reminds of itself; 0: never.")
+    release: bool = Field(default=False, description="Whether a waiting run gives its worker back; only under a deployment.")
 
 
 class ExecutionOptions(_Model):
@@ -188,7 +197,7 @@ class Step(_Model):
     effect: Effect | None = Field(default=None, description="What this call does, where the tool's own effect says too much.")
     isolation: Isolation | None = Field(default=None, description="Where a sync tool runs; a process can be killed when time is up.")
     depends_on: list[str] = Field(default_factory=list, description="Steps that must complete before; a reference implies its dependency.")
-    requires_approval: bool = Field(default=False, description="Whether the step waits at a gate of its own. Not executed yet.")
+    requires_approval: bool = Field(default=False, description="Whether the step waits at a gate of its own.")
     on_error: Literal["stop", "continue"] | None = Field(default=None, description="Overrides the options' error policy for this step.")
     rollback: Rollback | None = Field(default=None, description="The call that undoes the step. Not executed yet.")
     metadata: dict[str, JsonValue] = Field(default_factory=dict, description="Anything about the step; not read by the engine.")
@@ -216,7 +225,7 @@ class ExecutionPlan(_Model):
     steps: list[Step] = Field(default_factory=list, description="The steps; one runs when its dependencies have completed.")
     finally_: list[Step] = Field(default_factory=list, alias="finally", description="Steps that always run at the end. Not executed yet.")
     concurrency: Concurrency | None = Field(default=None, description="Which runs exclude each other. Not executed yet.")
-    approval: ApprovalPolicy | None = Field(default=None, description="Who may approve. Not executed yet.")
+    approval: ApprovalPolicy | None = Field(default=None, description="Who may approve, and how.")
     isolation: Isolation | None = Field(default=None, description="Where sync tools run, for every step that does not say.")
     outputs: dict[str, JsonValue] = Field(default_factory=dict, description="What a run gives back, by name; may hold `${{ }}`.")
     metadata: dict[str, JsonValue] = Field(default_factory=dict, description="Anything about the plan; not read by the engine.")
@@ -263,6 +272,11 @@ class ExecutionPlan(_Model):
         """The name of a plan that writes none: the first line of its description, at most 80 characters."""
         lines = self.description.strip().splitlines()
         return lines[0].strip()[:80].rstrip() if lines else ""
+
+    def has_gate(self, step: Step, effect: Effect | None, *, gate_effects: Collection[Effect] = ()) -> bool:
+        """Return whether `step` waits at a gate of its own; `effect` is what it has, `gate_effects` are those that the settings add."""
+        policy = self.approval
+        return step.requires_approval or effect in gate_effects or (policy is not None and effect in policy.effects)
 
     def number_steps(self) -> None:
         """Renumber the steps and make the ids and the name that are missing; called by validation after edits."""
@@ -330,6 +344,11 @@ def _document(model: BaseModel) -> dict[str, JsonValue]:
         else:
             document[alias] = value
     return document
+
+
+def step_document(step: Step) -> dict[str, JsonValue]:
+    """Return the step as a document writes it: defaults are left out."""
+    return _document(step)
 
 
 @cache

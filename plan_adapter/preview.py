@@ -1,6 +1,6 @@
 """`Preview`: what a run of a plan would do, before anything runs: order, parameters, retries, effects, the longest it may take."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from plan_adapter import graph
 from plan_adapter.expressions import Foresight, Template
-from plan_adapter.listing import step_listing, step_patience
+from plan_adapter.listing import policy_facts, step_listing, step_patience
 from plan_adapter.plan import EFFECTS, Effect, ExecutionOptions, ExecutionPlan, Step
 from plan_adapter.readable import as_text, code, duration, prose
 from plan_adapter.tools.tool import Tool
@@ -65,6 +65,7 @@ class StepPreview:
     timeout_ms: int  # per attempt; 0 is no limit
     items: int | None  # of its `for_each`, where inputs alone decide it; 1 without one
     worst_case_ms: float | None  # every attempt takes its whole timeout; None is no limit
+    gate: bool = False  # whether it waits for an approval of its own; with `for_each`, each item does
 
     def as_json(self) -> dict[str, Any]:
         """Return the step for `plan preview --json`: what is written and not default, and what follows from it."""
@@ -74,6 +75,7 @@ class StepPreview:
             **written,
             "description": step.description,
             "effect": self.effect,
+            "gate": self.gate,
             "parameters": self.parameters,
             "depends_on": list(self.depends_on),
             "implied_by_reference": sorted(self.implied),
@@ -97,6 +99,7 @@ class Preview:
     steps: tuple[StepPreview, ...]  # in order
     waves: tuple[tuple[str, ...], ...]  # steps by depth; nothing waits for a wave
     worst_case_ms: float | None  # without waiting for approvals; None is no limit
+    gate_effects: tuple[Effect, ...] = ()  # steps of these effects have a gate of their own by the settings, whatever the plan says
 
     @property
     def effects(self) -> dict[Effect, int]:
@@ -106,6 +109,15 @@ class Preview:
             counts[step.effect] += 1
         return {effect: count for effect, count in counts.items() if count}
 
+    @property
+    def policy(self) -> dict[str, JsonValue] | None:
+        """The plan's approval policy with all its defaults, the effects of the settings among its own; None where none is written."""
+        if self.plan.approval is None:
+            return None
+        written = self.plan.approval
+        effects = [effect for effect in EFFECTS if effect in written.effects or effect in self.gate_effects]
+        return {**written.model_dump(mode="json"), "effects": [*effects], "timeout_ms": self.plan.options.approval_timeout_ms}
+
     def as_json(self) -> dict[str, Any]:
         """Return the object that `plan preview --json` prints."""
         return {
@@ -114,6 +126,7 @@ class Preview:
             "digest": self.digest,
             "approval_digest": self.approval_digest,
             "requires_approval": self.requires_approval,
+            "approval": self.policy,
             "inputs": self.inputs,
             "missing_inputs": list(self.missing),
             "order": [step.step.id for step in self.steps],
@@ -134,12 +147,16 @@ def preview_plan(
     approval_digest: str | None,
     requires_approval: bool,
     missing: tuple[str, ...] = (),
+    gate_effects: Collection[Effect] = (),
 ) -> Preview:
-    """Return what a run of `checked` would do; `inputs` None leaves every expression that uses an input as it is."""
+    """Return what a run of `checked` would do; `inputs` None leaves every expression that uses an input as it is.
+
+    `gate_effects` are those of the settings: steps that have one wait at a gate of their own, beside those that the plan names.
+    """
     plan = checked.plan
     written = {step.id: step for step in plan.steps}
     foresight = Foresight(inputs)
-    steps = {step_id: _preview_step(written[step_id], checked, foresight) for step_id in checked.order}
+    steps = {step_id: _preview_step(written[step_id], checked, foresight, gate_effects) for step_id in checked.order}
     return Preview(
         plan=plan,
         digest=checked.digest,
@@ -150,24 +167,26 @@ def preview_plan(
         steps=tuple(steps.values()),
         waves=tuple(tuple(wave) for wave in graph.waves(checked.dependencies, checked.order)),
         worst_case_ms=_longest_run(steps, checked, plan.options),
+        gate_effects=tuple(gate_effects),
     )
 
 
-def _preview_step(step: Step, checked: CheckedPlan, foresight: Foresight) -> StepPreview:
-    tool, after = checked.tools[step.id], checked.dependencies[step.id]
+def _preview_step(step: Step, checked: CheckedPlan, foresight: Foresight, gate_effects: Collection[Effect]) -> StepPreview:
+    effect, after = step.effect or checked.tools[step.id].effect, checked.dependencies[step.id]
     parameters = foresight.of(checked.parameters[step.id])
     items = 1 if step.for_each is None else _count(foresight.of(checked.for_each[step.id]))
     timeout = checked.plan.options.step_timeout_ms if step.timeout_ms is None else step.timeout_ms
     once = _longest_call(step, timeout)
     return StepPreview(
         step=step,
-        effect=step.effect or tool.effect,
+        effect=effect,
         parameters=parameters if isinstance(parameters, dict) else {},
         depends_on=after,
         implied=frozenset(after) - frozenset(step.depends_on),
         timeout_ms=timeout,
         items=items,
         worst_case_ms=None if once is None or items is None else once * items,
+        gate=checked.plan.has_gate(step, effect, gate_effects=gate_effects),
     )
 
 
@@ -224,6 +243,8 @@ def _facts(preview: Preview) -> list[str]:
     if preview.approval_digest is not None:
         facts.append(f"- approval digest: `{preview.approval_digest}`")
     facts.append("- approval: " + ("required before anything runs" if preview.requires_approval else "not required"))
+    asks = preview.requires_approval or any(step.gate for step in preview.steps)
+    facts += [f"- {fact}" for fact in policy_facts(preview.plan, asks=asks, gate_effects=preview.gate_effects)]
     facts += [f"- input {code(name)}: {code(as_text(value))}" for name, value in preview.inputs.items()]
     facts += [f"- input {code(name)}: still to be given" for name in preview.missing]
     facts.append(f"- steps: {len(preview.steps)} ({effects}), {parallel}; when one fails: {options.on_error}")
@@ -258,4 +279,5 @@ def _step_lines(preview: StepPreview, number: int) -> list[str]:
         parameters=preview.parameters,
         items=preview.items,
         patience=step_patience(preview.step, preview.timeout_ms) + longest,
+        gate=preview.gate,
     )

@@ -110,6 +110,28 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         ),
         "bad-input-definition": "The definition of an input contradicts itself, for instance a default that its own pattern refuses.",
         "contradicting-policies": "`stop_on_error` and `continue_on_error` are both written and equal. Write one of them.",
+        # its gates
+        "bad-approver": (
+            "A name under `approvers` is empty, or has white space at an end or an invisible character, so nobody is called so. Write "
+            "names and groups as the settings and the approvers write them."
+        ),
+        "duplicate-entry": "A list of the approval's policy names the same thing twice; it counts once.",
+        "idle-policy": (
+            "What is written about approvals changes nothing as the plan is: nobody is asked, or no time is set after which it would "
+            "count. Set options.require_approval, a step's requires_approval or options.approval_timeout_ms, or remove it."
+        ),
+        "endless-gate": (
+            "Nothing ends the wait at a gate but an answer: options.approval_timeout_ms is 0. A run that has given its worker back then "
+            "waits where nobody looks, and reminders never end. Set the time."
+        ),
+        "weak-proof": (
+            "The policy takes a proof of who answers (a signature, a one-time code, an account), and beside it a name that anyone may "
+            "claim: the proof then proves nothing. Remove the weaker one from `known_by`."
+        ),
+        "many-gates": (
+            "A step with a gate of its own stands in a `for_each` of many items: each of them asks. Approve the whole plan instead, "
+            "whose preview shows the items, or let fewer items ask."
+        ),
         # the graph
         "unknown-step": "A dependency names a step that does not exist.",
         "self-dependency": "A step depends on itself. Remove that dependency.",

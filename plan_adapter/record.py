@@ -6,7 +6,7 @@ Times are aware datetimes in UTC by the store's clock; durations are millisecond
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from pydantic import JsonValue
 
@@ -59,6 +59,8 @@ class Attempt:
     parameters: dict[str, JsonValue]
     idempotency_key: str
     started_at: datetime
+    approval_id: str | None = None  # of a step that waited at a gate of its own
+    approval_digest: str | None = None  # of that call, as it is made now
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,7 @@ class PlanRun:
     message: str | None = None  # the reason in words: who cancelled and why, what timed out
     outputs: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
     flow_run_id: str | None = None
+    requested_by: str | None = None  # who started it: the operating system's user, or the schedule or deployment
     task_id: str | None = None
     agent_id: str | None = None
     org_id: str | None = None
@@ -206,19 +209,78 @@ class PlanRun:
             raise RunFailedError(self)
 
 
+Decision: TypeAlias = Literal["approve", "reject", "request_changes"]
+GateEnd: TypeAlias = Literal["answered", "expired", "cancelled", "superseded"]
+"""`superseded`: what the gate asked about is not asked any more, because a new version of the plan took its place."""
+
+
 @dataclass(frozen=True, slots=True)
 class Approval:
     """One recorded answer: to which content, by whom, how they were known, until when."""
 
     id: str
-    approval_digest: str
-    decision: Literal["approve", "reject"]
+    approval_digest: str  # of a step: the digest of its resolved call
+    decision: Decision
     by: str
-    known_by: str  # os_user, form, totp, ssh_signature, unverified, or `not_required` for a plan that asks for none
+    known_by: str  # a `KnownBy`, or `not_required` for a plan that asks for none
     at: datetime
     note: str = ""
     expires_at: datetime | None = None
     run_id: str | None = None  # the run that it was given for, or that used it
+    step_id: str | None = None  # None: of the whole plan
+    item: int | None = None
+    gate_id: str | None = None  # the gate that it answers
+    standing_id: str | None = None  # the standing approval that gave it
+    signature: str | None = None  # an armored SSH signature of `signed_text`
+    used_at: datetime | None = None  # when the run, or the call, began with it
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What somebody says at a gate, before it is looked at; all of it is untrusted text."""
+
+    decision: Decision
+    by: str
+    note: str = ""
+    channel: Literal["os_user", "form", "unverified"] = "unverified"  # how `by` is known without `code` and `signature`
+    code: str | None = None  # a one-time code
+    signature: str | None = None  # an armored SSH signature of `signed_text`
+
+
+@dataclass(frozen=True, slots=True)
+class GateRules:
+    """What an answer must fit, as it stood when the gate was opened: the plan's policy and the settings together."""
+
+    approvers: tuple[str, ...] | None = None  # names, groups resolved; None: anyone
+    known_by: tuple[str, ...] | None = None  # None: in any way
+    self_approval: bool = True
+    requested_by: str = ""  # who started the run
+    expires: Literal["reject", "skip"] = "reject"
+    remind_after_ms: int = 0
+    release: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """The pause before a plan (`step_id` None) or a step."""
+
+    id: str
+    run_id: str
+    step_id: str | None
+    item: int | None
+    approval_digest: str  # what an answer binds to
+    name: str  # of the plan
+    description: str  # of the plan, or of the step
+    text: str  # Markdown: what would run, exactly
+    rules: GateRules
+    opened_at: datetime
+    expires_at: datetime | None = None
+    closed_at: datetime | None = None
+    end: GateEnd | None = None  # None while it is open
+    flow_run_id: str | None = None  # the flow run whose page shows the form
+    keyset: str | None = None  # under which Prefect keeps the form's answer
+    openings: int = 1  # how often it was shown: after a kill, a forced state, a refused answer
+    attended: bool | None = None  # whether a process waits at it; None: one on another host, of which nothing is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +292,36 @@ class ApprovalRequest:
     description: str
     text: str  # Markdown: what would run, exactly
     run_id: str | None = None
+    step_id: str | None = None  # None: the whole plan
+    item: int | None = None
+    gate_id: str | None = None
+    opened_at: datetime | None = None
+    expires_at: datetime | None = None
+    rules: GateRules = field(default_factory=GateRules)
+    refused: str | None = None  # why the answer before was not taken
+
+
+@dataclass(frozen=True, slots=True)
+class StandingApproval:
+    """One approval for many runs: a runbook digest, an input pattern, named schedules, until a date or a number of runs."""
+
+    id: str
+    runbook_digest: str  # of plan digest and tool definitions
+    name: str  # of the plan
+    by: str
+    known_by: str
+    at: datetime
+    inputs: dict[str, JsonValue]  # by input: a text is a regular expression that the whole value fits, anything else the value itself
+    schedules: tuple[str, ...]  # `flow/deployment` whose scheduled runs it covers
+    steps: tuple[str, ...] = ()  # steps whose gates it answers, too
+    until: datetime | None = None
+    max_runs: int | None = None
+    runs: int = 0  # that have used it
+    note: str = ""
+    signature: str | None = None
+    source: str | None = None  # the file that it stands in
+    revoked_at: datetime | None = None
+    revoked_by: str | None = None
 
 
 class Recorder(Protocol):
@@ -240,7 +332,11 @@ class Recorder(Protocol):
         ...
 
     async def intent(self, attempt: Attempt) -> None:
-        """Write `attempt`, together with everything handed over before; returns when it is durable. Raises StoreError."""
+        """Write `attempt`, together with everything handed over before; returns when it is durable.
+
+        Raises NotApprovedError, and writes nothing of it, where no valid approval of the run (and of the call, where the step has a
+        gate of its own) is there at that moment. Raises StoreError.
+        """
         ...
 
     def receipt(self, receipt: Receipt) -> None:

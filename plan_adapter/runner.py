@@ -6,16 +6,19 @@
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from plan_adapter.approval import Approver
+from plan_adapter.approvers.form import PrefectApprover
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.carry import Past
 from plan_adapter.hooks import Hooks
 from plan_adapter.plan import ExecutionPlan, PlanStatus
 from plan_adapter.record import Approval, PlanRun, RunContext, RunReason
-from plan_adapter.runs.approving import approve_run, is_answered, not_approved
+from plan_adapter.runs.approving import is_answered, not_approved, open_detached
 from plan_adapter.runs.occasion import Occasion
 from plan_adapter.runs.performing import create_run, perform, perform_anywhere, prefect_way
 from plan_adapter.settings import Settings
@@ -32,12 +35,14 @@ __all__ = [
     "Occasion",
     "acancel_run",
     "aresume_run",
+    "arevise_run",
     "arun_plan",
     "cancel_run",
     "compile_plan",
     "execute_plan",
     "go_on",
     "resume_run",
+    "revise_run",
     "run_plan",
 ]
 
@@ -62,7 +67,7 @@ async def arun_plan(
     `offline` runs without Prefect. `store` None is the store of the settings. Raises InvalidPlanError, NotApprovedError (before
     anything is run), NoServerError and StoreError.
     """
-    occasion = Occasion(approval, approver, hooks or Hooks(), context or RunContext())
+    occasion = replace(_occasion(approval, approver, hooks), context=context or RunContext(), tools=tools)
     return await execute_plan(bind_inputs(validate(plan, tools), inputs), occasion=occasion, store=store, offline=offline)
 
 
@@ -111,7 +116,7 @@ async def aresume_run(
     have changed since it was approved raises NotApprovedError. Raises RunConflictError for a run that has completed, was rejected,
     or is held by a process that lives.
     """
-    return await go_on(run_id, tools=tools, occasion=Occasion(approval, approver, hooks or Hooks()), store=store, offline=offline)
+    return await go_on(run_id, tools=tools, occasion=_occasion(approval, approver, hooks), store=store, offline=offline)
 
 
 async def go_on(run_id: str, *, tools: ToolRegistry, occasion: Occasion, store: PlanStore | None = None, offline: bool = False) -> PlanRun:
@@ -125,11 +130,11 @@ async def go_on(run_id: str, *, tools: ToolRegistry, occasion: Occasion, store: 
             raise NotApprovedError(
                 f"the tools of run {run.id} have changed since it was approved (name, parameters, effect or permissions); start a new run"
             )
-        approved = await approve_run(bound, run, opened, occasion)
-        if approved is None:
-            return run
+        occasion = replace(occasion, tools=tools)
+        if run.status is PlanStatus.PENDING_APPROVAL and not await is_answered(bound, opened, occasion, run=run):
+            raise not_approved(bound)
         past = Past.of(await opened.attempts(run.id), await opened.receipts(run.id))
-        return await perform_anywhere(approved, run, opened, occasion, past=past, server=None if offline else await _server(occasion))
+        return await perform_anywhere(bound, run, opened, occasion, past=past, server=None if offline else await _server(occasion))
 
 
 def resume_run(
@@ -183,10 +188,36 @@ async def execute_plan(
         if not answered and not record_pending:
             raise not_approved(bound)
         run = await create_run(bound, opened, occasion)
-        approved = await approve_run(bound, run, opened, occasion) if answered else None
-        if approved is None:
+        if not answered:
+            await open_detached(bound, run, opened, occasion.settings)
             return run
-        return await perform_anywhere(approved, run, opened, occasion, past=Past(), server=server)
+        return await perform_anywhere(bound, run, opened, occasion, past=Past(), server=server)
+
+
+async def arevise_run(
+    run_id: str, plan: ExecutionPlan, *, tools: ToolRegistry, by: str, note: str = "", store: PlanStore | None = None
+) -> PlanRun:
+    """Put `plan`, as a new version, into a run that has not ended, and return the run, which waits for its approval again.
+
+    The run keeps its inputs, its receipts and the approvals of single steps that the new version leaves as they are. A process that
+    waits at the run's gate asks anew, and shows what differs. Raises InvalidPlanError, and RunConflictError where the run has ended,
+    is being executed, or has begun a step that the new version changes.
+    """
+    async with _opened(store, Settings()) as opened:
+        run = await opened.run(run_id)
+        bound = bind_inputs(validate(plan, tools), run.inputs)
+        attended = any(gate.attended is not False for gate in await opened.gates(run_id=run.id))
+        revised = await opened.revise_run(run.id, bound.validated, bound.approval_digest, by=by, note=note)
+        if not attended:
+            await open_detached(bound, revised, opened, Settings())
+        return revised
+
+
+def revise_run(
+    run_id: str, plan: ExecutionPlan, *, tools: ToolRegistry, by: str, note: str = "", store: PlanStore | None = None
+) -> PlanRun:
+    """Put `plan`, as a new version, into a run that has not ended, and return the run; see `arevise_run`."""
+    return _complete(arevise_run(run_id, plan, tools=tools, by=by, note=note, store=store), twin="arevise_run")
 
 
 def compile_plan(
@@ -202,33 +233,58 @@ def compile_plan(
     """Return `validated` as an async Prefect flow whose parameters are the plan's inputs: call it, serve it, deploy it, nest it.
 
     `tools` is the registry to call where it is not the one that the plan was validated with. The flow looks for an approval in the
-    store; without one it ends as Failed before its first step. A re-run of one of its flow runs carries what has receipts.
+    store; without one it pauses at a form before its first step, and `approver`, if there is one, is asked, too. A re-run of one of
+    its flow runs carries what has receipts.
     """
     from plan_adapter.engine.compiler import flow_of
 
     if tools is not None:
         validated = validate(validated.plan, tools)
-    given = partial(Occasion, approval, approver, hooks or Hooks(), context or RunContext())
-    return flow_of(validated, partial(_flow_body, validated, given, store))
+    file = validated.plan._file  # pyright: ignore[reportPrivateUsage]  # where the reader of the document found it
+    occasion = partial(
+        Occasion,
+        approval,
+        approver,
+        hooks=hooks or Hooks(),
+        context=context or RunContext(),
+        tools=tools,
+        asks_in_form=True,
+        plan_file=None if file is None else Path(file),
+    )
+    return flow_of(validated, partial(_flow_body, validated, occasion, store))
 
 
 async def _flow_body(
     validated: ValidatedPlan, given: partial[Occasion], store: PlanStore | None, inputs: dict[str, Any], flow_run_id: str
 ) -> PlanRun:
     """Run `validated` inside the flow run `flow_run_id`; go on with its run where the flow run has one."""
-    occasion = given()
+    from plan_adapter.engine.flow_runs import origin
+
+    came_from = await origin()
+    occasion = given(requested_by=came_from.requested_by, schedule=came_from.schedule)
     bound = bind_inputs(validated, inputs)
     async with _opened(store, occasion.settings) as opened:
         run, past = await opened.run_of_flow(flow_run_id), Past()
         if run is None:
             run = await create_run(bound, opened, occasion, flow_run_id=flow_run_id)
+        elif run.reason in (RunReason.REJECTED, RunReason.EXPIRED):  # while it had given its worker back
+            return run
         else:
             await _refuse_resume(run, opened)
+            if bound.approval_digest != run.approval_digest:
+                raise NotApprovedError(
+                    f"the plan, the inputs or the tools of run {run.id} are not those that it was made with: start a new run, "
+                    f"or `plan revise {run.id}` and `plan resume {run.id}`"
+                )
             past = Past.of(await opened.attempts(run.id), await opened.receipts(run.id))
-        approved = await approve_run(bound, run, opened, occasion)
-        if approved is None:
-            return run
-        return await perform(approved, run, opened, occasion, past=past, way=prefect_way(flow_run_id))
+        return await perform(bound, run, opened, occasion, past=past, way=prefect_way(flow_run_id, opened))
+
+
+def _occasion(approval: Approval | None, approver: Approver | None, hooks: Hooks | None) -> Occasion:
+    """Return the occasion of a call from code; a PrefectApprover is the form itself."""
+    if isinstance(approver, PrefectApprover):
+        return Occasion(approval, None, asks_in_form=True, hooks=hooks or Hooks())
+    return Occasion(approval, approver, hooks=hooks or Hooks())
 
 
 async def _server(occasion: Occasion) -> "Server":
@@ -244,6 +300,8 @@ async def _refuse_resume(run: PlanRun, store: PlanStore) -> None:
         raise RunConflictError(f"run {run.id} has completed; there is nothing to resume")
     if run.reason in (RunReason.REJECTED, RunReason.EXPIRED):
         raise RunConflictError(f"run {run.id} was {run.reason}; resuming approves nothing, start a new run")
+    if run.status is PlanStatus.PENDING_APPROVAL and any(gate.attended for gate in await store.gates(run_id=run.id)):
+        raise RunConflictError(f"a process on this host waits for an approval of run {run.id}: `plan approve {run.id}` answers there")
     if run.status is PlanStatus.EXECUTING and await store.is_held(run.id):
         raise RunConflictError(f"run {run.id} is held by a process that lives; cancel it first, or wait for its end")
 

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from plan_adapter.plan import Effect, KnownBy
+
 
 class Settings(BaseSettings):
     """Read from the environment each time one is made; nothing is read at import.
@@ -43,7 +45,28 @@ class Settings(BaseSettings):
     allow_unapproved: bool = True
     """Whether `require_approval: false` and `auto_approve: true`, the author's word, are honoured."""
 
-    @field_validator("tools", "python_prefixes", mode="before")
+    approvers: Annotated[tuple[str, ...], NoDecode] = ()
+    """Names and groups that may answer at any gate; empty: whom the plan names. With both, who is in both."""
+
+    groups: dict[str, list[str]] = Field(default_factory=dict)
+    """The members of groups, as JSON: `{"sre": ["ana", "bo"]}`."""
+
+    known_by: Annotated[tuple[KnownBy, ...], NoDecode] = ()
+    """How an approver may be known at any gate: ssh_signature, totp, os_user, form, unverified; empty: as the plan says."""
+
+    allow_self_approval: bool = True
+    """Whether who started a run may approve it."""
+
+    gate_effects: Annotated[tuple[Effect, ...], NoDecode] = ()
+    """Steps of these effects wait at a gate of their own in every plan, as in `write`."""
+
+    allowed_signers: Path | None = None
+    """The file of SSH keys whose signatures count, in the format of `ssh-keygen`'s ALLOWED SIGNERS."""
+
+    signing_key: Path | None = None
+    """The SSH key that `plan approve --sign` signs with; None: the first of ~/.ssh/id_ed25519, id_ecdsa, id_rsa."""
+
+    @field_validator("tools", "python_prefixes", "approvers", "known_by", "gate_effects", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value

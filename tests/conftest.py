@@ -76,8 +76,12 @@ def _migrated_before(database: Path, config: pytest.Config) -> Iterator[None]:
     """Give the server a database that an earlier session migrated and pytest's cache keeps: migrations are most of a first start."""
     kept = config.cache.mkdir(f"prefect-{importlib.metadata.version('prefect')}") / "prefect.db" if config.cache else None
     if kept is not None and kept.exists() and not database.exists():
-        database.parent.mkdir(parents=True)
-        shutil.copy(kept, database)
+        database.parent.mkdir(parents=True, exist_ok=True)
+        draft = database.with_suffix(f".{os.getpid()}")  # several workers of pytest-xdist may do this at once
+        shutil.copy(kept, draft)
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, database)
+        draft.unlink()
     yield
     if kept is not None and not kept.exists():
         draft = kept.with_suffix(f".{os.getpid()}")

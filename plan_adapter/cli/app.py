@@ -31,8 +31,12 @@ VERBS = (
     Verb("validate", "Find every problem of plans before anything runs", first=True),
     Verb("preview", "Show what a run would do: order, parameters, retries, effects, time", first=True),
     Verb("run", "Run a plan", first=True),
+    Verb("gates", "List what waits for an approval", first=True),
+    Verb("approve", "Approve what a run waits for", first=True),
     Verb("resume", "Go on with a run that stopped", first=True),
     Verb("show", "Show a plan, or a run with its steps", first=True),
+    Verb("reject", "Reject what a run waits for, or ask for changes"),
+    Verb("revise", "Put a new version of its plan into a run"),
     Verb("cancel", "Cancel a run"),
     Verb("runs", "List runs, the newest first"),
     Verb("logs", "Show what a run's steps wrote"),
@@ -78,7 +82,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         return _report(error, as_json="--json" in options)
+    except BaseException as error:
+        if not _is_termination(error):
+            raise
+        return ExitCode.INTERRUPTED
     return code
+
+
+def _is_termination(error: BaseException) -> bool:
+    """Return whether Prefect's own handler of SIGTERM raised `error`; what a run says about its end was said then."""
+    exceptions = sys.modules.get("prefect.exceptions")
+    return exceptions is not None and isinstance(error, exceptions.TerminationSignal)
 
 
 def help_text() -> str:

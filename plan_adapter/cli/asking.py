@@ -1,48 +1,46 @@
-"""Approvers of the command line: a person at the terminal, or `--yes`."""
+"""Who is asked when `plan run` or `plan resume` comes to a gate: a person at the terminal, `--yes`, or only the form."""
 
-import os
 import sys
+from typing import TYPE_CHECKING
 
 from plan_adapter.approval import answer_to, os_user
-from plan_adapter.cli import output
-from plan_adapter.cli.aside import aside
 from plan_adapter.record import Approval, ApprovalRequest
+
+if TYPE_CHECKING:
+    from plan_adapter.approval import Approver
+    from plan_adapter.approvers.conversation import Conversation
+    from plan_adapter.approvers.terminal import Edit
 
 
 class YesApprover:
     """Approves what it is asked, in the name of the operating system's user: `--yes`."""
-
-    async def ask(self, request: ApprovalRequest) -> Approval:
-        """Return the approval."""
-        return answer_to(request, approve=True, by=os_user(), known_by="os_user", note="--yes")
-
-
-class TerminalApprover:
-    """Shows what would run and asks the person at the terminal; anything but a yes is a no."""
 
     def __init__(self) -> None:
         """Nobody has asked yet."""
         self.asked: ApprovalRequest | None = None
 
     async def ask(self, request: ApprovalRequest) -> Approval:
-        """Return the answer, in the name of the operating system's user."""
+        """Return the approval."""
         self.asked = request
-        output.note(request.text)
-        user = os_user()
-        word = await _ask_line(f"Run this plan, approved by {user}? [y/N] ")
-        approve = word.strip().casefold() in ("y", "yes")
-        return answer_to(request, approve=approve, by=user, known_by="os_user", note="" if approve else "answered no at the terminal")
+        return answer_to(request, decision="approve", by=os_user(), known_by="os_user", note="--yes")
 
 
-async def _ask_line(prompt: str) -> str:
-    sys.stderr.write(prompt)
-    sys.stderr.flush()
-    return await aside(_read_line)
+def is_at_terminal() -> bool:
+    """Return whether a person can be asked here."""
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()  # pyright: ignore[reportUnnecessaryComparison]  # closed: None
 
 
-def _read_line() -> str:
-    # From the bare file descriptor: a thread that holds sys.stdin while the process ends is a fatal error.
-    try:
-        return os.read(sys.stdin.fileno(), 1024).decode(errors="replace")
-    except OSError:
-        return ""
+def asks_in_form(*, yes: bool, detach: bool, has_server: bool) -> bool:
+    """Return whether a form in the Prefect UI is opened as well."""
+    return has_server and not yes and not detach
+
+
+def approver_for(*, yes: bool, detach: bool, conversation: "Conversation", edit: "Edit", is_alone: bool) -> "Approver | None":
+    """Return who answers here when an approval is needed, None where nobody is there; `is_alone`: nor is there a form."""
+    if yes:
+        return YesApprover()
+    if detach or not is_at_terminal():
+        return None
+    from plan_adapter.approvers.terminal import TerminalApprover
+
+    return TerminalApprover(edit=edit, conversation=conversation, is_alone=is_alone)

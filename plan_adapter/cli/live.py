@@ -12,8 +12,9 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
+from plan_adapter.approvers.conversation import Conversation
 from plan_adapter.cli import output
-from plan_adapter.cli.progress import Links, link_lines, recent_lines
+from plan_adapter.cli.progress import LinkOnce, Links, gate_line, how_to_answer, recent_lines
 from plan_adapter.cli.records import ASCII_MARKS, MARKS, step_end
 from plan_adapter.hooks import Event
 from plan_adapter.plan import StepStatus
@@ -38,9 +39,13 @@ class _Open:
 class LiveDisplay:
     """Shows events on a terminal's stderr."""
 
-    def __init__(self, links: Links) -> None:
-        """`links` names the run's page."""
+    def __init__(self, links: Links, conversation: Conversation | None = None) -> None:
+        """`links` names the run's page; while a question of `conversation` is open, nothing moves."""
         self._links = links
+        self._once = LinkOnce()
+        self._conversation = conversation or Conversation()
+        self._conversation.pause, self._conversation.go_on = self._pause, self._go_on
+        self._moves = self._paused = False
         self._console = output.console(sys.stderr)
         self._unicode = output.is_unicode(sys.stderr)
         self._spinner = Spinner("dots" if self._unicode else "line")
@@ -55,23 +60,49 @@ class LiveDisplay:
             self._start(event)
         elif event.kind == "run_ended":
             self.close()
+        elif event.gate is not None:
+            self._gate(event)
         elif event.step is not None:
             self._step(event, event.step)
 
     def close(self) -> None:
         """Stop moving; what was printed stays."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        self._moves = False
+        self._stand_still()
 
     def _start(self, event: Event) -> None:
         steps = event.run.steps
         self._total, self._ended = len(steps), 0
         self._width = min(WIDEST_ID, max((Text(step.id).cell_len for step in steps), default=0))
         self._print(Text.assemble((one_line(event.run.name), "bold"), f"  run {event.run.id}"))
-        self._print(*(Text(visible(link)) for link in link_lines(event, self._links)))
-        self._live = Live(self, console=self._console, transient=True, refresh_per_second=8, redirect_stdout=False)
-        self._live.start()
+        self._print(*(Text(visible(link)) for link in self._once.lines(event, self._links)))
+        self._moves = True
+        self._move()
+
+    def _move(self) -> None:
+        if self._moves and not self._paused:
+            self._live = Live(self, console=self._console, transient=True, refresh_per_second=8, redirect_stdout=False)
+            self._live.start()
+
+    def _pause(self) -> None:
+        self._paused = True
+        self._stand_still()
+
+    def _go_on(self) -> None:
+        self._paused = False
+        self._move()
+
+    def _stand_still(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _gate(self, event: Event) -> None:
+        if event.kind == "gate_opened":
+            links = self._once.lines(event, self._links)
+            self._print(Text(gate_line(event), style="yellow"), *(Text(visible(text)) for text in [*links, how_to_answer(event)]))
+        else:
+            self._print(Text(gate_line(event), style="yellow"))
 
     def _step(self, event: Event, step: StepRun) -> None:
         now = time.monotonic()
@@ -124,5 +155,9 @@ class LiveDisplay:
         return text
 
     def _print(self, *lines: Text) -> None:
-        for text in lines:
-            self._console.print(text, soft_wrap=True)
+        def write() -> None:
+            for text in lines:
+                self._console.print(text, soft_wrap=True)
+
+        if lines:
+            self._conversation.above(write)

@@ -11,6 +11,7 @@ from pydantic import JsonValue
 from plan_adapter.cli import output
 from plan_adapter.cli.aside import aside
 from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.cli.servers import answering_server
 from plan_adapter.cli.sources import open_store
 from plan_adapter.errors import NoServerError
 from plan_adapter.record import Outcome, PlanRun
@@ -58,26 +59,13 @@ async def logs(run: str, /, *, step: str | None = None, json: bool = False) -> i
 async def _lines(run: PlanRun, store: "PlanStore", settings: Settings) -> tuple[list[Line], str]:
     if run.flow_run_id is not None:
         try:
-            server = await aside(lambda: _answering_server(settings))
+            server = await aside(lambda: answering_server(settings))
             if server is not None and (found := await _from_prefect(server, run.flow_run_id)):
                 return found, f"Prefect at {server.api_url}"
         except NoServerError as error:
             output.note(f"plan: {error}")
     lines = [line for receipt in await store.receipts(run.id) for line in _from_receipt(receipt)]
     return lines, "the receipts of its steps"
-
-
-def _answering_server(settings: Settings) -> "Server | None":
-    """Return the server that Prefect's settings name, else the local one if it runs; starts none. Raises NoServerError."""
-    from plan_adapter.engine.connection import Server, check_server, configured_api_url
-    from plan_adapter.engine.local_server import server_status
-
-    if configured_api_url() is not None:
-        return check_server()
-    status = server_status(settings)
-    if status.state != "healthy" or status.api_url is None:
-        return None
-    return Server(api_url=status.api_url, ui_url=status.ui_url, log_path=status.log_path, pid=status.pid)
 
 
 async def _from_prefect(server: "Server", flow_run_id: str) -> list[Line]:

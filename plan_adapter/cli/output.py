@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 
     from plan_adapter.problems import Problem
 
+GAP = 2
+"""Blanks between the columns of a table."""
+
+NARROW = 7
+"""How narrow all columns of a table may become before the first one is cut, too."""
+
 UNLIMITED_WIDTH = 100_000
 """The width of tables that no terminal shows: nothing is cut."""
 
@@ -72,15 +78,27 @@ def problem_json(problem: "Problem") -> dict[str, Any]:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print rows under their headings to stdout; cut to the terminal's width, whole where stdout is no terminal."""
-    from rich.table import Table
+    from rich.cells import cell_len, set_cell_size
     from rich.text import Text
 
-    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column in columns:
-        shown.add_column(column, no_wrap=True, overflow="ellipsis")
-    for row in rows:
-        shown.add_row(*(Text(" ".join(visible(cell).split())) for cell in row))
-    console(sys.stdout).print(shown)
+    shown = [tuple(" ".join(visible(cell).split()) for cell in row) for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(columns, *shown, strict=True)]
+    screen = console(sys.stdout)
+    _narrow(widths, screen.width - GAP * (len(widths) - 1))
+
+    def line_of(cells: Sequence[str]) -> str:
+        cut = [cell if cell_len(cell) <= width else set_cell_size(cell, width - 1) + "…" for cell, width in zip(cells, widths, strict=True)]
+        return (" " * GAP).join(cell + " " * (width - cell_len(cell)) for cell, width in zip(cut, widths, strict=True)).rstrip()
+
+    screen.print(Text(line_of(columns), style="bold"), soft_wrap=True)
+    sys.stdout.write("".join(line_of(row) + "\n" for row in shown))  # a rich table takes a second for a thousand rows
+
+
+def _narrow(widths: list[int], limit: int) -> None:
+    """Make the widest columns narrower until all of them fit into `limit`; the first one, which is to be copied, comes last."""
+    while sum(widths) > limit and max(widths) > 1:
+        wide = [index for index, width in enumerate(widths) if index > 0 and width > NARROW] or [widths.index(max(widths))]
+        widths[max(wide, key=lambda index: widths[index])] -= 1
 
 
 def write_file(path: Path, text: str) -> None:

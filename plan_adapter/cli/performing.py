@@ -7,15 +7,18 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from plan_adapter.approvers.conversation import Conversation
 from plan_adapter.cli import output
-from plan_adapter.cli.asking import TerminalApprover, YesApprover
+from plan_adapter.cli.asking import YesApprover, approver_for, asks_in_form
 from plan_adapter.cli.codes import ExitCode, code_of_run
+from plan_adapter.cli.editing import PlanEditing
 from plan_adapter.cli.progress import Display, JsonDisplay, Links, PlainDisplay
 from plan_adapter.cli.records import run_end, run_json
-from plan_adapter.errors import StoreError
+from plan_adapter.errors import NotApprovedError, RunConflictError, StoreError
 from plan_adapter.execution.printing import captured_prints
 from plan_adapter.hooks import Event
 from plan_adapter.plan import PlanStatus
@@ -23,12 +26,13 @@ from plan_adapter.readable import as_text
 from plan_adapter.record import RunReason
 
 if TYPE_CHECKING:
-    from plan_adapter.approval import Approver
     from plan_adapter.engine.connection import Server
     from plan_adapter.engine.local_server import PendingServer
-    from plan_adapter.record import PlanRun
+    from plan_adapter.record import ApprovalRequest, PlanRun
+    from plan_adapter.runner import Occasion
     from plan_adapter.settings import Settings
     from plan_adapter.store.store import PlanStore
+    from plan_adapter.tools.registry import ToolRegistry
 
 INTERRUPTED = {
     signal.SIGINT: "interrupted at the terminal (Ctrl-C)",
@@ -36,6 +40,8 @@ INTERRUPTED = {
     signal.SIGHUP: "its terminal was closed (SIGHUP)",
 }
 """What ends a run, and the reason that is recorded."""
+KEEP_SECONDS = 0.25
+"""How often is looked whether a flow run that began, a step's gate for one, has put Prefect's handler of SIGTERM in front."""
 FORCE_SECONDS = 5.0
 """How long what a forced end cancels may take to clean up before the process ends without it."""
 
@@ -52,78 +58,132 @@ def begin_server(settings: "Settings", *, offline: bool) -> "PendingServer | Non
     return begin(settings, notify=output.note)
 
 
-def approver_for(*, yes: bool, detach: bool) -> "Approver | None":
-    """Return who answers when an approval is needed, None where nobody is there."""
-    if yes:
-        return YesApprover()
-    if detach or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return None
-    return TerminalApprover()
-
-
-def choose_display(*, as_json: bool, links: Links) -> Display:
-    """Return the display for this process's streams."""
+def choose_display(*, as_json: bool, links: Links, conversation: Conversation | None = None) -> Display:
+    """Return the display for this process's streams, which gives way to a question of `conversation`."""
     if as_json:
         return JsonDisplay(links)
     if output.is_terminal(sys.stderr):
         from plan_adapter.cli.live import LiveDisplay
 
-        return LiveDisplay(links)
-    return PlainDisplay(links)
+        return LiveDisplay(links, conversation)
+    return PlainDisplay(links, conversation.above) if conversation is not None else PlainDisplay(links)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How `plan run` and `plan resume` are to deal with gates, and what they print."""
+
+    yes: bool
+    detach: bool
+    json: bool
 
 
 class Performance:
-    """One run of this process: shown by its events, ended by signals."""
+    """One run of this process: shown by its events, its gates asked about here and in a form, ended by signals."""
 
-    def __init__(self, server: "Server | None", approver: "Approver | None", *, as_json: bool) -> None:
-        """`server` None is an offline run, `approver` None a run that nobody is asked about."""
+    def __init__(self, server: "Server | None", wanted: Wanted, *, store: "PlanStore", tools: "ToolRegistry") -> None:
+        """`server` None is an offline run."""
         self._server = server
-        self._approver = approver
-        self._as_json = as_json
-        self._display: Display = choose_display(as_json=as_json, links=self._links)
+        self._store = store
+        self._tools = tools
+        self._as_json = wanted.json
+        conversation = Conversation()
+        self.asks_in_form = asks_in_form(yes=wanted.yes, detach=wanted.detach, has_server=server is not None)
+        edit = PlanEditing(store, tools)
+        self.approver = approver_for(
+            yes=wanted.yes, detach=wanted.detach, conversation=conversation, edit=edit, is_alone=not self.asks_in_form
+        )
+        self._display: Display = choose_display(as_json=wanted.json, links=self._links, conversation=conversation)
+        self._waiting: str | None = None  # the run's id, once somebody was asked
         self._started: str | None = None  # the run's id, once its steps may run
         self._interrupts = 0
         self._take_signals: Callable[[], None] = lambda: None
         self._request: asyncio.Future[None] | None = None  # to cancel the run; kept, because the loop itself would forget it
 
+    @property
+    def asks(self) -> bool:
+        """Whether anybody is asked at a gate."""
+        return self.approver is not None or self.asks_in_form
+
     def listen(self, event: Event) -> None:
         """Show `event`."""
+        if event.kind == "gate_opened":
+            self._waiting = event.run.id
         if event.kind == "run_started":
             self._started = event.run.id
-            self._take_signals()  # a flow run that begins has put Prefect's handler of SIGTERM in front
+        if event.kind in ("gate_opened", "run_started"):
+            self._take_signals()  # the flow run has begun, and put Prefect's handler of SIGTERM in front
         self._display(event)
 
-    async def complete(self, work: Coroutine[Any, Any, "PlanRun"], store: "PlanStore") -> int:
+    def occasion(self, settings: "Settings") -> "Occasion":
+        """Return what the run is given beside its plan and inputs."""
+        from plan_adapter.runner import Occasion
+
+        return Occasion(
+            approver=self.approver,
+            asks_in_form=self.asks_in_form,
+            tools=self._tools,
+            listener=self.listen,
+            settings=settings,
+            server=self._server,
+        )
+
+    async def complete(self, work: Coroutine[Any, Any, "PlanRun"]) -> int:
         """Await the run, print what came of it, and return the exit code."""
         task = asyncio.ensure_future(work)
         loop = asyncio.get_running_loop()
         numbers = [number for number in INTERRUPTED if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]  # nohup
-        self._take_signals = partial(_take_signals, loop, {number: partial(self._interrupt, number, task, store) for number in numbers})
+        self._take_signals = partial(_take_signals, loop, {number: partial(self._interrupt, number, task) for number in numbers})
         self._take_signals()
+        keeping = asyncio.ensure_future(self._keep_signals())
         try:
             with captured_prints():
                 run = await task
         except asyncio.CancelledError:
             self._display.close()
-            await self._tell_forced_end(store)
+            await self._tell_forced_end()
             return ExitCode.INTERRUPTED
+        except NotApprovedError as error:
+            self._display.close()
+            if not isinstance(self.approver, YesApprover) or self.approver.asked is None:
+                raise
+            return self._refuse_yes(error, self.approver.asked)
         except StoreError:
             self._display.close()
             self._tell_left()
             raise
         finally:
             self._display.close()
+            keeping.cancel()
             for number in numbers:
                 loop.remove_signal_handler(number)
         show_result(run, as_json=self._as_json)
         return ExitCode.INTERRUPTED if self._interrupts and run.status is PlanStatus.CANCELLED else code_of_run(run)
 
-    def _interrupt(self, number: signal.Signals, task: "asyncio.Future[PlanRun]", store: "PlanStore") -> None:
+    async def _keep_signals(self) -> None:
+        ours = signal.getsignal(signal.SIGTERM)
+        while True:
+            await asyncio.sleep(KEEP_SECONDS)
+            if signal.getsignal(signal.SIGTERM) is not ours:
+                self._take_signals()
+                ours = signal.getsignal(signal.SIGTERM)
+
+    def _refuse_yes(self, error: NotApprovedError, asked: "ApprovalRequest") -> int:
+        if self._as_json:
+            output.json_line({"error": "NotApprovedError", "message": str(error), "run_id": asked.run_id})
+        output.note(f"plan: --yes is not taken: {error}")
+        step = f" --step {asked.step_id}" if asked.step_id is not None else ""
+        output.note(f"run {asked.run_id} goes on waiting: `plan approve {asked.run_id}{step}`, then `plan resume {asked.run_id}`")
+        return ExitCode.REJECTED
+
+    def _interrupt(self, number: signal.Signals, task: "asyncio.Future[PlanRun]") -> None:
         # First the run is asked to end, as `plan cancel` does it; then its work is cancelled; then the process ends.
         self._interrupts += 1
-        if self._started is not None and self._interrupts == 1:
+        known = self._started or self._waiting
+        if known is not None and self._interrupts == 1:
             output.note("ending the run; press Ctrl-C again to force it")
-            self._request = asyncio.ensure_future(store.request_cancel(self._started, INTERRUPTED[number]))
+            ending = self._store.request_cancel if self._started is not None else self._store.cancel
+            self._request = asyncio.ensure_future(ending(known, INTERRUPTED[number]))
             self._request.add_done_callback(lambda done: task.cancel() if done.exception() is not None else None)
         elif not task.done() and self._interrupts <= 2:
             task.cancel()
@@ -131,12 +191,12 @@ class Performance:
         else:
             _end_process()
 
-    async def _tell_forced_end(self, store: "PlanStore") -> None:
+    async def _tell_forced_end(self) -> None:
         from plan_adapter.runner import acancel_run
 
-        asked = self._approver.asked if isinstance(self._approver, TerminalApprover) else None
-        if self._started is None and asked is not None and asked.run_id is not None:
-            await acancel_run(asked.run_id, reason=INTERRUPTED[signal.SIGINT], store=store)
+        if self._started is None and self._waiting is not None:
+            with contextlib.suppress(RunConflictError):  # it has ended
+                await acancel_run(self._waiting, reason=INTERRUPTED[signal.SIGINT], store=self._store)
         output.note("interrupted")
         self._tell_left()
 
@@ -164,22 +224,24 @@ def _end_process() -> None:
     os._exit(ExitCode.INTERRUPTED)
 
 
-def show_result(run: "PlanRun", *, as_json: bool) -> None:
-    """Print how the run stands to stdout, and what to do next to stderr."""
+def show_result(run: "PlanRun", *, as_json: bool, hint: str | None = None) -> None:
+    """Print how the run stands to stdout, and what to do next, `hint` where one is given, to stderr."""
     if as_json:
         output.json_line(run_json(run, steps=True))
     else:
         output.line(run_end(run))
         for name, value in run.outputs.items():
             output.line(f"{name}: {as_text(value)}")
-    if hint := next_command(run):
-        output.note(hint)
+    output.note(hint or next_command(run))
 
 
 def next_command(run: "PlanRun") -> str:
     """Return the line that says what a person may do about `run` now."""
     if run.status is PlanStatus.PENDING_APPROVAL:
-        return f"it waits for an approval: `plan resume {run.id}` asks for it on a terminal, `plan resume {run.id} --yes` approves it"
+        return (
+            f"it waits for an approval: `plan approve {run.id}` gives it, then `plan resume {run.id}` goes on; "
+            "`plan gates` lists all that waits"
+        )
     if run.reason is RunReason.UNKNOWN:
         return f"`plan show {run.id}` tells more; a write whose outcome is unknown is never tried again by itself"
     if run.status in (PlanStatus.FAILED, PlanStatus.PARTIAL):

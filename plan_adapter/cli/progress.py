@@ -5,12 +5,15 @@ from collections.abc import Callable
 from typing import Protocol
 
 from plan_adapter.cli import output
-from plan_adapter.cli.records import event_json, step_end
+from plan_adapter.cli.records import answer_command, event_json, gate_place, step_end
 from plan_adapter.hooks import Event
-from plan_adapter.readable import counted, duration, one_line
+from plan_adapter.readable import counted, duration, moment, one_line
 
 Links = Callable[[str], list[str]]
 """Returns the lines that lead from a flow run's id to its page in the UI; none where there is no UI."""
+
+Above = Callable[[Callable[[], object]], None]
+"""Calls what writes whole lines, above a question that is open on the same terminal."""
 
 KEPT_LOG_LINES = 8
 """How many of a failed step's last log lines a live display shows."""
@@ -28,19 +31,43 @@ class Display(Protocol):
         ...
 
 
+def above_nothing(write: Callable[[], object]) -> None:
+    """Write where no question is ever open."""
+    write()
+
+
+class LinkOnce:
+    """Names the run's page once, at its first event that knows the flow run."""
+
+    def __init__(self) -> None:
+        """Nothing is named yet."""
+        self._named: str | None = None
+
+    def lines(self, event: Event, links: Links) -> list[str]:
+        """Return the lines that lead to the run in the UI, none where they were told or the flow run is not known."""
+        flow_run_id = event.run.flow_run_id
+        if flow_run_id is None or flow_run_id == self._named:
+            return []
+        self._named = flow_run_id
+        return links(flow_run_id)
+
+
 class JsonDisplay:
     """One JSON object per event on stdout; the link to the UI on stderr."""
 
     def __init__(self, links: Links) -> None:
         """`links` names the run's page."""
         self._links = links
+        self._once = LinkOnce()
         self._gone = False
 
     def __call__(self, event: Event) -> None:
         """Print the event; a reader that is gone does not stop the run."""
-        if event.kind == "run_started":
-            for link in link_lines(event, self._links):
+        if event.kind in ("run_started", "gate_opened"):
+            for link in self._once.lines(event, self._links):
                 output.note(link)
+        if event.kind == "gate_opened":
+            output.note(how_to_answer(event))
         if self._gone:
             return
         try:
@@ -56,18 +83,39 @@ class JsonDisplay:
 class PlainDisplay:
     """One line per event on stderr, without escapes: for logs and pipes."""
 
-    def __init__(self, links: Links) -> None:
-        """`links` names the run's page."""
+    def __init__(self, links: Links, above: Above = above_nothing) -> None:
+        """`links` names the run's page; `above` writes above a question that is open on the same terminal."""
         self._links = links
+        self._once = LinkOnce()
+        self._above = above
 
     def __call__(self, event: Event) -> None:
         """Print the event."""
-        links = link_lines(event, self._links) if event.kind == "run_started" else []
-        for text in (*plain_lines(event), *links):
-            output.note(text)
+        links = self._once.lines(event, self._links) if event.kind in ("run_started", "gate_opened") else []
+        lines = [*plain_lines(event), *links, *([how_to_answer(event)] if event.kind == "gate_opened" else [])]
+        if lines:
+            self._above(lambda: output.note("\n".join(lines)))
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+def gate_line(event: Event) -> str:
+    """Return one line about a gate that is open, or how it was closed."""
+    assert event.gate is not None
+    place = gate_place(event.gate)
+    if event.kind == "gate_answered":
+        closed = {"superseded": "a new version takes the place of what was asked about", "cancelled": "nobody answered: the run ends"}
+        return f"{place}: {closed.get(event.gate.end or '') or one_line(event.message or 'its gate was closed')}"
+    until = f" until {moment(event.gate.expires_at)}" if event.gate.expires_at is not None else ""
+    return f"{place}: waits for an approval{until}"
+
+
+def how_to_answer(event: Event) -> str:
+    """Return the line that says how an open gate is answered."""
+    assert event.gate is not None
+    form = "in the form on that page, or " if event.run.flow_run_id is not None else ""
+    return f"answer {form}with `{answer_command(event.gate)}`"
 
 
 def plain_lines(event: Event) -> list[str]:
@@ -80,6 +128,8 @@ def plain_lines(event: Event) -> list[str]:
             return [f"{step}: started"]
         case "attempt_failed":
             return [f"{step}: {failed_attempt(event)}"]
+        case "gate_opened" | "gate_answered":
+            return [gate_line(event)]
         case "log":
             return [f"{step} | {text}" for text in (event.message or "").splitlines()]
         case "run_ended":
@@ -99,8 +149,3 @@ def failed_attempt(event: Event) -> str:
 def recent_lines() -> deque[str]:
     """Return a buffer of a step's last log lines."""
     return deque(maxlen=KEPT_LOG_LINES)
-
-
-def link_lines(event: Event, links: Links) -> list[str]:
-    """Return the lines that lead to the run in the UI, once its flow run is known."""
-    return links(event.run.flow_run_id) if event.run.flow_run_id else []

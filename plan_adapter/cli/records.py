@@ -6,7 +6,7 @@ from typing import Any
 from plan_adapter.hooks import Event
 from plan_adapter.plan import StepStatus
 from plan_adapter.readable import counted, duration, one_line
-from plan_adapter.record import Outcome, PlanRun, StepRun
+from plan_adapter.record import Gate, Outcome, PlanRun, StepRun
 
 MARKS = {StepStatus.COMPLETED: "✓", StepStatus.FAILED: "✗", StepStatus.SKIPPED: "-"}
 ASCII_MARKS = {StepStatus.COMPLETED: "+", StepStatus.FAILED: "x", StepStatus.SKIPPED: "-"}
@@ -33,11 +33,47 @@ def event_json(event: Event) -> dict[str, Any]:
         fields |= {"name": event.run.name, "digest": event.run.digest, "flow_run_id": event.run.flow_run_id}
     if event.step is not None:
         fields["step"] = event.step.id if event.kind == "log" else asdict(event.step)
+    if event.gate is not None:
+        fields["gate"] = gate_json(event.gate)
     if event.message is not None:
         fields["message"] = event.message
     if event.delay_ms is not None:
         fields["delay_ms"] = event.delay_ms
     return fields
+
+
+def gate_json(gate: Gate) -> dict[str, Any]:
+    """Return what `--json` tells of a gate; its text is what `plan approve RUN --show` prints."""
+    rules = gate.rules
+    return {
+        "id": gate.id,
+        "run_id": gate.run_id,
+        "step": gate.step_id,
+        "item": gate.item,
+        "name": gate.name,
+        "description": gate.description,
+        "digest": gate.approval_digest,
+        "opened_at": gate.opened_at,
+        "expires_at": gate.expires_at,
+        "end": gate.end,
+        "approvers": rules.approvers,
+        "known_by": rules.known_by,
+        "self_approval": rules.self_approval,
+        "requested_by": rules.requested_by,
+        "flow_run_id": gate.flow_run_id,
+        "attended": gate.attended,
+    }
+
+
+def answer_command(gate: Gate, *, verb: str = "approve") -> str:
+    """Return the command that answers at `gate`."""
+    step = f" --step {gate.step_id}" if gate.step_id is not None else ""
+    return f"plan {verb} {gate.run_id}{step}" + (f" --item {gate.item}" if gate.item is not None else "")
+
+
+def gate_place(gate: Gate) -> str:
+    """Return what `gate` is the gate of: the plan, or a step and its item."""
+    return "plan" if gate.step_id is None else gate.step_id + (f"[{gate.item}]" if gate.item is not None else "")
 
 
 def step_end(step: StepRun) -> str:

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from plan_adapter.cli.aside import aside
-from plan_adapter.cli.performing import Performance, approver_for, begin_server
+from plan_adapter.cli.performing import Performance, Wanted, begin_server
 from plan_adapter.cli.sources import input_texts, open_store, plan_of, tools_of
 from plan_adapter.settings import Settings
 
@@ -23,6 +23,8 @@ def run(
 ) -> int:
     """Run a plan and show its progress: live on a terminal, as plain lines elsewhere.
 
+    Where an approval is needed it is asked for on the terminal, and in a form on the run's page; `plan approve` answers, too.
+
     The run is a flow run of the Prefect server that Prefect's settings name, else of a local one that is started once.
 
     Args:
@@ -31,30 +33,24 @@ def run(
         inputs: A JSON or YAML file of inputs; `--input` goes before it.
         tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
         offline: Run without Prefect: same steps, same record, no UI.
-        yes: Approve the plan, in the name of the operating system's user.
-        detach: Wait for nobody: where an approval is needed, record the run and end with 6.
+        yes: Approve what is asked, in the name of the operating system's user, where the policy allows that.
+        detach: Wait for nobody: where the plan needs an approval, record the run and end with 6.
         json: Print events as JSON Lines; the last line is the run.
     """
     given = input_texts(input or [], inputs)
-    return asyncio.run(_run(plan, given, tools or [], offline=offline, yes=yes, detach=detach, as_json=json))
+    return asyncio.run(_run(plan, given, tools or [], Wanted(yes=yes, detach=detach, json=json), offline=offline))
 
 
-async def _run(source: str, given: dict[str, str], tools: list[str], *, offline: bool, yes: bool, detach: bool, as_json: bool) -> int:
-    from plan_adapter.runner import Occasion, execute_plan
+async def _run(source: str, given: dict[str, str], tools: list[str], wanted: Wanted, *, offline: bool) -> int:
+    from plan_adapter.runner import execute_plan
     from plan_adapter.validation import bind_inputs, validate
 
     settings = Settings()
     pending = begin_server(settings, offline=offline)
     async with open_store(settings) as store:
-        bound = bind_inputs(validate(await plan_of(source, store), tools_of(tools)), given, from_text=True)
+        registry = tools_of(tools)
+        bound = bind_inputs(validate(await plan_of(source, store), registry), given, from_text=True)
         server = await aside(pending.wait) if pending is not None else None
-        approver = approver_for(yes=yes, detach=detach)
-        performance = Performance(server, approver, as_json=as_json)
-        work = execute_plan(
-            bound,
-            occasion=Occasion(approver=approver, listener=performance.listen, settings=settings, server=server),
-            store=store,
-            offline=offline,
-            record_pending=approver is None,
-        )
-        return await performance.complete(work, store)
+        performance = Performance(server, wanted, store=store, tools=registry)
+        work = execute_plan(bound, occasion=performance.occasion(settings), store=store, offline=offline, record_pending=True)
+        return await performance.complete(work)

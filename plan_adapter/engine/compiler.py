@@ -21,12 +21,13 @@ from plan_adapter.readable import one_line, prose
 from plan_adapter.record import PlanRun
 from plan_adapter.validation import ValidatedPlan, bind_inputs
 
-__all__ = ["FlowBody", "fit_as_parameters", "flow_of", "run_flow", "safe_name"]
+__all__ = ["FlowBody", "fit_as_parameters", "flow_of", "name_of", "run_flow", "safe_name"]
 
 FlowBody: TypeAlias = Callable[[dict[str, JsonValue], str], Awaitable[PlanRun]]
 """Runs a plan: is given its inputs, checked and with their defaults, and the id of the flow run."""
 
 MAX_NAME_CHARACTERS = 200
+ID_CHARACTERS = 13  # the first two groups of a UUIDv7: its millisecond
 MAX_PARAMETER_CHARACTERS = 400_000
 """Prefect refuses parameters of over 524,288 bytes, as it writes them; ours are ASCII."""
 _REFUSED_IN_NAMES = re.compile(r"[/%&<>\s\x00-\x1f\x7f-\x9f\u2028\u2029]+")
@@ -64,6 +65,11 @@ def flow_of(validated: ValidatedPlan, body: FlowBody, *, with_inputs: bool = Tru
 def safe_name(name: str) -> str:
     """Return `name` in one line without the characters that Prefect refuses in names, or `plan` where nothing is left."""
     return _REFUSED_IN_NAMES.sub(" ", name).strip()[:MAX_NAME_CHARACTERS].rstrip() or "plan"
+
+
+def name_of(run: PlanRun) -> str:
+    """Return what the flow run of `run` is called: the plan, and as much of the run's id as tells it from others."""
+    return f"{safe_name(run.name)[: MAX_NAME_CHARACTERS - ID_CHARACTERS].rstrip()} {run.id[:ID_CHARACTERS]}"
 
 
 def fit_as_parameters(inputs: Mapping[str, JsonValue]) -> bool:

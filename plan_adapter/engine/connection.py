@@ -3,10 +3,12 @@
 import contextlib
 import logging
 import os
+import re
 import sys
 import tomllib
 from collections.abc import Generator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -15,6 +17,8 @@ from uuid import UUID
 from plan_adapter.errors import NoServerError
 
 ANSWER_SECONDS = 15.0
+UI_SECONDS = 2.0
+"""How long a UI may take to say where its pages are, as a link is being made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,8 @@ class Server:
         if self.ui_url is None:
             return None
         # Prefect's newer UI renders a form's Mermaid and tables; a deep link without /v2 opens the older one.
-        return f"{self.ui_url}{'/v2' if self.is_local else ''}/runs/flow-run/{flow_run_id}"
+        newer = "/v2" if self.is_local else _newer_ui(self.ui_url)
+        return f"{self.ui_url}{newer}/runs/flow-run/{flow_run_id}"
 
 
 def configured_api_url() -> str | None:
@@ -58,6 +63,16 @@ def configured_api_url() -> str | None:
 def under_worker() -> bool:
     """Whether this process was started by a Prefect worker or runner to execute a flow run."""
     return bool(os.environ.get("PREFECT__FLOW_RUN_ID"))
+
+
+def current_server() -> Server:
+    """Return the server that this process uses, as its Prefect settings tell; it is not asked for anything."""
+    from prefect.settings import get_current_settings
+
+    settings = get_current_settings()
+    return Server(
+        api_url=without_credentials(settings.api.url or ""), ui_url=without_credentials(settings.ui_url) if settings.ui_url else None
+    )
 
 
 def check_server() -> Server:
@@ -167,6 +182,29 @@ def url_source() -> str:
     if any(setting.name == "PREFECT_API_URL" for setting in profile.settings):
         return f"Prefect's profile `{profile.name}` in {profile.source or context.settings.profiles_path}"
     return "Prefect's settings in this process"
+
+
+@cache
+def _newer_ui(ui_url: str) -> str:
+    """Return what follows `ui_url` in the addresses of its newer UI, as it says itself; empty where it has none, or does not say.
+
+    Asked once in a process, without credentials, and not at all of Prefect Cloud, which has one UI.
+    """
+    import httpx
+
+    host = urlsplit(ui_url).hostname or ""
+    if host == "prefect.cloud" or host.endswith(".prefect.cloud"):
+        return ""
+    try:
+        settings: object = httpx.get(f"{ui_url}/ui-settings", timeout=UI_SECONDS).json()
+    except (httpx.HTTPError, ValueError):
+        return ""
+    bases = cast("dict[str, object]", settings) if isinstance(settings, dict) else {}
+    older, newer = bases.get("v1_base_url") or "", bases.get("v2_base_url") or ""
+    if not isinstance(older, str) or not isinstance(newer, str):
+        return ""
+    path = newer.rstrip("/").removeprefix(older.rstrip("/"))
+    return path if re.fullmatch(r"(/[\w.~-]+)*", path) else ""
 
 
 def _may_be_configured() -> bool:

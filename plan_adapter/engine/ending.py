@@ -10,6 +10,7 @@ from prefect import Flow, get_client
 from prefect.client.schemas.objects import State
 from prefect.settings import temporary_settings
 
+from plan_adapter.engine.compiler import name_of
 from plan_adapter.engine.connection import trouble_with_server
 from plan_adapter.engine.delivery import deliver, drop
 from plan_adapter.engine.flow_runs import run_flow
@@ -31,7 +32,7 @@ async def run_to_end(flow: Flow[..., Any], parameters: Mapping[str, Any], run: P
     warning. Raises what `ended` holds; NoServerError where Prefect did not come to call the function.
     """
     loop = asyncio.get_running_loop()
-    flowing = asyncio.ensure_future(run_flow(flow, parameters, flow_run_id=run.flow_run_id))
+    flowing = asyncio.ensure_future(run_flow(flow, parameters, flow_run_id=run.flow_run_id, name=name_of(run)))
     ended.add_done_callback(lambda _: loop.call_later(END_SECONDS, _cut_short, flowing))
     while not flowing.done():
         try:

@@ -1,27 +1,33 @@
 """Flow runs: started, run again, asked whether somebody cancelled them."""
 
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 from prefect import Flow, get_client
 from prefect.client.schemas.objects import FlowRun, State
+from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
 
+from plan_adapter.approval import os_user
 from plan_adapter.errors import RunFailedError
 
 
-async def run_flow(flow: Flow[..., Any], parameters: Mapping[str, Any], *, flow_run_id: str | None = None) -> State:
+async def run_flow(
+    flow: Flow[..., Any], parameters: Mapping[str, Any], *, flow_run_id: str | None = None, name: str | None = None
+) -> State:
     """Run `flow` in this process and return its final state; with `flow_run_id` as that flow run, from whatever state it is in.
 
-    Where the server knows no such flow run (any more) a new one is made. Raises what the flow's function raised, RunFailedError
-    excepted: a run that failed is a result.
+    Where the server knows no such flow run (any more) a new one is made, called `name`. Raises what the flow's function raised,
+    RunFailedError excepted: a run that failed is a result.
     """
     async with _early_retries():
         flow_run = None if flow_run_id is None else await _known(flow_run_id)
         if flow_run is None:
-            state = await flow(**parameters, return_state=True)
+            with _named(flow, name):
+                state = await flow(**parameters, return_state=True)
         else:
             from plan_adapter.engine.internals import rerun  # the one thing here that Prefect's public calls cannot do
 
@@ -41,12 +47,46 @@ def _early_retries() -> AbstractAsyncContextManager[None]:
     return early_retries()
 
 
+def _named(flow: Flow[..., Any], name: str | None) -> AbstractContextManager[None]:
+    """Return `internals.named`, or nothing special where there is no name or a later Prefect lacks what the internals need."""
+    if name is None:
+        return nullcontext()
+    try:
+        from plan_adapter.engine.internals import named
+    except ImportError:
+        return nullcontext()
+    return named(flow, name)
+
+
 async def _known(flow_run_id: str) -> FlowRun | None:
     async with get_client() as client:
         try:
             return await client.read_flow_run(UUID(flow_run_id))
         except ObjectNotFound:
             return None
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who started a flow run; `schedule` names the `flow/deployment` whose schedule did."""
+
+    requested_by: str
+    schedule: str | None = None
+
+
+async def origin() -> Origin:
+    """Return who started the current flow run: the operating system's user for one that is no deployment's."""
+    context = FlowRunContext.get()
+    assert context is not None and context.flow_run is not None and context.flow is not None  # only called inside a flow run
+    flow_run = context.flow_run
+    if flow_run.deployment_id is None:
+        return Origin(os_user())
+    async with get_client() as client:
+        deployment = f"{context.flow.name}/{(await client.read_deployment(flow_run.deployment_id)).name}"
+    if flow_run.auto_scheduled:
+        return Origin(f"schedule of {deployment}", schedule=deployment)
+    creator = flow_run.created_by.display_value if flow_run.created_by is not None else None
+    return Origin(creator or f"deployment {deployment}")
 
 
 async def cancellation_of(flow_run_id: str) -> str | None:

@@ -6,8 +6,9 @@ and automations see no difference. `tasks.py` has the way through Prefect's publ
 """
 
 import inspect
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from copy import copy
 from functools import cache
 from typing import Any, cast
@@ -16,6 +17,7 @@ from uuid import UUID, uuid5
 import httpx
 from prefect import Flow, Task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.objects import FlowRun, State, TaskRun, TaskRunPolicy, TaskRunResult
 from prefect.context import AsyncClientContext, FlowRunContext, TaskRunContext
 from prefect.events import Event
@@ -30,6 +32,8 @@ MAX_EDGES = 1000
 
 MAX_SHOWN_DELAYS = 50
 """Prefect refuses longer lists of retry delays."""
+
+_name: ContextVar[tuple[Flow[..., Any], str] | None] = ContextVar("plan_adapter_flow_run_name", default=None)
 
 EARLY_WAITS = (0.1, 0.25, 0.5, 2.0)
 """Seconds before the first retries of a request; Prefect has five, of which the last keeps its own wait of half a minute."""
@@ -115,10 +119,36 @@ async def early_retries() -> AsyncGenerator[None]:
     A server on SQLite answers 503 whenever a request meets a write of its own, often while it still records the run before.
     """
     async with AsyncClientContext.get_or_create() as context:
+        let_name(context.client)
         http = getattr(context.client, "_client", None)
         if isinstance(http, httpx.AsyncClient) and advise_early_retry not in http.event_hooks["response"]:
             http.event_hooks = {**http.event_hooks, "response": [*http.event_hooks["response"], advise_early_retry]}
         yield
+
+
+@contextmanager
+def named(flow: Flow[..., Any], name: str) -> Generator[None]:
+    """Give the flow run that a call of `flow` within makes this name, as the run is made: a name given later is one more request."""
+    token = _name.set((flow, name))
+    try:
+        yield
+    finally:
+        _name.reset(token)
+
+
+def let_name(client: PrefectClient) -> None:
+    """Let `named` name the flow runs that `client` makes."""
+    create = getattr(client, "create_flow_run", None)
+    if create is None or "create_flow_run" in vars(client):
+        return
+
+    async def create_named(**given: Any) -> FlowRun:
+        flow, name = _name.get() or (None, None)
+        if flow is not None and given.get("flow") is flow:
+            given = {"name": name, **given}
+        return await create(**given)
+
+    vars(client)["create_flow_run"] = create_named
 
 
 async def advise_early_retry(response: httpx.Response) -> None:

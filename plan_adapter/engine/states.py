@@ -8,9 +8,11 @@ from prefect.states import Cancelled, Completed, Failed
 from plan_adapter.errors import RunFailedError
 from plan_adapter.execution.ports import AttemptEnd
 from plan_adapter.plan import PlanStatus, StepStatus
+from plan_adapter.readable import one_line
 from plan_adapter.record import Outcome, PlanRun, RunReason, StepRun
 
 MAX_MESSAGE_CHARACTERS = 2000
+MAX_NOTE_CHARACTERS = 500
 
 
 def state_of_call(end: AttemptEnd) -> State:
@@ -47,7 +49,7 @@ def state_of_run(run: PlanRun) -> State:
 
     In this process the state holds `run`, or RunFailedError, which `await flow()` raises; neither leaves it.
     """
-    message = _cut(": ".join(part for part in (_counts(run), run.message) if part))
+    message = _cut(": ".join(part for part in (_counts(run), run.message, _note(run)) if part))
     if run.status is PlanStatus.COMPLETED:
         return Completed(message=message, data=run)
     error = RunFailedError(run)
@@ -62,6 +64,11 @@ def _name(run: PlanRun, plain: RunReason, fallback: str) -> str:
     if run.reason is None or run.reason is plain:
         return fallback
     return "".join(word.capitalize() for word in run.reason.split("_"))
+
+
+def _note(run: PlanRun) -> str | None:
+    """Return the words of whoever rejected the run."""
+    return one_line(run.rejection_note)[:MAX_NOTE_CHARACTERS] if run.reason is RunReason.REJECTED and run.rejection_note else None
 
 
 def _counts(run: PlanRun) -> str:

@@ -17,6 +17,8 @@ class Items:
         self.carried = 0
         self.started = False
         self.halted = False  # an item failed and the step stops on errors: no further item starts
+        self.refused = ""  # why a call was not approved
+        self.goes_on = False  # whether the run goes on without the calls that were not approved
         self._is_list = is_list
         self._ends: list[AttemptEnd | None] = [None] * count
 
@@ -24,6 +26,11 @@ class Items:
     def missing(self) -> int:
         """How many calls were never started."""
         return self._ends.count(None) - self.open
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether nothing but a refusal keeps the step from having succeeded: every call that was made did."""
+        return bool(self.refused and self.missing) and all(end is None or end.outcome == "succeeded" for end in self._ends)
 
     def end(self, item: int | None, end: AttemptEnd | None) -> None:
         """Note the end of one call."""

@@ -1,13 +1,14 @@
 """What execution is handed, and what it hands out: the protocols between a plan's execution and the worlds around it."""
 
+import asyncio
 from collections.abc import Awaitable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from pydantic import JsonValue
 
-from plan_adapter.plan import Step
-from plan_adapter.record import PlanRun, StepRun
+from plan_adapter.plan import Effect, Step
+from plan_adapter.record import Approval, PlanRun, RunReason, StepRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,42 @@ class AttemptEnd:
     error: str | None = None
     can_retry: bool = True  # false where another attempt could only fail the same way
     in_middle: bool = False  # the run's stop ended a call that had begun
+
+
+@dataclass(frozen=True, slots=True)
+class GatedCall:
+    """A call that waits for an approval of its own, as it would be made now."""
+
+    step: Step
+    step_run: StepRun
+    name: str
+    item: int | None
+    effect: Effect
+    parameters: dict[str, JsonValue]
+    approval_digest: str  # of exactly this call
+    withdrawn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """Done once the call will not be made whatever is answered: then nobody is to be asked any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class GateRefusal:
+    """Why a call was not approved; without `ends_run` only the step is skipped."""
+
+    reason: RunReason
+    message: str
+    ends_run: bool = True
+
+
+class StepGates(Protocol):
+    """Asks for approvals of single calls. Several may be open at once; one that is withdrawn is closed."""
+
+    def is_gated(self, step: Step, effect: Effect) -> bool:
+        """Return whether `step`, which has `effect`, needs an approval of its own."""
+        ...
+
+    async def ask(self, call: GatedCall) -> Approval | GateRefusal:
+        """Return the approval of exactly this call, or why there is none; waits for a person."""
+        ...
 
 
 class StepCall(Protocol):

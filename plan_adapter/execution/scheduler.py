@@ -2,15 +2,18 @@
 
 import asyncio
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from pydantic import JsonValue
 
 from plan_adapter import graph
-from plan_adapter.errors import ExpressionError
+from plan_adapter.errors import ExpressionError, error_text
+from plan_adapter.execution.clock import RunClock
 from plan_adapter.execution.items import Items
-from plan_adapter.execution.ports import AttemptEnd, CallStep
+from plan_adapter.execution.ports import AttemptEnd, CallStep, GatedCall, GateRefusal, StepGates
 from plan_adapter.execution.scope import RunScope
+from plan_adapter.execution.status import NOT_APPROVED
 from plan_adapter.execution.step import Call
 from plan_adapter.plan import Step, StepStatus
 from plan_adapter.record import Outcome
@@ -22,9 +25,9 @@ async def execute(scope: RunScope, call_step: CallStep) -> None:
     Raises StoreError where the record cannot be kept: then nothing further was started. Being cancelled stops the run like any
     other cancellation; it is raised again after the running steps have ended.
     """
-    scheduler = Scheduler(scope, call_step)
+    scope.clock = clock = _start_clock(scope)
+    scheduler = Scheduler(scope, call_step, clock)
     scheduler.begin()
-    timer = _start_clock(scope)
     try:
         await asyncio.shield(scheduler.ended)
     except asyncio.CancelledError:
@@ -33,26 +36,29 @@ async def execute(scope: RunScope, call_step: CallStep) -> None:
         await scope.recorder.flush()
         raise
     finally:
-        timer.cancel()
+        clock.end()
     await scope.recorder.flush()
 
 
-def _start_clock(scope: RunScope) -> asyncio.TimerHandle:
-    """Let the total timeout stop the run; the deadline also goes to the tools."""
+def _start_clock(scope: RunScope) -> RunClock:
+    """Let the total timeout stop the run; its deadline also goes to the tools."""
     milliseconds = scope.approved.bound.validated.plan.options.total_timeout_ms
-    loop = asyncio.get_running_loop()
     if not milliseconds:
-        return loop.call_later(0, lambda: None)
-    scope.deadline = loop.time() + milliseconds / 1000
-    return loop.call_at(scope.deadline, scope.stop.set, "timed_out", f"the total timeout of {milliseconds / 1000:g} s was spent")
+        return RunClock(None, lambda: None)
+    seconds = milliseconds / 1000
+    return RunClock(seconds, partial(scope.stop.set, "timed_out", f"the total timeout of {seconds:g} s was spent"))
 
 
 class Scheduler:
     """The ready set of one run; belongs to one event loop."""
 
-    def __init__(self, scope: RunScope, call_step: CallStep) -> None:
-        """Prepare the run of `scope`."""
+    def __init__(self, scope: RunScope, call_step: CallStep, clock: RunClock) -> None:
+        """Prepare the run of `scope`; `clock` stands still while nothing but gates is open."""
         self._scope = scope
+        self._clock = clock
+        self._working = 0  # calls that were asked for and have not ended
+        self._asking = 0  # gates that are open
+        self._asked = dict[str, list[GatedCall]]()  # by step, the calls that people are asked about
         self._call_step = call_step
         self._validated = scope.approved.bound.validated
         self._steps = {step.id: step for step in self._validated.plan.steps}
@@ -82,6 +88,19 @@ class Scheduler:
     def _halt(self, cause: str) -> None:
         """Start no further step; those that have not started are skipped for `cause`."""
         self._halted = self._halted or cause
+        for step_id in self._asked:
+            self._withdraw(step_id)
+
+    def _withdraw(self, step_id: str) -> None:
+        """Ask nobody any more about calls of a step of which none will be made."""
+        for gated in self._asked.get(step_id, ()):
+            if not gated.withdrawn.done():
+                gated.withdrawn.set_result(None)
+
+    def _halt_items(self, state: Items) -> None:
+        """Start no further call of the step."""
+        state.halted = True
+        self._withdraw(state.step.id)
 
     # A step becomes ready, its calls are granted slots, are performed, and the step is closed.
 
@@ -111,30 +130,87 @@ class Scheduler:
             error = "an earlier start of this run began this write, and whether it was done is unknown"
             state.end(item, AttemptEnd("unknown", self._scope.past.attempts[unit], error=error))
         else:
-            self._scope.slots.request(self._urgency[state.step.id], lambda: self._granted(state, item, value))
+            call = Call(self._scope, state.step, self._runs[state.step.id], urgency=self._urgency[state.step.id], item=item, value=value)
+            gates = self._scope.gates
+            if gates is not None and gates.is_gated(state.step, call.effect):
+                self._spawn(self._ask(gates, state, call))
+            else:
+                self._request(state, call)
 
-    def _granted(self, state: Items, item: int | None, value: JsonValue) -> None:
+    async def _ask(self, gates: StepGates, state: Items, call: Call) -> None:
+        """Have `call` approved, and then ask for a slot: one that waits for a person holds none."""
+        if self._halted or state.halted:
+            return await self._leave_out(state, call)
+        try:
+            gated = call.gated()
+        except Exception as error:  # what cannot be called is not asked about
+            state.end(call.item, AttemptEnd("failed", 0, error=error_text(error)))
+            return None if state.open else await self._close_items(state)
+        asked = self._asked.setdefault(state.step.id, [])
+        asked.append(gated)
+        self._count(asking=1)
+        try:
+            answer = await gates.ask(gated)
+        finally:
+            self._count(asking=-1)
+            asked.remove(gated)
+        if isinstance(answer, GateRefusal):
+            self._refuse(state, answer, withdrawn=gated.withdrawn.done())
+            return await self._leave_out(state, call)
+        call.approval = answer
+        return self._request(state, call)
+
+    def _refuse(self, state: Items, refusal: GateRefusal, *, withdrawn: bool) -> None:
+        if withdrawn and not refusal.ends_run:  # nobody refused it: the step says why it was not called
+            return
+        state.refused = state.refused or refusal.message
+        state.goes_on = not refusal.ends_run
+        if refusal.ends_run:
+            self._scope.refusal = self._scope.refusal or refusal
+            if self._stops_on_error(state.step):
+                self._halt_items(state)
+                self._halt(f"stopped because `{state.step.id}` was not approved")
+
+    async def _leave_out(self, state: Items, call: Call) -> None:
+        state.end(call.item, None)
+        if not state.open:
+            await self._close_items(state)
+
+    def _request(self, state: Items, call: Call) -> None:
+        self._count(working=1)
+        self._scope.slots.request(self._urgency[state.step.id], lambda: self._granted(state, call))
+
+    def _count(self, *, working: int = 0, asking: int = 0) -> None:
+        self._working += working
+        self._asking += asking
+        if self._asking and not self._working:
+            self._clock.stand_still()
+        else:
+            self._clock.go_on()
+
+    def _granted(self, state: Items, call: Call) -> None:
         if self._halted or state.halted:
             self._scope.slots.release()
-            state.end(item, None)
+            self._count(working=-1)
+            state.end(call.item, None)
             return None if state.open else self._spawn(self._close_items(state))
         state.started = True
-        run = self._runs[state.step.id]
-        run.status = StepStatus.RUNNING
-        call = Call(self._scope, state.step, run, urgency=self._urgency[state.step.id], item=item, value=value)
+        self._runs[state.step.id].status = StepStatus.RUNNING
         return self._spawn(self._perform(state, call))
 
     async def _perform(self, state: Items, call: Call) -> None:
         end = await self._call_step(call)
+        self._count(working=-1)
         state.end(call.item, end)
-        state.halted = state.halted or (end.outcome != "succeeded" and self._stops_on_error(state.step))
+        if end.outcome != "succeeded" and self._stops_on_error(state.step):
+            self._halt_items(state)
         if not state.open:
             await self._close_items(state)
 
     async def _close_items(self, state: Items) -> None:
         if state.missing == state.count > 0:
-            return self._skip(state.step, self._halted)
-        self._finish(state.step, state.summary(self._halted))
+            return self._skip(state.step, state.refused or self._halted)
+        self._finish(state.step, state.summary(state.refused or self._halted), was_refused=state.is_refused, goes_on=state.goes_on)
         self._runs[state.step.id].carried = state.carried == state.count > 0
         return await self._close(state.step, show=not state.started)
 
@@ -198,7 +274,7 @@ class Scheduler:
         run.status, run.reason, run.completed_at = StepStatus.SKIPPED, reason, self._scope.recorder.now()
         self._spawn(self._close(step, show=True))
 
-    def _finish(self, step: Step, end: AttemptEnd) -> None:
+    def _finish(self, step: Step, end: AttemptEnd, *, was_refused: bool = False, goes_on: bool = False) -> None:
         run = self._runs[step.id]
         run.completed_at = self._scope.recorder.now()
         if run.started_at is not None:
@@ -206,9 +282,9 @@ class Scheduler:
         if end.outcome == "succeeded":
             run.status, run.outcome, run.result = StepStatus.COMPLETED, Outcome.SUCCEEDED, end.result
             return
-        run.status, run.error, run.reason = StepStatus.FAILED, end.error, end.outcome
+        run.status, run.error, run.reason = StepStatus.FAILED, end.error, NOT_APPROVED if was_refused else end.outcome
         run.outcome = Outcome.UNKNOWN if end.outcome == "unknown" or self._was_cut_short(step, end) else Outcome.FAILED
-        if end.outcome == "failed" and self._stops_on_error(step):
+        if end.outcome == "failed" and self._stops_on_error(step) and not (was_refused and goes_on):
             self._halt(f"stopped because `{step.id}` failed")
 
     def _was_cut_short(self, step: Step, end: AttemptEnd) -> bool:

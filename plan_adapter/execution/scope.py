@@ -10,6 +10,8 @@ from pydantic import JsonValue
 from plan_adapter.approval import ApprovedPlan
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.carry import Past
+from plan_adapter.execution.clock import RunClock
+from plan_adapter.execution.ports import GateRefusal, StepGates
 from plan_adapter.execution.printing import prints_of_call
 from plan_adapter.execution.results import ResultLimit
 from plan_adapter.execution.slots import Slots
@@ -35,7 +37,9 @@ class RunScope:
     listener: Listener | None = None
     log_sink: Callable[[logging.LogRecord], None] | None = None
     values: dict[str, dict[str, JsonValue]] = field(default_factory=dict[str, dict[str, JsonValue]])
-    deadline: float | None = None  # of the whole run, on the event loop's clock
+    gates: StepGates | None = None  # None: no step is asked about
+    refusal: GateRefusal | None = None  # the first at a step's gate that ends the run
+    clock: RunClock | None = None  # of the total timeout, once execution has begun
 
     def variables(self, *, item: JsonValue = None, result: JsonValue = None) -> Variables:
         """Return what an expression may use now."""

@@ -7,14 +7,15 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from plan_adapter.errors import ExpressionError, UnknownOutcomeError, error_text
+from plan_adapter.canonical import call_digest
+from plan_adapter.errors import ExpressionError, NotApprovedError, UnknownOutcomeError, error_text
 from plan_adapter.execution.attempts import RetryPolicy
 from plan_adapter.execution.calling import CallStoppedError, CallTimedOutError, complete, work_of
-from plan_adapter.execution.ports import AttemptEnd
+from plan_adapter.execution.ports import AttemptEnd, GatedCall
 from plan_adapter.execution.printing import prints_of_call
 from plan_adapter.execution.scope import RunScope, step_logger
 from plan_adapter.plan import Effect, Isolation, Step, new_id
-from plan_adapter.record import Attempt, Outcome, PlanRun, Receipt, StepRun
+from plan_adapter.record import Approval, Attempt, Outcome, PlanRun, Receipt, StepRun
 from plan_adapter.tools.tool import Tool, ToolContext, as_json
 
 
@@ -22,7 +23,7 @@ class Call:
     """One unit of work: a step, or one item of its `for_each`. Implements `ports.StepCall`."""
 
     def __init__(self, scope: RunScope, step: Step, step_run: StepRun, *, urgency: float, item: int | None, value: JsonValue) -> None:
-        """Make the call of `step` with `value` as its `item`; whoever makes it has a slot for its first attempt."""
+        """Make the call of `step` with `value` as its `item`; whoever lets it be driven has a slot for its first attempt."""
         validated = scope.approved.bound.validated
         self.step = step
         self.step_run = step_run
@@ -38,6 +39,7 @@ class Call:
         self._tries = 0
         self._judged: tuple[AttemptEnd, float | None] | None = None
         self._number = scope.past.attempts.get((step.id, item), 0)
+        self.approval: Approval | None = None  # of exactly this call, where its step has a gate of its own
 
     @property
     def run(self) -> PlanRun:
@@ -65,6 +67,23 @@ class Call:
     def effect(self) -> Effect:
         """What the call does: as the step declares it, else as its tool does."""
         return self.step.effect or self._tool.effect
+
+    def gated(self) -> GatedCall:
+        """Return the call as it would be made now, to be asked about; raises what keeps it from being made at all."""
+        parameters = self._parameters()
+        self._tool.bind(parameters, self._context())
+        return GatedCall(
+            step=self.step,
+            step_run=self.step_run,
+            name=self.name,
+            item=self.item,
+            effect=self.effect,
+            parameters=parameters,
+            approval_digest=self._digest(parameters),
+        )
+
+    def _digest(self, parameters: dict[str, JsonValue]) -> str:
+        return call_digest(self.step, self.item, parameters, self._tool.definition())
 
     def retry_delay(self, end: AttemptEnd) -> float | None:
         """Return the seconds to wait before another attempt, or None if `end` was the last."""
@@ -108,8 +127,12 @@ class Call:
             return AttemptEnd("failed", self._number, error=error_text(error), can_retry=False)
         self._number += 1
         intent = self._intent(parameters, context.idempotency_key)
+        try:
+            await self._scope.recorder.intent(intent)
+        except NotApprovedError as error:  # what is checked there: that the approval is there now
+            self._number -= 1
+            return AttemptEnd("failed", self._number, error=error_text(error), can_retry=False)
         self.step_run.attempts += 1
-        await self._scope.recorder.intent(intent)
         if self.step_run.started_at is None:
             await self._begin(intent)
         started = time.monotonic()
@@ -184,6 +207,8 @@ class Call:
             parameters=parameters,
             idempotency_key=key,
             started_at=self._scope.recorder.now(),
+            approval_id=self.approval.id if self.approval is not None else None,
+            approval_digest=self._digest(parameters) if self.approval is not None else None,
         )
 
     def _receipt(self, intent: Attempt, end: AttemptEnd, duration_ms: int) -> Receipt:
@@ -210,8 +235,8 @@ class Call:
         run = self.run
         seed = f"{run.id}\n{self.step.id}\n{'' if self.item is None else self.item}\n{run.digest}"
         limits = [time.monotonic() + self.timeout_seconds] if self.timeout_seconds else []
-        if self._scope.deadline is not None:
-            limits.append(self._scope.deadline)
+        if self._scope.clock is not None and self._scope.clock.deadline is not None:
+            limits.append(self._scope.clock.deadline)
         return ToolContext(
             run_id=run.id,
             step_id=self.step.id,

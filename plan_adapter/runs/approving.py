@@ -1,26 +1,33 @@
-"""The approval of one run: found, asked for, checked and used up."""
+"""The approval of one run, of its whole plan or of one of its calls: found, asked for, checked and used up."""
 
-import asyncio
-from dataclasses import replace
+from collections.abc import Collection
+from dataclasses import fields, replace
 
-from plan_adapter.approval import ApprovedPlan, approved_plan, requires_approval, without_approval
-from plan_adapter.errors import NotApprovedError
+from plan_adapter.approval import ApprovedPlan, approved_plan, needs_gate, refusal, requires_approval, rules_of, without_approval
+from plan_adapter.errors import NotApprovedError, RunConflictError
+from plan_adapter.gate_text import plan_gate_text
 from plan_adapter.plan import PlanStatus
-from plan_adapter.preview import preview_plan, preview_text
-from plan_adapter.readable import duration
-from plan_adapter.record import Approval, ApprovalRequest, PlanRun, RunReason
+from plan_adapter.record import Approval, Gate, PlanRun, RunContext, RunReason
+from plan_adapter.runs.gates import GateKeeper, new_gate, no_answer, request_of
 from plan_adapter.runs.occasion import Occasion
+from plan_adapter.runs.standing import standing_for
+from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
-from plan_adapter.validation import BoundPlan
+from plan_adapter.validation import BoundPlan, bind_inputs, validate
+
+MOST_PENDING = 200
+"""How many of the newest runs that wait are looked at, whether their gate is over."""
 
 
-async def is_answered(bound: BoundPlan, store: PlanStore, occasion: Occasion) -> bool:
-    """Whether nobody needs to be asked, or there is an answer, or somebody who can be asked."""
+async def is_answered(bound: BoundPlan, store: PlanStore, occasion: Occasion, *, run: PlanRun | None = None) -> bool:
+    """Whether nobody needs to be asked, or there is an answer (also one to `run`), or somebody who can be asked."""
     if not requires_approval(bound.validated.plan, allow_unapproved=occasion.settings.allow_unapproved):
         return True
-    if occasion.approval is not None or occasion.approver is not None:
+    if occasion.approval is not None or occasion.approver is not None or occasion.asks_in_form:
         return True
-    return await store.find_approval(bound.approval_digest) is not None
+    if run is not None and await _answer_to(run, bound, store) is not None:
+        return True
+    return await store.find_approval(bound.approval_digest, context=occasion.context) is not None
 
 
 def not_approved(bound: BoundPlan) -> NotApprovedError:
@@ -31,49 +38,200 @@ def not_approved(bound: BoundPlan) -> NotApprovedError:
     )
 
 
-async def approve_run(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Occasion) -> ApprovedPlan | None:
-    """Return the plan as approved for `run`, or None where it was rejected or nobody answered in time, which is then recorded."""
+async def approve_run(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> ApprovedPlan | None:
+    """Return the plan as approved for `run`, or None where it was rejected, expired or cancelled, which is then recorded.
+
+    A new version of the plan that comes meanwhile takes the place of the one that was asked about, in `run`, too. Raises
+    NotApprovedError for an answer of other content, and where nobody is there to ask.
+    """
+    while True:
+        try:
+            answer = await _found(bound, run, keeper) or await _asked(bound, run, keeper)
+        except _RevisedError:
+            bound = await _renewed(run, keeper)
+            continue
+        if answer is None:
+            return None
+        if answer.decision == "approve":
+            return await _used(bound, run, answer, keeper)
+        if answer.decision == "reject":
+            return await _end_rejected(run, answer, keeper.store)
+        if keeper.has_spoken(bound.approval_digest) and not keeper.occasion.asks_in_form:  # the same would be said again, for ever
+            raise NotApprovedError(f"{answer.by} asks for changes: {answer.note}; `plan revise {run.id} FILE` gives a new version")
+
+
+async def open_detached(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: Settings) -> Gate:
+    """Return the gate of a run that nobody waits for, open for `plan approve`."""
+    draft = await _gate_of(bound, run, store, settings)
+    gate = await store.open_gate(draft, timeout_ms=bound.validated.plan.options.approval_timeout_ms)
+    await store.leave_gate(gate.id)
+    return gate
+
+
+async def end_expired(store: PlanStore) -> None:
+    """End the runs at whose gates nobody answered in time and no process waits."""
     now = await store.now()
-    used = next((row for row in await store.approvals(run.id) if row.decision == "approve"), None)
-    if used is not None:
-        return approved_plan(bound, replace(used, expires_at=None), now=now)
-    answer = await _answer(bound, run, store, occasion)
-    if answer is None:
-        limit = duration(bound.validated.plan.options.approval_timeout_ms)
-        await _end_unapproved(run, store, RunReason.EXPIRED, f"nobody answered within {limit}")
-        return None
-    if answer.decision == "reject" and answer.approval_digest == bound.approval_digest:
-        run.rejection_note = answer.note
-        await store.add_approval(replace(answer, run_id=run.id))
-        await _end_unapproved(run, store, RunReason.REJECTED, f"rejected by {answer.by}")
-        return None
-    approved = approved_plan(bound, answer, now=now)
-    await store.use_approval(answer, run_id=run.id)
-    run.status, run.approved_at, run.approved_by = PlanStatus.APPROVED, answer.at, answer.by
-    return approved
+    for gate in await store.gates():
+        if gate.expires_at is not None and gate.expires_at <= now and gate.attended is False:
+            closed, run = await store.expire_gate(gate.id), await store.run(gate.run_id)
+            if closed.end == "expired" and run.status is PlanStatus.PENDING_APPROVAL:
+                await end_unapproved(run, store, RunReason.EXPIRED, no_answer(closed))
+    for run in await store.runs(limit=MOST_PENDING, status=PlanStatus.PENDING_APPROVAL):
+        last = next(reversed([gate for gate in await store.gates(run_id=run.id, open_only=False) if gate.step_id is None]), None)
+        if last is not None and last.end == "expired" and last.approval_digest == run.approval_digest:  # closed by an answer that came late
+            await end_unapproved(run, store, RunReason.EXPIRED, no_answer(last))
 
 
-async def _end_unapproved(run: PlanRun, store: PlanStore, reason: RunReason, message: str) -> None:
+async def end_unapproved(run: PlanRun, store: PlanStore, reason: RunReason, message: str) -> None:
+    """Record that `run` ends without having begun."""
     run.status, run.reason, run.message = PlanStatus.CANCELLED, reason, message
     run.completed_at = await store.now()
     await store.update_run(run)
 
 
-async def _answer(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Occasion) -> Approval | None:
-    """Return the answer that there is, or that the approver gives; None where it takes longer than the plan allows."""
-    plan = bound.validated.plan
+async def _found(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval | None:
+    """Return the answer that is there already, None where somebody must be asked."""
+    store, occasion, plan = keeper.store, keeper.occasion, bound.validated.plan
+    answer = await _answer_to(run, bound, store)
+    if answer is not None:
+        return answer
     if occasion.approval is not None:
-        return occasion.approval
+        return _fitting(occasion.approval, bound, run, occasion)
     if not requires_approval(plan, allow_unapproved=occasion.settings.allow_unapproved):
         return without_approval(bound, now=await store.now())
-    if (waiting := await store.find_approval(bound.approval_digest)) is not None:
-        return waiting
-    if occasion.approver is None:
+    waiting = await store.find_approval(bound.approval_digest, context=_context_of(run))
+    if waiting is not None:
+        return _fitting(waiting, bound, run, occasion)
+    return await standing_for(bound, run, store, occasion)
+
+
+def _context_of(run: PlanRun) -> RunContext:
+    return RunContext(agent_id=run.agent_id, org_id=run.org_id, tenant_id=run.tenant_id, task_id=run.task_id)
+
+
+async def _answer_to(run: PlanRun, bound: BoundPlan, store: PlanStore) -> Approval | None:
+    """Return what `run` was answered about exactly this content: at a gate of its own, or by what it has used already."""
+    rows = [row for row in await store.approvals(run.id) if is_of_run(row, run)]
+    decided = [row for row in rows if row.approval_digest == bound.approval_digest and row.decision != "request_changes"]
+    return decided[-1] if decided else None
+
+
+def is_of_run(row: Approval, run: PlanRun) -> bool:
+    """Return whether `row` was given at the gate of the run's plan, or was used for it."""
+    return row.run_id == run.id and row.step_id is None and (row.gate_id is not None or row.used_at is not None)
+
+
+def _fitting(given: Approval, bound: BoundPlan, run: PlanRun, occasion: Occasion) -> Approval:
+    """Return an answer that was given before the run was made; raises NotApprovedError where the rules do not take it."""
+    rules = rules_of(bound.validated.plan, occasion.settings, requested_by=run.requested_by or "")
+    if given.decision == "request_changes":
+        raise NotApprovedError(f"{given.by} asks for changes: {given.note}")
+    if given.approval_digest == bound.approval_digest:
+        if given.known_by in ("ssh_signature", "totp"):
+            raise NotApprovedError("signatures and codes are given at a gate: let the run open it, and answer there")
+        if (reason := refusal(rules, by=given.by, known_by=given.known_by, decision=given.decision)) is not None:
+            raise NotApprovedError(reason)
+    return given
+
+
+async def _asked(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval | None:
+    """Return the answer at the plan's gate; None where there is none any more, which is then recorded."""
+    store, occasion = keeper.store, keeper.occasion
+    if occasion.approver is None and not occasion.asks_in_form:
         raise not_approved(bound)
-    shown = preview_plan(bound.validated, inputs=bound.inputs, approval_digest=bound.approval_digest, requires_approval=True)
-    request = ApprovalRequest(bound.approval_digest, plan.name, plan.description, preview_text(shown), run_id=run.id)
-    limit_ms = plan.options.approval_timeout_ms
-    try:
-        return await asyncio.wait_for(occasion.approver.ask(request), limit_ms / 1000 if limit_ms else None)
-    except TimeoutError:
+    if run.flow_run_id is not None or run.status is not PlanStatus.PENDING_APPROVAL:
+        run.status, run.reason, run.message, run.completed_at = PlanStatus.PENDING_APPROVAL, None, None, None
+        await store.update_run(run)  # also so that whoever goes on with the run finds its flow run
+    draft = await _gate_of(bound, run, store, occasion.settings)
+    gate = await keeper.open(draft, timeout_ms=bound.validated.plan.options.approval_timeout_ms)
+    closed = await collected(gate, keeper) or await keeper.ask(gate)
+    if closed.end == "expired":
+        await end_unapproved(run, store, RunReason.EXPIRED, no_answer(closed))
         return None
+    answer = await store.answer_to_gate(closed.id)
+    if closed.end == "answered" and answer is not None:
+        return answer
+    fresh = await store.run(run.id)
+    if closed.end == "superseded" and fresh.status is PlanStatus.PENDING_APPROVAL:
+        raise _RevisedError
+    run.status, run.reason, run.message, run.completed_at = fresh.status, fresh.reason, fresh.message, fresh.completed_at
+    if run.completed_at is None:
+        await end_unapproved(run, store, RunReason.CANCELLED, "its gate was closed")
+    return None
+
+
+class _RevisedError(Exception):
+    """A new version of the plan took the place of the one that was asked about."""
+
+
+async def _renewed(run: PlanRun, keeper: GateKeeper) -> BoundPlan:
+    """Return the new version of the plan of `run`, and write it into `run`; raises RunConflictError where its tools are not at hand."""
+    tools = keeper.occasion.tools
+    if tools is None:
+        raise RunConflictError(f"run {run.id} has a new version of its plan: `plan resume {run.id}` asks about it")
+    fresh, flow_run_id = await keeper.store.run(run.id), run.flow_run_id
+    for field in fields(run):
+        setattr(run, field.name, getattr(fresh, field.name))
+    run.flow_run_id = flow_run_id
+    bound = bind_inputs(validate(await keeper.store.get(run.digest), tools), run.inputs)
+    if bound.approval_digest != run.approval_digest:
+        raise RunConflictError(f"run {run.id} has a new version of its plan, made with other tools: revise it with these")
+    return bound
+
+
+async def collected(gate: Gate, keeper: GateKeeper) -> Gate | None:
+    """Return `gate` closed by what was answered in its form while nobody waited; None where there is no such answer, or no valid one."""
+    if keeper.door is None or gate.keyset is None:
+        return None
+    try:
+        answer = await keeper.door.collected(gate)
+        if answer is None:
+            return None
+        return await keeper.store.answer_gate(gate.id, await keeper.taken(answer, request_of(gate)))
+    except NotApprovedError as error:
+        keeper.refused[gate.id] = str(error)
+        return None
+    except RunConflictError:  # it came too late
+        now = await keeper.store.gate(gate.id)
+        return None if now.end is None else now
+
+
+async def _gate_of(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: Settings) -> Gate:
+    plan = bound.validated.plan
+    rules = rules_of(plan, settings, requested_by=run.requested_by or "")
+    asked = [row for row in await store.approvals(run.id) if row.decision == "request_changes" and row.step_id is None]
+    revisions = await store.revisions(run.id)
+    text = plan_gate_text(
+        bound,
+        gated=gated_steps(bound, settings),
+        approval_digest=bound.approval_digest,
+        expires_ms=plan.options.approval_timeout_ms,
+        earlier=await store.get(revisions[-1].digest) if revisions else None,
+        notices=[f"{row.by} asks for changes: {row.note}" for row in asked if row.approval_digest == bound.approval_digest],
+    )
+    return new_gate(run, approval_digest=bound.approval_digest, description=plan.description, text=text, rules=rules)
+
+
+def gated_steps(bound: BoundPlan, settings: Settings) -> Collection[str]:
+    """Return the ids of the steps that wait at a gate of their own."""
+    validated = bound.validated
+    steps = validated.plan.steps
+    return [step.id for step in steps if needs_gate(step, step.effect or validated.tools[step.id].effect, validated.plan, settings)]
+
+
+async def _used(bound: BoundPlan, run: PlanRun, answer: Approval, keeper: GateKeeper) -> ApprovedPlan:
+    store = keeper.store
+    if answer.gate_id is not None and answer.used_at is None:
+        await keeper.prove(answer, await store.gate(answer.gate_id))
+        keeper.refuse_unfitting(answer, bound.validated.plan)
+    approved = approved_plan(bound, replace(answer, expires_at=None) if answer.run_id == run.id else answer, now=await store.now())
+    used = await store.use_approval(answer, run_id=run.id)
+    run.status, run.approved_at, run.approved_by = PlanStatus.APPROVED, used.at, used.by
+    return approved
+
+
+async def _end_rejected(run: PlanRun, answer: Approval, store: PlanStore) -> None:
+    run.rejection_note = answer.note
+    if answer.run_id is None:
+        await store.add_approval(replace(answer, run_id=run.id))
+    await end_unapproved(run, store, RunReason.REJECTED, f"rejected by {answer.by}")

@@ -1,12 +1,14 @@
 """What a run is given beside its plan and inputs."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plan_adapter.approval import Approver
+from plan_adapter.approval import Approver, os_user
 from plan_adapter.hooks import Hooks, Listener
 from plan_adapter.record import Approval, RunContext
 from plan_adapter.settings import Settings
+from plan_adapter.tools.registry import ToolRegistry
 
 if TYPE_CHECKING:
     from plan_adapter.engine.connection import Server
@@ -18,6 +20,11 @@ class Occasion:
 
     approval: Approval | None = None
     approver: Approver | None = None
+    asks_in_form: bool = False  # whether a form in the Prefect UI asks, too; only with a server
+    tools: ToolRegistry | None = None  # for a new version of the plan that comes while the run waits at its gate
+    requested_by: str = field(default_factory=os_user)
+    plan_file: Path | None = None  # where the plan stands; a standing approval may stand beside it
+    schedule: str | None = None  # `flow/deployment` whose schedule started the run
     hooks: Hooks = field(default_factory=Hooks)
     context: RunContext = field(default_factory=RunContext)
     listener: Listener | None = None

@@ -23,6 +23,9 @@ from plan_adapter.execution.slots import Slots
 from plan_adapter.execution.status import conclude
 from plan_adapter.plan import PlanStatus, new_id
 from plan_adapter.record import PlanRun, StepRun
+from plan_adapter.runs.approving import approve_run
+from plan_adapter.runs.call_gates import CallGates
+from plan_adapter.runs.gates import FormDoor, GateKeeper
 from plan_adapter.runs.occasion import Occasion
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan, ValidatedPlan
@@ -38,19 +41,20 @@ PREFECT_POLL_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How steps are called: directly, or as task runs of a flow run, which may be cancelled there and keeps their logs."""
+    """How steps are called: directly, or as task runs of a flow run, which may be cancelled there, keeps their logs and shows forms."""
 
     call_step: CallStep
     cancellation: Callable[[], Awaitable[str | None]] | None = None
     log_sink: Callable[[logging.LogRecord], None] | None = None
+    door: FormDoor | None = None
 
 
 async def perform_anywhere(
-    approved: ApprovedPlan, run: PlanRun, store: PlanStore, occasion: Occasion, *, past: Past, server: "Server | None"
+    bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Occasion, *, past: Past, server: "Server | None"
 ) -> PlanRun:
-    """Run what is approved: as a flow run on `server`, or directly where there is none."""
+    """Have a run approved and execute it: as a flow run on `server`, or directly where there is none."""
     if server is None:
-        return await perform(approved, run, store, occasion, past=past, way=Way(DirectCalls()))
+        return await perform(bound, run, store, occasion, past=past, way=Way(DirectCalls()))
     from plan_adapter.engine.compiler import fit_as_parameters, flow_of
     from plan_adapter.engine.connection import use_server
     from plan_adapter.engine.ending import run_to_end
@@ -60,7 +64,7 @@ async def perform_anywhere(
     async def body(_inputs: dict[str, Any], flow_run_id: str) -> PlanRun:
         run.flow_run_id = flow_run_id
         try:
-            await perform(approved, run, store, occasion, past=past, way=prefect_way(flow_run_id))
+            await perform(bound, run, store, occasion, past=past, way=prefect_way(flow_run_id, store, server))
         except BaseException as error:
             ended.set_exception(error)
             if run.completed_at is None or not isinstance(error, asyncio.CancelledError):
@@ -69,36 +73,49 @@ async def perform_anywhere(
             ended.set_result(None)
         return run
 
-    inputs = approved.bound.inputs if fit_as_parameters(approved.bound.inputs) else {}
-    flow = flow_of(approved.bound.validated, body, with_inputs=bool(inputs))
+    inputs = bound.inputs if fit_as_parameters(bound.inputs) else {}
+    flow = flow_of(bound.validated, body, with_inputs=bool(inputs))
     with use_server(server):
         await run_to_end(flow, inputs, run, ended)
     return run
 
 
-def prefect_way(flow_run_id: str) -> Way:
-    """Return how steps are called inside the flow run `flow_run_id`, whose context this is."""
+def prefect_way(flow_run_id: str, store: PlanStore, server: "Server | None" = None) -> Way:
+    """Return how steps are called and gates shown inside the flow run `flow_run_id`, whose context this is; `server` knows its UI."""
     from plan_adapter.engine.flow_runs import cancellation_of
     from plan_adapter.engine.tasks import PrefectSteps, log_to_prefect
+    from plan_adapter.runs.door import form_door
 
-    return Way(PrefectSteps(), partial(cancellation_of, flow_run_id), log_to_prefect)
+    return Way(PrefectSteps(), partial(cancellation_of, flow_run_id), log_to_prefect, form_door(flow_run_id, store, server))
 
 
-async def perform(approved: ApprovedPlan, run: PlanRun, store: PlanStore, occasion: Occasion, *, past: Past, way: Way) -> PlanRun:
-    """Execute the steps and keep the record, whatever happens to them."""
+async def perform(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Occasion, *, past: Past, way: Way) -> PlanRun:
+    """Have `run` approved, execute its steps, and keep the record, whatever happens to them."""
+    keeper = GateKeeper(run, store, occasion, way.door, way.cancellation)
+    try:
+        approved = await approve_run(bound, run, keeper)
+        return run if approved is None else await _perform(approved, keeper, past=past, way=way)
+    finally:
+        await keeper.leave()
+
+
+async def _perform(approved: ApprovedPlan, keeper: GateKeeper, *, past: Past, way: Way) -> PlanRun:
+    """Execute the steps of what is approved."""
+    run, store, occasion = keeper.run, keeper.store, keeper.occasion
     options = approved.bound.validated.plan.options
-    recorder = await store.recorder(run)
+    recorder, stop = await store.recorder(run), Stop()
     scope = RunScope(
         approved=approved,
         run=run,
         recorder=recorder,
-        stop=Stop(),
+        stop=stop,
         slots=Slots(options.parallel_limit),
         limit=ResultLimit(occasion.settings.result_limit_bytes, occasion.settings.results_path),
         past=past,
         hooks=occasion.hooks,
         listener=occasion.listener,
         log_sink=way.log_sink,
+        gates=CallGates(approved, keeper, stop),
     )
     run.status, run.reason, run.message, run.completed_at = PlanStatus.EXECUTING, None, None, None
     run.started_at = run.started_at or recorder.now()
@@ -134,7 +151,7 @@ async def _let_go(run: PlanRun, store: PlanStore) -> None:
 
 async def _conclude(scope: RunScope, store: PlanStore) -> None:
     run, now = scope.run, scope.recorder.now()
-    conclude(run, scope.stop)
+    conclude(run, scope.stop, scope.refusal)
     run.outputs, problem = _outputs(scope)
     run.message = run.message or problem
     run.completed_at = run.updated_at = now
@@ -172,6 +189,7 @@ async def create_run(bound: BoundPlan, store: PlanStore, occasion: Occasion, *, 
         updated_at=now,
         status=PlanStatus.PENDING_APPROVAL,
         flow_run_id=flow_run_id,
+        requested_by=occasion.requested_by,
         task_id=context.task_id,
         agent_id=context.agent_id,
         org_id=context.org_id,

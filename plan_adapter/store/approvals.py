@@ -6,8 +6,10 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, exists, insert, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from plan_adapter.errors import NotApprovedError
+from plan_adapter.errors import NotApprovedError, RunConflictError
+from plan_adapter.readable import one_line
 from plan_adapter.record import Approval, RunContext
+from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now
 from plan_adapter.store.plans import seen_by
 from plan_adapter.store.rows import HasContext, Row, approval_of, approval_row, context_of, whose
@@ -15,9 +17,12 @@ from plan_adapter.store.tables import approvals, runs
 
 
 def add(connection: Connection, approval: Approval, context: HasContext) -> None:
-    """Keep `approval`, whichever way it decides; one for a run is whose the run is."""
+    """Keep `approval`, whichever way it decides; one for a run is whose the run is. Raises RunConflictError for the answer of a gate."""
+    if approval.gate_id is not None:
+        raise RunConflictError(f"this is an answer at gate {approval.gate_id}: only answering there keeps it")
     context = _context_of_run(connection, approval.run_id) or context
     connection.execute(insert(approvals).values({**whose(context), **approval_row(approval)}))
+    signal(connection)
 
 
 def rows_of(connection: Connection, tenant: str | None, run_or_digest: str) -> list[Row]:
@@ -27,37 +32,40 @@ def rows_of(connection: Connection, tenant: str | None, run_or_digest: str) -> l
     return list(connection.execute(seen_by(tenant, query, approvals)).mappings())
 
 
-def find(connection: Connection, tenant: str | None, approval_digest: str) -> Approval | None:
-    """Return the oldest approval of this digest that a run without one may use, or None."""
-    query = select(approvals).where(approvals.c.approval_digest == approval_digest, approvals.c.run_id.is_(None), _is_usable())
-    row = connection.execute(seen_by(tenant, query.order_by(approvals.c.at, approvals.c.id).limit(1), approvals)).mappings().first()
+def find(connection: Connection, approval_digest: str, *, context: HasContext) -> Approval | None:
+    """Return the oldest approval of this digest that a run of the same tenant, which has none, may use, or None."""
+    same = and_(approvals.c.approval_digest == approval_digest, approvals.c.tenant_id == whose(context)["tenant_id"])
+    query = select(approvals).where(same, approvals.c.run_id.is_(None), _is_usable(None)).order_by(approvals.c.at, approvals.c.id)
+    row = connection.execute(query.limit(1)).mappings().first()
     return None if row is None else approval_of(row)
 
 
-def use(connection: Connection, tenant: str | None, approval: Approval, *, run_id: str, context: HasContext) -> Approval:
+def use(connection: Connection, approval: Approval, *, run_id: str, context: HasContext) -> Approval:
     """Use `approval` up for a run and return it as used; it is kept first where the store does not know it.
 
-    Of several runs that want the same approval one gets it. A run that has used it may use it again. Raises NotApprovedError.
+    Of several runs that want the same approval one gets it. A run that has used it may use it again. Raises NotApprovedError, also for
+    the approval of a step, and for one that names a gate which it did not close.
     """
     context = _context_of_run(connection, run_id) or context
-    dialect: Any = postgresql if connection.dialect.name == "postgresql" else sqlite
-    connection.execute(dialect.insert(approvals).values({**whose(context), **approval_row(approval)}).on_conflict_do_nothing())
+    if approval.gate_id is None:
+        dialect: Any = postgresql if connection.dialect.name == "postgresql" else sqlite
+        connection.execute(dialect.insert(approvals).values({**whose(context), **approval_row(approval)}).on_conflict_do_nothing())
     same = and_(approvals.c.id == approval.id, approvals.c.approval_digest == approval.approval_digest)
-    if tenant is not None:
-        same = and_(same, approvals.c.tenant_id == tenant)
+    same = and_(same, approvals.c.tenant_id == whose(context)["tenant_id"])
     is_free = or_(approvals.c.run_id.is_(None), approvals.c.run_id == run_id)
     # One statement: a second run that comes in between waits for this row and then finds it used.
     used = {"run_id": run_id, "used_at": database_now(), "agent_id": context.agent_id, "org_id": context.org_id, "task_id": context.task_id}
-    take = update(approvals).where(same, is_free, _is_usable()).values(used)
+    take = update(approvals).where(same, is_free, _is_usable(run_id)).values(used)
     taken = connection.execute(take.returning(approvals)).mappings().first()
     if taken is not None:
+        signal(connection)
         return approval_of(taken)
     kept = connection.execute(select(approvals).where(same)).mappings().first()
     if kept is None:
-        raise NotApprovedError(f"the approval {approval.id} is kept as one of other content")
-    if kept["decision"] == "approve" and kept["run_id"] == run_id and kept["used_at"] is not None:
+        raise NotApprovedError(f"the approval {approval.id} is not kept, or is kept as one of other content")
+    if kept["decision"] == "approve" and kept["step_id"] is None and kept["run_id"] == run_id and kept["used_at"] is not None:
         return approval_of(kept)
-    raise NotApprovedError(_why_not(kept, connection))
+    raise NotApprovedError(_why_not(kept, connection, run_id))
 
 
 def _context_of_run(connection: Connection, run_id: str | None) -> RunContext | None:
@@ -65,26 +73,36 @@ def _context_of_run(connection: Connection, run_id: str | None) -> RunContext | 
     return None if row is None else context_of(row)
 
 
-def _is_usable() -> ColumnElement[bool]:
-    """Return the condition: approved, used by nobody, not expired, and not followed by a rejection of the same content."""
+def _is_usable(run_id: str | None) -> ColumnElement[bool]:
+    """Return the condition: a plan's, approved, used by nobody, not expired, and not followed by another decision on the same content.
+
+    What takes it back is a decision for every run, or one for the run that it is for or that wants it now. Decisions for other runs
+    and about steps say nothing.
+    """
     later = approvals.alias()
-    rejected = exists().where(
+    concerned = or_(later.c.run_id.is_(None), later.c.run_id == approvals.c.run_id, *([later.c.run_id == run_id] if run_id else []))
+    taken_back = exists().where(
         later.c.approval_digest == approvals.c.approval_digest,
         later.c.tenant_id == approvals.c.tenant_id,
-        later.c.decision == "reject",
-        later.c.run_id.is_(None),
+        later.c.decision != "approve",
+        later.c.step_id.is_(None),
+        concerned,
         later.c.at >= approvals.c.at,
     )
     in_time = or_(approvals.c.expires_at.is_(None), approvals.c.expires_at > database_now())
-    return and_(approvals.c.decision == "approve", approvals.c.used_at.is_(None), in_time, ~rejected)
+    is_free = and_(approvals.c.step_id.is_(None), approvals.c.used_at.is_(None))
+    return and_(approvals.c.decision == "approve", is_free, in_time, ~taken_back)
 
 
-def _why_not(kept: Row, connection: Connection) -> str:
+def _why_not(kept: Row, connection: Connection, run_id: str) -> str:
     expires: datetime | None = kept["expires_at"]
     if kept["decision"] != "approve":
-        return f"{kept['by']} rejected it" + (f": {kept['note']}" if kept["note"] else "")
-    if kept["run_id"] is not None:
-        return f"the approval by {kept['by']} belongs to run {kept['run_id']}; an approval is for one run, ask for another"
+        said = "rejected it" if kept["decision"] == "reject" else "asked for changes"
+        return f"{one_line(kept['by'])} {said}" + (f": {one_line(kept['note'])}" if kept["note"] else "")
+    if kept["step_id"] is not None:
+        return f"the approval by {one_line(kept['by'])} is of step `{kept['step_id']}`, not of the plan"
+    if kept["run_id"] is not None and (kept["used_at"] is not None or kept["run_id"] != run_id):
+        return f"the approval by {one_line(kept['by'])} belongs to run {kept['run_id']}; an approval is for one run, ask for another"
     if expires is not None and expires <= connection.execute(select(database_now())).scalar_one():
-        return f"the approval by {kept['by']} expired at {expires.isoformat(timespec='seconds')}; ask for another"
-    return f"the approval by {kept['by']} was followed by a rejection of the same content; ask for another"
+        return f"the approval by {one_line(kept['by'])} expired at {expires.isoformat(timespec='seconds')}; ask for another"
+    return f"the approval by {one_line(kept['by'])} was followed by a rejection of the same content, or a wish for changes; ask for another"

@@ -3,21 +3,30 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Literal, TypeAlias
 
 from sqlalchemy import Connection, select
 
 from plan_adapter.record import Outcome
 from plan_adapter.store import approvals
-from plan_adapter.store.rows import Row
+from plan_adapter.store.revisions import revisions_of
+from plan_adapter.store.rows import Row, item_of
 from plan_adapter.store.steps import attempts_of, receipts_of
-from plan_adapter.store.tables import step_runs
+from plan_adapter.store.tables import gates, step_runs
 
 AuditKind: TypeAlias = Literal[
     "run_created",
     "approved",
     "rejected",
+    "changes_requested",
     "approval_used",
+    "gate_opened",
+    "gate_answered",  # `message` begins with the decision
+    "gate_expired",
+    "gate_cancelled",
+    "gate_superseded",
+    "revised",
     "run_started",
     "attempt_started",
     "attempt_succeeded",
@@ -42,15 +51,24 @@ class AuditEntry:
     number: int | None = None
     by: str | None = None
     message: str | None = None
+    known_by: str | None = None  # how `by` was known
 
 
+_DECISIONS: dict[str, AuditKind] = {"approve": "approved", "reject": "rejected", "request_changes": "changes_requested"}
+_GATE_ENDS: dict[str, AuditKind] = {"expired": "gate_expired", "cancelled": "gate_cancelled", "superseded": "gate_superseded"}
 _STEP_ENDS: dict[str, AuditKind] = {"completed": "step_completed", "failed": "step_failed", "skipped": "step_skipped"}
 
 
 def audit(connection: Connection, tenant: str | None, run: Row) -> list[AuditEntry]:
     """Return what happened to `run`, in the order of time."""
     run_id: str = run["id"]
-    entries = [*_of_run(run), *_of_approvals(connection, tenant, run_id), *_of_attempts(connection, run_id), *_of_steps(connection, run_id)]
+    entries = [
+        *_of_run(run),
+        *_of_gates(connection, run_id),
+        *_of_approvals(connection, tenant, run_id),
+        *_of_revisions(connection, run_id),
+    ]
+    entries += [*_of_attempts(connection, run_id), *_of_steps(connection, run_id)]
     return sorted(entries, key=lambda entry: entry.at)
 
 
@@ -67,10 +85,27 @@ def _of_run(run: Row) -> Iterator[AuditEntry]:
 
 def _of_approvals(connection: Connection, tenant: str | None, run_id: str) -> Iterator[AuditEntry]:
     for row in approvals.rows_of(connection, tenant, run_id):
-        kind: AuditKind = "approved" if row["decision"] == "approve" else "rejected"
-        yield AuditEntry(row["at"], kind, run_id, by=row["by"], message=row["note"] or None)
+        entry = partial(AuditEntry, run_id=run_id, step_id=row["step_id"], item=item_of(row), by=row["by"], known_by=row["known_by"])
+        if row["gate_id"] is not None:
+            said = row["decision"] + (f": {row['note']}" if row["note"] else "")
+            yield entry(row["at"], "gate_answered", message=said)
+        else:
+            yield entry(row["at"], _DECISIONS[row["decision"]], message=row["note"] or None)
         if row["used_at"] is not None:
-            yield AuditEntry(row["used_at"], "approval_used", run_id, by=row["by"], message=row["approval_digest"])
+            yield entry(row["used_at"], "approval_used", message=row["approval_digest"])
+
+
+def _of_gates(connection: Connection, run_id: str) -> Iterator[AuditEntry]:
+    for row in connection.execute(select(gates).where(gates.c.run_id == run_id).order_by(gates.c.opened_at, gates.c.id)).mappings():
+        entry = partial(AuditEntry, run_id=run_id, step_id=row["step_id"] or None, item=item_of(row))
+        yield entry(row["opened_at"], "gate_opened", message=row["description"])
+        if row["end"] in _GATE_ENDS:
+            yield entry(row["closed_at"], _GATE_ENDS[row["end"]])
+
+
+def _of_revisions(connection: Connection, run_id: str) -> Iterator[AuditEntry]:
+    for revision in revisions_of(connection, run_id):
+        yield AuditEntry(revision.at, "revised", run_id, by=revision.by, message=revision.note or None)
 
 
 def _of_attempts(connection: Connection, run_id: str) -> Iterator[AuditEntry]:

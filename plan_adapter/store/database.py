@@ -14,6 +14,7 @@ from typing import TypeVar
 from sqlalchemy import URL, Connection
 
 from plan_adapter.errors import StoreError
+from plan_adapter.store.changes import Changes
 
 T = TypeVar("T")
 
@@ -32,6 +33,7 @@ class Database(ABC):
         self.url = url.difference_update_query(["timeout"])
         self.timeout = _seconds(url.query.get("timeout"))
         self.is_closed = False
+        self.changes = Changes()
 
     @property
     @abstractmethod
@@ -45,17 +47,27 @@ class Database(ABC):
     def _submit_upgrade(self) -> Future[str]: ...
 
     @abstractmethod
+    def _watch(self) -> None:
+        """Start to tell `changes` of every signal that a process gives, for as long as it goes on."""
+
+    @abstractmethod
     def _shut_down(self) -> Future[None]: ...
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """Return what `work` returns; everything that it reads is of one moment. Raises StoreError."""
         self._refuse_closed()
+        self.changes.note()
         return await asyncio.wrap_future(self._submit(work, writes=False))
 
     async def write(self, work: Callable[[Connection], T]) -> T:
         """Return what `work` returns once it is committed; nothing of it stays if it raises. Raises StoreError."""
         self._refuse_closed()
         return await asyncio.wrap_future(self._submit(work, writes=True))
+
+    async def changed(self, seconds: float) -> None:
+        """Return when a signal was given since the caller's last read, or after `seconds`; see `changes`."""
+        self._refuse_closed()
+        await self.changes.wait(seconds, self._watch)
 
     async def upgrade(self) -> str:
         """Migrate to the newest schema and return its revision. Raises StoreError for a schema that is newer than this package."""
@@ -66,6 +78,7 @@ class Database(ABC):
         """Close every connection; the database cannot be used any more."""
         if not self.is_closed:
             self.is_closed = True
+            self.changes.stop()
             await asyncio.wrap_future(self._shut_down())
 
     def _refuse_closed(self) -> None:

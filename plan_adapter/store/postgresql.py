@@ -10,10 +10,12 @@ from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
 
 from plan_adapter.store import schema
 from plan_adapter.store.database import Database
 from plan_adapter.store.failures import as_store_errors
+from plan_adapter.store.postgresql_watch import listen
 
 T = TypeVar("T")
 
@@ -31,6 +33,7 @@ class _Pool:
     engine: AsyncEngine
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
     working: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+    watching: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
     def serve(self) -> None:
         self.loop.run_forever()
@@ -43,7 +46,16 @@ class _Pool:
         task.add_done_callback(self.working.discard)
         return await asyncio.shield(task)
 
+    def watch(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self.watching.add(task)
+        task.add_done_callback(self.watching.discard)
+
     async def close(self) -> None:
+        watching = tuple(self.watching)
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
         await asyncio.gather(*self.working, return_exceptions=True)
         await self.engine.dispose()
         self.loop.call_soon(self.loop.stop)
@@ -79,6 +91,10 @@ class PostgresDatabase(Database):
         pool = self._opened()
         return asyncio.run_coroutine_threadsafe(pool.complete(self._upgrade(pool.engine)), pool.loop)
 
+    def _watch(self) -> None:
+        pool = self._opened()
+        pool.loop.call_soon_threadsafe(pool.watch, listen(self._make_engine(poolclass=NullPool), self.changes, self.label))
+
     def _shut_down(self) -> Future[None]:
         pool = self._opened()
         self._forgetting.detach()
@@ -93,10 +109,10 @@ class PostgresDatabase(Database):
                 self._forgetting = weakref.finalize(self, pool.forget)
             return self._pool
 
-    def _make_engine(self) -> AsyncEngine:
+    def _make_engine(self, **options: Any) -> AsyncEngine:
         limits = {"timeout": self.timeout, "command_timeout": ANSWER_SECONDS}
         # hide_parameters: an error's text may reach a log, and rows may hold what no log should.
-        return create_async_engine(self.url, connect_args=limits, pool_pre_ping=True, hide_parameters=True)
+        return create_async_engine(self.url, connect_args=limits, pool_pre_ping=True, hide_parameters=True, **options)
 
     async def _run(self, engine: AsyncEngine, work: Callable[[Connection], T], *, writes: bool) -> T:
         with as_store_errors(self.label, timeout=self.timeout):

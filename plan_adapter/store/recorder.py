@@ -10,8 +10,9 @@ from typing import Any
 from sqlalchemy import Connection, insert
 from sqlalchemy.dialects import postgresql, sqlite
 
-from plan_adapter.errors import StoreError
+from plan_adapter.errors import NotApprovedError, StoreError
 from plan_adapter.record import Attempt, PlanRun, Receipt, StepRun
+from plan_adapter.store import permission
 from plan_adapter.store.database import Database
 from plan_adapter.store.rows import attempt_row, end_row, receipt_row, whose
 from plan_adapter.store.tables import attempts, receipts, step_runs
@@ -32,27 +33,48 @@ class Clock:
         return self.read + timedelta(seconds=time.monotonic() - self.at)
 
 
+@dataclass(frozen=True, slots=True)
+class _Intent:
+    """An attempt that is to be written, and who waits for that."""
+
+    attempt: Attempt
+    row: dict[str, Any]
+    written: asyncio.Future[None]
+
+
 @dataclass(slots=True)
 class _Batch:
     """Rows that become durable together, and who waits for that."""
 
-    attempts: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    run_id: str
+    intents: list["_Intent"] = field(default_factory=list["_Intent"])
     receipts: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     ends: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     waiting: list[asyncio.Future[None]] = field(default_factory=list[asyncio.Future[None]])
 
     @property
     def is_empty(self) -> bool:
-        return not (self.attempts or self.receipts or self.ends or self.waiting)
+        return not (self.intents or self.receipts or self.ends or self.waiting)
 
-    def write(self, connection: Connection) -> None:
-        # In this order because receipts refer to attempts.
-        if self.attempts:
-            connection.execute(_INSERT_ATTEMPTS, self.attempts)
+    def take(self, later: "_Batch") -> None:
+        """Let those who wait for `later` wait for this."""
+        self.intents += later.intents
+        self.waiting += later.waiting
+
+    def write(self, connection: Connection) -> dict[str, str]:
+        """Write everything but the intents that no approval covers; return for those, by attempt, what is missing."""
+        refused: dict[str, str] = {}
+        if self.intents:
+            refused = permission.refusals(connection, self.run_id, [intent.attempt for intent in self.intents])
+            rows = [intent.row for intent in self.intents if intent.attempt.id not in refused] if refused else [i.row for i in self.intents]
+            if rows:
+                connection.execute(_INSERT_ATTEMPTS, rows)
+        # After the attempts, because receipts refer to them.
         if self.receipts:
             connection.execute(_INSERT_RECEIPTS, self.receipts)
         if self.ends:
             connection.execute(_PUT_ENDS[connection.dialect.name], self.ends)
+        return refused
 
 
 class StoreRecorder:
@@ -68,7 +90,7 @@ class StoreRecorder:
         self._clock = clock
         self._run_id = run.id
         self._whose: Mapping[str, str | None] = whose(run)
-        self._batch = _Batch()
+        self._batch = _Batch(run.id)
         self._writer: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._failure: StoreError | None = None
@@ -78,9 +100,18 @@ class StoreRecorder:
         return self._clock.now()
 
     async def intent(self, attempt: Attempt) -> None:
-        """Write `attempt`, together with everything handed over before; returns when it is durable. Raises StoreError."""
-        self._batch.attempts.append({**self._whose, **attempt_row(attempt)})
-        await self.flush()
+        """Write `attempt`, together with everything handed over before; returns when it is durable.
+
+        Raises NotApprovedError, which says what is missing, where no valid approval of the run, or of this call where the step has a
+        gate of its own, is there in the transaction that would write it: then nothing of it is written, everything else is. Uses the
+        approval of the call up. Raises StoreError.
+        """
+        if self._failure is not None:
+            raise self._failure
+        intent = _Intent(attempt, {**self._whose, **attempt_row(attempt)}, asyncio.get_running_loop().create_future())
+        self._batch.intents.append(intent)
+        self._start_writer()
+        await intent.written
 
     def receipt(self, receipt: Receipt) -> None:
         """Hand over `receipt`; it is durable when the next intent or `flush` returns, and soon without one."""
@@ -117,9 +148,9 @@ class StoreRecorder:
     async def _write(self) -> None:
         try:
             while True:
-                batch, self._batch = self._batch, _Batch()
+                batch, self._batch = self._batch, _Batch(self._run_id)
                 await self._commit(batch)
-                if self._failure is not None or not self._batch.waiting:
+                if self._failure is not None or not (self._batch.waiting or self._batch.intents):
                     break
         finally:
             self._writer = None
@@ -127,25 +158,30 @@ class StoreRecorder:
             self._write_later()
 
     async def _commit(self, batch: _Batch) -> None:
+        refused: dict[str, str] = {}
         try:
-            await self._database.write(batch.write)
+            refused = await self._database.write(batch.write)
         except BaseException as error:
             self._failure = _failure_of(error)
-            batch.waiting += self._batch.waiting
-            self._batch = _Batch()
+            batch.take(self._batch)
+            self._batch = _Batch(self._run_id)
             if not isinstance(error, Exception):  # the loop ends
                 raise
         finally:
-            self._settle(batch.waiting)
+            for done in batch.waiting:
+                _settle(done, self._failure)
+            for intent in batch.intents:
+                why = refused.get(intent.attempt.id)
+                _settle(intent.written, self._failure or (NotApprovedError(why) if why is not None else None))
 
-    def _settle(self, waiting: list[asyncio.Future[None]]) -> None:
-        for done in waiting:
-            if done.done():  # whoever waited was cancelled
-                continue
-            if self._failure is None:
-                done.set_result(None)
-            else:
-                done.set_exception(self._failure)
+
+def _settle(done: asyncio.Future[None], error: Exception | None) -> None:
+    if done.done():  # whoever waited was cancelled
+        return
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)
 
 
 def _failure_of(error: BaseException) -> StoreError:

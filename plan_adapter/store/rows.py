@@ -60,13 +60,15 @@ def attempt_row(attempt: Attempt) -> dict[str, Any]:
         "id": attempt.id,
         "run_id": attempt.run_id,
         "step_id": attempt.step_id,
-        "item": NO_ITEM if attempt.item is None else attempt.item,
+        "item": item_column(attempt.item),
         "number": attempt.number,
         "tool_name": attempt.tool_name,
         "effect": attempt.effect,
         "parameters": dump_json(attempt.parameters),
         "idempotency_key": attempt.idempotency_key,
         "started_at": attempt.started_at,
+        "approval_id": attempt.approval_id,
+        "approval_digest": attempt.approval_digest,
     }
 
 
@@ -83,6 +85,8 @@ def attempt_of(row: Row) -> Attempt:
         parameters=load_json(row["parameters"]),
         idempotency_key=row["idempotency_key"],
         started_at=row["started_at"],
+        approval_id=row["approval_id"],
+        approval_digest=row["approval_digest"],
     )
 
 
@@ -92,7 +96,7 @@ def receipt_row(receipt: Receipt) -> dict[str, Any]:
         "attempt_id": receipt.attempt_id,
         "run_id": receipt.run_id,
         "step_id": receipt.step_id,
-        "item": NO_ITEM if receipt.item is None else receipt.item,
+        "item": item_column(receipt.item),
         "number": receipt.number,
         "outcome": receipt.outcome.value,
         "result": dump_json(receipt.result),
@@ -118,8 +122,13 @@ def receipt_of(row: Row) -> Receipt:
     )
 
 
+def item_column(item: int | None) -> int:
+    """Return how an item is kept: in a key there is no NULL."""
+    return NO_ITEM if item is None else item
+
+
 def item_of(row: Row) -> int | None:
-    """Return the item that a row of an attempt or receipt is of."""
+    """Return the item that a row is of, None for none."""
     return None if row["item"] == NO_ITEM else row["item"]
 
 
@@ -162,6 +171,11 @@ def approval_row(approval: Approval) -> dict[str, Any]:
         "note": approval.note,
         "expires_at": approval.expires_at,
         "run_id": approval.run_id,
+        "step_id": approval.step_id,
+        "item": item_column(approval.item),
+        "gate_id": approval.gate_id,
+        "standing_id": approval.standing_id,
+        "signature": approval.signature,
     }
 
 
@@ -177,4 +191,10 @@ def approval_of(row: Row) -> Approval:
         note=row["note"],
         expires_at=row["expires_at"],
         run_id=row["run_id"],
+        step_id=row["step_id"],
+        item=item_of(row),
+        gate_id=row["gate_id"],
+        standing_id=row["standing_id"],
+        signature=row["signature"],
+        used_at=row["used_at"],
     )

@@ -9,6 +9,8 @@ from sqlalchemy import ColumnElement, Connection, case, delete, insert, select, 
 from plan_adapter.errors import RunConflictError
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import PlanRun, RunContext, RunReason
+from plan_adapter.store import gates
+from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now
 from plan_adapter.store.holder import Holder
 from plan_adapter.store.plans import put_plan, seen_by
@@ -39,6 +41,7 @@ def run_row(run: PlanRun, validated: "ValidatedPlan") -> dict[str, Any]:
         "description": run.description,
         "digest": run.digest,
         "approval_digest": run.approval_digest,
+        "requested_by": run.requested_by,
         "inputs": dump_json(run.inputs),
         "steps": dump_json(fixed_parts(run.steps, lists={step.id for step in validated.plan.steps if step.for_each is not None})),
         "definitions": dump_json(list(validated.definitions)),
@@ -49,12 +52,18 @@ def run_row(run: PlanRun, validated: "ValidatedPlan") -> dict[str, Any]:
 
 
 def change(connection: Connection, tenant: str | None, run: PlanRun) -> Row:
-    """Write what changes of `run` and return its new row; whoever executed it lets go of it unless it is executing."""
+    """Write what changes of `run` and return its new row.
+
+    Unless it is executing, whoever executed it lets go of it; once it has ended, its open gates are closed as cancelled.
+    """
     holder = case((runs.c.status == PlanStatus.EXECUTING, runs.c.runner), else_=None) if run.status is PlanStatus.EXECUTING else None
     statement = update(runs).where(*_is(run.id, tenant)).values(**_changing(run), runner=holder, updated_at=database_now())
     row = connection.execute(statement.returning(runs)).mappings().first()
     if row is None:
         raise RunConflictError(f"there is no run {run.id}")
+    if run.status not in _UNENDED:
+        gates.close_all(connection, run.id, "cancelled")
+    signal(connection)
     return row
 
 
@@ -96,12 +105,14 @@ def request_cancel(connection: Connection, tenant: str | None, run_id: str, reas
     """Ask whoever executes the run to cancel it; the first reason stays."""
     asked = update(runs).where(*_is(run_id, tenant), runs.c.cancel_requested_at.is_(None))
     connection.execute(asked.values(cancel_reason=reason, cancel_requested_at=database_now(), updated_at=database_now()))
+    signal(connection)
 
 
 def cancel(connection: Connection, tenant: str | None, run_id: str, reason: str) -> None:
     """Ask for the run to be cancelled, and cancel it at once if nobody can be executing it; raises RunConflictError if it has ended.
 
-    Of a process on another host nothing is known: it is asked, and a run that it left behind stays as it is.
+    Of a process on another host nothing is known: it is asked, and a run that it left behind stays as it is. The open gates of a run
+    that is cancelled here are closed.
     """
     locked = select(runs.c.status, runs.c.runner).where(*_is(run_id, tenant)).with_for_update()
     row = connection.execute(locked).mappings().first()
@@ -113,6 +124,7 @@ def cancel(connection: Connection, tenant: str | None, run_id: str, reason: str)
     if row["runner"] is None or Holder.parse(row["runner"]).has_died:
         ended = {"status": PlanStatus.CANCELLED, "reason": RunReason.CANCELLED, "message": reason, "completed_at": database_now()}
         connection.execute(update(runs).where(*_is(run_id, tenant)).values(**ended, runner=None, updated_at=database_now()))
+        gates.close_all(connection, run_id, "cancelled")
 
 
 def cancel_request(connection: Connection, tenant: str | None, run_id: str) -> str | None:
@@ -218,5 +230,6 @@ def _is_interrupted(row: Row) -> bool:
 
 _PLAIN = (
     "id", "plan_id", "name", "description", "digest", "approval_digest", "created_at", "updated_at", "message", "flow_run_id",
+    "requested_by",
     "task_id", "agent_id", "org_id", "started_at", "completed_at", "total_duration_ms", "approved_at", "approved_by", "rejection_note",
 )  # fmt: skip

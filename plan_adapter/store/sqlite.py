@@ -3,6 +3,7 @@
 import os
 import sqlite3
 import stat
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +18,7 @@ from plan_adapter.store import schema
 from plan_adapter.store.columns import SQLITE_NOW, sqlite_now
 from plan_adapter.store.database import Database
 from plan_adapter.store.failures import as_store_errors
+from plan_adapter.store.sqlite_watch import watch
 
 T = TypeVar("T")
 
@@ -47,6 +49,9 @@ class SqliteDatabase(Database):
 
     def _submit_upgrade(self) -> Future[str]:
         return self._thread.submit(self._run, lambda _connection: schema.REVISION, False)
+
+    def _watch(self) -> None:
+        threading.Thread(target=watch, args=(self.path, self.changes), name="plan-store-watch", daemon=True).start()
 
     def _shut_down(self) -> Future[None]:
         closed = self._thread.submit(lambda: self._engine.dispose() if self._engine else None)

@@ -6,22 +6,23 @@ from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pydantic import JsonValue
 from sqlalchemy import Connection, select
 
 from plan_adapter.canonical import plan_digest
-from plan_adapter.errors import RunConflictError
+from plan_adapter.errors import PlanAdapterError, RunConflictError
 from plan_adapter.plan import ExecutionPlan, PlanStatus
-from plan_adapter.record import Approval, Attempt, PlanRun, Receipt, RunContext
+from plan_adapter.record import Approval, Attempt, Gate, GateEnd, PlanRun, Receipt, RunContext, StandingApproval
 from plan_adapter.settings import Settings
-from plan_adapter.store import approvals, plans, runs, steps
+from plan_adapter.store import approvals, gates, plans, revisions, runs, standing, steps
 from plan_adapter.store.audit import AuditEntry, audit
 from plan_adapter.store.columns import database_now
 from plan_adapter.store.holder import Holder
 from plan_adapter.store.plans import PlanVersion
 from plan_adapter.store.recorder import Clock, StoreRecorder
+from plan_adapter.store.revisions import Revision
 from plan_adapter.store.rows import HasContext
 from plan_adapter.store.urls import open_database, refuse_local_under_worker
 
@@ -75,6 +76,17 @@ class PlanStore:
     async def now(self) -> datetime:
         """Return the database's time."""
         return await self._database.read(lambda connection: connection.execute(select(database_now())).scalar_one())
+
+    async def changed(self, seconds: float) -> None:
+        """Return when gates, approvals, standing approvals, requests to cancel, revisions or the states of runs may have changed.
+
+        That is: once any process has committed such a change since the last read of this store by the calling task, and in any case
+        after `seconds`. Nothing is missed by a task that reads and then waits, in a loop; the first wait returns soon, because what
+        was there before the store was watched is not known, so read again whenever it returns. The read counts for the task that
+        makes it and for tasks that this one starts afterwards: do not read in one task and wait in another one beside it. Many who
+        wait share one watch: a look at the file 30 times a second on SQLite, one more connection on PostgreSQL.
+        """
+        await self._database.changed(seconds)
 
     # Plans
 
@@ -171,6 +183,21 @@ class PlanStore:
         """Return whether a process that lives on this host executes the run; of other hosts nothing is known."""
         return await self._database.read(partial(runs.is_held, tenant=self.tenant_id, run_id=run_id))
 
+    async def revise_run(self, run_id: str, validated: "ValidatedPlan", approval_digest: str, *, by: str, note: str) -> PlanRun:
+        """Put a new version of its plan into a run, which then waits for its approval, and return the run; its inputs stay.
+
+        Its open gates are closed as superseded, and `revisions` tells what was replaced. Raises RunConflictError for a run that has
+        completed or that a living process executes, for a version that changes nothing, and, naming them all, for steps that have
+        attempts and are not the same in the new version.
+        """
+        return await self._database.write(
+            lambda connection: revisions.revise(connection, self.tenant_id, run_id, validated, approval_digest, by=by, note=note)
+        )
+
+    async def revisions(self, run_id: str) -> list[Revision]:
+        """Return the versions of a run's plan that were replaced, oldest first, each with who replaced it and why."""
+        return await self._read_of_run(run_id, revisions.revisions_of)
+
     async def recorder(self, run: PlanRun) -> StoreRecorder:
         """Return what keeps the intents and receipts of `run`; it belongs to the event loop that calls it."""
         before = time.monotonic()  # before the clock is read, so that the recorder's clock is never behind the database's
@@ -199,9 +226,10 @@ class PlanStore:
         rows = await self._database.read(lambda connection: approvals.rows_of(connection, self.tenant_id, run_or_digest))
         return [approvals.approval_of(row) for row in rows]
 
-    async def find_approval(self, approval_digest: str) -> Approval | None:
-        """Return an approval of this digest that no run has used and that has not expired, or None."""
-        return await self._database.read(lambda connection: approvals.find(connection, self.tenant_id, approval_digest))
+    async def find_approval(self, approval_digest: str, *, context: RunContext | None = None) -> Approval | None:
+        """Return an approval of this digest, of the tenant of `context`, that no run has used and that has not expired, or None."""
+        whose = self._whose(context or RunContext())
+        return await self._database.read(lambda connection: approvals.find(connection, approval_digest, context=whose))
 
     async def use_approval(self, approval: Approval, *, run_id: str) -> Approval:
         """Use `approval` up for a run, whose context it takes, and return it as used; one that is not kept yet is kept first.
@@ -210,9 +238,88 @@ class PlanStore:
         followed by a rejection, get NotApprovedError.
         """
         whose = self._whose(RunContext())
-        return await self._database.write(
-            lambda connection: approvals.use(connection, self.tenant_id, approval, run_id=run_id, context=whose)
-        )
+        return await self._database.write(lambda connection: approvals.use(connection, approval, run_id=run_id, context=whose))
+
+    # Gates
+
+    async def open_gate(self, gate: Gate, *, timeout_ms: int) -> Gate:
+        """Open `gate` for this process, by the database's clock, and return it as it is kept; `timeout_ms` 0 is no limit.
+
+        A gate that is open for the same run, step, item and content goes on: with its id and times, the new text and rules, and one
+        opening more. One that is open for other content is closed as superseded. Raises RunConflictError if another living process of
+        this host waits there, and for a run that has ended.
+        """
+        return await self._write(gates.open_gate, gate=gate, timeout_ms=timeout_ms, holder=Holder.this())
+
+    async def answer_gate(self, gate_id: str, approval: Approval) -> Gate:
+        """Close an open gate with its first answer and return it; the answer is kept as of the gate's run, step and item, at this moment.
+
+        Raises RunConflictError for a gate that is closed, which says how it was, and for one whose time is over by the database's
+        clock, which is closed by that; NotApprovedError for an answer to other content, which leaves the gate open.
+        """
+        taken = await self._write(gates.answer, gate_id=gate_id, approval=approval)
+        if isinstance(taken, PlanAdapterError):
+            raise taken
+        return taken
+
+    async def answer_to_gate(self, gate_id: str) -> Approval | None:
+        """Return the answer that closed the gate, None if no answer did."""
+        return await self._database.read(partial(gates.answer_to, tenant=self.tenant_id, gate_id=gate_id))
+
+    async def expire_gate(self, gate_id: str) -> Gate:
+        """Close the gate as expired if it is open and its time is over by the database's clock; return it as it is then."""
+        return await self._write(gates.expire, gate_id=gate_id)
+
+    async def close_gate(self, gate_id: str, end: GateEnd) -> Gate:
+        """Close the gate without an answer and return it; one that is closed is left and returned as it is."""
+        return await self._write(gates.close, gate_id=gate_id, end=end)
+
+    async def leave_gate(self, gate_id: str) -> None:
+        """Note that this process does not wait at the gate any more, so that another one may; the gate stays open."""
+        await self._write(gates.leave, gate_id=gate_id, holder=Holder.this())
+
+    async def show_gate(self, gate_id: str, *, flow_run_id: str, keyset: str) -> None:
+        """Keep where the form of the gate is."""
+        await self._write(gates.show, gate_id=gate_id, flow_run_id=flow_run_id, keyset=keyset)
+
+    async def gate(self, gate_id: str) -> Gate:
+        """Return the gate with this id; raises RunConflictError if there is none."""
+        return await self._database.read(partial(gates.find, tenant=self.tenant_id, gate_id=gate_id))
+
+    async def gates(self, *, run_id: str | None = None, open_only: bool = True, limit: int = 1000) -> list[Gate]:
+        """Return gates, oldest first; those of all runs come without their texts, which `gate` gives."""
+        listed = partial(gates.listed, tenant=self.tenant_id, run_id=run_id, open_only=open_only, limit=limit)
+        return await self._database.read(listed)
+
+    # Standing approvals and one-time codes
+
+    async def add_standing(self, approval: StandingApproval, *, context: RunContext | None = None) -> None:
+        """Keep a standing approval, with no run counted."""
+        whose = self._whose(context or RunContext())
+        await self._database.write(partial(standing.add, standing=approval, context=whose))
+
+    async def standing(self, *, include_ended: bool = False) -> list[StandingApproval]:
+        """Return the standing approvals that may be used, oldest first; with `include_ended` the revoked, past and used-up ones, too."""
+        return await self._database.read(partial(standing.listed, tenant=self.tenant_id, include_ended=include_ended))
+
+    async def revoke_standing(self, id_beginning: str, *, by: str) -> StandingApproval:
+        """End the standing approval whose id begins so, and return it: no step of any run starts by it any more."""
+        return await self._write(standing.revoke, beginning=id_beginning, by=by)
+
+    async def use_standing(self, standing_id: str, *, run_id: str, approval_digest: str) -> Approval:
+        """Count a run, and return its approval of this content, kept as used; once for each run and content.
+
+        Raises NotApprovedError for a standing approval of another tenant than the run's, and for one that is revoked, over or used up.
+        """
+        return await self._write(standing.use, standing_id=standing_id, run_id=run_id, approval_digest=approval_digest)
+
+    async def use_code(self, name: str, counter: int) -> bool:
+        """Return true the first time for a name and a counter, and false ever after."""
+        context = self._whose(RunContext())
+        return await self._database.write(partial(standing.use_code, name=name, counter=counter, context=context))
+
+    async def _write(self, work: Callable[..., T], **what: Any) -> T:
+        return await self._database.write(partial(work, tenant=self.tenant_id, **what))
 
     async def _read_of_run(self, run_id: str, read: Callable[[Connection, str], T]) -> T:
         return await self._database.read(lambda connection: read(connection, runs.row_of(connection, self.tenant_id, run_id)["id"]))

@@ -16,11 +16,12 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    text,
 )
 
 from plan_adapter.store.columns import Instant, Words
 
-REVISION = "0001"
+REVISION = "0002"
 """The newest migration; a test holds that it is."""
 
 REVISION_TABLE = "plan_adapter_revision"
@@ -87,6 +88,7 @@ runs = Table(
     Column("message", Words),
     Column("outputs", Text, nullable=False),
     Column("flow_run_id", Text),
+    Column("requested_by", Words),
     Column("created_at", Instant, nullable=False),
     Column("updated_at", Instant, nullable=False),
     Column("started_at", Instant),
@@ -149,6 +151,8 @@ attempts = Table(
     Column("parameters", Text, nullable=False),
     Column("idempotency_key", Text, nullable=False),
     Column("started_at", Instant, nullable=False),
+    Column("approval_id", Text),  # of a step that waited at a gate of its own
+    Column("approval_digest", Text),  # of that call, as it was made
     ForeignKeyConstraint(["run_id"], ["runs.id"]),
     sqlite_with_rowid=False,
 )
@@ -184,6 +188,84 @@ approvals = Table(
     Column("expires_at", Instant),
     Column("run_id", Text),  # the run that it was given for, or that used it
     Column("used_at", Instant),
+    Column("step_id", Text),  # None: of the whole plan
+    Column("item", Integer, nullable=False, server_default=text("-1")),  # -1: of a plan, or of a step without `for_each`
+    Column("gate_id", Text),
+    Column("standing_id", Text),
+    Column("signature", Text),
     Index(None, "approval_digest"),
     Index(None, "run_id"),
+    Index(None, "gate_id", unique=True),  # a gate has one answer; rows of no gate do not count
+)
+
+_IS_OPEN = text("closed_at IS NULL")
+
+gates = Table(
+    "gates",
+    metadata,
+    Column("id", Text, primary_key=True),
+    *_whose(),
+    Column("run_id", Text, ForeignKey("runs.id"), nullable=False),
+    Column("step_id", Text, nullable=False),  # empty for the gate of a plan: in an index NULL would differ from itself
+    Column("item", Integer, nullable=False),  # -1 for none
+    Column("approval_digest", Text, nullable=False),
+    Column("name", Words, nullable=False),
+    Column("description", Words, nullable=False),
+    Column("rules", Text, nullable=False),
+    Column("opened_at", Instant, nullable=False),
+    Column("expires_at", Instant),
+    Column("closed_at", Instant),
+    Column("end", Text),
+    Column("flow_run_id", Text),
+    Column("keyset", Text),
+    Column("openings", Integer, nullable=False),
+    Column("holder", Text),  # the process that waits at it
+    Column("text", Words, nullable=False),  # last: SQLite reads a row from its beginning, and this may be long
+    Index("ix_gates_open", "run_id", "step_id", "item", unique=True, sqlite_where=_IS_OPEN, postgresql_where=_IS_OPEN),
+    Index(None, "run_id"),
+)
+
+standing_approvals = Table(
+    "standing_approvals",
+    metadata,
+    Column("id", Text, primary_key=True),
+    *_whose(),
+    Column("runbook_digest", Text, nullable=False),
+    Column("name", Words, nullable=False),
+    Column("by", Words, nullable=False),
+    Column("known_by", Text, nullable=False),
+    Column("at", Instant, nullable=False),
+    Column("inputs", Text, nullable=False),
+    Column("schedules", Text, nullable=False),
+    Column("steps", Text, nullable=False),
+    Column("until", Instant),
+    Column("max_runs", Integer),
+    Column("runs", Integer, nullable=False),
+    Column("note", Words, nullable=False),
+    Column("signature", Text),
+    Column("source", Words),
+    Column("revoked_at", Instant),
+    Column("revoked_by", Words),
+)
+
+used_codes = Table(
+    "used_codes",
+    metadata,
+    *_whose(),
+    Column("name", Words, primary_key=True),
+    Column("counter", BigInteger, primary_key=True, autoincrement=False),
+    Column("used_at", Instant, nullable=False),
+)
+
+revisions = Table(
+    "revisions",
+    metadata,
+    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    *_whose(),
+    Column("digest", Text, nullable=False),  # of the version that was replaced
+    Column("approval_digest", Text, nullable=False),
+    Column("by", Words, nullable=False),
+    Column("note", Words, nullable=False),
+    Column("at", Instant, nullable=False),
 )

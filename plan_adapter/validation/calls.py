@@ -21,7 +21,6 @@ _NOT_YET: Mapping[str, tuple[str, str]] = {
     "goal": ("goals are not pursued yet", "call a tool: `tool_name`"),
     "tools": ("only a goal has tools, and goals are not pursued yet", "call one tool: `tool_name`"),
     "max_rounds": ("only a goal has rounds, and goals are not pursued yet", "remove it"),
-    "requires_approval": ("a step has no approval of its own yet", "the whole plan has: options.require_approval"),
     "rollback": ("nothing is rolled back yet", "undo it in a later step with `when`"),
 }
 _EMPTY: tuple[object, ...] = (None, False, "", [])

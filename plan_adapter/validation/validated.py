@@ -19,6 +19,7 @@ from plan_adapter.validation.calls import Call, check_calls
 from plan_adapter.validation.dependencies import check_dependencies
 from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.fresh import fresh_copy
+from plan_adapter.validation.gates import check_gates
 from plan_adapter.validation.inputs import check_definitions, read_values
 from plan_adapter.values import join
 
@@ -113,6 +114,7 @@ def _examine(plan: ExecutionPlan, tools: ToolRegistry) -> tuple[_Examined | None
     _check_plan(fresh, findings)
     check_definitions(fresh.inputs, findings)
     calls = check_calls(fresh, tools, findings)
+    check_gates(fresh, calls, findings)
     dependencies = check_dependencies(calls, findings)
     outputs = _outputs(fresh, findings)
     _check_inputs_are_used(fresh, calls, outputs, findings)
@@ -132,8 +134,6 @@ def _check_plan(plan: ExecutionPlan, findings: Findings) -> None:
         findings.add("not-yet", "finally", "steps that always run at the end are not executed yet", "put them into `steps`")
     if plan.concurrency is not None:
         findings.add("not-yet", "concurrency", "runs do not exclude each other yet", "remove it, and start one run at a time")
-    if plan.approval is not None:
-        findings.add("not-yet", "approval", "who may approve is not checked yet", "remove it; options.require_approval is honoured")
 
 
 def _outputs(plan: ExecutionPlan, findings: Findings) -> dict[str, Template]:

@@ -26,7 +26,9 @@ def test_help_shows_the_first_verbs_before_the_others(plan: Plan, word: str) -> 
     said = plan(word)
     first, _, more = said.out.partition("More:")
     assert said.code == 0
-    assert [verb.name for verb in VERBS if f"  {verb.name} " in first] == ["init", "validate", "preview", "run", "resume", "show"]
+    assert [verb.name for verb in VERBS if f"  {verb.name} " in first] == [
+        *("init", "validate", "preview", "run", "gates", "approve", "resume", "show")
+    ]
     assert [verb.name for verb in VERBS if f"  {verb.name} " in more] == [verb.name for verb in VERBS if not verb.first]
 
 

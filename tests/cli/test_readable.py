@@ -3,8 +3,26 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 
-from plan_adapter.readable import as_text, code, duration, fenced, one_line, prose, visible
+from plan_adapter.readable import (
+    as_text,
+    code,
+    code_cell,
+    duration,
+    fenced,
+    is_secret_name,
+    masked,
+    one_line,
+    prose,
+    secret_parameters,
+    visible,
+    without_passwords,
+    words,
+)
+
+MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+MARKS = "`|\\*_[]()<>!#-+=~&;:/.@w1a \n\t"
 
 
 @pytest.mark.parametrize(
@@ -33,6 +51,7 @@ def test_a_duration_is_told_in_its_two_largest_units(ms: float, text: str) -> No
         ("two\nlines\tand a tab", "two\nlines\tand a tab"),
         ("over\rwritten", r"over\x0dwritten"),
         ("👩‍💻", "👩‍💻"),
+        ("a\u3164b", r"a\u3164b"),
     ],
 )
 def test_characters_that_could_hide_text_are_shown(text: str, shown: str) -> None:
@@ -70,3 +89,119 @@ def test_prose_is_not_interpreted_as_markdown_or_html() -> None:
 )
 def test_text_stands_without_quotes_where_nothing_else_reads_so(value: object, text: str) -> None:
     assert as_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Write the new `nginx` configuration", "Write the new `nginx` configuration"),
+        ("# no heading <b> ![x](y)", r"\# no heading \<b> !\[x\](y)"),
+        ("1. one\n- two", r"1\. one - two"),
+        ("see https://evil.example or ana@evil.example", "see `https://evil.example` or `ana@evil.example`"),
+        ("snake_case and _this_", r"snake_case and \_this\_"),
+        ("`a``b`", "`a` `b`"),
+        ("&lt; & more", r"\&lt; & more"),
+        ("部署到 *生产* 环境", r"部署到 \*生产\* 环境"),
+    ],
+)
+def test_words_keep_inline_code_and_nothing_else_of_markdown(text: str, shown: str) -> None:
+    assert words(text) == shown
+
+
+@given(st.text() | st.text(alphabet=MARKS))
+def test_words_and_code_leave_neither_their_line_nor_their_cell(text: str) -> None:
+    table = f"| a | b |\n|---|---|\n| {words(text, cell=True)} | {code_cell(text)} |\n"
+    tokens = MARKDOWN.parse(f"> {words(text)}\n\n{table}")
+    kinds = [token.type for outer in tokens for token in [outer, *(outer.children or [])]]
+    assert kinds.count("td_open") == 2
+    assert not {"link_open", "image", "html_inline", "html_block", "em_open", "strong_open", "s_open", "heading_open", "hr"} & {*kinds}
+    assert not {"bullet_list_open", "ordered_list_open", "code_block", "fence"} & {*kinds}
+    assert kinds.count("table_open") == kinds.count("blockquote_open") == 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "password",
+        "DB_PASSWORD",
+        "dbPassword",
+        "api-key",
+        "apiKey",
+        "API_KEY",
+        "Authorization",
+        "access_token",
+        "accesstoken",
+        "token",
+        "private_key",
+        "client-secret",
+        "X-Auth-Token",
+        "Set-Cookie",
+        "credentials",
+        "数据库密码",
+        "ｐａｓｓｗｏｒｄ",
+    ],
+)
+def test_a_name_of_a_secret_is_known_however_it_is_written(name: str) -> None:
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize("name", ["host", "author", "key", "path", "tokenizer", "compass", "authority"])
+def test_other_names_are_none(name: str) -> None:
+    assert not is_secret_name(name)
+
+
+def test_secrets_are_masked_at_any_depth_and_nothing_else_is() -> None:
+    value = {
+        "max_tokens": 100,
+        "use_token": True,
+        "password": "${{ secrets.db }}",
+        "header": [{"Authorization": "Bearer ${{ inputs.t }}"}, {"name": "DB_PASSWORD", "value": "x"}, {"name": "LANG", "value": "C"}],
+        "pin_token": 4711,
+        "secrets": {"a": "x"},
+        "url": "postgres://me:word@db/x",
+        "note": "uses abcd twice: abcd",
+        "empty_token": "",
+    }
+    assert masked(value, hidden=["abcd", "x"]) == {
+        "max_tokens": 100,
+        "use_token": True,
+        "password": "${{ secrets.db }}",
+        "header": [{"Authorization": "***${{ inputs.t }}"}, {"name": "DB_PASSWORD", "value": "***"}, {"name": "LANG", "value": "C"}],
+        "pin_token": "***",
+        "secrets": "***",
+        "url": "postgres://me:***@db/x",
+        "note": "uses *** twice: ***",
+        "empty_token": "",
+    }
+    assert masked({"password": "${{ not an expression any more }}"}, expressions=False) == {"password": "***"}
+
+
+def test_a_schema_says_what_is_secret_through_references_and_choices() -> None:
+    secret = {"type": "string", "format": "password"}
+    schema = {
+        "$defs": {"Login": {"properties": {"user": {"type": "string"}, "word": {"writeOnly": True}}}, "Loop": {"$ref": "#/$defs/Loop"}},
+        "properties": {
+            "login": {"$ref": "#/$defs/Login"},
+            "words": {"type": "array", "items": {"anyOf": [secret, {"type": "null"}]}},
+            "pin": {"anyOf": [secret, {"type": "null"}]},
+            "by_name": {"additionalProperties": secret},
+            "loop": {"$ref": "#/$defs/Loop"},
+        },
+    }
+    value = {"login": {"user": "ana", "word": "w"}, "words": ["a", None], "pin": "1", "by_name": {"k": "v"}, "loop": "l"}
+    hidden = {"login": {"user": "ana", "word": "***"}, "words": ["***", None], "pin": "***", "by_name": {"k": "***"}, "loop": "l"}
+    assert masked(value, schema=schema) == hidden
+    assert secret_parameters(schema) == {"pin"}
+
+
+def test_the_password_of_a_url_is_masked_and_its_end_found() -> None:
+    assert without_passwords("see https://a:b:c@h/x, ftp://u:p@h") == "see https://a:***@h/x, ftp://u:***@h"
+    assert without_passwords("https://h/a:b c@d") == "https://h/a:b c@d"
+
+
+@pytest.mark.parametrize("text", ["://a:" * 40_000 + "@", "`" * 200_000, "` " * 100_000, "www" * 60_000, "${{" * 60_000])
+def test_no_text_takes_long_to_show(text: str) -> None:
+    masked({"password": text, "other": text})
+    code(text)
+    fenced(text)
+    words(text)  # what takes the square of the length would not come back before pytest's timeout

@@ -152,7 +152,7 @@ def test_resuming_a_run_that_waits_with_nobody_to_ask_says_how_it_is_approved_an
     run = go(document(GREET, **NEEDS_APPROVAL), "--json").run
     said = plan("resume", run["id"], "--offline", "--detach", *TOOLS, "--json")
     assert (said.code, said.run) == (6, run)
-    assert f"`plan resume {run['id']} --yes` approves it" in said.err
+    assert f"`plan approve {run['id']}` gives it" in said.err
 
 
 def test_times_in_json_are_of_iso_8601(go: Go) -> None:
@@ -220,7 +220,8 @@ def test_show_tells_a_run_by_the_beginning_of_its_id(go: Go, plan: Plan) -> None
     assert '   - result: `{"text": "你好, 世界"}`' in said.out
     shown = plan("show", run["id"], "--json")
     assert len(shown.lines) == 1
-    assert shown.run == run
+    assert shown.run == {**run, "gates": [], "approvals": shown.run["approvals"]}
+    assert [answer["known_by"] for answer in shown.run["approvals"]] == ["not_required"]
 
 
 def test_an_ambiguous_or_unknown_run_is_refused(go: Go, plan: Plan) -> None:

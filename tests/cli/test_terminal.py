@@ -8,14 +8,14 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document, step
+from tests.cli.test_run import GREET, TOOLS, document, step
 
 ROOT = Path(__file__).parent.parent.parent
 BOUND_SECONDS = 60.0
@@ -30,11 +30,10 @@ def environment(**extra: str) -> dict[str, str]:
 class Terminal:
     """A command at a pseudo-terminal of 100 columns, whose stdout goes to the terminal, too."""
 
-    def __init__(self, *arguments: str | Path) -> None:
+    def __init__(self, *arguments: str | Path, **extra: str) -> None:
         self._main, side = pty.openpty()
-        self.process = subprocess.Popen(
-            [*PLAN, *map(str, arguments)], stdin=side, stdout=side, stderr=side, env=environment(COLUMNS="100"), start_new_session=True
-        )
+        command, env = [*PLAN, *map(str, arguments)], environment(COLUMNS="100", **extra)
+        self.process = subprocess.Popen(command, stdin=side, stdout=side, stderr=side, env=env, start_new_session=True)
         os.close(side)
         self.raw = ""
 
@@ -47,6 +46,11 @@ class Terminal:
         """Return once `text` was shown."""
         while text not in self.shown:
             assert self._read(), f"ended without {text!r}:\n{self.shown}"
+
+    def wait_for_next(self, text: str, *, times: int = 2) -> None:
+        """Return once `text` was shown for the second time, or as often as `times` says."""
+        while self.shown.count(text) < times:
+            assert self._read(), f"ended without {text!r} {times} times:\n{self.shown}"
 
     def type(self, keys: str) -> None:
         """Type `keys`."""
@@ -92,40 +96,11 @@ def piped(*arguments: str | Path, env: Mapping[str, str] | None = None) -> "subp
     )
 
 
-def run_at(terminals: list[Terminal], path: Path, *arguments: str) -> Terminal:
-    """`plan run` at a terminal of its own."""
-    terminal = Terminal("run", path, "--offline", *TOOLS, *arguments)
+def run_at(terminals: list[Terminal], path: Path, *arguments: str, **extra: str) -> Terminal:
+    """`plan run` at a terminal of its own, with `extra` in its environment."""
+    terminal = Terminal("run", path, "--offline", *TOOLS, *arguments, **extra)
     terminals.append(terminal)
     return terminal
-
-
-def test_a_person_at_the_terminal_sees_the_preview_and_says_yes(terminals: list[Terminal]) -> None:
-    terminal = run_at(terminals, document(GREET, **NEEDS_APPROVAL))
-    terminal.wait_for("[y/N]")
-    assert "1. **greet** `greet` (read)" in terminal.shown
-    assert "approval digest: `" in terminal.shown
-    terminal.type("y\n")
-    assert terminal.end() == 0
-    assert "✓ greet" in terminal.shown
-    assert "试运行: completed in" in terminal.shown
-
-
-@pytest.mark.parametrize("answer", ["n\n", "\n", "什么\n", "\x04"], ids=["no", "nothing", "something else", "Ctrl-D"])
-def test_any_answer_but_yes_rejects_the_plan(terminals: list[Terminal], answer: str) -> None:
-    terminal = run_at(terminals, document(GREET, **NEEDS_APPROVAL))
-    terminal.wait_for("[y/N]")
-    terminal.type(answer)
-    assert terminal.end() == 3
-    assert "cancelled (rejected)" in terminal.shown
-    assert "✓ greet" not in terminal.shown
-
-
-def test_ctrl_c_at_the_question_cancels_the_run(terminals: list[Terminal]) -> None:
-    terminal = run_at(terminals, document(GREET, **NEEDS_APPROVAL))
-    terminal.wait_for("[y/N]")
-    os.kill(terminal.process.pid, signal.SIGINT)
-    assert terminal.end() == 130
-    assert b"cancelled" in piped("runs", "--json").stdout
 
 
 def test_ended_steps_stay_and_running_ones_move(terminals: list[Terminal]) -> None:
@@ -182,7 +157,7 @@ def test_nothing_of_a_pipe_holds_an_escape() -> None:
 
 
 @contextmanager
-def begun(path: Path) -> Iterator[tuple["subprocess.Popen[bytes]", Iterator[dict[str, Any]]]]:
+def begun(path: Path) -> Generator[tuple["subprocess.Popen[bytes]", Iterator[dict[str, Any]]]]:
     """`plan run` of a document, one of whose steps has started, and its further events; killed if the test fails."""
     command = [*PLAN, "run", str(path), "--offline", "--json", *TOOLS]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment()) as process:
@@ -205,19 +180,6 @@ def test_a_run_that_another_command_cancels_ends_with_4() -> None:
         assert process.wait(BOUND_SECONDS) == 4
     assert (run["status"], run["reason"]) == ("cancelled", "cancelled")
     assert run["message"].startswith("磁盘要换")
-
-
-def test_a_run_that_waited_shows_its_inputs_before_it_is_resumed(terminals: list[Terminal]) -> None:
-    greeting = step("greet", "greet", parameters={"who": "${{ inputs.who }}"})
-    path = document(greeting, inputs={"who": {"type": "string"}}, **NEEDS_APPROVAL)
-    waiting = piped("run", path, "--offline", "--json", "--input", "who=小明", *TOOLS)
-    assert waiting.returncode == 6
-    terminal = Terminal("resume", json.loads(waiting.stdout)["id"], "--offline", *TOOLS)
-    terminals.append(terminal)
-    terminal.wait_for("[y/N]")
-    assert "   - `who`: `小明`" in terminal.shown
-    terminal.type("yes\n")
-    assert terminal.end() == 0
 
 
 def test_a_termination_cancels_the_run_too() -> None:

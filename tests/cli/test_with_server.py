@@ -52,7 +52,7 @@ def test_logs_come_from_prefect(plan: Plan, prefect_server: Server) -> None:
 
 @pytest.mark.usefixtures("prefect_server")
 def test_a_run_that_waits_for_an_approval_is_resumed_as_a_flow_run(plan: Plan) -> None:
-    waiting = plan("run", document(GREET, **NEEDS_APPROVAL), *TOOLS, "--json")
+    waiting = plan("run", document(GREET, **NEEDS_APPROVAL), *TOOLS, "--json", "--detach")
     assert (waiting.code, waiting.run["status"]) == (6, "pending_approval")
     resumed = plan("resume", waiting.run["id"], "--yes", "--json", *TOOLS)
     assert resumed.code == 0

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from plan_adapter.approval import os_user
 from plan_adapter.engine.connection import Server
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_the_demonstration_completes_and_leaves_the_link_to_its_run(prefect_server: Server, tmp_path: Path) -> None:
+def test_the_demonstration_answers_its_gate_itself_and_completes(prefect_server: Server, tmp_path: Path) -> None:
     environment = {
         **os.environ,
         "PAUSE": "0",
@@ -27,4 +28,6 @@ def test_the_demonstration_completes_and_leaves_the_link_to_its_run(prefect_serv
     assert ended.returncode == 0, ended.stderr
     assert "completed" in ended.stdout
     assert f"{prefect_server.ui_url}" in ended.stderr
+    assert "the demonstration answers itself:\n$ plan approve " in ended.stderr
+    assert f"plan: approved by {os_user()} (os_user): the demonstration answers itself" in ended.stderr
     assert len(list(tmp_path.glob("plan-demo-*/workspace/released/app-*.pyz"))) == 1

@@ -1,12 +1,13 @@
 """The seeds' JSON: three spellings of each key, Go's empty values, and fields of execution that are history and nothing else."""
 
 import json
+from collections.abc import Callable
 
 import pytest
 
 from plan_adapter.canonical import plan_digest
 from plan_adapter.documents import dump_plan, load_plan, read_document
-from plan_adapter.plan import ExecutionPlan
+from plan_adapter.plan import ApprovalPolicy, ExecutionPlan
 
 GO = {
     "ID": "plan-1",
@@ -104,6 +105,39 @@ def test_the_seeds_json_is_the_same_plan_in_every_style(document: object) -> Non
     plan = load_plan(json.dumps(document))
     assert plan == load_plan(SNAKE)
     assert plan_digest(plan) == plan_digest(load_plan(SNAKE))
+
+
+POLICY = {
+    "Approvers": ["sre", "小明"],
+    "SelfApproval": False,
+    "KnownBy": ["ssh_signature", "totp"],
+    "Effects": ["write"],
+    "Expires": "skip",
+    "RemindAfterMs": 600000,
+    "Release": True,
+}
+
+
+@pytest.mark.parametrize("spelled", [lambda key: key, lambda key: key[0].lower() + key[1:]], ids=["PascalCase", "camelCase"])
+def test_the_policy_of_approvals_is_read_in_every_style(spelled: Callable[[str], str]) -> None:
+    document = {
+        spelled("Description"): "d",
+        spelled("Steps"): [{spelled("ToolName"): "t", spelled("RequiresApproval"): True}],
+        spelled("Approval"): {spelled(key): value for key, value in POLICY.items()},
+    }
+    plan = load_plan(json.dumps(document))
+    assert plan.steps[0].requires_approval
+    assert plan.approval == ApprovalPolicy(
+        approvers=["sre", "小明"],
+        self_approval=False,
+        known_by=["ssh_signature", "totp"],
+        effects=["write"],
+        expires="skip",
+        remind_after_ms=600_000,
+        release=True,
+    )
+    assert "approval:\n" in dump_plan(plan)
+    assert load_plan(dump_plan(plan)) == plan
 
 
 def test_keys_of_the_author_are_left_alone() -> None:

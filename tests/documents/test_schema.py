@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 
 from plan_adapter.documents import dump_plan, plan_schema, read_document, read_file
 from plan_adapter.documents.yaml_text import read_yaml
-from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Input, Step
+from plan_adapter.plan import ApprovalPolicy, ExecutionOptions, ExecutionPlan, Input, Step
 from plan_adapter.problems import CATALOGUE
 from tests.documents.generated import plans
 from tests.documents.test_dumping import FULL
@@ -97,6 +97,11 @@ REFUSED = {
     "an unknown isolation": {**BASE, "isolation": "vm"},
     "a concurrency without a key": {**BASE, "concurrency": {"when_busy": "queue"}},
     "approvers as text": {**BASE, "approval": {"approvers": "sre"}},
+    "an approver as a mapping": {**BASE, "approval": {"approvers": [{"name": "ana"}]}},
+    "an unknown way of being known": {**BASE, "approval": {"known_by": ["word of honour"]}},
+    "an effect as a list": {**BASE, "approval": {"effects": [["write"]]}},
+    "another end of a gate": {**BASE, "approval": {"expires": "approve"}},
+    "a negative time until a reminder": {**BASE, "approval": {"remind_after_ms": -1}},
 }
 
 
@@ -134,7 +139,7 @@ def test_expressions_stand_in_parameters_of_any_type(schema: Draft202012Validato
 
 def test_every_field_is_described() -> None:
     schema: Any = plan_schema()
-    for part in (schema, *(schema["$defs"][model.__name__] for model in (ExecutionOptions, Input, Step))):
+    for part in (schema, *(schema["$defs"][model.__name__] for model in (ApprovalPolicy, ExecutionOptions, Input, Step))):
         for name, field in part["properties"].items():
             assert field.get("description") or "$ref" in field, name
 
@@ -142,6 +147,8 @@ def test_every_field_is_described() -> None:
 def test_what_is_not_executed_yet_says_so() -> None:
     schema: Any = plan_schema()
     fields = {**schema["properties"], **schema["$defs"]["Step"]["properties"]}
-    for name in ("goal", "tools", "max_rounds", "rollback", "requires_approval", "finally", "concurrency"):
+    for name in ("goal", "tools", "max_rounds", "rollback", "finally", "concurrency"):
         assert "Not executed yet." in fields[name]["description"], name
+    for name in ("approval", "requires_approval"):
+        assert "Not executed yet." not in fields[name]["description"], name
     assert "not-yet" in CATALOGUE

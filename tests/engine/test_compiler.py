@@ -151,6 +151,12 @@ ENDS = {
     "failed in time": (plan_run(STEPS[1:2], status=PlanStatus.FAILED, reason=RunReason.TIMED_OUT), (StateType.FAILED, "TimedOut", FAILED)),
     "unknown": (plan_run(STEPS[1:2], status=PlanStatus.FAILED, reason=RunReason.UNKNOWN), (StateType.FAILED, "Unknown", FAILED)),
     "rejected": (plan_run(STEPS[2:], status=PlanStatus.CANCELLED, reason=RunReason.REJECTED), (StateType.CANCELLED, "Rejected", SKIPPED)),
+    "rejected with a note": (
+        plan_run(
+            STEPS[2:], status=PlanStatus.CANCELLED, reason=RunReason.REJECTED, message="rejected by bo", rejection_note="too late 太晚\n"
+        ),
+        (StateType.CANCELLED, "Rejected", SKIPPED + ": rejected by bo: too late 太晚"),
+    ),
     "expired": (plan_run(STEPS[2:], status=PlanStatus.CANCELLED, reason=RunReason.EXPIRED), (StateType.CANCELLED, "Expired", SKIPPED)),
     "cancelled": (
         plan_run(STEPS[2:], status=PlanStatus.CANCELLED, reason=RunReason.CANCELLED, message="ana: wrong host"),

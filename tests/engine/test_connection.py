@@ -264,8 +264,17 @@ def test_who_sets_prefects_logging_level_sees_its_lines(console: Callable[[], st
 def test_a_run_of_the_local_server_opens_in_the_newer_ui(tmp_path: Path) -> None:
     local = Server(api_url="http://127.0.0.1:2/api", ui_url="http://127.0.0.1:2", log_path=tmp_path / "log")
     assert local.run_url("0d8a") == "http://127.0.0.1:2/v2/runs/flow-run/0d8a"
-    assert Server(api_url="https://p.example/api", ui_url="https://p.example").run_url("0d8a") == "https://p.example/runs/flow-run/0d8a"
     assert Server(api_url="https://p.example/api", ui_url=None).run_url("0d8a") is None
+
+
+def test_a_run_of_another_server_opens_in_the_newer_ui_where_it_has_one(prefect_server: Server) -> None:
+    here = prefect_server.ui_url
+    assert Server(api_url=prefect_server.api_url, ui_url=here).run_url("0d8a") == f"{here}/v2/runs/flow-run/0d8a"
+    assert Server(api_url=prefect_server.api_url, ui_url=f"{here}/api").run_url("0d8a") == f"{here}/api/runs/flow-run/0d8a"
+    away = "http://127.0.0.1:9"
+    assert Server(api_url=f"{away}/api", ui_url=away).run_url("0d8a") == f"{away}/runs/flow-run/0d8a"
+    cloud = "https://app.prefect.cloud/account/1/workspace/2"
+    assert Server(api_url="https://api.prefect.cloud/api", ui_url=cloud).run_url("0d8a") == f"{cloud}/runs/flow-run/0d8a"
 
 
 def test_over_ssh_a_loopback_link_comes_with_its_port_forward(monkeypatch: pytest.MonkeyPatch) -> None:

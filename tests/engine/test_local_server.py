@@ -406,7 +406,7 @@ def test_a_good_run_prints_nothing_of_prefects_whatever_proxy_there_is_and_its_l
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
-        found = client.request("POST", "/logs/filter", json={})
+        found = client.request("POST", "/logs/filter", json={"sort": "TIMESTAMP_DESC"})
     assert "good morning" in [line["message"] for line in found.json()]
 
 

@@ -10,10 +10,9 @@ import pytest
 from prefect import Flow, tags
 from prefect.client.schemas.objects import TaskRun
 
-from plan_adapter.approval import approve
-from plan_adapter.errors import NotApprovedError
+from plan_adapter.approval import answer_to, approve
 from plan_adapter.plan import ExecutionPlan, PlanStatus
-from plan_adapter.record import PlanRun
+from plan_adapter.record import ApprovalRequest, PlanRun
 from plan_adapter.runner import acancel_run, aresume_run, arun_plan, compile_plan
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
@@ -59,6 +58,18 @@ async def test_the_steps_of_a_plan_are_task_runs_with_its_edges(store: PlanStore
         "never": ("Skipped", {"names"}),
         "all": ("Completed", {"each[0]", "each[1]", "never"}),
     }
+
+
+async def test_flow_runs_are_named_after_their_plans_and_runs_also_where_several_begin_at_once(store: PlanStore) -> None:
+    names = ["{flow_run.id} <b>50%</b> a/b", "发布", "x" * 300]
+    plans = [ExecutionPlan(name=name, description="Say it") for name in names]
+    for plan in plans:
+        plan.options.require_approval = False
+        plan.add_step("give", "once", {"value": 1})
+    runs = await asyncio.gather(*(arun_plan(plan, tools=ToolRegistry([give]), store=store) for plan in plans))
+    shown = [(await flow_run(UUID(run.flow_run_id or ""))).name for run in runs]
+    expected = ["{flow_run.id} b 50 b a b", "发布", "x" * 187]
+    assert shown == [f"{name} {run.id[:13]}" for name, run in zip(expected, runs, strict=True)]
 
 
 async def test_a_step_that_fails_is_seen_with_its_retries_and_what_it_keeps_from_running(store: PlanStore) -> None:
@@ -160,12 +171,17 @@ async def test_a_compiled_plan_is_a_flow_that_gives_its_run(store: PlanStore) ->
     assert (shown.state_name, shown.tags) == ("Completed", ["nightly"])
 
 
-async def test_a_compiled_plan_without_an_approval_fails_before_its_first_step(store: PlanStore) -> None:
+async def test_a_compiled_plan_without_an_approval_waits_for_one_before_its_first_step(store: PlanStore) -> None:
     plan = a_plan(require_approval=True)
     plan.add_step("give", "greet", {"value": 1}, id="greet")
     tools = ToolRegistry([give])
-    with pytest.raises(NotApprovedError):
-        await compile_plan(validate(plan, tools), store=store)()
+    going = asyncio.ensure_future(compile_plan(validate(plan, tools), store=store)())
+    while not (gates := await store.gates()):
+        await store.changed(0.5)
+    assert await store.attempts(gates[0].run_id) == []
+    request = ApprovalRequest(gates[0].approval_digest, plan.name, "", "", run_id=gates[0].run_id, gate_id=gates[0].id)
+    await store.answer_gate(gates[0].id, answer_to(request, decision="approve", by="ana", known_by="os_user"))
+    assert (await going).status is PlanStatus.COMPLETED
     run = await compile_plan(validate(plan, tools), store=store, approval=approve(plan, tools=tools, by="ana"))()
     assert run.status is PlanStatus.COMPLETED
 

@@ -15,6 +15,7 @@ from plan_adapter.errors import StoreError
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.carry import Past
 from plan_adapter.execution.direct import DirectCalls
+from plan_adapter.execution.ports import StepGates
 from plan_adapter.execution.results import ResultLimit
 from plan_adapter.execution.scheduler import execute
 from plan_adapter.execution.scope import RunScope
@@ -68,6 +69,7 @@ class Execution:
     listener: Callable[[Event], None] | None = None
     limit_bytes: int = 64 * 1024
     folder: Path = Path("unused")
+    gates: StepGates | None = None
     events: list[Event] = field(default_factory=list)
     run: PlanRun = field(init=False)
     scope: RunScope = field(init=False)
@@ -97,9 +99,10 @@ class Execution:
             past=self.past,
             hooks=self.hooks,
             listener=self._listen,
+            gates=self.gates,
         )
         await execute(self.scope, DirectCalls())
-        conclude(self.run, self.scope.stop)
+        conclude(self.run, self.scope.stop, self.scope.refusal)
         return self.run
 
     def kinds(self, step_id: str) -> list[str]:

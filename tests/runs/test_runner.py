@@ -139,7 +139,7 @@ async def test_a_cancelled_run_may_be_resumed_and_is_not_completed_by_that_alone
 async def test_resuming_approves_nothing(store: PlanStore) -> None:
     class Sceptic:
         async def ask(self, request: ApprovalRequest) -> Approval:
-            return answer_to(request, approve=False, by="bo", known_by="os_user", note="not today")
+            return answer_to(request, decision="reject", by="bo", known_by="os_user", note="not today")
 
     plan = ExecutionPlan(description="Needs an approval")
     plan.add_step("echo", "Echo", {"text": "x"})

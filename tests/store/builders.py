@@ -6,10 +6,11 @@ from typing import Any
 
 from plan_adapter.canonical import plan_digest
 from plan_adapter.plan import ExecutionPlan, PlanStatus, Step, StepStatus, new_id
-from plan_adapter.record import Approval, Attempt, Outcome, PlanRun, Receipt, StepRun
+from plan_adapter.record import Approval, Attempt, Gate, GateRules, Outcome, PlanRun, Receipt, StandingApproval, StepRun
 from plan_adapter.store.store import PlanStore
 
 DIGEST = "d" * 64
+DIGEST_OF_CALL = "c" * 64
 
 
 def a_plan(
@@ -31,7 +32,12 @@ def a_plan(
 
 def validated(plan: ExecutionPlan) -> Any:
     """Return of a validated plan what a store reads."""
-    return SimpleNamespace(plan=plan, definitions=({"name": "note", "effect": "read", "parameters": {}, "permissions": []},))
+    return SimpleNamespace(
+        plan=plan,
+        digest=plan_digest(plan),
+        dependencies={step.id: tuple(step.depends_on) for step in plan.steps},
+        definitions=({"name": "note", "effect": "read", "parameters": {}, "permissions": []},),
+    )
 
 
 def a_run(plan: ExecutionPlan, **fields: Any) -> PlanRun:
@@ -65,11 +71,18 @@ def a_run(plan: ExecutionPlan, **fields: Any) -> PlanRun:
     return PlanRun(**known | fields)
 
 
-async def begun(store: PlanStore, plan: ExecutionPlan | None = None, **fields: Any) -> PlanRun:
-    """Return a run that this process executes."""
+async def created(store: PlanStore, plan: ExecutionPlan | None = None, **fields: Any) -> PlanRun:
+    """Return a run that waits for its approval."""
     plan = plan or a_plan()
     run = a_run(plan, **fields)
     await store.create_run(run, validated(plan))
+    return run
+
+
+async def begun(store: PlanStore, plan: ExecutionPlan | None = None, **fields: Any) -> PlanRun:
+    """Return a run that this process executes, approved."""
+    run = await created(store, plan, **fields)
+    await store.use_approval(an_approval(run_id=run.id, approval_digest=run.approval_digest), run_id=run.id)
     run.status, run.started_at = PlanStatus.EXECUTING, await store.now()
     await store.claim(run)
     return run
@@ -129,3 +142,42 @@ def an_approval(**fields: Any) -> Approval:
         "note": "看起来不错",
     }
     return Approval(**known | fields)
+
+
+def a_gate(run: PlanRun, step_id: str | None = None, **fields: Any) -> Gate:
+    """Return a gate of `run` or of one of its steps, to be opened."""
+    known: dict[str, Any] = {
+        "id": new_id(),
+        "run_id": run.id,
+        "step_id": step_id,
+        "item": None,
+        "approval_digest": run.approval_digest if step_id is None else DIGEST_OF_CALL,
+        "name": run.name,
+        "description": run.description,
+        "text": "重启 `web-1`",
+        "rules": GateRules(approvers=("安娜", "bo"), known_by=("totp",), requested_by="bo"),
+        "opened_at": datetime.now(UTC),
+    }
+    return Gate(**known | fields)
+
+
+def an_answer(gate: Gate, **fields: Any) -> Approval:
+    """Return an answer by 安娜 to what `gate` asks."""
+    return an_approval(**{"approval_digest": gate.approval_digest} | fields)
+
+
+def a_standing_approval(**fields: Any) -> StandingApproval:
+    """Return a standing approval by 安娜 without limits."""
+    known: dict[str, Any] = {
+        "id": new_id(),
+        "runbook_digest": "b" * 64,
+        "name": "site",
+        "by": "安娜",
+        "known_by": "ssh_signature",
+        "at": datetime.now(UTC),
+        "inputs": {"host": "web-[0-9]+", "备注": "你好", "n": 2},
+        "schedules": ("site/nightly",),
+        "steps": ("restart",),
+        "note": "每晚",
+    }
+    return StandingApproval(**known | fields)

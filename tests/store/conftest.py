@@ -30,6 +30,11 @@ def migrated(postgres_server: PostgresServer) -> str:
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of an empty store with the newest schema."""
+    yield from store_at(request, tmp_path)
+
+
+def store_at(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Yield the URL of an empty store on the kind of database that the fixture's parameter names."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path / 'plans.db'}"
         return

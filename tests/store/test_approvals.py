@@ -11,7 +11,7 @@ from plan_adapter.record import RunContext
 from plan_adapter.store import tables
 from plan_adapter.store.rows import context_of
 from plan_adapter.store.store import PlanStore
-from tests.store.builders import DIGEST, an_approval, begun
+from tests.store.builders import DIGEST, an_approval, begun, created
 
 
 async def test_answers_are_read_as_they_were_given(store: PlanStore):
@@ -31,7 +31,9 @@ async def test_an_approval_is_found_until_a_run_uses_it(store: PlanStore):
     assert await store.find_approval(DIGEST) is None
     await store.add_approval(approval)
     assert await store.find_approval(DIGEST) == approval
-    assert await store.use_approval(approval, run_id="r-1") == replace(approval, run_id="r-1")
+    used = await store.use_approval(approval, run_id="r-1")
+    assert used == replace(approval, run_id="r-1", used_at=used.used_at)
+    assert used.used_at is not None
     assert await store.find_approval(DIGEST) is None
     with pytest.raises(NotApprovedError, match="belongs to run r-1"):
         await store.use_approval(approval, run_id="r-2")
@@ -58,7 +60,7 @@ async def test_an_approval_is_whose_its_run_is(store: PlanStore):
     await store.use_approval(an_approval(), run_id=run.id)
     await store.add_approval(an_approval(decision="reject", run_id=run.id))
     rows = await store._database.read(lambda connection: connection.execute(tables.approvals.select()).mappings().all())
-    assert [context_of(row) for row in rows] == [context] * 3
+    assert [context_of(row) for row in rows] == [context] * 4  # with the one that the run was begun with
 
 
 async def test_of_runs_that_want_the_same_approval_at_once_one_gets_it(store: PlanStore, store_url: str):
@@ -124,6 +126,43 @@ async def test_an_approval_cannot_be_passed_off_as_one_of_other_content(store: P
     with pytest.raises(NotApprovedError, match="of other content"):
         await store.use_approval(replace(approval, approval_digest="e" * 64), run_id="r-1")
     assert await store.find_approval(DIGEST) == approval
+
+
+async def test_the_approval_of_a_step_never_opens_a_plan(store: PlanStore):
+    run = await created(store)
+    of_step = an_approval(step_id="drain", run_id=run.id)
+    of_any_run = an_approval(step_id="drain")
+    for approval in (of_step, of_any_run):
+        await store.add_approval(approval)
+        with pytest.raises(NotApprovedError, match="is of step `drain`, not of the plan"):
+            await store.use_approval(approval, run_id=run.id)
+        with pytest.raises(NotApprovedError, match="is of step `drain`, not of the plan"):
+            await store.use_approval(replace(approval, step_id=None), run_id=run.id)
+    assert await store.find_approval(DIGEST) is None
+
+
+async def test_what_was_decided_about_a_step_takes_no_approval_of_the_plan_back(store: PlanStore):
+    run = await created(store)
+    now = await store.now()
+    approval = an_approval(at=now, run_id=run.id)
+    await store.add_approval(approval)
+    await store.add_approval(an_approval(at=now + timedelta(seconds=1), decision="reject", step_id="drain", run_id=run.id))
+    assert (await store.use_approval(approval, run_id=run.id)).id == approval.id
+
+
+@pytest.mark.parametrize("decision", ["reject", "request_changes"])
+async def test_a_later_decision_for_a_run_takes_its_approval_back(store: PlanStore, decision: str):
+    run = await created(store)
+    now = await store.now()
+    bound, free = an_approval(at=now, run_id=run.id), an_approval(at=now)
+    for approval in (bound, free):
+        await store.add_approval(approval)
+    await store.add_approval(an_approval(at=now + timedelta(seconds=1), decision=decision, run_id=run.id))
+    for approval in (bound, free):
+        with pytest.raises(NotApprovedError, match="followed by a rejection"):
+            await store.use_approval(approval, run_id=run.id)
+    other = await created(store)
+    assert (await store.use_approval(free, run_id=other.id)).run_id == other.id
 
 
 async def test_an_approval_of_one_tenant_is_not_for_another(store_url: str):

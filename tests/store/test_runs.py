@@ -13,7 +13,7 @@ from plan_adapter.record import Outcome, PlanRun, RunContext, RunReason
 from plan_adapter.store import runs
 from plan_adapter.store.holder import Holder
 from plan_adapter.store.store import PlanStore
-from tests.store.builders import a_plan, a_receipt, a_run, an_attempt, begun, ended, validated
+from tests.store.builders import a_gate, a_plan, a_receipt, a_run, an_attempt, begun, ended, validated
 
 WHOSE = {"agent_id": "agent-7", "org_id": "org-1", "tenant_id": "租户", "task_id": "task-9"}
 
@@ -156,14 +156,21 @@ async def test_every_row_says_whose_it_is(store: PlanStore):
     recorder.receipt(a_receipt(attempt, at=recorder.now()))
     recorder.step_ended(ended(run, "check", StepStatus.COMPLETED, at=recorder.now()))
     await recorder.flush()
+    await store.release(run.id)
+    run.status = PlanStatus.PENDING_APPROVAL
+    await store.update_run(run)
+    plan = a_plan(steps=("check", "drain", "verify"))
+    await store.revise_run(run.id, validated(plan), "e" * 64, by="安娜", note="")
+    await store.open_gate(a_gate(run), timeout_ms=0)
 
     from plan_adapter.store.tables import metadata
 
     for table in metadata.sorted_tables:
-        if table.name in ("versions", "approvals"):
+        if table.name in ("versions", "standing_approvals", "used_codes"):  # of no run
             continue
         rows = await store._database.read(lambda connection, table=table: connection.execute(table.select()).mappings().all())
-        assert [{name: row[name] for name in WHOSE} for row in rows] == [WHOSE], table.name
+        assert rows, table.name
+        assert all({name: row[name] for name in WHOSE} == WHOSE for row in rows), table.name
 
 
 async def test_the_record_tells_what_happened_in_order(store: PlanStore):
@@ -179,9 +186,10 @@ async def test_the_record_tells_what_happened_in_order(store: PlanStore):
     await store.update_run(run)
     entries = await store.audit(run.id)
     assert [entry.kind for entry in entries] == [
-        "run_created", "run_started", "attempt_started", "attempt_succeeded", "step_completed", "cancel_requested", "run_ended",
+        "run_created", "approved", "approval_used", "run_started", "attempt_started", "attempt_succeeded", "step_completed",
+        "cancel_requested", "run_ended",
     ]  # fmt: skip
-    assert (entries[2].step_id, entries[2].message, entries[5].message) == ("check", "note (read)", "够了")
+    assert (entries[4].step_id, entries[4].message, entries[7].message) == ("check", "note (read)", "够了")
 
 
 # Who executes a run

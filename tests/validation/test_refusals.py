@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from plan_adapter.documents import load_plan, read_document
-from plan_adapter.plan import ApprovalPolicy, Concurrency, ExecutionOptions, ExecutionPlan, Input, Rollback, Step
+from plan_adapter.plan import Concurrency, ExecutionOptions, ExecutionPlan, Input, Rollback, Step
 from plan_adapter.problems import CATALOGUE
 from plan_adapter.validation import find_problems, lint
 from tests.validation.builders import TOOLS, found, plan, step
@@ -21,7 +21,6 @@ def test_a_sound_plan_has_no_problems() -> None:
         ("goal", "Tell everybody"),
         ("tools", ["push"]),
         ("max_rounds", 3),
-        ("requires_approval", True),
         ("rollback", Rollback(tool_name="push")),
         ("done_when", "everybody knows it"),
     ],
@@ -35,7 +34,6 @@ def test_a_step_field_that_is_not_executed_yet_is_refused_never_ignored(field: s
     [
         ("finally_", "finally", [Step(tool_name="push")]),
         ("concurrency", "concurrency", Concurrency(key="x")),
-        ("approval", "approval", ApprovalPolicy()),
     ],
 )
 def test_a_plan_field_that_is_not_executed_yet_is_refused_never_ignored(field: str, at: str, value: Any) -> None:
@@ -209,7 +207,7 @@ def test_warnings_are_what_runs_and_probably_should_not_run_so() -> None:
 def test_problems_come_in_the_order_of_the_document_whatever_found_them() -> None:
     broken = plan(
         step("a", depends_on=["gone"], tool_name="psh"),
-        step("b", parameters={"value": "${{ steps.gone.result }}"}, requires_approval=True),
+        step("b", parameters={"value": "${{ steps.gone.result }}"}, max_rounds=3),
         description="",
         inputs={"a-b": Input()},
         options=ExecutionOptions(stop_on_error=True, continue_on_error=True),
@@ -222,7 +220,7 @@ def test_problems_come_in_the_order_of_the_document_whatever_found_them() -> Non
         "steps[0].tool_name",
         "steps[0].depends_on[0]",
         "steps[1].parameters.value",
-        "steps[1].requires_approval",
+        "steps[1].max_rounds",
         "outputs.x",
     ]
     assert found(broken) == found(broken)

@@ -1,0 +1,118 @@
+"""`make automations`: create or update the automations of the folder beside this module, which tell people of open gates."""
+
+import argparse
+import asyncio
+import math
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plan_adapter.documents import read_mapping
+from plan_adapter.engine.connection import use_server
+from plan_adapter.engine.local_server import ensure_server
+from plan_adapter.errors import PlanAdapterError
+from plan_adapter.problems import did_you_mean
+from plan_adapter.readable import visible
+from plan_adapter.settings import Settings
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import PrefectClient
+    from prefect.client.schemas.objects import BlockDocument
+    from prefect.events.schemas.automations import AutomationCore
+
+FOLDER = Path(__file__).with_name("automations")
+LEAST_SECONDS = 10.0
+"""What Prefect asks of an automation that waits for something not to happen."""
+PAGE = 200
+
+
+class UnknownBlockError(PlanAdapterError):
+    """No notification block of this name is on the server."""
+
+
+async def apply(blocks: Sequence[str], *, after: timedelta) -> list[str]:
+    """Create or update, by name, every automation of the folder so that it tells by `blocks` (type/name); return a line about each.
+
+    `after` is how long a gate may be open before a reminder. One that was switched off on the server stays off. Raises UnknownBlockError.
+    """
+    from prefect.client.orchestration import get_client
+
+    async with get_client() as client:
+        documents = await _notification_blocks(client)
+        chosen = [_chosen(name, documents) for name in dict.fromkeys(blocks)]
+        return [line for path in sorted(FOLDER.glob("*.yaml")) for line in await _apply_one(client, read(path, chosen, after=after))]
+
+
+def read(path: Path, blocks: Sequence["BlockDocument"], *, after: timedelta) -> "AutomationCore":
+    """Return the automation in the file `path`, with its action once for each of `blocks`, and `after` as the time of a reminder."""
+    from prefect.events.schemas.automations import AutomationCore
+
+    document: Any = read_mapping(path)[0]
+    document["actions"] = [{**action, "block_document_id": block.id} for action in document["actions"] for block in blocks]
+    if document["trigger"]["posture"] == "Proactive":
+        document["trigger"]["within"] = after
+    return AutomationCore.model_validate(document)
+
+
+async def _apply_one(client: "PrefectClient", automation: "AutomationCore") -> list[str]:
+    # Names are not unique on the server: a second one of this name, made by hand, would tell by another block.
+    existing = await client.read_automations_by_name(automation.name)
+    for known in existing:
+        await client.update_automation(known.id, automation.model_copy(update={"enabled": known.enabled}))
+    if not existing:
+        await client.create_automation(automation)
+        return [f"created {automation.name}"]
+    return [f"updated {automation.name}" + ("" if known.enabled else " (it is switched off, and stays so)") for known in existing]
+
+
+async def _notification_blocks(client: "PrefectClient") -> "dict[str, BlockDocument]":
+    """Return every block of the server that can notify, by type/name."""
+    found: dict[str, BlockDocument] = {}
+    for offset in range(0, sys.maxsize, PAGE):
+        page = await client.read_block_documents(limit=PAGE, offset=offset, include_secrets=False)
+        for document in page:
+            schema, kind = document.block_schema, document.block_type
+            if schema is not None and kind is not None and "notify" in schema.capabilities:
+                found[f"{kind.slug}/{document.name}"] = document
+        if len(page) < PAGE:
+            break
+    return found
+
+
+def _chosen(name: str, documents: "dict[str, BlockDocument]") -> "BlockDocument":
+    if name in documents:
+        return documents[name]
+    known = did_you_mean(name, documents) if documents else "the server has none: make one in its UI under Blocks, `Slack Webhook` for one"
+    raise UnknownBlockError(f"no notification block is called `{visible(name)}`: {visible(known)}")
+
+
+def _minutes(text: str) -> timedelta:
+    minutes = float(text)
+    if not (math.isfinite(minutes) and minutes * 60 >= LEAST_SECONDS and minutes <= 60 * 24 * 365):
+        raise argparse.ArgumentTypeError(f"{text} is no number of minutes from {LEAST_SECONDS:g} seconds to a year")
+    return timedelta(minutes=minutes)
+
+
+_minutes.__name__ = "number of minutes"  # what argparse calls a text that is no number
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Apply the automations to the server that Prefect's settings name, else to the local one; return an exit code."""
+    parser = argparse.ArgumentParser(prog="python -m deployments.automations", description=__doc__)
+    parser.add_argument("--block", required=True, nargs="+", metavar="TYPE/NAME", help="notification blocks, as in slack-webhook/oncall")
+    parser.add_argument("--after", type=_minutes, default="30", metavar="MINUTES", help="when to remind of an open gate (default: 30)")
+    given = parser.parse_args(arguments)
+    try:
+        with use_server(ensure_server(Settings(), notify=lambda line: print(line, file=sys.stderr))):
+            for line in asyncio.run(apply(given.block, after=given.after)):
+                print(line)
+    except PlanAdapterError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

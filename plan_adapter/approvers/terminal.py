@@ -1,0 +1,110 @@
+"""`TerminalApprover`: the person at this process's terminal."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from plan_adapter.approval import answer_to, os_user, refusal
+from plan_adapter.approvers.conversation import Conversation
+from plan_adapter.approvers.summary import gate_summary
+from plan_adapter.gate_text import for_terminal
+from plan_adapter.record import Approval, ApprovalRequest
+
+Edit: TypeAlias = Callable[[ApprovalRequest, Conversation], Awaitable[bool]]
+"""Lets the person change what is asked about; returns whether a new version took its place, which is then asked about instead."""
+
+NO_ANSWER = "no answer: the input ended"
+
+_HELP = {
+    "y": "yes: exactly this is run, once",
+    "n": "no: nothing of it is run; you may say why",
+    "v": "view all of what you are asked about",
+    "e": "edit the plan in your editor; what comes of it is asked about anew",
+}
+
+
+class TerminalApprover:
+    """Shows what would run and asks the person at the terminal, in the name of the operating system's user.
+
+    Of several gates one is asked about at a time. A gate that is answered elsewhere ends its question.
+    """
+
+    asks_again = True  # a person who is told why an answer was not taken can give another
+
+    def __init__(self, *, edit: Edit | None = None, conversation: Conversation | None = None, is_alone: bool = True) -> None:
+        """`edit` None offers no editing. `is_alone`: nobody else is asked, so that an end of the input is an answer: a rejection."""
+        self._edit = edit
+        self._conversation = conversation or Conversation()
+        self._is_alone = is_alone
+        self._user = os_user()
+
+    async def ask(self, request: ApprovalRequest) -> Approval:
+        """Return the person's answer."""
+        conversation = self._conversation
+        async with conversation.turn:
+            with conversation.foreground():
+                self._show(request)
+                while True:
+                    word = await conversation.ask(self._question(request), forget=True)
+                    if word is None:
+                        break
+                    answer = await self._answer(word.casefold(), request)
+                    if answer is not None:
+                        return answer
+        if self._is_alone:
+            return self._said(request, approve=False, note=NO_ANSWER)
+        conversation.say("the input has ended here; the form and `plan approve` still answer")
+        return await _never()
+
+    def _show(self, request: ApprovalRequest) -> None:
+        say = self._conversation.say
+        if request.refused is not None:
+            say(f"this answer is not taken: {request.refused}")
+            return
+        say("\n" + gate_summary(request))
+        reason = refusal(request.rules, by=self._user, known_by="os_user", decision="approve")
+        if reason is not None:
+            say(f"you cannot approve it here: {reason}; {_other_ways(request)}")
+
+    def _question(self, request: ApprovalRequest) -> str:
+        what = "this plan" if request.step_id is None else f"step {step_name(request)} with these parameters"
+        words = ["[y]es", "[n]o", "[v]iew", *(["[e]dit"] if self._may_edit(request) else []), "[?]"]
+        return f"Run {what}, approved by {self._user}? {', '.join(words)} "
+
+    async def _answer(self, word: str, request: ApprovalRequest) -> Approval | None:
+        """Return what `word` answers, None where it is no answer yet."""
+        conversation = self._conversation
+        if word in ("y", "yes"):
+            return self._said(request, approve=True)
+        if word in ("n", "no"):
+            note = await conversation.ask("Why not? (one line, may be empty) ")
+            return self._said(request, approve=False, note=note or "")
+        if word in ("v", "view"):
+            conversation.say(for_terminal(request.text))
+        elif word in ("e", "edit") and self._edit is not None and self._may_edit(request):
+            if await self._edit(request, conversation):
+                return await _never()  # this gate is closed now, and the next one asks
+        else:
+            conversation.say("\n".join(f"  {key}  {text}" for key, text in _HELP.items() if key != "e" or self._may_edit(request)))
+        return None
+
+    def _may_edit(self, request: ApprovalRequest) -> bool:
+        return self._edit is not None and request.step_id is None and request.run_id is not None
+
+    def _said(self, request: ApprovalRequest, *, approve: bool, note: str = "") -> Approval:
+        return answer_to(request, decision="approve" if approve else "reject", by=self._user, known_by="os_user", note=note)
+
+
+def step_name(request: ApprovalRequest) -> str:
+    """Return the step that is asked about, with the number of its item."""
+    return f"`{request.step_id}`" + (f", item {request.item}" if request.item is not None else "")
+
+
+def _other_ways(request: ApprovalRequest) -> str:
+    step = f" --step {request.step_id}" if request.step_id is not None else ""
+    return f"`plan approve {request.run_id}{step}` with --sign or --code may"
+
+
+async def _never() -> Approval:
+    """Wait for whoever else answers: the caller cancels this wait then."""
+    return await asyncio.get_running_loop().create_future()

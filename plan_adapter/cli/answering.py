@@ -1,0 +1,245 @@
+"""Answering at a gate from the command line: which gate is meant, who answers and how they prove it, and what happens next."""
+
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from plan_adapter.cli import output
+from plan_adapter.cli.aside import aside
+from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.cli.records import answer_command, gate_json, gate_place
+from plan_adapter.cli.waiting import after_changes
+from plan_adapter.plan import PlanStatus
+from plan_adapter.record import Decision
+from plan_adapter.settings import Settings
+
+if TYPE_CHECKING:
+    from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, PlanRun
+    from plan_adapter.store.store import PlanStore
+
+DONE_WORDS: dict[Decision, str] = {"approve": "approved", "reject": "rejected", "request_changes": "changes requested for"}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which gate is meant."""
+
+    run: str  # an id, its beginning, or the id of a flow run
+    step: str | None = None  # None: whichever is the only one that is open
+    item: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What is answered, and how its giver proves who they are."""
+
+    decision: Decision
+    note: str = ""
+    sign: bool = False
+    code: str | None = None
+    by: str | None = None  # None: the operating system's user
+
+    def __post_init__(self) -> None:
+        """Refuse what no gate would take."""
+        if self.by is not None and not (self.sign or self.code):
+            raise UsageError("--by is a name without proof: add --sign, or --code with the one-time code of that person")
+        if self.decision == "request_changes" and not self.note.strip():
+            raise UsageError("--changes needs --note: what is to be changed")
+
+
+async def answer_here(place: Place, words: Words, store: "PlanStore", settings: Settings, *, as_json: bool) -> int:
+    """Answer at a gate of the store and tell what happens next. Raises UsageError for an answer that is not taken."""
+    from plan_adapter.approvers.summary import gate_summary
+    from plan_adapter.runs.gates import request_of
+
+    run, gate = await find_gate(place, store)
+    request = request_of(gate)
+    if not as_json:
+        output.note(gate_summary(request) + "\n")
+    closed, approval = await _given(words, gate, request, store, settings)
+    if words.decision == "reject" and gate.step_id is None and gate.attended is False:
+        await _end_rejected(run, approval, store)
+    follows = what_follows(gate, words.decision)
+    if words.decision != "request_changes" and gate.rules.release:
+        await _wake(closed, approval, settings)
+    tell(closed, approval, follows, as_json=as_json)
+    return ExitCode.DONE
+
+
+def tell(gate: "Gate", approval: "Approval", follows: str, *, as_json: bool) -> None:
+    """Print what was answered and what happens next."""
+    if as_json:
+        said = {"decision": approval.decision, "by": approval.by, "known_by": approval.known_by, "note": approval.note}
+        fields: dict[str, Any] = {**gate_json(gate), **said, "next": follows}
+        output.json_line(fields)
+        return
+    what = gate.name if gate.step_id is None else f"step {gate_place(gate)} of {gate.name}"
+    output.line(f"{DONE_WORDS[approval.decision]} {what}, by {approval.by} ({approval.known_by}): run {gate.run_id}")
+    output.note(follows)
+
+
+def what_follows(gate: "Gate", decision: Decision) -> str:
+    """Return what happens now that `gate` was answered; `gate` is as it was before."""
+    if decision == "request_changes":
+        if gate.step_id is None and gate.attended is False:
+            return after_changes(gate.run_id)
+        return f"`plan revise {gate.run_id} FILE` puts a new version in its place, which is asked about then"
+    if gate.attended:
+        return "the process that waits for it goes on at once" if decision == "approve" else "the process that waits for it ends the run"
+    if gate.attended is None:
+        return "the process that waits for it, on another host, has the answer at once"
+    if decision == "reject" and gate.step_id is None:
+        return f"`plan show {gate.run_id}` tells more"
+    return f"nobody waits for it now: `plan resume {gate.run_id}` goes on"
+
+
+async def show_gate(place: Place, store: "PlanStore", *, as_json: bool) -> int:
+    """Print the whole text of a gate, and answer nothing."""
+    _, gate = await find_gate(place, store)
+    if as_json:
+        output.json_line({**gate_json(gate), "text": gate.text})
+    else:
+        output.line(gate.text.rstrip("\n"))
+    return ExitCode.DONE
+
+
+async def find_gate(place: Place, store: "PlanStore") -> "tuple[PlanRun, Gate]":
+    """Return the open gate that is meant, with its text, and its run. Raises UsageError where none is, or several are."""
+    run = await find_run(place.run, store)
+    fitting = [gate for gate in await store.gates(run_id=run.id) if _fits(gate, place)]
+    if not fitting:
+        raise UsageError(await _why_none(run, place, store))
+    if len(fitting) > 1:
+        listed = "".join(f"\n  {answer_command(gate)}" for gate in fitting)
+        raise UsageError(f"run {run.id} waits at {len(fitting)} gates; say which one:{listed}")
+    return run, fitting[0]
+
+
+async def find_run(word: str, store: "PlanStore") -> "PlanRun":
+    """Return the run with this id, or an id that begins so, or with this flow run, or with a step whose form is on it."""
+    from plan_adapter.errors import RunConflictError
+
+    try:
+        return await store.run(word)
+    except RunConflictError:
+        flow_run_id = _uuid(word)
+        if flow_run_id is None:
+            raise
+        of_flow = await store.run_of_flow(flow_run_id)
+        if of_flow is not None:
+            return of_flow
+        shown = [gate for gate in await store.gates() if gate.flow_run_id == flow_run_id]
+        if not shown:
+            raise
+        return await store.run(shown[0].run_id)
+
+
+def _uuid(word: str) -> str | None:
+    try:
+        return str(UUID(word))
+    except ValueError:
+        return None
+
+
+def _fits(gate: "Gate", place: Place) -> bool:
+    return (place.step is None or gate.step_id == place.step) and (place.item is None or gate.item == place.item)
+
+
+async def _why_none(run: "PlanRun", place: Place, store: "PlanStore") -> str:
+    """Return why there is nothing to answer."""
+    from plan_adapter.approval import answer_to
+    from plan_adapter.errors import NotApprovedError, RunConflictError
+    from plan_adapter.runs.gates import request_of
+
+    if place.step is not None and place.step not in [step.id for step in run.steps]:
+        return f"run {run.id} has no step `{place.step}`; steps: {', '.join(step.id for step in run.steps[:20])}"
+    closed = [gate for gate in await store.gates(run_id=run.id, open_only=False) if gate.end is not None and _fits(gate, place)]
+    if closed:
+        try:  # a closed gate takes nothing, and says why
+            await store.answer_gate(closed[-1].id, answer_to(request_of(closed[-1]), decision="reject", by="", known_by="unverified"))
+        except (RunConflictError, NotApprovedError) as error:
+            if run.status is not PlanStatus.PENDING_APPROVAL:
+                return f"run {run.id}: {error}"
+            answer = await store.answer_to_gate(closed[-1].id)
+            is_changes = answer is not None and answer.decision == "request_changes"
+            return f"run {run.id}: {error}; " + (after_changes(run.id) if is_changes else f"`plan resume {run.id}` goes on")
+    if run.status is PlanStatus.PENDING_APPROVAL:
+        return f"nobody has been asked about run {run.id} yet: `plan resume {run.id}` asks"
+    return f"run {run.id} waits for no approval: it is {run.status}" + (f" ({run.reason})" if run.reason else "")
+
+
+async def _given(words: Words, gate: "Gate", request: "ApprovalRequest", store: "PlanStore", settings: Settings) -> "tuple[Gate, Approval]":
+    """Return the gate as it was closed, and the answer that closed it; raises UsageError with why the answer is not taken."""
+    from plan_adapter.errors import NotApprovedError, RunConflictError
+
+    try:
+        approval = await _proved(proofs(words, request, settings), request, store, settings)
+        return await store.answer_gate(gate.id, approval), approval
+    except (NotApprovedError, RunConflictError) as error:
+        raise UsageError(str(error)) from error
+
+
+def proofs(words: Words, request: "ApprovalRequest", settings: Settings) -> "Answer":
+    """Return the answer with what proves who gives it; raises NotApprovedError where it cannot be signed."""
+    from plan_adapter.approval import os_user, signed_text
+    from plan_adapter.record import Answer
+
+    by = words.by or os_user()
+    channel = "os_user" if by == os_user() else "unverified"
+    answer = Answer(decision=words.decision, by=by, note=words.note, channel=channel, code=words.code)
+    if not words.sign:
+        return answer
+    from plan_adapter.identity.signatures import default_key, sign
+
+    assert request.run_id is not None
+    assert request.gate_id is not None
+    text = signed_text(approval_digest=request.approval_digest, decision=words.decision, run_id=request.run_id, gate_id=request.gate_id)
+    return replace(answer, signature=sign(text, key=default_key(settings)))
+
+
+async def _proved(answer: "Answer", request: "ApprovalRequest", store: "PlanStore", settings: Settings) -> "Approval":
+    from plan_adapter.identity.codes import WrongCodes
+    from plan_adapter.identity.known import approval_from
+
+    secrets, context = None, nullcontext()
+    if answer.code is not None:
+        from plan_adapter.cli.servers import answering_server
+        from plan_adapter.engine.connection import use_server
+
+        server = await aside(lambda: answering_server(settings))
+        if server is not None:
+            from plan_adapter.engine.secret_blocks import PrefectSecrets
+
+            secrets, context = PrefectSecrets(), use_server(server)
+    with context:
+        return await approval_from(answer, request, settings=settings, secrets=secrets, use_code=store.use_code, codes=WrongCodes())
+
+
+async def _end_rejected(run: "PlanRun", approval: "Approval", store: "PlanStore") -> None:
+    """End a run that nobody waits for: a rejection must not wait for somebody who resumes it."""
+    from plan_adapter.record import RunReason
+    from plan_adapter.runs.approving import end_unapproved
+
+    fresh = await store.run(run.id)
+    if fresh.status is PlanStatus.PENDING_APPROVAL:
+        fresh.rejection_note = approval.note
+        await end_unapproved(fresh, store, RunReason.REJECTED, f"rejected by {approval.by}")
+
+
+async def _wake(gate: "Gate", approval: "Approval", settings: Settings) -> None:
+    """Let a run that gave its worker back come back, where its server can be reached."""
+    from plan_adapter.cli.servers import answering_server
+    from plan_adapter.engine.connection import use_server
+    from plan_adapter.errors import NoServerError
+
+    try:
+        server = await aside(lambda: answering_server(settings))
+        if server is None:
+            return
+        from plan_adapter.engine.gate_forms import resume_released
+
+        with use_server(server):
+            await resume_released(gate, approval)
+    except NoServerError as error:
+        output.note(f"plan: the run cannot be woken from here: {error}")

@@ -1,0 +1,49 @@
+"""What differs between two versions of a plan, in lines for a terminal."""
+
+from pydantic import JsonValue
+
+from plan_adapter.canonical import Change, diff_plans
+from plan_adapter.plan import ExecutionPlan
+from plan_adapter.readable import as_text, counted, is_secret_name, masked, one_line
+
+SHOWN_CHARACTERS = 200
+"""How much of a value is shown; `plan show` has all of it."""
+
+
+def difference_lines(old: ExecutionPlan, new: ExecutionPlan) -> list[str]:
+    """Return what `new` does otherwise than `old`, the most important first; empty where nothing differs."""
+    found = diff_plans(old, new)
+    raised = [change for change in found.changed if change.at in {f"{name}.effect" for name in found.raised}]
+    return [
+        *(f"! EFFECT RAISED: step {change.at.rpartition('.')[0]} {_change(change)}" for change in raised),
+        *(f"+ step {name} is new{_tool(new, name)}" for name in found.added),
+        *(f"- step {name} is gone{_tool(old, name)}" for name in found.removed),
+        *(f"~ {change.at}: {_change(change)}" for change in found.changed if change not in raised),
+        *([f"~ in another order: {', '.join(found.reordered)}"] if found.reordered else []),
+    ]
+
+
+def difference_title(lines: list[str]) -> str:
+    """Return the line above the differences."""
+    return f"what the new version changes ({counted(len(lines), 'place')}):"
+
+
+def _change(change: Change) -> str:
+    is_secret = any(is_secret_name(name) for name in change.at.split("."))
+    return f"{_value(change.old, is_secret=is_secret)} → {_value(change.new, is_secret=is_secret)}"
+
+
+def _value(value: JsonValue, *, is_secret: bool) -> str:
+    if value is None:
+        return "(not written)"
+    value = "***" if is_secret else masked(value)
+    text = as_text(value)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
+
+
+def _tool(plan: ExecutionPlan, name: str) -> str:
+    step = next((step for step in plan.steps if step.id == name), None)
+    if step is None:
+        return ""
+    told = f": {one_line(step.description)}" if step.description else ""
+    return f" ({step.tool_name or 'goal'}{told})"

@@ -1,0 +1,115 @@
+"""Editing the plan of a run in the person's own editor, until it is valid or they let it be."""
+
+import asyncio
+import os
+import shlex
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from plan_adapter.approvers.conversation import Conversation
+from plan_adapter.cli import output
+from plan_adapter.cli.codes import UsageError
+from plan_adapter.cli.differences import difference_lines, difference_title
+
+if TYPE_CHECKING:
+    from plan_adapter.plan import ExecutionPlan
+    from plan_adapter.record import ApprovalRequest, PlanRun
+    from plan_adapter.store.store import PlanStore
+    from plan_adapter.tools.registry import ToolRegistry
+
+HEADER = "# The plan of run {run}. Save and leave the editor to have what you changed asked about; leave it unchanged to go back.\n"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEditing:
+    """Lets a person at a gate change the plan that is asked about."""
+
+    store: "PlanStore"
+    tools: "ToolRegistry"
+
+    async def __call__(self, request: "ApprovalRequest", conversation: Conversation) -> bool:
+        """Return whether a new version of the plan took the place of the one that is asked about."""
+        from plan_adapter.approval import os_user
+        from plan_adapter.errors import PlanAdapterError
+        from plan_adapter.runner import arevise_run
+
+        assert request.run_id is not None
+        try:
+            run = await self.store.run(request.run_id)
+            plan = await edited_plan(run, self.store, self.tools, conversation)
+            if plan is None:
+                return False
+            note = await conversation.ask("Why? (one line, may be empty) ")
+            await arevise_run(run.id, plan, tools=self.tools, by=os_user(), note=note or "", store=self.store)
+        except (PlanAdapterError, UsageError) as error:
+            conversation.say(f"the plan stays as it is: {error}")
+            return False
+        conversation.say("the new version takes its place, and is asked about now")
+        return True
+
+
+async def edited_plan(run: "PlanRun", store: "PlanStore", tools: "ToolRegistry", conversation: Conversation) -> "ExecutionPlan | None":
+    """Return what the person makes of the plan of `run`, valid with its inputs; None where they leave it as it is."""
+    from plan_adapter.documents import dump_plan
+
+    old = await store.get(run.digest)
+    with tempfile.TemporaryDirectory(prefix="plan-edit-") as folder:
+        path = Path(folder, "plan.yaml")
+        output.write_file(path, HEADER.format(run=run.id) + dump_plan(old))
+        while True:
+            await _open_editor(path)
+            plan, findings = _read(path, run, tools)
+            if plan is None:
+                conversation.say("\n".join(findings))
+                if not await _says_yes(conversation, "Edit it again? [Y/n] ", default=True):
+                    return None
+                continue
+            lines = difference_lines(old, plan)
+            if not lines:
+                conversation.say("nothing was changed")
+                return None
+            conversation.say("\n".join([difference_title(lines), *lines]))
+            if await _says_yes(conversation, "Put this version in its place? [y/N] ", default=False):
+                return plan
+            if not await _says_yes(conversation, "Edit it again? [y/N] ", default=False):
+                return None
+
+
+def _read(path: Path, run: "PlanRun", tools: "ToolRegistry") -> "tuple[ExecutionPlan | None, list[str]]":
+    from plan_adapter.documents import read_document
+    from plan_adapter.errors import InvalidPlanError
+    from plan_adapter.validation import bind_inputs, validate
+
+    plan, problems = read_document(path.read_text(encoding="utf-8", errors="replace"), file=path.name)
+    if plan is None:
+        return None, [str(problem) for problem in problems]
+    try:
+        bind_inputs(validate(plan, tools), run.inputs)
+    except InvalidPlanError as error:
+        return None, [str(problem) for problem in error.problems]
+    return plan, []
+
+
+async def _open_editor(path: Path) -> None:
+    words = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
+    try:
+        editor = await asyncio.create_subprocess_exec(*words, str(path))
+    except OSError as error:
+        raise UsageError(f"the editor `{words[0]}` cannot be started ({error.strerror}): set VISUAL or EDITOR") from error
+    try:
+        code = await editor.wait()
+    except asyncio.CancelledError:
+        editor.terminate()  # answered elsewhere: what is edited is not asked about any more
+        await editor.wait()
+        raise
+    if code != 0:
+        raise UsageError(f"the editor `{words[0]}` ended with code {code}")
+
+
+async def _says_yes(conversation: Conversation, question: str, *, default: bool) -> bool:
+    word = await conversation.ask(question)
+    if word is None:
+        return False
+    return default if not word else word.casefold() in ("y", "yes")

@@ -1,0 +1,160 @@
+"""`plan gates`, `approve` and `reject` with nothing but Prefect's API: the run verifies the answer, where the store is."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from plan_adapter.cli import output
+from plan_adapter.cli.answering import DONE_WORDS, Place, Words, proofs
+from plan_adapter.cli.aside import aside
+from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.cli.servers import answering_server
+from plan_adapter.cli.waiting import age
+from plan_adapter.readable import one_line
+from plan_adapter.record import ApprovalRequest, GateRules
+
+if TYPE_CHECKING:
+    from plan_adapter.engine.connection import Server
+    from plan_adapter.engine.gate_forms import OpenForm
+    from plan_adapter.settings import Settings
+
+REFUSAL_SECONDS = 3.0
+"""How long a refusal by the run is waited for; later ones are on its page."""
+POLL_SECONDS = 0.25
+
+
+async def list_remotely(settings: "Settings", *, limit: int, as_json: bool) -> int:
+    """Print the forms that wait for an answer, the newest first."""
+    async with _server(settings) as server:
+        from plan_adapter.engine.gate_forms import open_forms
+
+        found = (await open_forms())[::-1][:limit]
+    now = datetime.now(UTC)
+    if as_json:
+        for form in found:
+            output.json_line(_form_json(form, server))
+    elif found:
+        columns = ("RUN", "PLAN", "STEP", "SINCE", "UNTIL", "KNOWN BY")
+        output.table(columns, [_row(form, now) for form in found])
+        output.note(f"these are the forms that {server.api_url} shows; `plan approve RUN --api` answers")
+    else:
+        output.note(f"no form of {server.api_url} waits for an answer")
+    return ExitCode.DONE
+
+
+async def answer_remotely(place: Place, words: Words, settings: "Settings", *, show: bool, as_json: bool) -> int:
+    """Give an answer in the form of a gate; raises UsageError where none is meant, or the run refuses it at once."""
+    from plan_adapter.errors import NotApprovedError, RunConflictError
+
+    async with _server(settings) as server:
+        from plan_adapter.engine.gate_forms import answer_form, open_forms
+
+        form = _the_one(await open_forms(), place)
+        page = server.run_url(form.flow_run_id)
+        if show:
+            raise UsageError("without the store the whole text is only on its page" + (f": {page}" if page else ""))
+        if not as_json:
+            step = f", step {_step(form)}" if form.step_id is not None else ""
+            output.note(
+                f"{one_line(form.name)}{step}\napproval digest: `{form.approval_digest}`" + (f"\nall of it: {page}" if page else "")
+            )
+        try:
+            await answer_form(form, proofs(words, _request(form), settings))
+        except (NotApprovedError, RunConflictError) as error:
+            raise UsageError(str(error)) from error
+        refused = await _refusal(form)
+    if refused is not None:
+        raise UsageError(f"the run does not take this answer: {refused}")
+    if as_json:
+        output.json_line({**_form_json(form, server), "decision": words.decision})
+    else:
+        what = form.name if form.step_id is None else f"step {_step(form)} of {form.name}"
+        output.line(f"{DONE_WORDS[words.decision]} {what}: run {form.run_id}")
+        output.note("the run has the answer, and verifies it")
+    return ExitCode.DONE
+
+
+@asynccontextmanager
+async def _server(settings: "Settings") -> "AsyncGenerator[Server]":
+    from plan_adapter.engine.connection import use_server
+
+    server = await aside(lambda: answering_server(settings))
+    if server is None:
+        raise UsageError("Prefect's settings name no API URL, and no local server runs")
+    with use_server(server):
+        yield server
+
+
+def _the_one(forms: "list[OpenForm]", place: Place) -> "OpenForm":
+    of_run = [form for form in forms if form.run_id.startswith(place.run.lower()) or form.flow_run_id == place.run.lower()]
+    fitting = [
+        form for form in of_run if (place.step is None or form.step_id == place.step) and (place.item is None or form.item == place.item)
+    ]
+    if not fitting:
+        raise UsageError(f"no form waits for an answer of run `{place.run}`; `plan gates --api` lists those that do")
+    if len(fitting) > 1:
+        listed = "".join(f"\n  plan approve {form.run_id} --api{_arguments(form)}" for form in fitting)
+        raise UsageError(f"{len(fitting)} forms of run `{place.run}` wait; say which one:{listed}")
+    return fitting[0]
+
+
+async def _refusal(form: "OpenForm") -> str | None:
+    """Return why the run does not take the answer, None where it says nothing for a moment."""
+    from plan_adapter.engine.gate_forms import open_forms
+
+    deadline = time.monotonic() + REFUSAL_SECONDS
+    while time.monotonic() < deadline:
+        for now in await open_forms():
+            if now.gate_id == form.gate_id and now.keyset != form.keyset:
+                return now.refused or "it asks again"
+        await asyncio.sleep(POLL_SECONDS)
+    return None
+
+
+def _request(form: "OpenForm") -> ApprovalRequest:
+    return ApprovalRequest(
+        approval_digest=form.approval_digest,
+        name=form.name,
+        description="",
+        text="",
+        run_id=form.run_id,
+        step_id=form.step_id,
+        item=form.item,
+        gate_id=form.gate_id,
+        rules=GateRules(known_by=form.known_by),
+    )
+
+
+def _form_json(form: "OpenForm", server: "Server") -> dict[str, Any]:
+    return {
+        "id": form.gate_id,
+        "run_id": form.run_id,
+        "step": form.step_id,
+        "item": form.item,
+        "name": form.name,
+        "digest": form.approval_digest,
+        "opened_at": form.since,
+        "expires_at": form.until,
+        "known_by": form.known_by,
+        "flow_run_id": form.flow_run_id,
+        "link": server.run_url(form.flow_run_id),
+        "refused": form.refused,
+    }
+
+
+def _row(form: "OpenForm", now: datetime) -> tuple[str, ...]:
+    since = "-" if form.since is None else age(now, form.since)
+    until = "-" if form.until is None else f"in {age(form.until, now)}"
+    known = " or ".join(form.known_by) if form.known_by is not None else "anyhow"
+    return (form.run_id, form.name, _step(form) if form.step_id is not None else "-", since, until, known)
+
+
+def _step(form: "OpenForm") -> str:
+    return f"{form.step_id}" + (f"[{form.item}]" if form.item is not None else "")
+
+
+def _arguments(form: "OpenForm") -> str:
+    return (f" --step {form.step_id}" if form.step_id is not None else "") + (f" --item {form.item}" if form.item is not None else "")

@@ -1,0 +1,159 @@
+"""The form of a gate: `form_of` makes what Prefect shows and its server checks, `answer_of` reads what comes back, which is untrusted."""
+
+import re
+from typing import Any, Literal, cast, get_args
+
+from prefect.input import RunInput
+from pydantic import Field, create_model
+
+from plan_adapter.readable import counted, prose
+from plan_adapter.record import Answer, ApprovalRequest, Decision, GateRules
+
+MAX_NAME_CHARACTERS = 200
+MAX_NOTE_CHARACTERS = 4000
+MAX_CODE_CHARACTERS = 16
+MAX_SIGNATURE_CHARACTERS = 20_000
+MAX_LISTED_APPROVERS = 50
+MAX_TEXT_CHARACTERS = 100_000
+"""Of a description. Prefect takes far more and shows it to nobody's use: browsers hang in the picture and the tables."""
+
+_REQUIRED: Any = ...
+_DECISIONS: tuple[Decision, ...] = get_args(Decision)
+_LIMITS = {
+    "decision": MAX_NAME_CHARACTERS,
+    "approver": MAX_NAME_CHARACTERS,
+    "note": MAX_NOTE_CHARACTERS,
+    "code": MAX_CODE_CHARACTERS,
+    "signature": MAX_SIGNATURE_CHARACTERS,
+}
+
+
+class NotAnAnswerError(ValueError):
+    """What came back from a form is no complete answer; the message says why, for whom to tell it."""
+
+
+def form_of(request: ApprovalRequest) -> type[RunInput]:
+    """Return the fields of the form of `request`, with every rule in its JSON schema: the server checks nothing else."""
+    fields: dict[str, Any] = {
+        "decision": (
+            Literal[_DECISIONS],
+            Field(title="Decision", description="approve: it runs as shown. reject: it does not. request_changes: say in the note what."),
+        ),
+        "approver": (str, _approver(request.rules)),
+        **_proofs(request.rules),
+        "note": (
+            str,
+            Field(default="", max_length=MAX_NOTE_CHARACTERS, title="Note", description="Kept with the answer; why, or what to change."),
+        ),
+    }
+    return create_model("Answer", __base__=RunInput, **fields)
+
+
+def description_of(request: ApprovalRequest, *, refused: str | None = None) -> str:
+    """Return the Markdown above the form: why the answer before was not taken, then what is asked, cut where it is too long."""
+    parts = [_cut(request.text, request.run_id)]
+    if refused:
+        nothing = "That answer started nothing." if request.step_id is None else "This call was not made."
+        parts.insert(0, f"**The answer before was not taken:** {prose(refused)}\n\n**{nothing} Please answer again.**\n\n---")
+    return "\n\n".join(parts)
+
+
+def answer_of(raw: object) -> Answer:
+    """Return what was answered in a form, not yet verified; raises NotAnAnswerError for anything but a whole answer.
+
+    An empty answer, a missing decision, an unknown field or a value that is no text is never an approval.
+    """
+    if not isinstance(raw, dict) or not raw:
+        raise NotAnAnswerError("the form came back empty")
+    values = cast("dict[str, object]", raw)
+    if unknown := sorted(str(name) for name in values.keys() - _LIMITS.keys()):
+        raise NotAnAnswerError(f"the answer holds fields that the form does not have: {', '.join(unknown[:5])[:200]}")
+    if wrong := [name for name, value in values.items() if not isinstance(value, str) and value is not None]:
+        raise NotAnAnswerError(f"`{wrong[0]}` is no text")
+    texts = {name: value for name, value in cast("dict[str, str | None]", values).items() if value is not None}
+    if long := [name for name, text in texts.items() if len(text) > _LIMITS[name]]:
+        raise NotAnAnswerError(f"`{long[0]}` has more than {counted(_LIMITS[long[0]], 'character')}")
+    decision = texts.get("decision")
+    if decision not in ("approve", "reject", "request_changes"):
+        raise NotAnAnswerError(f"the decision is missing; it is one of {', '.join(_DECISIONS)}")
+    by = texts.get("approver", "").strip()
+    if not by:
+        raise NotAnAnswerError("the name of who answers is missing")
+    return Answer(
+        decision=decision,
+        by=by,
+        note=texts.get("note", ""),
+        channel="form",
+        code=texts.get("code", "").strip() or None,
+        signature=texts.get("signature", "").strip() or None,
+    )
+
+
+def values_of(answer: Answer) -> dict[str, str]:
+    """Return `answer` as the values of a form."""
+    values = {"decision": answer.decision, "approver": answer.by, "note": answer.note}
+    proofs = {"code": answer.code, "signature": answer.signature}
+    return values | {name: proof for name, proof in proofs.items() if proof}
+
+
+def _approver(rules: GateRules) -> Any:
+    listed = list(rules.approvers) if rules.approvers and len(rules.approvers) <= MAX_LISTED_APPROVERS else None
+    return Field(
+        min_length=1,
+        max_length=MAX_NAME_CHARACTERS,
+        pattern=r"\S",
+        title="Your name",
+        description="Who answers; recorded with the answer." + (" Only these people may." if listed else ""),
+        json_schema_extra={"enum": cast("list[Any]", listed)} if listed else None,
+    )
+
+
+def _proofs(rules: GateRules) -> dict[str, Any]:
+    """Return the fields by which who answers proves who they are; required where there is no other way."""
+    known_by = rules.known_by or ()
+    fields = dict[str, Any]()
+    if "totp" in known_by:
+        only = known_by == ("totp",)
+        code = Field(
+            default=_REQUIRED if only else "",
+            pattern=r"^[0-9]{6}$" if only else r"^([0-9]{6})?$",
+            title="One-time code",
+            description="The six digits that your authenticator app shows now; each counts once.",
+        )
+        fields["code"] = (str, code)
+    if "ssh_signature" in known_by:
+        only = known_by == ("ssh_signature",)
+        signature = Field(
+            default=_REQUIRED if only else "",
+            min_length=1 if only else None,
+            max_length=MAX_SIGNATURE_CHARACTERS,
+            title="SSH signature",
+            description="`plan approve --sign` fills it in" + (" and answers here." if only else "; leave it empty in the browser."),
+        )
+        fields["signature"] = (str, signature)
+    return fields
+
+
+def _cut(text: str, run_id: str | None) -> str:
+    """Return `text`, where it is too long up to the last heading, paragraph or line before the limit, and where the rest is."""
+    if len(text) <= MAX_TEXT_CHARACTERS:
+        return text
+    kept = text[:MAX_TEXT_CHARACTERS]
+    ends = (kept.rfind(boundary, MAX_TEXT_CHARACTERS // 2) for boundary in ("\n#", "\n\n", "\n"))
+    kept = kept[: next((end for end in ends if end > 0), len(kept))]
+    if fence := _open_fence(kept):
+        kept += f"\n{fence}"
+    rest = counted(len(text) - len(kept), "character")
+    command = f"`plan show {run_id}`" if run_id else "`plan show`"
+    return f"{kept}\n\n**Cut here: {rest} more.** Read all of it before you approve: in the artifact of this flow run, or by {command}."
+
+
+def _open_fence(text: str) -> str | None:
+    """Return the fence that closes the code block that `text` leaves open."""
+    fence: str | None = None
+    for line in re.findall(r"^ {0,3}(`{3,}|~{3,})([^\n]*)$", text, re.MULTILINE):
+        if fence is None:
+            fence = line[0]
+        elif line[0].startswith(fence) and not line[1].strip():
+            fence = None
+    return fence

@@ -1,0 +1,213 @@
+"""`ask_in_form`: a gate asked in Prefect's UI, on the page of the run's own flow run or, for a step, of a small subflow."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+from uuid import UUID
+
+from prefect import Flow
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import State, StateType
+from prefect.context import FlowRunContext
+from prefect.states import Cancelled, Completed, Failed
+
+from plan_adapter.approval import Asking
+from plan_adapter.engine.compiler import safe_name
+from plan_adapter.engine.connection import under_worker
+from plan_adapter.engine.gate_labels import read_labels
+from plan_adapter.engine.gate_logs import Tell, place_of, teller
+from plan_adapter.engine.gate_prompt import FIRST_WAIT, LAST_WORD_SECONDS, LONGEST_WAIT, TROUBLE, GateCancelledError, Prompt
+from plan_adapter.engine.gate_release import release
+from plan_adapter.readable import one_line, prose
+from plan_adapter.record import Approval, ApprovalRequest, Decision, Gate
+
+__all__ = ["ApprovalOf", "GateCancelledError", "ask_in_form"]
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+MAX_NOTE_CHARACTERS = 500
+_NAMES: dict[Decision, str] = {"approve": "Approved", "reject": "Rejected", "request_changes": "ChangesRequested"}
+
+ApprovalOf: TypeAlias = Callable[[str], Awaitable[Approval | None]]
+"""Gives the answer that closed the gate with this id, as `PlanStore.answer_to_gate` does."""
+
+
+async def ask_in_form(asking: Asking, *, poll_seconds: float = POLL_SECONDS, approval_of: ApprovalOf | None = None) -> None:
+    """Show the form of a gate until the gate is closed, by an answer given there or in any other way.
+
+    Called in the context of a flow run. It returns up to a few seconds after `asking.closed`, when Prefect shows the flow run as Running
+    again: await it before the flow run ends, and let steps start before. `approval_of` lets the pages of step gates say who answered.
+    Raises GateCancelledError if somebody cancelled the flow run that asks. A server that is away makes it wait.
+
+    Under a worker, at the gate of a plan that wants to be released, it raises Prefect's `Pause` instead of waiting: let it out of the
+    flow, whose process then ends. Whoever closes the gate calls `gate_forms.resume_released`; so must the caller, before it lets `Pause`
+    out, if the row was closed meanwhile.
+    """
+    flow = FlowRunContext.get()
+    if flow is None or flow.flow_run is None or not isinstance(flow.client, PrefectClient):
+        raise RuntimeError("a form is shown inside a running flow")
+    if asking.request.step_id is None:
+        tell = teller(flow)
+        if asking.request.rules.release and flow.flow_run.deployment_id is not None and under_worker():
+            await release(asking, flow.flow_run.id, flow.client, tell)
+        prompt = Prompt(asking, flow.flow_run.id, flow.client, poll_seconds=poll_seconds, tell=tell)
+        await _on_page_of_run(prompt, asking, approval_of, tell)
+    else:
+        await _StepGate(asking, flow, poll_seconds=poll_seconds, approval_of=approval_of).run()
+
+
+async def _on_page_of_run(prompt: Prompt, asking: Asking, approval_of: ApprovalOf | None, tell: Tell) -> None:
+    try:
+        await prompt.ask()
+    finally:
+        if asking.closed.done():  # also where this is cancelled, because the gate is closed
+            end = (await _end_of(asking, approval_of)).message or "answered"
+            tell(end)
+            await prompt.end(end)
+
+
+class _StepGate:
+    """The gate of a step: a subflow of the current flow run, with a page and a form of its own."""
+
+    def __init__(self, asking: Asking, parent: FlowRunContext, *, poll_seconds: float, approval_of: ApprovalOf | None) -> None:
+        self._asking = asking
+        self._parent = parent
+        self._poll_seconds = poll_seconds
+        self._approval_of = approval_of
+        self._prompt: Prompt | None = None
+        self._stopped = False
+        self._raised: Exception | None = None
+
+    async def run(self) -> None:
+        """Ask until the gate is closed. A cancellation ends the subflow as Cancelled first; Prefect itself would call it Crashed."""
+        flow = asyncio.create_task(self._run_flow())
+        closed = asyncio.ensure_future(_settled(self._asking.closed))
+        try:
+            await asyncio.wait({flow, closed}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self._stop()
+            raise
+        finally:
+            closed.cancel()
+            await asyncio.wait({flow}, timeout=LAST_WORD_SECONDS)
+            if not flow.done():  # the server is away
+                flow.cancel()
+                await asyncio.wait({flow}, timeout=LAST_WORD_SECONDS)
+        if flow.done() and not flow.cancelled():
+            flow.result()
+
+    def _stop(self) -> None:
+        self._stopped = True
+        if self._prompt is not None:
+            self._prompt.over.set()
+
+    async def _run_flow(self) -> None:
+        """Run the subflow, again where the server was away; raises what asking raised."""
+        wait = FIRST_WAIT
+        while not (self._asking.closed.done() or self._stopped):
+            try:
+                await self._flow()(return_state=True)
+            except TROUBLE as error:
+                log.warning("the form of step %s cannot be shown (%s); tried again", self._asking.request.step_id, type(error).__name__)
+                await asyncio.wait({self._asking.closed}, timeout=wait)
+                wait = min(2 * wait, LONGEST_WAIT)
+                continue
+            if self._raised is not None:
+                raise self._raised
+            return
+
+    def _flow(self) -> Flow[..., Any]:
+        request = self._asking.request
+        step = place_of(request)
+
+        async def approve() -> State:
+            return await self._ask()
+
+        # Prefect knows the task run of a subflow by this name: a run again finds the page that it had, and no gate that of another.
+        approve.__qualname__ = approve.__name__ = f"approve_{(request.gate_id or step).replace('-', '')}"
+        return Flow(
+            approve,
+            name=safe_name(f"approve {step}"),
+            flow_run_name=lambda: safe_name(f"approve {step} of {request.name}"),
+            description=prose(request.description),
+            persist_result=False,
+            retries=0,
+            log_prints=False,
+            validate_parameters=False,
+        )
+
+    async def _ask(self) -> State:
+        """Ask in the subflow, whose context this is, and return its final state."""
+        own = FlowRunContext.get()
+        assert own is not None and own.flow_run is not None and isinstance(own.client, PrefectClient)
+        step, tell = place_of(self._asking.request), teller(own)
+        tell_run = teller(self._parent)
+
+        def tell_both(said: str) -> None:
+            tell(said)
+            tell_run(f"`approve {step}`, under Subflow Runs: {said}")
+
+        self._prompt = Prompt(self._asking, own.flow_run.id, own.client, poll_seconds=self._poll_seconds, tell=tell_both)
+        if self._stopped:
+            self._prompt.over.set()
+        try:
+            await _end_earlier(self._asking.request, self._parent, own.flow_run.id, own.client)
+            await self._prompt.ask()
+        except GateCancelledError as error:
+            self._raised = error
+            return Cancelled(message=error.reason)
+        except Exception as error:  # raised once Prefect has ended the subflow, without its traceback
+            self._raised = error
+            return Failed(message=one_line(str(error))[:MAX_NOTE_CHARACTERS])
+        if self._stopped:
+            return Cancelled(message="the run was stopped while it waited here")
+        await asyncio.wait({self._asking.closed}, timeout=LAST_WORD_SECONDS)
+        end = await _end_of(self._asking, self._approval_of)
+        tell_both(end.message or "answered")
+        return end
+
+
+async def _settled(closed: "asyncio.Future[Gate]") -> None:
+    await asyncio.wait({closed})
+
+
+async def _end_of(asking: Asking, approval_of: ApprovalOf | None) -> State:
+    """Return how the gate ended as a final state: its name says what, its message by whom and why."""
+    gate = asking.closed.result() if asking.closed.done() else None
+    if gate is None or gate.end != "answered":
+        end = "cancelled" if gate is None or gate.end is None else gate.end
+        return Cancelled(name=end.capitalize(), message=f"{end}: nobody answered")
+    approval = None
+    if approval_of is not None:
+        try:
+            approval = await approval_of(gate.id)
+        except Exception as error:
+            log.info("who answered at gate %s cannot be read: %s", gate.id, error)
+    if approval is None:
+        return Completed(name="Answered", message="answered")
+    message = f"{_NAMES[approval.decision]} by {one_line(approval.by)} ({approval.known_by})"
+    if approval.note:
+        message += f": {one_line(approval.note)[:MAX_NOTE_CHARACTERS]}"
+    if approval.decision == "approve":
+        return Completed(name="Approved", message=message)
+    return Cancelled(name=_NAMES[approval.decision], message=message)
+
+
+async def _end_earlier(request: ApprovalRequest, parent: FlowRunContext, own_id: UUID, client: PrefectClient) -> None:
+    """End other pages of the same gate, which a killed process left behind: nobody listens there."""
+    if parent.flow_run is None or parent.flow_run.run_count < 2:
+        return
+    waiting = FlowRunFilter.model_validate(
+        {"parent_flow_run_id": {"any_": [parent.flow_run.id]}, "state": {"type": {"any_": [StateType.PAUSED]}}}
+    )
+    try:
+        for flow_run in await client.read_flow_runs(flow_run_filter=waiting):
+            labels = read_labels(flow_run.labels)
+            if flow_run.id != own_id and labels is not None and labels.gate_id == request.gate_id:
+                over = Cancelled(name="Superseded", message="superseded: a later start of the run asks on another page")
+                await client.set_flow_run_state(flow_run.id, over, force=True)
+    except TROUBLE as error:
+        log.info("earlier pages of gate %s were not ended: %s", request.gate_id, type(error).__name__)

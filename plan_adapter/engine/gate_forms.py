@@ -1,0 +1,187 @@
+"""Forms of gates from outside of the run: what was answered while nobody waited, and, by Prefect's API alone, what waits for whom."""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+import httpx
+from prefect import get_client
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas import OrchestrationResult
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.responses import SetStateStatus
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.exceptions import ObjectNotFound
+from prefect.input import aread_flow_run_input, keyset_from_base_key
+from prefect.states import Cancelled, Scheduled
+
+from plan_adapter.engine.connection import trouble_with_server
+from plan_adapter.engine.form import NotAnAnswerError, answer_of, values_of
+from plan_adapter.engine.gate_labels import read_labels
+from plan_adapter.errors import NoServerError, NotApprovedError, RunConflictError
+from plan_adapter.plan import KnownBy
+from plan_adapter.readable import one_line
+from plan_adapter.record import Answer, Approval, Gate
+
+log = logging.getLogger(__name__)
+
+PAGE = 200
+WAITS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+"""Seconds before an answer is given again to a server that was busy, or to a form that was not there yet."""
+
+_PROOFS: dict[KnownBy, str] = {"totp": "code", "ssh_signature": "signature"}
+
+
+@dataclass(frozen=True, slots=True)
+class OpenForm:
+    """A form that waits for an answer, as Prefect's API tells of it; the run itself says whether that is still so."""
+
+    flow_run_id: str
+    gate_id: str
+    run_id: str
+    step_id: str | None
+    item: int | None
+    name: str  # of the plan
+    approval_digest: str
+    since: datetime | None
+    until: datetime | None
+    known_by: tuple[str, ...] | None  # None: in any way
+    keyset: str
+    refused: str | None  # why the answer before was not taken
+
+
+async def open_forms() -> list[OpenForm]:
+    """Return the forms that wait for an answer on Prefect's server, the longest first; raises NoServerError."""
+    paused = FlowRunFilter.model_validate({"state": {"type": {"any_": [StateType.PAUSED]}}})
+    found = dict[UUID, OpenForm]()
+    offset = 0
+    try:
+        async with get_client() as client:
+            while True:
+                page = await client.read_flow_runs(flow_run_filter=paused, sort=FlowRunSort.ID_DESC, limit=PAGE, offset=offset)
+                found |= {flow_run.id: form for flow_run in page if (form := _form_of(flow_run)) is not None}
+                offset += len(page)
+                if len(page) < PAGE:
+                    break
+    except httpx.HTTPError as error:
+        raise _no_server(error) from error
+    return sorted(found.values(), key=lambda form: (form.since is None, form.since, form.gate_id))
+
+
+async def answer_form(form: OpenForm, answer: Answer) -> None:
+    """Give `answer` in `form`; the run verifies it and shows the form again, with the reason, where it does not take it.
+
+    Raises RunConflictError in words if the form waits no more, or asks about something else now; NoServerError.
+    """
+    values = values_of(answer)
+    for way, proof in _PROOFS.items():
+        if proof in values and way not in (form.known_by or ()):
+            raise RunConflictError(f"the gate of `{one_line(form.name)}` takes no {way} in its form; answer without it, or with the store")
+    try:
+        async with get_client() as client:
+            await _answer(client, form, values)
+    except httpx.HTTPError as error:
+        raise _no_server(error) from error
+
+
+async def collected_answer(gate: Gate) -> Answer | None:
+    """Return what was answered in the form of this opening of `gate`; None if nobody has. Raises NotApprovedError for no whole answer.
+
+    For an opening that no process waits at any more: the run was killed, or gave its worker back.
+    """
+    if gate.flow_run_id is None or gate.keyset is None:
+        return None
+    try:
+        key = keyset_from_base_key(gate.keyset)["response"]
+        raw = await aread_flow_run_input(key, flow_run_id=UUID(gate.flow_run_id))
+        return None if raw is None else answer_of(raw)
+    except NotAnAnswerError as error:
+        raise NotApprovedError(str(error)) from error
+    except (httpx.HTTPError, ValueError) as error:
+        log.warning("what was answered in the form of gate %s cannot be read: %s", gate.id, type(error).__name__)
+        return None
+
+
+async def resume_released(gate: Gate, approval: Approval | None) -> None:
+    """Let a run that gave its worker back start again, now that `approval` has closed its gate elsewhere.
+
+    Without one, because nobody answered in time, the flow run ends as Expired. Does nothing for a run that waits in a process, goes on
+    already, or is unknown to the server. Raises NoServerError.
+    """
+    if gate.flow_run_id is None or gate.keyset is None or not gate.keyset.startswith("suspended-"):
+        return
+    try:
+        async with get_client() as client:
+            state = (await client.read_flow_run(UUID(gate.flow_run_id))).state
+            if state is None or not state.is_paused() or not state.state_details.pause_reschedule:
+                return
+            if approval is None:
+                follows = Cancelled(name="Expired", message="nobody answered in time")
+            else:
+                message = f"{approval.decision} by {one_line(approval.by)} ({approval.known_by})"
+                follows = Scheduled(name="Resuming", message=message)
+            await client.set_flow_run_state(UUID(gate.flow_run_id), follows)
+    except ObjectNotFound:
+        return
+    except httpx.HTTPError as error:
+        raise _no_server(error) from error
+
+
+async def _answer(client: PrefectClient, form: OpenForm, values: dict[str, str]) -> None:
+    flow_run_id = UUID(form.flow_run_id)
+    for wait in (*WAITS, None):
+        try:
+            now = _form_of(await client.read_flow_run(flow_run_id))
+        except ObjectNotFound:
+            raise RunConflictError(f"the flow run {form.flow_run_id} is not there any more") from None
+        if now is None:
+            raise RunConflictError(f"`{one_line(form.name)}` waits for no answer any more: somebody answered, or it ended")
+        if (now.gate_id, now.approval_digest) != (form.gate_id, form.approval_digest):
+            raise RunConflictError(f"`{one_line(form.name)}` asks about something else now; read it again")
+        try:
+            result = await client.resume_flow_run(flow_run_id, run_input=values)
+        except httpx.HTTPStatusError as error:
+            if wait is None or error.response.status_code != httpx.codes.SERVICE_UNAVAILABLE.value:
+                raise
+        else:
+            if result.status is SetStateStatus.ACCEPT:
+                return
+            reason = _reason(result)
+            if wait is None or "schema not found" not in reason:
+                raise RunConflictError(f"the form of `{one_line(form.name)}` did not take the answer: {reason}")
+        await asyncio.sleep(wait)
+
+
+def _form_of(flow_run: FlowRun) -> OpenForm | None:
+    """Return the form that `flow_run` shows now, None if it shows none of ours."""
+    labels, state = read_labels(flow_run.labels), flow_run.state
+    if labels is None or state is None or not state.is_paused():
+        return None
+    keys = state.state_details.run_input_keyset or {}
+    if keys.get("response") != keyset_from_base_key(labels.keyset)["response"]:  # labels of an opening before
+        return None
+    return OpenForm(
+        flow_run_id=str(flow_run.id),
+        gate_id=labels.gate_id,
+        run_id=labels.run_id,
+        step_id=labels.step_id,
+        item=labels.item,
+        name=labels.name,
+        approval_digest=labels.approval_digest,
+        since=labels.opened_at,
+        until=labels.expires_at,
+        known_by=labels.known_by,
+        keyset=labels.keyset,
+        refused=labels.refused,
+    )
+
+
+def _reason(result: "OrchestrationResult[object]") -> str:
+    return one_line(str(getattr(result.details, "reason", None) or result.status))[:500]
+
+
+def _no_server(error: httpx.HTTPError) -> NoServerError:
+    return NoServerError(f"the Prefect server cannot be used: {trouble_with_server(error)}")

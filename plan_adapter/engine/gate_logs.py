@@ -1,0 +1,33 @@
+"""What the log of a page says of its gate."""
+
+from collections.abc import Callable
+from datetime import UTC
+from typing import TypeAlias
+
+from prefect.context import FlowRunContext
+from prefect.logging.loggers import flow_run_logger
+
+from plan_adapter.record import ApprovalRequest
+
+MAX_WORDS = 500
+
+Tell: TypeAlias = Callable[[str], None]
+"""Writes a line into the log of a flow run."""
+
+
+def teller(flow: FlowRunContext) -> Tell:
+    """Return what writes into the log of this flow run, from whatever context it is called."""
+    logger = flow_run_logger(flow_run=flow.flow_run, flow=flow.flow)
+    return lambda said: logger.info("%s", said)
+
+
+def place_of(request: ApprovalRequest) -> str:
+    """Return the step that is asked about, and its item."""
+    return str(request.step_id) if request.item is None else f"{request.step_id} {request.item}"
+
+
+def waiting(request: ApprovalRequest) -> str:
+    """Return that the gate of `request` is open, and how it is answered."""
+    step = "" if request.step_id is None else f" --step {request.step_id}" + ("" if request.item is None else f" --item {request.item}")
+    until = "" if request.expires_at is None else f", until {request.expires_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return f"waits for an approval{until}: answer in the menu ⋮ → Resume, or `plan approve {request.run_id}{step}`"

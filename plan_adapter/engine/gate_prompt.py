@@ -1,0 +1,247 @@
+"""`Prompt`: a gate's form on the page of one flow run, shown again and again until the gate is closed.
+
+The flow run is paused by the same calls that `prefect.pause_flow_run` makes, in another order: the form is there before the pause, so
+that no answer can come too early for it. Prefect's state never is the answer. Whatever ends the pause without one (a client that sets
+Running, a deleted form) leads to the next opening, which has a key of its own.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from contextvars import Context, copy_context
+from functools import partial
+from typing import Any, TypeVar
+from uuid import UUID, uuid4
+
+import httpx
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.objects import State
+from prefect.client.schemas.responses import SetStateStatus
+from prefect.exceptions import PrefectException
+from prefect.input import acreate_flow_run_input, aread_flow_run_input, keyset_from_base_key
+from prefect.settings import temporary_settings
+from prefect.states import Paused, Running
+
+from plan_adapter.approval import Asking
+from plan_adapter.engine.form import NotAnAnswerError, answer_of, description_of, form_of
+from plan_adapter.engine.gate_labels import labels_of
+from plan_adapter.engine.gate_logs import MAX_WORDS, Tell, waiting
+from plan_adapter.readable import one_line
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+FIRST_WAIT, LONGEST_WAIT = 0.2, 5.0
+"""Seconds before another opening, or before the server is asked again; doubled each time until something goes well."""
+LAST_WORD_SECONDS = 5.0
+TELL_SECONDS = 5.0
+SLOWER_SECONDS, MOST_SLOWLY = 120.0, 5.0
+"""After this time an opening is looked at half as often, and so on until it is a fifth."""
+CALM_SECONDS = 30.0
+"""An opening that lasted that long is no part of a quarrel with whoever ended it."""
+
+TROUBLE = (httpx.HTTPError, PrefectException, OSError, ValueError)
+"""What calls to a server that is away, busy or being replaced raise; ValueError: an answer that is not Prefect's."""
+
+
+class GateCancelledError(Exception):
+    """Somebody cancelled the flow run that asks; `reason` says who or why, as far as Prefect knows."""
+
+    def __init__(self, reason: str) -> None:
+        """Keep `reason`."""
+        self.reason = reason
+        super().__init__(reason)
+
+
+class _TroubleError(Exception):
+    """The server did not do what it was asked."""
+
+
+class _OverError(Exception):
+    """The gate is closed."""
+
+
+class Prompt:
+    """Asks at one gate on the page of the flow run `flow_run_id`."""
+
+    def __init__(self, asking: Asking, flow_run_id: UUID, client: PrefectClient, *, poll_seconds: float, tell: Tell) -> None:
+        """Ask nothing yet. `client` stays open as long as this asks; `tell` writes into the log of the page."""
+        self.over = asyncio.Event()
+        self._asking = asking
+        self._id = flow_run_id
+        self._client = client
+        self._poll_seconds = poll_seconds
+        self._say = tell
+        self._wait = FIRST_WAIT
+        self._shown = False
+        self._trouble_since: float | None = None
+        self._warned = False
+        self._context = _impatient()
+        asking.closed.add_done_callback(lambda _: self.over.set())
+        if asking.closed.done():
+            self.over.set()
+
+    async def ask(self) -> None:
+        """Show the form until an answer given there is taken, or until `over`; raises GateCancelledError, and what `asking` raises."""
+        refused = self._asking.request.refused
+        if not self.over.is_set():
+            self._say(waiting(self._asking.request))
+        while not self.over.is_set():
+            try:
+                refused = await self._once(refused)
+            except _TroubleError as trouble:
+                await self._longer_and_longer(trouble)
+            except _OverError:
+                return
+            else:
+                if refused is None:
+                    return
+                self._say(f"not taken: {one_line(refused)[:MAX_WORDS]}; asked again")
+
+    async def end(self, message: str) -> None:
+        """Bring the flow run back to Running if it shows the form; gives up after a few seconds, as its last state ends the pause, too."""
+        try:
+            async with asyncio.timeout(LAST_WORD_SECONDS):
+                while self._shown:
+                    try:
+                        if _shows(await self._call(self._state()), None):
+                            await self._call(self._client.set_flow_run_state(self._id, Running(message=message)))
+                        self._shown = False
+                    except _TroubleError:
+                        await asyncio.sleep(FIRST_WAIT)
+        except TimeoutError:
+            log.info("flow run %s could not be told that its gate is closed", self._id)
+
+    async def _once(self, refused: str | None) -> str | None:
+        """Show the form once; return why it is to be shown again, None if it is not."""
+        key, began = uuid4().hex, asyncio.get_running_loop().time()
+        await self._open(key, refused)
+        await self._asking.shown(flow_run_id=str(self._id), keyset=f"paused-{key}")
+        state = await self._left(key)
+        self._shown = False
+        _raise_if_cancelled(state)
+        raw = await self._persistently(partial(aread_flow_run_input, _response_key(key), flow_run_id=self._id))
+        if raw is None:
+            ended = f"the pause was ended without an answer (state {state.name if state else 'unknown'})"
+            log.warning("the gate of flow run %s stays shut: %s", self._id, ended)
+            if asyncio.get_running_loop().time() - began > CALM_SECONDS:
+                self._wait = FIRST_WAIT
+            await self._longer_and_longer()
+            return ended
+        self._wait = FIRST_WAIT
+        try:
+            answer = answer_of(raw)
+        except NotAnAnswerError as error:
+            return str(error)
+        return await self._asking.submit(answer)
+
+    async def _left(self, key: str) -> State | None:
+        """Return the state that follows the pause with `key`; raises _OverError if the gate is closed before."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while True:
+            # A question costs the client 4 ms and the server 12: asked less often where people take their time.
+            waited = loop.time() - began
+            if await self._over_within(self._poll_seconds * min(1 + waited / SLOWER_SECONDS, MOST_SLOWLY)):
+                raise _OverError
+            if not _shows(state := await self._persistently(self._state), key):
+                return state
+
+    async def _open(self, key: str, refused: str | None) -> None:
+        request, base = self._asking.request, f"paused-{key}"
+        keyset = keyset_from_base_key(base)
+        form, text = form_of(request), description_of(request, refused=refused)
+        await self._persistently(lambda: _save(form.asave(keyset, self._id)))
+        await self._persistently(lambda: _save(acreate_flow_run_input(keyset["description"], text, flow_run_id=self._id)))
+        await self._persistently(partial(self._client.update_flow_run_labels, self._id, labels_of(request, base, refused)))
+        paused = Paused(pause_key=key, message=f"Waiting for an approval of {one_line(request.name)[:200]}")
+        paused.state_details.run_input_keyset = {str(part): name for part, name in keyset.items()}
+        self._shown = True
+        if await self._enter(paused):
+            return
+        state = await self._persistently(self._state)
+        if _shows(state, key):  # by a request whose answer was lost
+            return
+        _raise_if_cancelled(state)
+        # Left by a process that died, or set by somebody: this process runs it, so Running is the truth.
+        await self._persistently(partial(self._client.set_flow_run_state, self._id, Running(), force=True))
+        if not await self._enter(paused):
+            raise _TroubleError("the flow run cannot be paused")
+
+    async def _enter(self, state: State) -> bool:
+        result = await self._persistently(partial(self._client.set_flow_run_state, self._id, state))
+        return result.status is SetStateStatus.ACCEPT
+
+    async def _state(self) -> State | None:
+        return (await self._client.read_flow_run(self._id)).state
+
+    async def _persistently(self, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return what `request` gives, however often it takes; raises _OverError if the gate is closed meanwhile."""
+        while True:
+            try:
+                result = await self._call(request())
+            except _TroubleError as trouble:
+                if await self._longer_and_longer(trouble):
+                    raise _OverError from None
+            else:
+                if self._trouble_since is not None:
+                    self._trouble_since, self._warned, self._wait = None, False, FIRST_WAIT
+                return result
+
+    async def _call(self, request: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await asyncio.create_task(request, context=self._context)
+        except TROUBLE as error:
+            raise _TroubleError(f"{type(error).__name__}: {one_line(str(error))[:200]}") from error
+
+    async def _longer_and_longer(self, trouble: "_TroubleError | None" = None) -> bool:
+        """Wait, longer each time, so that nobody's script and this one race; return whether the gate was closed meanwhile."""
+        if trouble is not None:
+            self._tell(trouble)
+        wait, self._wait = self._wait, min(2 * self._wait, LONGEST_WAIT)
+        return await self._over_within(wait)
+
+    def _tell(self, trouble: "_TroubleError") -> None:
+        """Write one line into the log about a server that is away for longer; a busy one is nothing to tell."""
+        now = asyncio.get_running_loop().time()
+        self._trouble_since = now if self._trouble_since is None else self._trouble_since
+        if now - self._trouble_since > TELL_SECONDS and not self._warned:
+            self._warned = True
+            log.warning("the form of flow run %s is not at hand (%s); tried again until the gate is closed", self._id, trouble)
+
+    async def _over_within(self, seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(self.over.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+
+def _impatient() -> Context:
+    """Return a copy of the context in which Prefect's client does not try again: a prompt has its own waits, which end with the gate."""
+    with temporary_settings({"client.max_retries": 0}):  # pyright: ignore[reportArgumentType]  # typed for its old names
+        return copy_context()
+
+
+def _shows(state: State | None, key: str | None) -> bool:
+    """Return whether `state` is the pause with `key`; any pause of a form where that is None."""
+    return state is not None and state.is_paused() and key in (None, state.state_details.pause_key)
+
+
+async def _save(create: Coroutine[Any, Any, None]) -> None:
+    """Await `create`, of an input whose key is fresh: that it exists means that an earlier request was done and its answer lost."""
+    try:
+        await create
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code != httpx.codes.CONFLICT.value:
+            raise
+
+
+def _response_key(key: str) -> str:
+    return keyset_from_base_key(f"paused-{key}")["response"]
+
+
+def _raise_if_cancelled(state: State | None) -> None:
+    if state is not None and (state.is_cancelling() or state.is_cancelled()):
+        raise GateCancelledError(state.message or "cancelled in Prefect")

@@ -1,0 +1,1 @@
+"""Who answers: SSH signatures, one-time codes, and what an answer at a gate proves about its giver."""

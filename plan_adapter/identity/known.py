@@ -1,0 +1,90 @@
+"""What an answer at a gate proves about its giver, and the approval that is made of a proved and allowed answer."""
+
+import asyncio
+from functools import partial
+
+from plan_adapter.approval import answer_to, refusal, signed_text
+from plan_adapter.errors import NotApprovedError
+from plan_adapter.identity.codes import SecretSource, UseCode, WrongCodes, check
+from plan_adapter.identity.signatures import allowed_signers, signer
+from plan_adapter.plan import KnownBy
+from plan_adapter.record import Answer, Approval, ApprovalRequest, Decision, Gate
+from plan_adapter.settings import Settings
+
+
+async def known_by(
+    answer: Answer,
+    request: ApprovalRequest,
+    *,
+    settings: Settings,
+    secrets: SecretSource | None,
+    use_code: UseCode,
+    codes: WrongCodes,
+    now: float | None = None,
+) -> KnownBy:
+    """Return how the giver of `answer` is known: by the best proof that it holds, of those that the rules take.
+
+    A proof that is there and wrong is a refusal, never a name without proof: raises NotApprovedError. A code is used up.
+    """
+    if answer.signature is not None:
+        text = _signed(request, answer.decision)
+        verify = partial(signer, text, answer.signature, allowed=allowed_signers(settings), by=answer.by)
+        await asyncio.to_thread(verify)  # bounded: ssh-keygen is given ten seconds
+    if answer.code is not None:
+        await check(answer.by, answer.code, secrets=secrets, use_code=use_code, codes=codes, now=now)
+    return _claimed(answer, request)
+
+
+async def approval_from(
+    answer: Answer,
+    request: ApprovalRequest,
+    *,
+    settings: Settings,
+    secrets: SecretSource | None,
+    use_code: UseCode,
+    codes: WrongCodes,
+    now: float | None = None,
+) -> Approval:
+    """Return `answer` as an approval, its giver proved and allowed by the rules of the gate; raises NotApprovedError with why not.
+
+    Who could not answer here with any proof is told so before a code is used up.
+    """
+    claimed = _claimed(answer, request)
+    if reason := refusal(request.rules, by=answer.by, known_by=claimed, decision=answer.decision):
+        raise NotApprovedError(reason)
+    proved = await known_by(answer, request, settings=settings, secrets=secrets, use_code=use_code, codes=codes, now=now)
+    if reason := refusal(request.rules, by=answer.by, known_by=proved, decision=answer.decision):
+        raise NotApprovedError(reason)
+    return answer_to(request, decision=answer.decision, by=answer.by, known_by=proved, note=answer.note, signature=answer.signature)
+
+
+def recheck(approval: Approval, request: ApprovalRequest | Gate, settings: Settings) -> None:
+    """Return if the signature of `approval` is of this answer at this gate; raises NotApprovedError otherwise.
+
+    Only what claims to be signed is looked at; one that a standing approval gave is proved by that one's signature
+    (`identity.standing_files.verify_standing`).
+    """
+    if approval.known_by != "ssh_signature" or approval.standing_id is not None:
+        return
+    if approval.signature is None:
+        raise NotApprovedError(f"the approval by {approval.by} is recorded as signed, and holds no signature")
+    signer(_signed(request, approval.decision), approval.signature, allowed=allowed_signers(settings), by=approval.by)
+
+
+def _claimed(answer: Answer, request: ApprovalRequest) -> KnownBy:
+    """Return the best of the proofs that come with `answer`, of those that the rules take where they take one."""
+    proofs: list[KnownBy] = [answer.channel]
+    if answer.code is not None:
+        proofs.insert(0, "totp")
+    if answer.signature is not None:
+        proofs.insert(0, "ssh_signature")
+    taken = request.rules.known_by
+    fitting: list[KnownBy] = [proof for proof in proofs if taken is None or taken.count(proof)]
+    return fitting[0] if fitting else proofs[0]
+
+
+def _signed(request: ApprovalRequest | Gate, decision: Decision) -> str:
+    gate_id = request.id if isinstance(request, Gate) else request.gate_id
+    if request.run_id is None or gate_id is None:
+        raise NotApprovedError("a signature is of an answer at a gate of a run, and this is none")
+    return signed_text(approval_digest=request.approval_digest, decision=decision, run_id=request.run_id, gate_id=gate_id)

@@ -1,0 +1,102 @@
+"""`mermaid`: a plan as a Mermaid flowchart, in which no text of the plan can be anything but a label."""
+
+import unicodedata
+from collections.abc import Collection, Mapping, Sequence
+
+from plan_adapter import graph
+from plan_adapter.plan import EFFECTS, Effect, Step
+from plan_adapter.readable import counted, one_line
+
+NODES = 60
+"""How many steps are drawn one by one; a picture of more says nothing."""
+
+EDGES = 300
+"""Above that many lines the steps are drawn by wave, too; Mermaid itself refuses 500."""
+
+_LABEL_CHARACTERS = 40
+# Mermaid looks at labels again once the numbers are signs: for `\\n`, `$$ … $$` and `fa:fa-car`. An invisible sign behind these parts them.
+_JOINED_SIGNS = frozenset("\\$:")
+_WORD_JOINER = "#8288;"
+_INNER_SIGNS = frozenset("ﬂ¶")  # with which Mermaid writes entities for itself
+_STYLES: dict[Effect, str] = {
+    "read": "fill:#e3eefb,stroke:#3b6ea5,color:#10263d",
+    "idempotent_write": "fill:#fdf0d0,stroke:#b07a10,color:#3d2a05",
+    "write": "fill:#fbdcd8,stroke:#b3261e,color:#410e0b,stroke-width:3px",
+}
+
+
+def mermaid(
+    steps: Sequence[Step],
+    reduced: Mapping[str, Collection[str]],
+    *,
+    effects: Mapping[str, Effect],
+    gated: Collection[str],
+    limit: int = NODES,
+) -> str:
+    """Return a flowchart of `steps`, in order: one node each, an arrow from each dependency that no other implies.
+
+    A node's class is its step's effect; one with a gate of its own is a hexagon. Above `limit` steps a node stands for each wave.
+    """
+    if len(steps) <= limit and sum(len(reduced[step.id]) for step in steps) <= EDGES:
+        nodes = {step.id: f"s{number}" for number, step in enumerate(steps, start=1)}
+        lines = [_step_node(nodes[step.id], step, effects[step.id], gate=step.id in gated) for step in steps]
+        lines += [f"{nodes[before]} --> {nodes[step.id]}" for step in steps for before in reduced[step.id] if before in nodes]
+    else:
+        lines = _wave_lines(steps, reduced, effects, gated, limit)
+    classes = [f"classDef {effect} {style}" for effect, style in _STYLES.items()]
+    return "\n".join(["flowchart TD", *(f"  {line}" for line in [*lines, *classes])])
+
+
+def _step_node(node: str, step: Step, effect: Effect, *, gate: bool) -> str:
+    texts = [_label(step.id), _label(step.description or step.tool_name or step.goal or "")]
+    return _node(node, [text for text in texts if text], effect, gate=gate)
+
+
+def _node(node: str, texts: list[str], effect: Effect, *, gate: bool) -> str:
+    opening, closing = ("{{", "}}") if gate else ("[", "]")
+    return f'{node}{opening}"{"<br/>".join(texts)}"{closing}:::{effect}'
+
+
+def _wave_lines(
+    steps: Sequence[Step],
+    reduced: Mapping[str, Collection[str]],
+    effects: Mapping[str, Effect],
+    gated: Collection[str],
+    limit: int,
+) -> list[str]:
+    waves = graph.waves(reduced, [step.id for step in steps])
+    # Of a long chain the beginning and the end are drawn, and what lies between is one node.
+    head = len(waves) if len(waves) <= limit else limit - limit // 3 - 1
+    tail = 0 if head == len(waves) else limit // 3
+    groups = [(f"wave {number}", wave) for number, wave in enumerate(waves, start=1)]
+    if tail:
+        between = [step for wave in waves[head:-tail] for step in wave]
+        groups = [*groups[:head], (f"waves {head + 1} to {len(waves) - tail}", between), *groups[-tail:]]
+    lines = [_wave_node(f"s{number}", *group, effects, gated) for number, group in enumerate(groups, start=1)]
+    return lines + [f"s{number} --> s{number + 1}" for number in range(1, len(groups))]
+
+
+def _wave_node(node: str, name: str, wave: Sequence[str], effects: Mapping[str, Effect], gated: Collection[str]) -> str:
+    shown = 1 if len(wave) > 4 else len(wave)
+    texts = [_label(text) for text in (f"{name} · {counted(len(wave), 'step')}", *wave[:shown])]
+    if shown < len(wave):
+        texts.append(_label(f"… {len(wave) - shown} more"))
+    present = {effects[step] for step in wave}
+    most: Effect = next(effect for effect in EFFECTS[::-1] if effect in present)
+    return _node(node, texts, most, gate=any(step in gated for step in wave))
+
+
+def _label(text: str) -> str:
+    """Return the beginning of `text` so that Mermaid reads nothing in it: each sign but letters and digits by its number."""
+    shown = one_line(text[: _LABEL_CHARACTERS * 4])
+    cut = shown if len(shown) <= _LABEL_CHARACTERS else shown[: _LABEL_CHARACTERS - 1].rstrip() + "…"
+    return "".join(map(_sign, cut))
+
+
+def _sign(character: str) -> str:
+    if character in _INNER_SIGNS:
+        return "".join(map(_sign, f"\\u{ord(character):04x}"))
+    if character == " " or unicodedata.category(character)[0] in "LN":
+        return character
+    joined = _WORD_JOINER if character in _JOINED_SIGNS else ""
+    return f"#{ord(character)};{joined}"

@@ -1,0 +1,388 @@
+"""`GateKeeper`: opens a run's gates, has everybody asked at once, and brings back the first valid answer."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
+
+from plan_adapter.approval import Approver, Asking, refusal, rules_of
+from plan_adapter.errors import NotApprovedError, RunConflictError
+from plan_adapter.hooks import Event
+from plan_adapter.identity.codes import SecretSource, WrongCodes
+from plan_adapter.identity.known import approval_from, recheck
+from plan_adapter.plan import ExecutionPlan, new_id
+from plan_adapter.readable import duration
+from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, GateRules, PlanRun, StepRun
+from plan_adapter.runs.occasion import Occasion
+from plan_adapter.store.store import PlanStore
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 5.0
+"""How often an open gate is looked at where the store tells of no change."""
+CANCELLATION_SECONDS = 2.0
+LEAVE_SECONDS = 10.0
+"""How long Prefect may take to show that the last gates are closed."""
+HOOK_SECONDS = 10.0
+"""How long a hook may hold up a gate that is open, or closed."""
+
+GateEventKind = Literal["opened", "answered", "expired", "reminder"]
+
+
+@dataclass(frozen=True, slots=True)
+class FormDoor:
+    """What a gate needs of the flow engine."""
+
+    ask: Callable[[Asking], Awaitable[str | None]]
+    """Shows a gate as a form until it is closed, and then leaves the flow run as it should be; returns why somebody cancelled it there."""
+    collected: Callable[[Gate], Awaitable[Answer | None]]
+    """What was answered in a form while nobody waited for it; raises NotApprovedError for what is no whole answer."""
+    emit: Callable[[GateEventKind, Gate, PlanRun, str | None, Approval | None], None]
+    """Send an event; may take a moment."""
+    publish: Callable[[Gate], Awaitable[None]]
+    """Keep the text of a gate where the run's page shows it."""
+    resume_released: Callable[[Gate, Approval], Awaitable[None]]
+    """Let a run that gave its worker back start again."""
+    secrets: SecretSource
+
+
+@dataclass(slots=True)
+class GateKeeper:
+    """The gates of one run in one process."""
+
+    run: PlanRun
+    store: PlanStore
+    occasion: Occasion
+    door: FormDoor | None = None
+    cancellation: Callable[[], Awaitable[str | None]] | None = None
+    refused: dict[str, str] = field(default_factory=dict[str, str])  # why what was answered at a gate while nobody waited was not taken
+    _verified: set[str] = field(default_factory=set[str])  # ids of answers that were proved in this process
+    _codes: WrongCodes = field(default_factory=WrongCodes)
+    _answered: set[str] = field(default_factory=set[str])  # digests about which the approver, who is asked once, has said something
+    _emitting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _leaving: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
+
+    async def open(self, gate: Gate, *, timeout_ms: int) -> Gate:
+        """Return `gate` as it is open now: a new one, or that of an earlier start of the run."""
+        return await self.store.open_gate(gate, timeout_ms=timeout_ms)
+
+    async def ask(self, gate: Gate, step: StepRun | None = None, *, until: "asyncio.Future[None] | None" = None) -> Gate:
+        """Return an open gate closed: by an answer, by its expiry, by somebody who cancelled, or because `until` was done.
+
+        What an approver raises is raised, and the gate stays open for others.
+        """
+        asking = _OpenGate(self, gate)
+        await self._tell("gate_opened", gate, step)
+        self._emit("opened", gate)
+        if self.door is not None:  # a server that is away must hold up neither answers nor the expiry
+            self._finish_later(asyncio.ensure_future(_awaited(self.door.publish(gate))))
+        form = None if self.door is None or not self.occasion.asks_in_form else asyncio.ensure_future(self._ask_in_form(self.door, asking))
+        others = [asyncio.ensure_future(work) for work in self._askers(asking, until)]
+        try:
+            await _first_trouble(asking.closed, [*others, *([form] if form is not None else [])])
+        except BaseException:
+            await self._leave(gate)
+            raise
+        finally:
+            await _dismiss(others)
+            if form is not None:
+                await self._leave_form(form, asking)
+        closed = asking.closed.result()
+        answer = await self.store.answer_to_gate(closed.id)
+        said = _said(closed, answer)
+        await self._tell("gate_answered", closed, step, said)
+        self._emit("expired" if closed.end == "expired" else "answered", closed, said, answer)
+        return closed
+
+    async def leave(self) -> None:
+        """Return once every form is left, at the latest after some seconds: before the flow run ends."""
+        if self._leaving:
+            _, late = await asyncio.wait(self._leaving, timeout=LEAVE_SECONDS)
+            await _dismiss(list(late))
+
+    def _askers(self, asking: "_OpenGate", until: "asyncio.Future[None] | None") -> Iterator[Coroutine[Any, Any, None]]:
+        yield asking.watch()
+        if until is not None:
+            yield asking.stop_with(until)
+        if self.occasion.approver is not None and not self.has_spoken(asking.gate.approval_digest):
+            yield self._ask_approver(self.occasion.approver, asking)
+        if self.cancellation is not None and asking.gate.step_id is None and not self.occasion.asks_in_form:
+            yield asking.watch_cancellation(self.cancellation)  # a form does that itself, and a step's gate ends with its run
+        if asking.gate.rules.remind_after_ms:
+            yield self._remind(asking)
+
+    async def _ask_in_form(self, door: FormDoor, asking: "_OpenGate") -> None:
+        reason = await door.ask(asking)
+        if reason is not None:
+            await asking.cancel(reason)
+
+    async def _leave_form(self, form: "asyncio.Task[None]", asking: "_OpenGate") -> None:
+        if asking.closed.done():  # it takes its time to leave the flow run in order, and is not waited for
+            self._finish_later(form)
+        else:
+            await _dismiss([form])
+
+    def _finish_later(self, work: "asyncio.Task[None]") -> None:
+        self._leaving.add(work)
+        work.add_done_callback(self._left)
+
+    def _left(self, work: "asyncio.Task[None]") -> None:
+        self._leaving.discard(work)
+        if not work.cancelled() and (error := work.exception()) is not None:
+            log.info("what Prefect shows of a gate of run %s is not in order: %s", self.run.id, error)
+
+    async def _remind(self, asking: "_OpenGate") -> None:
+        while not asking.closed.done():
+            await asyncio.sleep(asking.gate.rules.remind_after_ms / 1000)
+            self._emit("reminder", asking.gate)
+            log.warning("run %s still waits for an answer: `plan approve %s`", self.run.id, self.run.id)
+
+    def _emit(self, kind: GateEventKind, gate: Gate, message: str | None = None, answer: Approval | None = None) -> None:
+        if self.door is not None:
+            self._finish_later(asyncio.ensure_future(self._emit_in_order(partial(self.door.emit, kind, gate, self.run, message, answer))))
+
+    async def _emit_in_order(self, emit: Callable[[], None]) -> None:
+        async with self._emitting:
+            await asyncio.to_thread(emit)
+
+    async def _leave(self, gate: Gate) -> None:
+        """Note that this process waits at the gate no more; one that was answered in this moment, while the run is released, goes on."""
+        await self.store.leave_gate(gate.id)
+        answer = await self.store.answer_to_gate(gate.id)
+        if answer is not None and gate.rules.release and self.door is not None:
+            await self.door.resume_released(await self.store.gate(gate.id), answer)
+
+    async def _tell(self, kind: Literal["gate_opened", "gate_answered"], gate: Gate, step: StepRun | None, said: str | None = None) -> None:
+        if self.occasion.listener is not None:
+            try:
+                self.occasion.listener(Event(kind, self.run, step, message=said, gate=gate))
+            except Exception:
+                log.exception("the listener failed on %s", kind)
+        hooks = self.occasion.hooks
+        hook = hooks.on_gate_open if kind == "gate_opened" else hooks.on_gate_answered
+        if hook is not None:
+            try:
+                answer = hook(self.run, step, gate)
+                if answer is not None:
+                    await asyncio.wait_for(answer, HOOK_SECONDS)
+            except TimeoutError:
+                log.warning("hook %s took more than %g s and was ended", getattr(hook, "__name__", hook), HOOK_SECONDS)
+            except Exception:
+                log.exception("hook %s failed", getattr(hook, "__name__", hook))
+
+    async def taken(self, answer: Answer, request: ApprovalRequest) -> Approval:
+        """Return `answer` as an approval, its giver proved and allowed; raises NotApprovedError with why not."""
+        approval = await approval_from(
+            answer,
+            request,
+            settings=self.occasion.settings,
+            secrets=self.door.secrets if self.door is not None else None,
+            use_code=self.store.use_code,
+            codes=self._codes,
+            now=(await self.store.now()).timestamp(),
+        )
+        self._verified.add(approval.id)
+        return approval
+
+    def refuse_unfitting(self, answer: Approval, plan: ExecutionPlan) -> None:
+        """Return if `answer`, which may come from elsewhere, fits what this process takes; raises NotApprovedError."""
+        rules = rules_of(plan, self.occasion.settings, requested_by=self.run.requested_by or "")
+        reason = refusal(rules, by=answer.by, known_by=answer.known_by, decision=answer.decision)
+        if reason is not None:
+            raise NotApprovedError(reason)
+
+    def has_spoken(self, approval_digest: str) -> bool:
+        """Return whether the approver, who does not ask a person each time, has answered about this content."""
+        return approval_digest in self._answered
+
+    async def _ask_approver(self, approver: Approver, asking: "_OpenGate") -> None:
+        """Ask `approver` until the gate is closed; one that does not ask a person gets no second try."""
+        request, asks_again = asking.request, getattr(approver, "asks_again", False)
+        while not asking.closed.done():
+            said = await approver.ask(request)
+            if not isinstance(said, Approval):  # pyright: ignore[reportUnnecessaryIsInstance]  # an approver is anybody's code
+                raise NotApprovedError(f"the approver {type(approver).__name__} gave no approval but {said!r:.100}")
+            if not asks_again:
+                self._answered.add(request.approval_digest)
+            refused = await asking.take(said)
+            if refused is not None and not asks_again:
+                raise NotApprovedError(refused)
+            request = replace(request, refused=refused)
+
+    async def prove(self, approval: Approval, asked: ApprovalRequest | Gate) -> None:
+        """Return if `approval`, which may come from elsewhere, is signed by who it says, where it says so; raises NotApprovedError."""
+        if approval.id not in self._verified:
+            await asyncio.to_thread(recheck, approval, asked, self.occasion.settings)
+            self._verified.add(approval.id)
+
+
+class _OpenGate:
+    """Implements `approval.Asking`."""
+
+    def __init__(self, keeper: GateKeeper, gate: Gate) -> None:
+        self._keeper = keeper
+        self.gate = gate
+        self.closed: asyncio.Future[Gate] = asyncio.get_running_loop().create_future()
+        self.request = replace(request_of(gate), refused=keeper.refused.pop(gate.id, None))
+
+    async def submit(self, answer: Answer) -> str | None:
+        """Give `answer`; return why it was not taken, None if it closed the gate, or if that was closed before."""
+        if self.closed.done():
+            return None
+        try:
+            return await self._close_with(await self._keeper.taken(answer, self.request))
+        except NotApprovedError as error:
+            return str(error)
+
+    async def take(self, approval: Approval) -> str | None:
+        """Give what an approver of this process answered; the same as `submit` otherwise."""
+        reason = refusal(self.gate.rules, by=approval.by, known_by=approval.known_by, decision=approval.decision)
+        if reason is not None:
+            return reason
+        try:
+            await self._keeper.prove(approval, self.request)
+            return await self._close_with(approval)
+        except NotApprovedError as error:
+            return str(error)
+
+    async def shown(self, *, flow_run_id: str, keyset: str) -> None:
+        """Note where the form of this gate is."""
+        await self._keeper.store.show_gate(self.gate.id, flow_run_id=flow_run_id, keyset=keyset)
+
+    async def watch(self) -> None:
+        """Return once the gate is closed, by whatever process, or is over by the database's clock."""
+        store = self._keeper.store
+        read_at, now = time.monotonic(), await store.now()
+        over_at = None if self.gate.expires_at is None else read_at + (self.gate.expires_at - now).total_seconds()
+        while not self.closed.done():
+            gate = await store.gate(self.gate.id)
+            if gate.end is None and over_at is not None and time.monotonic() >= over_at:
+                gate = await store.expire_gate(self.gate.id)
+            if gate.end is not None:
+                self._set(gate)
+                return
+            left = LOOK_SECONDS if over_at is None else over_at - time.monotonic()
+            await store.changed(min(LOOK_SECONDS, max(0.01, left)))
+
+    async def watch_cancellation(self, asked: Callable[[], Awaitable[str | None]]) -> None:
+        """Cancel the run, and with it the gate, once `asked` gives a reason."""
+        while not self.closed.done():
+            await asyncio.sleep(CANCELLATION_SECONDS)
+            try:
+                reason = await asked()
+            except Exception as error:
+                log.info("whether the run is to be cancelled cannot be told now: %s", error)
+                continue
+            if reason is not None:
+                await self.cancel(reason)
+                return
+
+    async def cancel(self, reason: str) -> None:
+        """Cancel the run for `reason`."""
+        with suppress(RunConflictError):  # it has ended
+            await self._keeper.store.cancel(self._keeper.run.id, reason)
+        self._set(await self._keeper.store.close_gate(self.gate.id, "cancelled"))
+
+    async def stop_with(self, until: "asyncio.Future[None]") -> None:
+        """Close the gate once `until` is done, because what it asks about will not be done."""
+        await asyncio.wait({until})
+        self._set(await self._keeper.store.close_gate(self.gate.id, "cancelled"))
+
+    async def _close_with(self, approval: Approval) -> None:
+        try:
+            gate = await self._keeper.store.answer_gate(self.gate.id, approval)
+        except RunConflictError:  # somebody else was first, or it is over
+            gate = await self._keeper.store.gate(self.gate.id)
+        self._set(gate)
+
+    def _set(self, gate: Gate) -> None:
+        if gate.end is not None and not self.closed.done():
+            self.closed.set_result(gate)
+
+
+def new_gate(
+    run: PlanRun,
+    *,
+    approval_digest: str,
+    description: str,
+    text: str,
+    rules: GateRules,
+    step_id: str | None = None,
+    item: int | None = None,
+) -> Gate:
+    """Return a gate that is to be opened; its times are those of the store."""
+    return Gate(
+        id=new_id(),
+        run_id=run.id,
+        step_id=step_id,
+        item=item,
+        approval_digest=approval_digest,
+        name=run.name,
+        description=description,
+        text=text,
+        rules=rules,
+        opened_at=run.created_at,
+    )
+
+
+def request_of(gate: Gate) -> ApprovalRequest:
+    """Return what approvers are asked at `gate`."""
+    return ApprovalRequest(
+        approval_digest=gate.approval_digest,
+        name=gate.name,
+        description=gate.description,
+        text=gate.text,
+        run_id=gate.run_id,
+        step_id=gate.step_id,
+        item=gate.item,
+        gate_id=gate.id,
+        opened_at=gate.opened_at,
+        expires_at=gate.expires_at,
+        rules=gate.rules,
+    )
+
+
+def no_answer(gate: Gate) -> str:
+    """Return in words that nobody answered at `gate`, which has expired."""
+    limit = duration((gate.expires_at - gate.opened_at).total_seconds() * 1000) if gate.expires_at is not None else "the time given"
+    return f"nobody answered within {limit}"
+
+
+def _said(gate: Gate, answer: Approval | None) -> str:
+    if answer is None:
+        return no_answer(gate) if gate.end == "expired" else gate.end or ""
+    verb = {"approve": "approved", "reject": "rejected", "request_changes": "changes requested"}[answer.decision]
+    return f"{verb} by {answer.by} ({answer.known_by})" + (f": {answer.note}" if answer.note else "")
+
+
+async def _first_trouble(closed: "asyncio.Future[Gate]", workers: "list[asyncio.Task[None]]") -> None:
+    """Return once the gate is closed; raises what the first worker raised before that."""
+    pending: set[asyncio.Future[None]] = set(workers)
+    waiting = asyncio.ensure_future(_done(closed))
+    try:
+        while not closed.done():
+            done, _ = await asyncio.wait({waiting, *pending}, return_when=asyncio.FIRST_COMPLETED)
+            for worker in done - {waiting}:
+                pending.discard(worker)
+                if not closed.done():
+                    worker.result()
+    finally:
+        waiting.cancel()
+
+
+async def _dismiss(workers: "list[asyncio.Task[None]]") -> None:
+    for worker in workers:
+        worker.cancel()
+    await asyncio.gather(*workers, return_exceptions=True)  # the first trouble was raised already
+
+
+async def _awaited(work: Awaitable[None]) -> None:
+    await work
+
+
+async def _done(closed: "asyncio.Future[Gate]") -> None:
+    await asyncio.shield(closed)

@@ -1,0 +1,94 @@
+"""The standing approval that covers a run, used up for it."""
+
+import asyncio
+import logging
+from dataclasses import replace
+from functools import partial
+
+from plan_adapter.approval import refusal, rules_of
+from plan_adapter.errors import InvalidPlanError, NotApprovedError, StoreError
+from plan_adapter.execution.ports import GatedCall
+from plan_adapter.identity.standing_files import signed_standing, verify_standing
+from plan_adapter.plan import new_id
+from plan_adapter.record import Approval, PlanRun, RunContext, StandingApproval
+from plan_adapter.runs.occasion import Occasion
+from plan_adapter.standing import covers, find_standing_file
+from plan_adapter.store.store import PlanStore
+from plan_adapter.validation import BoundPlan
+
+log = logging.getLogger(__name__)
+
+
+async def standing_for(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Occasion) -> Approval | None:
+    """Return the approval that a standing one gives `run`, counted and recorded; None where none covers it.
+
+    Only a run that a schedule started can be covered. A signed file beside the plan's own counts like a row, from its first use on.
+    """
+    if occasion.schedule is None:
+        return None
+    in_file = await _take_file(store, run, occasion)
+    now = await store.now()
+    for standing in await store.standing():
+        reason = covers(standing, bound, schedule=occasion.schedule, now=now) or _refusal(standing, bound, occasion)
+        if standing.source is not None and standing.id != in_file:
+            reason = reason or f"{standing.source} does not say so beside this plan any more"
+        if reason is None:
+            try:
+                await _verify(standing, occasion)
+                return await store.use_standing(standing.id, run_id=run.id, approval_digest=bound.approval_digest)
+            except NotApprovedError as error:  # a wrong signature, or used up or revoked in this moment
+                reason = str(error)
+        log.info("the standing approval %s does not cover run %s: %s", standing.id, run.id, reason)
+    return None
+
+
+def _refusal(standing: StandingApproval, bound: BoundPlan, occasion: Occasion) -> str | None:
+    """Return why who gave `standing` may not approve a run of this plan."""
+    rules = rules_of(bound.validated.plan, occasion.settings, requested_by="")  # a schedule starts it
+    return refusal(rules, by=standing.by, known_by=standing.known_by, decision="approve")
+
+
+async def _verify(standing: StandingApproval, occasion: Occasion) -> None:
+    await asyncio.to_thread(partial(verify_standing, standing, settings=occasion.settings))
+
+
+async def approval_by_standing(of_run: Approval, call: GatedCall, run: PlanRun, store: PlanStore, occasion: Occasion) -> Approval | None:
+    """Return the approval of a call that the run's standing approval gives, where that names the step; None otherwise."""
+    if of_run.standing_id is None:
+        return None
+    kept = await store.standing(include_ended=True)  # also one whose last run this is
+    standing = next((known for known in kept if known.id == of_run.standing_id and known.revoked_at is None), None)
+    if standing is None or call.step.id not in standing.steps or (standing.until is not None and standing.until <= await store.now()):
+        return None
+    await _verify(standing, occasion)
+    given = replace(
+        of_run,
+        id=new_id(),
+        approval_digest=call.approval_digest,
+        at=await store.now(),
+        run_id=run.id,
+        step_id=call.step.id,
+        item=call.item,
+        used_at=None,
+    )
+    await store.add_approval(given)
+    return given
+
+
+async def _take_file(store: PlanStore, run: PlanRun, occasion: Occasion) -> str | None:
+    """Keep the standing approval of a signed file beside the plan's own in the store, which counts its uses; return its id."""
+    path = find_standing_file(occasion.plan_file) if occasion.plan_file is not None else None
+    if path is None:
+        return None
+    try:
+        standing = await asyncio.to_thread(partial(signed_standing, path, settings=occasion.settings))
+    except (NotApprovedError, InvalidPlanError) as error:
+        log.warning("%s gives no standing approval: %s", path, error)
+        return None
+    if standing.id not in {known.id for known in await store.standing(include_ended=True)}:
+        try:
+            await store.add_standing(standing, context=RunContext(tenant_id=run.tenant_id))
+        except StoreError:  # another run that began in this moment has kept it
+            if standing.id not in {known.id for known in await store.standing(include_ended=True)}:
+                raise
+    return standing.id

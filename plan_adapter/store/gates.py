@@ -1,0 +1,245 @@
+"""Gates: opened, answered once, expired, closed. Functions of a connection and the tenant whose rows are seen."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, and_, insert, or_, select, update
+
+from plan_adapter.errors import NotApprovedError, PlanAdapterError, RunConflictError
+from plan_adapter.readable import one_line
+from plan_adapter.record import Approval, Gate, GateEnd, GateRules
+from plan_adapter.store.changes import signal
+from plan_adapter.store.columns import database_now
+from plan_adapter.store.holder import Holder
+from plan_adapter.store.plans import seen_by
+from plan_adapter.store.rows import Row, approval_of, approval_row, context_of, item_column, item_of, whose
+from plan_adapter.store.tables import approvals as answers
+from plan_adapter.store.tables import gates, runs
+
+
+def open_gate(connection: Connection, tenant: str | None, gate: Gate, *, timeout_ms: int, holder: Holder) -> Gate:
+    """Open `gate` for `holder` and return it as it is kept: the one that is open for the same content goes on, others are superseded.
+
+    Raises RunConflictError if another living process of this host waits there, and for a run that does not exist or has ended.
+    """
+    run = _run_locked(connection, tenant, gate.run_id)
+    at = and_(
+        gates.c.run_id == gate.run_id,
+        gates.c.step_id == (gate.step_id or ""),
+        gates.c.item == item_column(gate.item),
+        gates.c.closed_at.is_(None),
+    )
+    kept = connection.execute(select(gates).where(at)).mappings().first()
+    if kept is not None and kept["holder"] is not None and kept["holder"] != str(holder):
+        other = Holder.parse(kept["holder"])
+        if other.is_alive:
+            raise RunConflictError(f"process {other.pid} on this host waits at this gate of run {gate.run_id}; answer there, or end it")
+    signal(connection)
+    if kept is not None and kept["approval_digest"] == gate.approval_digest:
+        shown = {"text": gate.text, "rules": _rules_text(gate.rules), "openings": gates.c.openings + 1, "holder": str(holder)}
+        row = connection.execute(update(gates).where(gates.c.id == kept["id"]).values(shown).returning(gates)).mappings().one()
+        return gate_of(row)
+    _close(connection, at, "superseded")
+    row = {**whose(context_of(run)), **_gate_row(connection, gate, timeout_ms), "holder": str(holder)}
+    return gate_of(connection.execute(insert(gates).values(row).returning(gates)).mappings().one())
+
+
+def answer(connection: Connection, tenant: str | None, gate_id: str, approval: Approval) -> Gate | PlanAdapterError:
+    """Close an open gate with `approval`, which is kept, and return the gate; else return why it was not taken.
+
+    The error is returned, not raised, because it may come with a change that is to stay: a gate whose time is over is closed.
+    """
+    if connection.execute(select(answers.c.id).where(answers.c.id == approval.id)).first() is not None:
+        return NotApprovedError(f"the approval {approval.id} was given before: each answer is one of its own")
+    # One statement decides: an answer that comes in between waits for this row, finds it closed and changes nothing.
+    same = and_(gates.c.approval_digest == approval.approval_digest, _is_open(), _is_in_time())
+    closed = _closed_now(connection, and_(_is(gate_id, tenant), same), "answered")
+    if closed is None:
+        return _why_not_taken(connection, tenant, gate_id, approval)
+    given = {
+        **whose(context_of(closed)),
+        **approval_row(approval),
+        "at": closed["closed_at"],
+        "run_id": closed["run_id"],
+        "step_id": closed["step_id"] or None,
+        "item": closed["item"],
+        "gate_id": closed["id"],
+    }
+    connection.execute(insert(answers).values(given))
+    signal(connection)
+    return gate_of(closed)
+
+
+def answer_to(connection: Connection, tenant: str | None, gate_id: str) -> Approval | None:
+    """Return the answer that closed the gate, None while there is none."""
+    row = connection.execute(seen_by(tenant, select(answers).where(answers.c.gate_id == gate_id), answers)).mappings().first()
+    return None if row is None else approval_of(row)
+
+
+def expire(connection: Connection, tenant: str | None, gate_id: str) -> Gate:
+    """Close the gate as expired if it is open and its time is over, and return it as it is now."""
+    if _closed_now(connection, and_(_is(gate_id, tenant), _is_open(), ~_is_in_time()), "expired") is not None:
+        signal(connection)
+    return find(connection, tenant, gate_id)
+
+
+def close(connection: Connection, tenant: str | None, gate_id: str, end: GateEnd) -> Gate:
+    """Close the gate if it is open, and return it as it is now."""
+    if _closed_now(connection, and_(_is(gate_id, tenant), _is_open()), end) is not None:
+        signal(connection)
+    return find(connection, tenant, gate_id)
+
+
+def close_all(connection: Connection, run_id: str, end: GateEnd) -> None:
+    """Close every open gate of a run; the caller gives the signal."""
+    _close(connection, and_(gates.c.run_id == run_id, gates.c.closed_at.is_(None)), end)
+
+
+def leave(connection: Connection, tenant: str | None, gate_id: str, holder: Holder) -> None:
+    """Note that `holder` does not wait at the gate any more; it stays open."""
+    connection.execute(update(gates).where(_is(gate_id, tenant), gates.c.holder == str(holder)).values(holder=None))
+    signal(connection)
+
+
+def show(connection: Connection, tenant: str | None, gate_id: str, *, flow_run_id: str, keyset: str) -> None:
+    """Keep where the form of the gate is."""
+    changed = connection.execute(update(gates).where(_is(gate_id, tenant)).values(flow_run_id=flow_run_id, keyset=keyset))
+    if not changed.rowcount:
+        raise RunConflictError(f"there is no gate {gate_id}")
+    signal(connection)
+
+
+def find(connection: Connection, tenant: str | None, gate_id: str) -> Gate:
+    """Return the gate; raises RunConflictError if there is none."""
+    row = connection.execute(select(gates).where(_is(gate_id, tenant))).mappings().first()
+    if row is None:
+        raise RunConflictError(f"there is no gate {gate_id}")
+    return gate_of(row)
+
+
+def listed(connection: Connection, tenant: str | None, *, run_id: str | None, open_only: bool, limit: int) -> list[Gate]:
+    """Return gates, oldest first; their texts come only with those of one run, because all of them together may be long."""
+    columns = gates.c if run_id is not None else [column for column in gates.c if column is not gates.c.text]
+    query = select(*columns).order_by(gates.c.opened_at, gates.c.id).limit(limit)
+    if run_id is not None:
+        query = query.where(gates.c.run_id == run_id)
+    if open_only:
+        query = query.where(_is_open())
+    rows: Sequence[Row] = connection.execute(seen_by(tenant, query, gates)).mappings().all()
+    attended = {holder: _is_attended(holder) for holder in {row["holder"] for row in rows if row["closed_at"] is None}}
+    return [gate_of(row, attended=attended) for row in rows]
+
+
+def gate_of(row: Row, *, attended: dict[str | None, bool | None] | None = None) -> Gate:
+    """Return the gate of a row; `attended` has the answers for the holders of open gates, where they are known."""
+    holder: str | None = row["holder"]
+    return Gate(
+        **{name: row[name] for name in _PLAIN},
+        step_id=row["step_id"] or None,
+        item=item_of(row),
+        text=row.get("text") or "",
+        rules=_rules_of(row["rules"]),
+        attended=None if row["closed_at"] is not None else _is_attended(holder) if attended is None else attended[holder],
+    )
+
+
+def _run_locked(connection: Connection, tenant: str | None, run_id: str) -> Row:
+    """Return the row of a run that has not ended; gates of one run are opened one after the other."""
+    query = seen_by(tenant, select(runs).where(runs.c.id == run_id), runs)
+    row = connection.execute(query.with_for_update(key_share=True)).mappings().first()
+    if row is None:
+        raise RunConflictError(f"there is no run {run_id}")
+    if row["status"] in _ENDED:
+        raise RunConflictError(f"run {run_id} has ended, it is {row['status']}: nothing can be asked at its gates until it goes on")
+    return row
+
+
+def _gate_row(connection: Connection, gate: Gate, timeout_ms: int) -> dict[str, Any]:
+    now = connection.execute(select(database_now())).scalar_one()
+    return {
+        **{name: getattr(gate, name) for name in ("id", "run_id", "approval_digest", "name", "description", "text")},
+        "step_id": gate.step_id or "",
+        "item": item_column(gate.item),
+        "rules": _rules_text(gate.rules),
+        "opened_at": now,
+        "expires_at": now + timedelta(milliseconds=timeout_ms) if timeout_ms else None,
+        "flow_run_id": gate.flow_run_id,
+        "keyset": gate.keyset,
+        "openings": 1,
+    }
+
+
+def _close(connection: Connection, which: ColumnElement[bool], end: GateEnd) -> None:
+    connection.execute(update(gates).where(which).values(closed_at=database_now(), end=end))
+
+
+def _closed_now(connection: Connection, which: ColumnElement[bool], end: GateEnd) -> Row | None:
+    """Close the gate that fits `which`; return its row, or None if there is none."""
+    return connection.execute(update(gates).where(which).values(closed_at=database_now(), end=end).returning(gates)).mappings().first()
+
+
+def _why_not_taken(connection: Connection, tenant: str | None, gate_id: str, approval: Approval) -> PlanAdapterError:
+    try:
+        gate = expire(connection, tenant, gate_id)
+    except RunConflictError as missing:
+        return missing
+    if gate.closed_at is None:
+        return NotApprovedError(
+            f"the answer is to other content ({approval.approval_digest[:12]}…) than the gate asks about ({gate.approval_digest[:12]}…): "
+            "look at it again and answer that"
+        )
+    what, at = ("the plan" if gate.step_id is None else f"step `{gate.step_id}`"), gate.closed_at.isoformat(timespec="seconds")
+    return RunConflictError(f"the gate of {what} is closed: {_how_it_closed(connection, gate, at)}")
+
+
+def _how_it_closed(connection: Connection, gate: Gate, at: str) -> str:
+    if gate.end == "expired":
+        return f"nobody answered until {gate.expires_at and gate.expires_at.isoformat(timespec='seconds')}"
+    if gate.end == "superseded":
+        return f"a new version took its place at {at}; look at that one"
+    if gate.end == "cancelled":
+        return f"its run was cancelled at {at}"
+    given = answer_to(connection, None, gate.id)
+    return "it was answered" if given is None else f"{one_line(given.by)} answered at {at}: {given.decision}"
+
+
+def _is(gate_id: str, tenant: str | None) -> ColumnElement[bool]:
+    same = gates.c.id == gate_id
+    return same if tenant is None else and_(same, gates.c.tenant_id == tenant)
+
+
+def _is_open() -> ColumnElement[bool]:
+    return gates.c.closed_at.is_(None)
+
+
+def _is_in_time() -> ColumnElement[bool]:
+    return or_(gates.c.expires_at.is_(None), gates.c.expires_at > database_now())
+
+
+def _is_attended(holder: str | None) -> bool | None:
+    """Return whether the process lives; None for one on another host, of which nothing is known."""
+    if holder is None:
+        return False
+    found = Holder.parse(holder)
+    return found.is_alive if found.is_here else None
+
+
+def _rules_text(rules: GateRules) -> str:
+    return json.dumps(asdict(rules), ensure_ascii=False)
+
+
+def _rules_of(text: str) -> GateRules:
+    rules: dict[str, Any] = json.loads(text)
+    for name in ("approvers", "known_by"):
+        rules[name] = None if rules[name] is None else tuple(rules[name])
+    return GateRules(**rules)
+
+
+_ENDED = ("completed", "failed", "cancelled", "partial")
+_PLAIN = (
+    "id", "run_id", "approval_digest", "name", "description", "opened_at", "expires_at", "closed_at", "end", "flow_run_id", "keyset",
+    "openings",
+)  # fmt: skip

@@ -1,0 +1,205 @@
+"""The check just before a tool is called: whether an approval of the run, and of a gated call, is there. Functions of a connection.
+
+It belongs to the transaction that writes the intents, so that nothing can come between the two.
+"""
+
+import sqlite3
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, and_, bindparam, literal_column, select, update
+from sqlalchemy.dialects import sqlite
+
+from plan_adapter.readable import one_line
+from plan_adapter.record import Attempt
+from plan_adapter.store.columns import database_now
+from plan_adapter.store.rows import item_column
+from plan_adapter.store.tables import approvals, runs, standing_approvals
+
+
+class PlanApproval(NamedTuple):
+    """What the check looks at of a run and of one approval that it has used, None in each field of which it has none."""
+
+    run_digest: str  # what the run would execute now
+    digest: str | None
+    by: str | None
+    standing_id: str | None
+    found_standing_id: str | None
+    revoked_at: datetime | None
+    revoked_by: str | None
+
+
+class CallApproval(NamedTuple):
+    """What the check looks at of the approval that a gated call names."""
+
+    claimed_at: datetime | None  # of the run: when its current start began
+    run_id: str | None
+    step_id: str | None
+    item: int
+    decision: str
+    digest: str
+    by: str
+    expires_at: datetime | None
+    used_at: datetime | None
+    standing_id: str | None
+    found_standing_id: str | None
+    revoked_at: datetime | None
+    revoked_by: str | None
+    now: datetime
+
+
+def refusals(connection: Connection, run_id: str, attempts: Sequence[Attempt]) -> dict[str, str]:
+    """Return by attempt what is missing for it; of each that is not named the approvals are there, and that of its call is used up."""
+    if (why := plan_is_approved(run_id, _plan_approvals(connection, run_id))) is not None:
+        return {attempt.id: why for attempt in attempts}
+    refused: dict[str, str] = {}
+    for attempt in attempts:
+        if attempt.approval_id is None and attempt.approval_digest is None:
+            continue
+        why = _call_refusal(connection, attempt)
+        if why is not None:
+            refused[attempt.id] = why
+    return refused
+
+
+def plan_is_approved(run_id: str, rows: Sequence[PlanApproval]) -> str | None:
+    """Return None if one of the approvals that the run has used is of what it executes now and still stands, else what is missing."""
+    if not rows:
+        return f"there is no run {run_id}"
+    used = [row for row in rows if row.digest is not None]
+    if not used:
+        return f"run {run_id} has used no approval of its plan"
+    same = [row for row in used if is_same_content(row.digest, row.run_digest)]
+    if not same:
+        return (
+            f"run {run_id} was approved with other content ({(used[-1].digest or '')[:12]}…) than it has now ({rows[0].run_digest[:12]}…): "
+            "the new version needs an approval of its own"
+        )
+    whys = [why_revoked(row) for row in same]
+    return None if None in whys else whys[-1]
+
+
+def call_is_approved(attempt: Attempt, row: CallApproval | None) -> str | None:
+    """Return None if `row` is an approval of this very call that has not expired and still stands, else what is missing."""
+    step = f"step `{attempt.step_id}`" + (f", item {attempt.item}," if attempt.item is not None else "")
+    if row is None:
+        return f"{step} has a gate of its own and no approval: have it approved"
+    if (row.run_id, row.step_id, row.item) != (attempt.run_id, attempt.step_id, item_column(attempt.item)):
+        return f"the approval by {one_line(row.by)} is of another run, step or item: have {step} approved"
+    if row.decision != "approve":
+        return f"{one_line(row.by)} did not approve {step}: {row.decision}"
+    if not is_same_content(row.digest, attempt.approval_digest):
+        return (
+            f"{step} was approved by {one_line(row.by)} with other content ({row.digest[:12]}…) than would be called "
+            f"({(attempt.approval_digest or '')[:12]}…): have it approved as it is now"
+        )
+    if row.expires_at is not None and row.expires_at <= row.now:
+        return f"the approval of {step} by {one_line(row.by)} expired at {_moment(row.expires_at)}: have it approved again"
+    return why_revoked(row)
+
+
+def is_same_content(approved: str | None, current: str | None) -> bool:
+    """Return whether the digest that was approved is the one of what would happen now."""
+    return approved is not None and approved == current
+
+
+def is_use_left(row: CallApproval) -> bool:
+    """Return whether nobody has used the approval, or only this same start of the run: a call that is tried again needs no other one."""
+    return row.used_at is None or (row.claimed_at is not None and row.used_at >= row.claimed_at)
+
+
+def why_revoked(row: PlanApproval | CallApproval) -> str | None:
+    """Return None if the approval was given by a person, or by a standing approval that is not revoked, else who revoked it when."""
+    if row.standing_id is None:
+        return None
+    if row.found_standing_id is None:
+        return f"there is no standing approval {row.standing_id}, by which it would be approved"
+    if row.revoked_at is not None:
+        return f"the standing approval was revoked by {one_line(row.revoked_by or 'somebody')} at {_moment(row.revoked_at)}"
+    return None
+
+
+def count_use(connection: Connection, approval_id: str) -> None:
+    """Use the approval of a call up."""
+    connection.execute(update(approvals).where(approvals.c.id == approval_id, approvals.c.used_at.is_(None)).values(used_at=database_now()))
+
+
+def _plan_approvals(connection: Connection, run_id: str) -> list[PlanApproval]:
+    if connection.dialect.name != "sqlite":
+        return [PlanApproval(*row) for row in connection.execute(_PLAN, {"run": run_id})]
+    # Not through SQLAlchemy, which would take ten times as long, in each transaction that begins a step.
+    driver: sqlite3.Connection = connection.connection.driver_connection  # pyright: ignore[reportAssignmentType]
+    rows = [PlanApproval(*row) for row in driver.execute(_PLAN_ON_SQLITE, (run_id,)).fetchall()]
+    return [row if row.revoked_at is None else row._replace(revoked_at=_read_moment(row.revoked_at)) for row in rows]
+
+
+def _call_refusal(connection: Connection, attempt: Attempt) -> str | None:
+    found = connection.execute(_CALL, {"approval": attempt.approval_id}).first()
+    row = None if found is None else CallApproval(*found)
+    why = call_is_approved(attempt, row)
+    if why is not None or row is None:
+        return why
+    if not is_use_left(row):
+        return (
+            f"the approval of step `{attempt.step_id}` by {one_line(row.by)} was used up at {row.used_at and _moment(row.used_at)}, "
+            "by an earlier start of the run: have it approved again"
+        )
+    if row.used_at is None:
+        count_use(connection, attempt.approval_id or "")
+    return None
+
+
+def _read_moment(written: Any) -> datetime:
+    return datetime.fromisoformat(written).replace(tzinfo=UTC)
+
+
+def _moment(at: datetime) -> str:
+    return at.isoformat(timespec="seconds")
+
+
+_standing = standing_approvals.c
+_used = and_(
+    approvals.c.run_id == runs.c.id,
+    approvals.c.step_id.is_(None),
+    approvals.c.decision == literal_column("'approve'"),
+    approvals.c.used_at.is_not(None),
+)
+_PLAN: Any = (
+    select(
+        runs.c.approval_digest,
+        approvals.c.approval_digest,
+        approvals.c.by,
+        approvals.c.standing_id,
+        _standing.id,
+        _standing.revoked_at,
+        _standing.revoked_by,
+    )
+    .select_from(runs.outerjoin(approvals, _used).outerjoin(standing_approvals, _standing.id == approvals.c.standing_id))
+    .where(runs.c.id == bindparam("run"))
+    .order_by(approvals.c.used_at)
+)
+_PLAN_ON_SQLITE = str(_PLAN.compile(dialect=sqlite.dialect()))  # its one parameter is the run
+_CALL: Any = (
+    select(
+        runs.c.claimed_at,
+        approvals.c.run_id,
+        approvals.c.step_id,
+        approvals.c.item,
+        approvals.c.decision,
+        approvals.c.approval_digest,
+        approvals.c.by,
+        approvals.c.expires_at,
+        approvals.c.used_at,
+        approvals.c.standing_id,
+        _standing.id,
+        _standing.revoked_at,
+        _standing.revoked_by,
+        database_now(),
+    )
+    .select_from(
+        approvals.outerjoin(standing_approvals, _standing.id == approvals.c.standing_id).outerjoin(runs, runs.c.id == approvals.c.run_id)
+    )
+    .where(approvals.c.id == bindparam("approval"))
+    .with_for_update(of=approvals)
+)

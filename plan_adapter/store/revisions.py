@@ -1,0 +1,132 @@
+"""New versions of a run's plan. Functions of a connection and the tenant whose rows are seen."""
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from pydantic import JsonValue
+from sqlalchemy import Connection, delete, insert, select, update
+
+from plan_adapter.canonical import canonical_document
+from plan_adapter.errors import RunConflictError
+from plan_adapter.plan import PlanStatus, StepStatus
+from plan_adapter.record import PlanRun, StepRun
+from plan_adapter.store import gates, runs
+from plan_adapter.store.changes import signal
+from plan_adapter.store.columns import database_now
+from plan_adapter.store.holder import Holder
+from plan_adapter.store.plans import plan_row, put_plan
+from plan_adapter.store.rows import Row, context_of, dump_json, whose
+from plan_adapter.store.steps import fixed_parts
+from plan_adapter.store.tables import attempts, plans, revisions, step_runs
+from plan_adapter.store.tables import runs as run_table
+
+if TYPE_CHECKING:
+    from plan_adapter.validation import ValidatedPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """A version of a run's plan that was replaced: which content it was (numbers count from 1), and who replaced it, why and when.
+
+    What took its place is the revision with the next number, or what the run has now.
+    """
+
+    number: int
+    digest: str
+    approval_digest: str
+    by: str
+    note: str
+    at: datetime
+
+
+def revise(
+    connection: Connection, tenant: str | None, run_id: str, validated: "ValidatedPlan", approval_digest: str, *, by: str, note: str
+) -> PlanRun:
+    """Put a new version of the plan into a run, which then waits for its approval, and return the run.
+
+    Its open gates are closed as superseded. Raises RunConflictError for a run that has completed or that a living process
+    executes, for a version that changes nothing, and for one that changes steps that were begun.
+    """
+    run = _locked(connection, tenant, run_id)
+    if run["approval_digest"] == approval_digest:
+        raise RunConflictError(f"the new version is the one that run {run['id']} has: nothing would change")
+    _refuse_changes_of_begun_steps(connection, run, validated)
+    put_plan(connection, plan_row(validated.plan, validated.digest, context_of(run)))
+    replaced = {"run_id": run["id"], "number": len(revisions_of(connection, run["id"])) + 1, "digest": run["digest"]}
+    replaced |= {"approval_digest": run["approval_digest"], "by": by, "note": note, "at": database_now()}
+    connection.execute(insert(revisions).values({**whose(context_of(run)), **replaced}))
+    connection.execute(update(run_table).where(run_table.c.id == run["id"]).values(_new_version(validated, approval_digest)))
+    connection.execute(delete(step_runs).where(step_runs.c.run_id == run["id"], step_runs.c.status != StepStatus.COMPLETED))
+    gates.close_all(connection, run["id"], "superseded")
+    signal(connection)
+    return runs.find(connection, tenant, run["id"])
+
+
+def revisions_of(connection: Connection, run_id: str) -> list[Revision]:
+    """Return the versions of a run's plan that were replaced, oldest first."""
+    query = select(revisions).where(revisions.c.run_id == run_id).order_by(revisions.c.number)
+    return [
+        Revision(row["number"], row["digest"], row["approval_digest"], row["by"], row["note"], row["at"])
+        for row in connection.execute(query).mappings()
+    ]
+
+
+def _locked(connection: Connection, tenant: str | None, run_id: str) -> Row:
+    """Return the row of a run that may be revised; nobody claims it and no gate of it opens until the transaction ends."""
+    found = runs.row_of(connection, tenant, run_id)["id"]
+    run = connection.execute(select(run_table).where(run_table.c.id == found).with_for_update(key_share=True)).mappings().one()
+    if run["status"] == PlanStatus.COMPLETED:
+        raise RunConflictError(f"run {found} has completed: start a new run of the new version")
+    if run["status"] == PlanStatus.EXECUTING and run["runner"] is not None and (other := Holder.parse(run["runner"])).is_alive:
+        raise RunConflictError(f"run {found} is executed by process {other.pid} on this host; wait for its end, or cancel it")
+    return run
+
+
+def _refuse_changes_of_begun_steps(connection: Connection, run: Row, validated: "ValidatedPlan") -> None:
+    begun = connection.scalars(select(attempts.c.step_id).where(attempts.c.run_id == run["id"]).distinct())
+    same_plan = (plans.c.tenant_id == run["tenant_id"], plans.c.digest == run["digest"])
+    old = _steps_of(json.loads(connection.execute(select(plans.c.document).where(*same_plan)).scalar_one()))
+    new = _steps_of(canonical_document(validated.plan))
+    changed = sorted(step_id for step_id in begun if old.get(step_id) != new.get(step_id))
+    if changed:
+        raise RunConflictError(
+            f"steps that were begun must stay as they are in a new version: {', '.join(changed)}; start a new run to change them"
+        )
+
+
+def _steps_of(document: dict[str, Any]) -> dict[str, JsonValue]:
+    return {step["id"]: step for name in ("steps", "finally") for step in document.get(name, ())}
+
+
+def _new_version(validated: "ValidatedPlan", approval_digest: str) -> dict[str, Any]:
+    plan = validated.plan
+    steps = [
+        StepRun(
+            id=step.id,
+            index=step.index,
+            tool_name=step.tool_name or "",
+            description=step.description,
+            depends_on=tuple(validated.dependencies[step.id]),
+            max_retries=step.max_retries,
+            retry_delay_ms=step.retry_delay_ms,
+            metadata=dict(step.metadata),
+        )
+        for step in plan.steps
+    ]
+    unended = dict.fromkeys(("reason", "message", "completed_at", "approved_at", "approved_by", "rejection_note", "runner"))
+    return {
+        **unended,
+        "cancel_reason": None,
+        "cancel_requested_at": None,
+        "digest": validated.digest,
+        "approval_digest": approval_digest,
+        "name": plan.name,
+        "description": plan.description,
+        "steps": dump_json(fixed_parts(steps, lists={step.id for step in plan.steps if step.for_each is not None})),
+        "definitions": dump_json(list(validated.definitions)),
+        "metadata": dump_json(dict(plan.metadata)),
+        "status": PlanStatus.PENDING_APPROVAL.value,
+        "updated_at": database_now(),
+    }

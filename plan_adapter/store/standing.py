@@ -1,0 +1,140 @@
+"""Standing approvals, and one-time codes: each used as often as it may be. Functions of a connection and the tenant whose rows are seen."""
+
+from typing import Any
+
+from pydantic import JsonValue
+from sqlalchemy import ColumnElement, Connection, and_, insert, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from plan_adapter.errors import NotApprovedError, RunConflictError, StoreError
+from plan_adapter.plan import new_id
+from plan_adapter.readable import one_line
+from plan_adapter.record import Approval, StandingApproval
+from plan_adapter.store.changes import signal
+from plan_adapter.store.columns import database_now
+from plan_adapter.store.plans import seen_by
+from plan_adapter.store.rows import HasContext, Row, approval_of, approval_row, context_of, dump_json, load_json, whose
+from plan_adapter.store.tables import approvals, runs, standing_approvals, used_codes
+
+
+def add(connection: Connection, standing: StandingApproval, context: HasContext) -> None:
+    """Keep a standing approval; nobody has used it yet."""
+    row = {name: getattr(standing, name) for name in _PLAIN} | {"runs": 0}
+    lists: dict[str, JsonValue] = {"schedules": list(standing.schedules), "steps": list(standing.steps), "inputs": standing.inputs}
+    row |= {name: dump_json(value) for name, value in lists.items()}
+    connection.execute(insert(standing_approvals).values({**whose(context), **row}))
+    signal(connection)
+
+
+def listed(connection: Connection, tenant: str | None, *, include_ended: bool) -> list[StandingApproval]:
+    """Return the standing approvals that a run may use, oldest first; with `include_ended` the revoked, past and used-up ones, too."""
+    query = seen_by(tenant, select(standing_approvals), standing_approvals)
+    if not include_ended:
+        query = query.where(_is_usable())
+    ordered = query.order_by(standing_approvals.c.at, standing_approvals.c.id)
+    return [_standing_of(row) for row in connection.execute(ordered).mappings()]
+
+
+def revoke(connection: Connection, tenant: str | None, beginning: str, *, by: str) -> StandingApproval:
+    """End the standing approval whose id begins so and return it; of one that was revoked before, the first revocation stays."""
+    wanted = select(standing_approvals.c.id).where(standing_approvals.c.id.startswith(beginning.lower(), autoescape=True))
+    query = seen_by(tenant, wanted, standing_approvals).order_by(standing_approvals.c.id).limit(6)
+    found = list(connection.scalars(query)) if beginning else []
+    if not found:
+        raise StoreError(f"no standing approval has the id `{beginning}`, or one that begins so")
+    if len(found) > 1:
+        raise StoreError(f"several standing approvals begin with `{beginning}`: {', '.join(found[:5])}")
+    same = standing_approvals.c.id == found[0]
+    ends = update(standing_approvals).where(same, standing_approvals.c.revoked_at.is_(None))
+    connection.execute(ends.values(revoked_at=database_now(), revoked_by=by))
+    signal(connection)
+    return _standing_of(connection.execute(select(standing_approvals).where(same)).mappings().one())
+
+
+def use(connection: Connection, tenant: str | None, standing_id: str, *, run_id: str, approval_digest: str) -> Approval:
+    """Count one more run, and return the approval of that run, which is kept as used.
+
+    A run that has used it for the same content gets the same approval again, uncounted. Raises NotApprovedError.
+    """
+    query = seen_by(tenant, select(runs).where(runs.c.id == run_id), runs)
+    run = connection.execute(query.with_for_update(key_share=True)).mappings().first()
+    if run is None:
+        raise RunConflictError(f"there is no run {run_id}")
+    same = and_(standing_approvals.c.id == standing_id, standing_approvals.c.tenant_id == run["tenant_id"])
+    before = _used_before(connection, standing_id, run_id, approval_digest)
+    # One statement: of two runs that want the last use at once the second finds it gone.
+    allowed = and_(same, standing_approvals.c.revoked_at.is_(None)) if before is not None else and_(same, _is_usable())
+    more = standing_approvals.c.runs + (0 if before is not None else 1)
+    row = connection.execute(update(standing_approvals).where(allowed).values(runs=more).returning(standing_approvals)).mappings().first()
+    if row is None:
+        raise NotApprovedError(_why_not(connection, same, standing_id))
+    if before is not None:
+        return before
+    now = connection.execute(select(database_now())).scalar_one()
+    given = Approval(
+        id=new_id(),
+        approval_digest=approval_digest,
+        decision="approve",
+        by=row["by"],
+        known_by=row["known_by"],
+        at=now,
+        note=row["note"],
+        run_id=run_id,
+        standing_id=standing_id,
+        used_at=now,
+    )
+    connection.execute(insert(approvals).values({**whose(context_of(run)), **approval_row(given), "used_at": now}))
+    signal(connection)
+    return given
+
+
+def use_code(connection: Connection, name: str, counter: int, context: HasContext) -> bool:
+    """Return whether this is the first use of the one-time code of `name` with this counter; it is used from now on."""
+    dialect: Any = postgresql if connection.dialect.name == "postgresql" else sqlite
+    row = {**whose(context), "name": name, "counter": counter, "used_at": database_now()}
+    return connection.execute(dialect.insert(used_codes).values(row).on_conflict_do_nothing()).rowcount == 1
+
+
+def _used_before(connection: Connection, standing_id: str, run_id: str, approval_digest: str) -> Approval | None:
+    query = select(approvals).where(
+        approvals.c.run_id == run_id,
+        approvals.c.standing_id == standing_id,
+        approvals.c.approval_digest == approval_digest,
+        approvals.c.step_id.is_(None),
+        approvals.c.used_at.is_not(None),
+    )
+    row = connection.execute(query).mappings().first()
+    return None if row is None else approval_of(row)
+
+
+def _is_usable() -> ColumnElement[bool]:
+    """Return the condition: not revoked, in time, and with a run left."""
+    columns = standing_approvals.c
+    in_time = or_(columns.until.is_(None), columns.until > database_now())
+    return and_(columns.revoked_at.is_(None), in_time, or_(columns.max_runs.is_(None), columns.runs < columns.max_runs))
+
+
+def _why_not(connection: Connection, same: ColumnElement[bool], standing_id: str) -> str:
+    row = connection.execute(select(standing_approvals).where(same)).mappings().first()
+    if row is None:
+        return f"there is no standing approval {standing_id}"
+    if row["revoked_at"] is not None:
+        return f"the standing approval was revoked by {one_line(row['revoked_by'])} at {row['revoked_at'].isoformat(timespec='seconds')}"
+    if row["max_runs"] is not None and row["runs"] >= row["max_runs"]:
+        return f"the standing approval by {one_line(row['by'])} was for {row['max_runs']} runs, which have used it up"
+    return f"the standing approval by {one_line(row['by'])} ended at {row['until'].isoformat(timespec='seconds')}"
+
+
+def _standing_of(row: Row) -> StandingApproval:
+    return StandingApproval(
+        **{name: row[name] for name in _PLAIN},
+        inputs=load_json(row["inputs"]),
+        schedules=tuple(load_json(row["schedules"])),
+        steps=tuple(load_json(row["steps"])),
+    )
+
+
+_PLAIN = (
+    "id", "runbook_digest", "name", "by", "known_by", "at", "until", "max_runs", "runs", "note", "signature", "source", "revoked_at",
+    "revoked_by",
+)  # fmt: skip

@@ -1,0 +1,103 @@
+"""Who is asked and what waits: the approval's policy against the options and the steps."""
+
+from collections.abc import Iterable
+
+from plan_adapter.expressions import Foresight
+from plan_adapter.plan import ApprovalPolicy, ExecutionPlan
+from plan_adapter.readable import counted, duration, visible
+from plan_adapter.validation.calls import Call
+from plan_adapter.validation.findings import Findings
+
+MANY_GATES = 20
+"""So many items of one step may each ask for an approval without a warning."""
+
+_CLAIMED = {
+    "unverified": frozenset({"ssh_signature", "totp", "os_user", "form"}),
+    # An account at a terminal and a name in a form are two doors that a team may mean to have; a proof beside a claim is a mistake.
+    "form": frozenset({"ssh_signature", "totp"}),
+}
+"""Names that anyone may claim, and the proofs beside which they are worth a warning."""
+
+
+def check_gates(plan: ExecutionPlan, calls: list[Call], findings: Findings) -> None:
+    """Add what is wrong with the plan's policy, and what of it changes nothing."""
+    gated = [index for index, call in enumerate(calls) if _has_gate(plan, call)]
+    if plan.approval is not None:
+        _check_approvers(plan.approval, findings)
+        _check_known_by(plan.approval, findings)
+        _check_entries_once(plan.approval, findings)
+        _check_is_asked(plan, findings, gates=bool(gated))
+        _check_times(plan.approval, plan.options.approval_timeout_ms, findings)
+    for index in gated:
+        _check_items(calls[index], f"steps[{index}].for_each", findings)
+
+
+def _has_gate(plan: ExecutionPlan, call: Call) -> bool:
+    effect = call.step.effect or (call.tool.effect if call.tool is not None else None)
+    return plan.has_gate(call.step, effect)
+
+
+def _check_approvers(policy: ApprovalPolicy, findings: Findings) -> None:
+    for index, name in enumerate(policy.approvers):
+        at = f"approval.approvers[{index}]"
+        if not name.strip():
+            findings.add("bad-approver", at, "the name is empty", "write a name or a group, or remove the entry")
+        elif name != name.strip() or visible(name) != name or not name.isprintable():
+            findings.add("bad-approver", at, f"nobody is called {name[:80]!r}", "remove the white space or the invisible characters")
+
+
+def _check_known_by(policy: ApprovalPolicy, findings: Findings) -> None:
+    for index, way in enumerate(policy.known_by):
+        if better := [other for other in policy.known_by if other in _CLAIMED.get(way, ())]:
+            message = f"`{way}` lets anyone claim a name, so that {' or '.join(dict.fromkeys(better))} proves nothing"
+            findings.warn("weak-proof", f"approval.known_by[{index}]", message, f"remove `{way}`")
+
+
+def _check_entries_once(policy: ApprovalPolicy, findings: Findings) -> None:
+    lists: Iterable[tuple[str, list[str]]] = (
+        ("approvers", policy.approvers),
+        ("known_by", [*policy.known_by]),
+        ("effects", [*policy.effects]),
+    )
+    for field, entries in lists:
+        seen: set[str] = set()
+        for index, entry in enumerate(entries):
+            if entry in seen and entry.strip():
+                findings.warn("duplicate-entry", f"approval.{field}[{index}]", f"`{entry[:80]}` is written twice", "remove one of them")
+            seen.add(entry)
+
+
+def _check_is_asked(plan: ExecutionPlan, findings: Findings, *, gates: bool) -> None:
+    options = plan.options
+    if gates or (options.require_approval and not options.auto_approve):
+        return
+    word = "require_approval: false" if not options.require_approval else "auto_approve: true"
+    message = f"nobody is asked: the options say `{word}`, and no step has a gate of its own"
+    findings.warn("idle-policy", "approval", message, f"remove it, or `{word}`; settings may still ask, and then it counts")
+
+
+def _check_times(policy: ApprovalPolicy, timeout_ms: int, findings: Findings) -> None:
+    remind_ms = policy.remind_after_ms
+    if timeout_ms:
+        if remind_ms >= timeout_ms:
+            message = f"no gate is open for {duration(remind_ms)}: it ends after {duration(timeout_ms)}"
+            findings.warn("idle-policy", "approval.remind_after_ms", message, "remind earlier than options.approval_timeout_ms")
+        return
+    hint = "set options.approval_timeout_ms"
+    if policy.expires == "skip":
+        findings.warn("idle-policy", "approval.expires", "nothing expires: an answer is waited for without limit", hint)
+    if remind_ms:
+        message = f"a gate without an answer reminds every {duration(remind_ms)} for ever"
+        findings.warn("endless-gate", "approval.remind_after_ms", message, hint)
+    if policy.release:
+        message = "a run that has given its worker back waits for its answer without limit"
+        findings.warn("endless-gate", "approval.release", message, hint)
+
+
+def _check_items(call: Call, at: str, findings: Findings) -> None:
+    if call.for_each is None:
+        return
+    items = Foresight(None).of(call.for_each)
+    if isinstance(items, list) and len(items) > MANY_GATES:
+        message = f"each of {counted(len(items), 'item')} waits for an approval of its own"
+        findings.warn("many-gates", at, message, "have the whole plan approved instead, or fewer items")

@@ -1,0 +1,194 @@
+"""What a person sees and does in Prefect's UI V2: the page of a flow run, and the form of the gate at which it waits.
+
+Roles and labels find things, as a person does; the two attributes that are used beside them are those of the UI's own components.
+"""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from playwright.async_api import BrowserContext, Locator, Page, Route
+
+
+TITLES = {"name": "Your name", "note": "Note", "code": "One-time code"}
+"""The fields beside the decision, by the words that tests use for them."""
+
+LOOKS = 20
+"""How often a person looks whether a form has changed; each takes a second or more."""
+
+
+@dataclass
+class Browsing:
+    """A person at a browser; `refused` is what pages asked of other hosts."""
+
+    context: "BrowserContext"
+    screenshots: Path | None = None
+    refused: list[str] = field(default_factory=list[str])
+
+    async def refuse(self, route: "Route") -> None:
+        """Answer nothing to a request that leaves this machine."""
+        self.refused.append(route.request.url)
+        await route.abort()
+
+    async def open_run(self, url: str) -> "RunPage":
+        """Follow the link of a flow run, in a tab of its own."""
+        page = await self.context.new_page()
+        await page.goto(url)
+        return RunPage(page, self)
+
+    async def keep(self, shown: "Page | Locator", name: str) -> None:
+        """Keep a picture of a page, or of a part of it, if pictures are kept."""
+        if self.screenshots is None:
+            return
+        self.screenshots.mkdir(parents=True, exist_ok=True)
+        await shown.screenshot(path=self.screenshots / f"{name}.png", animations="disabled")
+
+
+@dataclass(frozen=True)
+class RunPage:
+    """The page of a flow run."""
+
+    page: "Page"
+    browsing: Browsing
+
+    async def until_state(self, name: str) -> None:
+        """Return once the page says that the run is in this state; it looks every few seconds."""
+        await self.page.locator("[data-slot=badge]").get_by_text(name, exact=True).first.wait_for()
+
+    async def open_form(self) -> "GateForm":
+        """Choose Resume in the menu of a paused run."""
+        await self.page.bring_to_front()  # menus of a tab behind another one do not open
+        await self.until_state("Paused")
+        await self.page.get_by_role("button", name="Open menu").click()
+        await self.page.get_by_role("menuitem", name="Resume").click()
+        form = GateForm(self.page, self.page.get_by_role("dialog", name="Resume Flow Run"), self.browsing)
+        # The fields and the text above them come one after the other.
+        await form.field("Decision").wait_for()
+        await form.description.get_by_role("heading").first.wait_for()
+        return form
+
+    async def open_next_form(self, read: str) -> "GateForm":
+        """Look again until the form says something else than what was `read` in the one before."""
+        for _ in range(LOOKS):
+            await self.page.reload()
+            form = await self.open_form()
+            if await form.text() != read:
+                return form
+        raise AssertionError(f"the form still says:\n{read}")
+
+    async def open_gate_of(self, step: str) -> "RunPage":
+        """Open the page of a step's gate, in a tab of its own, from the list of subflow runs."""
+        await self.page.get_by_role("tab", name="Subflow Runs").click()
+        # The flow's own name, `approve east`, is a link, too; the run is called `approve east of release`.
+        link = self.page.get_by_role("link", name=re.compile(rf"^approve {re.escape(step)} of "))
+        return await self.browsing.open_run(await link.evaluate("link => link.href"))
+
+    async def see(self, name: str) -> None:
+        """Keep a picture of the page."""
+        await self.browsing.keep(self.page, name)
+
+
+@dataclass(frozen=True)
+class GateForm:
+    """The form of an open gate."""
+
+    page: "Page"
+    dialog: "Locator"
+    browsing: Browsing
+
+    @property
+    def description(self) -> "Locator":
+        """What the form says above its fields."""
+        return self.dialog.locator(".prose")
+
+    def field(self, title: str) -> "Locator":
+        """What is filled in or chosen under `title`; a field that may be left empty has more behind it."""
+        listbox = self.dialog.get_by_role("button", name=f"Select {title}")
+        return listbox.or_(self.dialog.get_by_role("textbox", name=re.compile(rf"^{re.escape(title)}( \(Optional\))?$")))
+
+    async def text(self) -> str:
+        """Return the description as a person reads it."""
+        return await self.description.inner_text()
+
+    async def top(self) -> str:
+        """Return what is read first: some lines."""
+        return "\n".join([line for line in (await self.text()).splitlines() if line.strip()][:4])
+
+    async def tables(self) -> list[list[list[str]]]:
+        """Return the tables of the description: rows of cells."""
+        read = "tables => tables.map(table => [...table.rows].map(row => [...row.cells].map(cell => cell.innerText.trim())))"
+        return await self.description.locator("table").evaluate_all(read)
+
+    async def pictures(self) -> list[str]:
+        """Return what the drawn Mermaid pictures say, once there is one."""
+        drawn = self.description.locator("svg[id^=mermaid]")
+        await drawn.first.wait_for(state="attached")
+        return await drawn.evaluate_all("pictures => pictures.map(picture => picture.querySelector('.nodes').textContent)")
+
+    async def out_of_sight(self) -> list[str]:
+        """Return what does not fit into the width that it has: a part of it can be read only by scrolling aside."""
+        wide = """text => [text.parentElement, ...text.querySelectorAll('pre')]
+            .filter(part => part.scrollWidth > part.clientWidth)
+            .map(part => `${part.tagName}, ${part.scrollWidth} of ${part.clientWidth} px: ${part.innerText}`)"""
+        return await self.description.evaluate(wide)
+
+    async def choices(self, title: str) -> list[str]:
+        """Return what may be chosen under `title`."""
+        await self.field(title).click()
+        options = self.page.get_by_role("option")
+        await options.first.wait_for()
+        found = await options.all_inner_texts()
+        await self.page.keyboard.press("Escape")
+        await options.first.wait_for(state="hidden")
+        return found
+
+    async def fill(self, decision: str, **values: str) -> None:
+        """Choose the decision, and choose or write what stands under other titles, named as in TITLES."""
+        await self.page.bring_to_front()
+        await self._choose("Decision", decision)
+        for name, value in values.items():
+            title = TITLES[name]
+            if await self.field(title).get_attribute("aria-haspopup") == "listbox":
+                await self._choose(title, value)
+            else:
+                await self.field(title).fill(value)
+
+    async def submit(self) -> None:
+        """Press Resume, and see the form go."""
+        await self.page.bring_to_front()
+        await self.dialog.get_by_role("button", name="Resume", exact=True).click()
+        await self.dialog.wait_for(state="hidden")
+
+    async def submit_in_vain(self) -> str:
+        """Press Resume, see that the form stays, and return what the server found wrong."""
+        await self.dialog.get_by_role("button", name="Resume", exact=True).click()
+        said = self.page.locator("[data-sonner-toast]").first
+        await said.wait_for()
+        assert await self.dialog.is_visible()
+        return await said.inner_text()
+
+    async def see(self, name: str) -> None:
+        """Keep pictures of the form: as it opens, its whole length, the same in the dark."""
+        if self.browsing.screenshots is None:
+            return
+        await self.browsing.keep(self.page, f"{name}-1-opened")
+        usual = self.page.viewport_size
+        assert usual is not None
+        await self.description.evaluate("text => text.parentElement.scrollTo(0, 0)")
+        length = await self.description.evaluate("text => text.parentElement.scrollHeight")
+        # The dialog takes four fifths of the window's height.
+        await self.page.set_viewport_size({"width": usual["width"], "height": int((length + 250) / 0.8)})
+        for scheme in ("light", "dark"):
+            drawn = await self.description.locator("svg[id^=mermaid]").count()
+            await self.page.emulate_media(color_scheme=scheme)
+            if drawn:  # it is drawn anew
+                await self.description.locator("svg[id^=mermaid]").first.wait_for()
+            await self.browsing.keep(self.dialog, f"{name}-2-{scheme}")
+        await self.page.emulate_media(color_scheme="light")
+        await self.page.set_viewport_size(usual)
+
+    async def _choose(self, title: str, option: str) -> None:
+        await self.field(title).click()
+        await self.page.get_by_role("option", name=option, exact=True).click()

@@ -1,0 +1,149 @@
+"""`plan` as people start it: in a process of its own, without a terminal."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BOUND_SECONDS = 90.0
+LOOK_SECONDS = 0.1
+PLAN = (sys.executable, "-c", "import sys; from plan_adapter.cli.app import main; sys.exit(main())")
+
+
+async def until(condition: Callable[[], bool], what: Callable[[], str]) -> None:
+    """Return once `condition` holds; fails with `what` where it does not in time."""
+    over_at = asyncio.get_running_loop().time() + BOUND_SECONDS
+    while not condition():
+        assert asyncio.get_running_loop().time() < over_at, what()
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """A folder in which plans run, with a store of its own and the server of `server_home`."""
+
+    folder: Path
+    server_home: Path
+
+    def environment(self, **settings: str) -> dict[str, str]:
+        """The environment of a person who has a local server already."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_API_", "PLAN_ADAPTER_"))}
+        store = f"sqlite:///{self.folder / 'plans.db'}"
+        return {**kept, "PLAN_ADAPTER_HOME": str(self.server_home), "PLAN_ADAPTER_DATABASE_URL": store, **settings}
+
+    def run(self, document: str, **settings: str) -> "RunningPlan":
+        """Start `plan run` of `document`."""
+        path = self.write("plan.yaml", document)
+        out, err = self.folder / "stdout", self.folder / "stderr"
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            command = [*PLAN, "run", str(path), "--json"]
+            process = subprocess.Popen(
+                command, cwd=self.folder, env=self.environment(**settings), stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
+            )
+        return RunningPlan(process, out, err)
+
+    def write(self, name: str, text: str) -> Path:
+        """Write a file."""
+        path = self.folder / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    async def plan(self, *arguments: str, **settings: str) -> "Said":
+        """Run another command of `plan` to its end."""
+        process = await asyncio.create_subprocess_exec(
+            *PLAN,
+            *arguments,
+            cwd=self.folder,
+            env=self.environment(**settings),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        out, err = await asyncio.wait_for(process.communicate(), BOUND_SECONDS)
+        assert process.returncode is not None
+        return Said(process.returncode, out.decode(), err.decode())
+
+    def has(self, name: str) -> bool:
+        """Whether a step has made the file `name`."""
+        return (self.folder / name).exists()
+
+    async def until_there_is(self, name: str, running: "RunningPlan") -> None:
+        """Return once a step has made the file `name`."""
+        await until(lambda: self.has(name), lambda: f"no {name}; {running.told}")
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command ended with."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[Any]:
+        """The JSON Lines of stdout."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+@dataclass(frozen=True)
+class RunningPlan:
+    """A `plan run --json` that is under way."""
+
+    process: "subprocess.Popen[bytes]"
+    stdout: Path
+    stderr: Path
+
+    @property
+    def told(self) -> str:
+        """Everything that it has written so far."""
+        return f"exit code {self.process.poll()}\n{self.stderr.read_text('utf-8')}\n{self.stdout.read_text('utf-8')[-4000:]}"
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The whole lines of stdout so far."""
+        text = self.stdout.read_text("utf-8")
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+    async def link(self) -> str:
+        """The link that a person follows: that of the run's page in Prefect's UI."""
+
+        def found() -> list[str]:
+            return [word for word in self.stderr.read_text("utf-8").split() if "/runs/flow-run/" in word]
+
+        await until(lambda: bool(found()) or self.process.poll() is not None, lambda: self.told)
+        assert found(), self.told
+        return found()[0]
+
+    async def gate(self, *, step: str | None = None) -> dict[str, Any]:
+        """The event of the gate of the plan, or of `step`, once it is open."""
+
+        def opened() -> list[dict[str, Any]]:
+            return [event for event in self.events if event.get("event") == "gate_opened" and event["gate"]["step"] == step]
+
+        await until(lambda: bool(opened()) or self.process.poll() is not None, lambda: self.told)
+        assert opened(), self.told
+        return opened()[-1]["gate"]
+
+    async def end(self) -> tuple[int, dict[str, Any]]:
+        """The exit code and the run as it ended."""
+        await until(lambda: self.process.poll() is not None, lambda: self.told)
+        assert self.process.returncode is not None
+        assert self.events, self.told
+        return self.process.returncode, self.events[-1]
+
+    async def stop(self) -> None:
+        """End the process, if it has not ended by itself."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            with suppress(AssertionError):
+                await until(lambda: self.process.poll() is not None, lambda: "")
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()

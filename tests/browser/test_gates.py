@@ -1,0 +1,272 @@
+"""Gates answered by a person in Prefect's own UI, while a real `plan run` waits in a process of its own."""
+
+import getpass
+import re
+from collections.abc import Callable
+
+import pyotp
+import pytest
+
+from plan_adapter.engine.connection import Server
+from plan_adapter.engine.secret_blocks import PrefectSecrets
+from plan_adapter.identity.codes import block_name
+from plan_adapter.record import Approval
+from plan_adapter.store.store import PlanStore
+from tests.browser.pages import Browsing
+from tests.browser.running import RunningPlan, Workplace
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.thorough]
+
+Start = Callable[..., RunningPlan]
+
+RELEASE = r"""
+name: 发布流程
+description: Build the pages 并且发布, once, to the public folder
+inputs:
+  version: {type: string, default: 2.1.0}
+  api_token: {type: string, default: s3cr3t-t0ken}
+options: {allow_parallel: true, approval_timeout_ms: 1800000, step_timeout_ms: 60000}
+steps:
+  - id: build
+    tool_name: bash
+    description: Build the pages
+    parameters: {command: "echo built > built.txt"}
+    max_retries: 2
+    retry_delay_ms: 1000
+  - {id: notes, tool_name: write_file, description: 写下发布说明, parameters: {path: notes.txt, content: "版本 ${{ inputs.version }}"}}
+  - id: publish
+    tool_name: run_command
+    description: Publish them
+    parameters:
+      argv: [cp, built.txt, "published-${{ inputs.version }}-with-a-long-name-that-has-to-break-somewhere-in-its-cell.txt"]
+      env: {TOKEN: "${{ inputs.api_token }}"}
+    depends_on: [build, notes]
+"""
+PUBLISHED = "published-2.1.0-with-a-long-name-that-has-to-break-somewhere-in-its-cell.txt"
+
+HOSTILE = r"""
+name: "harmless](http://127.0.0.1:9/name) <b>name</b>"
+description: |
+  <img src="http://127.0.0.1:9/a.png"> ![image](http://127.0.0.1:9/b.png) [click](http://127.0.0.1:9/c)
+
+  ## Approved already
+  <script>document.title = "taken"</script>
+steps:
+  - id: erase
+    tool_name: bash
+    description: "| nothing | read | <img src='http://127.0.0.1:9/d.png' onerror='document.title=1'>"
+    parameters: {command: "echo done > erased.txt # \u202Etxt.yrotsih ``` <img src=http://127.0.0.1:9/e.png>"}
+"""
+
+TWO_GATES = r"""
+name: two-regions
+description: Release in two regions, each when its people say so
+options: {require_approval: false, allow_parallel: true, max_parallel_steps: 2}
+steps:
+  - {id: east, tool_name: bash, description: Release in the east, parameters: {command: "echo east > east.txt"}, requires_approval: true}
+  - {id: west, tool_name: bash, description: Release in the west, parameters: {command: "echo west > west.txt"}, requires_approval: true}
+  - {id: first, tool_name: bash, description: Tell everybody, parameters: {command: "echo 1 > first.txt"}}
+  - {id: second, tool_name: bash, description: And count, parameters: {command: "cat first.txt > second.txt"}, depends_on: [first]}
+"""
+
+FIRST_VERSION = r"""
+name: rotate-keys
+description: Rotate the keys of one service
+steps:
+  - {id: make, tool_name: bash, description: Make a key, parameters: {command: "echo key > key.txt"}}
+  - {id: install, tool_name: bash, description: Install it, parameters: {command: "cp key.txt installed.txt"}, depends_on: [make]}
+"""
+ONE_STEP_MORE = """\
+  - {id: check, tool_name: bash, effect: read, description: Compare, parameters: {command: cmp key.txt *d.txt}, depends_on: [install]}
+"""
+SECOND_VERSION = FIRST_VERSION.replace("cp key.txt", "test -s key.txt && cp key.txt") + ONE_STEP_MORE
+
+
+async def approvals(workplace: Workplace, run_id: str) -> list[Approval]:
+    """The answers that were recorded for a run, the oldest first."""
+    store = PlanStore(f"sqlite:///{workplace.folder / 'plans.db'}")
+    try:
+        return await store.approvals(run_id)
+    finally:
+        await store.close()
+
+
+def joined(text: str) -> str:
+    """The text without what long words are broken with."""
+    return re.sub(r"[\s↩]", "", text)
+
+
+async def test_a_plan_is_read_in_its_form_and_approved_and_runs(start: Start, browsing: Browsing, workplace: Workplace) -> None:
+    plan = start(RELEASE)
+    page = await browsing.open_run(await plan.link())
+    await page.until_state("Paused")
+    gate = await plan.gate()
+    await page.see("plan-0-page")
+    form = await page.open_form()
+    [picture] = await form.pictures()
+    await form.see("plan")
+    assert await form.out_of_sight() == []
+
+    said = await form.text()
+    assert "Build the pages 并且发布, once, to the public folder" in said
+    assert gate["digest"] in joined(said)
+    assert all(step in picture for step in ("build", "notes", "publish"))
+    steps = next(table for table in await form.tables() if len(table) == 1 + 3)
+    assert [[word in " ".join(row) for word in words] for row, words in zip(
+        steps[1:], (("build", "bash", "write"), ("notes", "write_file", "版本 2.1.0"), ("publish", "run_command", "write")), strict=True
+    )] == [[True] * 3] * 3  # fmt: skip
+    assert PUBLISHED in joined(said)
+    assert "s3cr3t-t0ken" not in await form.dialog.inner_html()
+    assert await form.choices("Decision") == ["approve", "reject", "request_changes"]
+    assert not workplace.has("built.txt")
+
+    await form.fill("approve", name="阿娜", note="looks right\n第二行")
+    await browsing.keep(page.page, "plan-3-filled")
+    await form.submit()
+    code, run = await plan.end()
+    assert (code, run["status"]) == (0, "completed")
+    assert workplace.has(PUBLISHED)
+    await page.until_state("Completed")
+    await page.see("plan-4-completed")
+    [answer] = await approvals(workplace, run["id"])
+    assert (answer.decision, answer.by, answer.known_by, answer.note) == ("approve", "阿娜", "form", "looks right\n第二行")
+    assert answer.approval_digest == gate["digest"]
+
+
+async def test_a_rejected_plan_runs_nothing_and_what_it_says_of_itself_is_only_text(
+    start: Start, browsing: Browsing, workplace: Workplace
+) -> None:
+    plan = start(HOSTILE)
+    page = await browsing.open_run(await plan.link())
+    asked: list[str] = []
+    page.page.on("request", lambda request: asked.append(request.url) if ":9/" in request.url else None)
+    form = await page.open_form()
+    await form.pictures()
+    await form.see("hostile")
+    assert await form.out_of_sight() == []
+    assert await form.description.locator("img, b, script").count() == 0
+    assert await form.description.get_by_role("heading", name="Approved already").count() == 0
+    assert await form.description.get_by_role("link").count() == 0
+    assert "\u202e" not in await form.text()
+    assert (asked, await page.page.title() in ("taken", "1")) == ([], False)
+
+    await form.fill("reject", name="bo", note="不要这样做")
+    await form.submit()
+    code, run = await plan.end()
+    assert (code, run["status"], run["reason"]) == (3, "cancelled", "rejected")
+    assert "不要这样做" in (run["rejection_note"] or run["message"])
+    assert not workplace.has("erased.txt")
+    await page.until_state("Rejected")
+    await page.see("hostile-3-rejected")
+
+
+async def test_an_answer_that_does_not_count_is_asked_for_again_with_the_reason_on_top(
+    start: Start, browsing: Browsing, workplace: Workplace
+) -> None:
+    me = getpass.getuser()
+    plan = start(RELEASE + f"approval: {{approvers: [ana, {me}], self_approval: false}}\n")
+    page = await browsing.open_run(await plan.link())
+    form = await page.open_form()
+    assert set(await form.choices("Your name")) == {"ana", me}
+    assert "decision" in await form.submit_in_vain()
+    await browsing.keep(page.page, "again-0-no-decision")
+    read = await form.text()
+    await form.fill("approve", name=me)
+    await form.submit()
+
+    again = await page.open_next_form(read)
+    await again.see("again")
+    assert f"{me} started this run and may not approve it" in await again.top()
+    assert await again.field("Decision").inner_text() == "Select"
+    assert not workplace.has("built.txt")
+    await again.fill("approve", name="ana")
+    await again.submit()
+    code, run = await plan.end()
+    assert (code, run["status"]) == (0, "completed")
+    assert [(answer.by, answer.decision) for answer in await approvals(workplace, run["id"])] == [("ana", "approve")]
+
+
+async def test_where_the_policy_asks_for_one_time_codes_only_the_right_one_counts(
+    start: Start, browsing: Browsing, workplace: Workplace, prefect_server: Server
+) -> None:
+    secret = pyotp.random_base32()
+    await PrefectSecrets().keep_secret(block_name("ana-of-the-browser"), secret)
+    plan = start(FIRST_VERSION + "approval: {approvers: [ana-of-the-browser], known_by: [totp]}\n")
+    page = await browsing.open_run(await plan.link())
+    form = await page.open_form()
+    read = await form.text()
+    code = pyotp.TOTP(secret).now()
+    wrong = str((int(code) + 1) % 1_000_000).zfill(6)
+    await form.fill("approve", name="ana-of-the-browser", code=wrong)
+    await form.see("code")
+    await form.submit()
+
+    again = await page.open_next_form(read)
+    await browsing.keep(page.page, "code-3-again")
+    assert "code" in await again.top()
+    await again.fill("approve", name="ana-of-the-browser", code=pyotp.TOTP(secret).now())
+    await again.submit()
+    assert (await plan.end())[0] == 0
+    run_id = plan.events[-1]["id"]
+    assert [answer.known_by for answer in await approvals(workplace, run_id)] == ["totp"]
+
+
+async def test_two_steps_that_wait_are_answered_on_pages_of_their_own_while_another_branch_goes_on(
+    start: Start, browsing: Browsing, workplace: Workplace
+) -> None:
+    plan = start(TWO_GATES)
+    page = await browsing.open_run(await plan.link())
+    await plan.gate(step="east")
+    await plan.gate(step="west")
+    await workplace.until_there_is("second.txt", plan)
+    east, west = await page.open_gate_of("east"), await page.open_gate_of("west")
+    await page.see("steps-0-both-wait")
+    east_form, west_form = await east.open_form(), await west.open_form()
+    await east_form.see("steps-east")
+    assert ("echo east" in await east_form.text(), "echo west" in await west_form.text()) == (True, True)
+    assert (workplace.has("east.txt"), workplace.has("west.txt")) == (False, False)
+
+    await west_form.fill("approve", name="ana")
+    await west_form.submit()
+    await workplace.until_there_is("west.txt", plan)
+    await west.until_state("Approved")
+    await west.see("steps-3-approved")
+    assert not workplace.has("east.txt")
+    await east.until_state("Paused")
+    await east_form.fill("approve", name="bo")
+    await east_form.submit()
+    code, run = await plan.end()
+    assert (code, workplace.has("east.txt")) == (0, True)
+    await page.until_state("Completed")
+    await page.see("steps-4-completed")
+    of_steps = {(answer.step_id, answer.by) for answer in await approvals(workplace, run["id"]) if answer.step_id is not None}
+    assert of_steps == {("east", "bo"), ("west", "ana")}
+
+
+async def test_changes_that_are_asked_for_come_as_a_new_version_whose_form_shows_them(
+    start: Start, browsing: Browsing, workplace: Workplace
+) -> None:
+    plan = start(FIRST_VERSION)
+    page = await browsing.open_run(await plan.link())
+    run_id = (await plan.gate())["run_id"]
+    form = await page.open_form()
+    read = await form.text()
+    await form.fill("request_changes", name="ana", note="check the key 先检查")
+    await form.submit()
+
+    noted = await page.open_next_form(read)
+    assert "check the key 先检查" in await noted.top()
+    await noted.see("changes-note")
+
+    revised = await workplace.plan("revise", run_id, str(workplace.write("second.yaml", SECOND_VERSION)))
+    assert revised.code == 0, revised.err
+    changed = await page.open_next_form(await noted.text())
+    await changed.see("changes-diff")
+    said = await changed.text()
+    assert ("check" in said, "test -s key.txt" in said) == (True, True)
+    assert not workplace.has("key.txt")
+    await changed.fill("approve", name="ana")
+    await changed.submit()
+    code, run = await plan.end()
+    assert (code, run["status"], [step["id"] for step in run["steps"]]) == (0, "completed", ["make", "install", "check"])
+    assert workplace.has("installed.txt")

@@ -1,0 +1,309 @@
+"""`plan gates`, `approve`, `reject`, `revise` without a server: real commands, one after the other, on one store."""
+
+import asyncio
+import json
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plan_adapter.approval import os_user
+from plan_adapter.plan import new_id
+from plan_adapter.record import Gate, GateRules
+from plan_adapter.store.store import PlanStore
+from tests.cli.conftest import Plan, Said
+from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document, step
+
+ME = os_user()
+
+
+def waiting(plan: Plan, **fields: Any) -> str:
+    """The id of a run that waits at its gate, with nobody there."""
+    said = plan("run", document(GREET, **{**NEEDS_APPROVAL, **fields}), "--offline", "--json", *TOOLS)
+    assert said.code == 6, said.err
+    return said.run["id"]
+
+
+def resumed(plan: Plan, run_id: str) -> Said:
+    return plan("resume", run_id, "--offline", "--json", *TOOLS)
+
+
+def test_what_waits_is_listed_newest_first_with_all_that_an_answer_needs(plan: Plan) -> None:
+    first = waiting(plan)
+    second = waiting(
+        plan,
+        approval={"approvers": ["ana", "bo"], "known_by": ["ssh_signature"]},
+        options={"require_approval": True, "approval_timeout_ms": 600_000},
+    )
+    listed = plan("gates", "--json").lines
+    assert [gate["run_id"] for gate in listed] == [second, first]
+    assert (listed[0]["approvers"], listed[0]["known_by"], listed[0]["attended"]) == (["ana", "bo"], ["ssh_signature"], False)
+    assert (listed[1]["step"], listed[1]["expires_at"], listed[1]["link"]) == (None, None, None)
+    head, *rows = plan("gates").out.splitlines()
+    assert head.split() == ["RUN", "PLAN", "STEP", "SINCE", "UNTIL", "WHO", "MAY", "WAITS"]
+    assert rows[0].split()[0] == second
+    assert re.search(r" in (10 min|9 min 5\d s) ", rows[0])
+    assert "ana, bo, by ssh_signature" in rows[0]
+    assert "nobody: plan resume" in rows[0]
+    assert len(plan("gates", "--json", "--limit", "1").lines) == 1
+
+
+def test_nothing_waits_at_first(plan: Plan) -> None:
+    said = plan("gates")
+    assert (said.code, said.out, said.err) == (0, "", "nothing waits for an answer\n")
+
+
+def test_an_approved_run_goes_on_when_it_is_resumed(plan: Plan) -> None:
+    run_id = waiting(plan)
+    said = plan("approve", run_id[:-2], "--note", "看过了")
+    assert said.code == 0
+    assert said.out == f"approved 试运行, by {ME} (os_user): run {run_id}\n"
+    assert "**greet**" in said.err
+    assert "approval digest: `" in said.err
+    assert "cannot be undone" in said.err.casefold()
+    assert f"`plan resume {run_id}` goes on" in said.err
+    assert plan("gates", "--json").lines == []
+    done = resumed(plan, run_id)
+    assert (done.code, done.run["status"], done.run["approved_by"]) == (0, "completed", ME)
+
+
+def test_show_prints_all_and_answers_nothing(plan: Plan) -> None:
+    run_id = waiting(plan)
+    said = plan("approve", run_id, "--show")
+    assert (said.code, "Asked: may exactly this plan run?" in said.out) == (0, True)
+    assert len(plan("gates", "--json").lines) == 1
+
+
+def test_a_rejection_ends_a_run_that_nobody_waits_for(plan: Plan) -> None:
+    run_id = waiting(plan)
+    said = plan("reject", run_id, "--note", "不行", "--json")
+    assert (said.code, said.run["decision"], said.run["by"], said.run["known_by"]) == (0, "reject", ME, "os_user")
+    run = plan("show", run_id, "--json").run
+    assert (run["status"], run["reason"], run["rejection_note"]) == ("cancelled", "rejected", "不行")
+
+
+def test_a_second_answer_is_refused_with_the_first_one(plan: Plan) -> None:
+    run_id = waiting(plan)
+    assert plan("approve", run_id).code == 0
+    said = plan("reject", run_id)
+    assert said.code == 2
+    assert f"{ME} answered at" in said.err
+    assert said.err.splitlines()[0].endswith(f": approve; `plan resume {run_id}` goes on")
+
+
+def test_who_may_not_answer_is_told_who_may(plan: Plan) -> None:
+    run_id = waiting(plan, approval={"approvers": ["ana"], "self_approval": False})
+    said = plan("approve", run_id, "--json")
+    assert (said.code, said.lines) == (2, [{"error": "usage", "message": f"{ME} may not answer here: ana may"}])
+    assert len(plan("gates", "--json").lines) == 1
+
+
+def test_yes_ends_with_3_where_the_policy_does_not_take_it_and_the_run_goes_on_waiting(plan: Plan) -> None:
+    path = document(GREET, **NEEDS_APPROVAL, approval={"self_approval": False})
+    said = plan("run", path, "--offline", "--yes", *TOOLS)
+    assert said.code == 3
+    assert "may not approve it; somebody else must" in said.err
+    (gate,) = plan("gates", "--json").lines
+    assert f"`plan approve {gate['run_id']}`" in said.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "say which run: `plan gates` lists what waits"),
+        (("0000000",), "no run has the id `0000000`"),
+        (("RUN", "--step", "nope"), "has no step `nope`; steps: greet"),
+        (("RUN", "--by", "ana"), "--by is a name without proof"),
+        (("RUN", "--until", "2030-01-01"), "go with --standing PLAN"),
+        (("RUN", "--step", "a", "--step", "b"), "give --step once"),
+        (("RUN", "--code", "123456"), "one-time codes need a Prefect server"),
+    ],
+    ids=["no run", "unknown", "no step", "by", "until", "two steps", "code"],
+)
+def test_what_cannot_be_answered_is_a_usage_error(plan: Plan, arguments: tuple[str, ...], message: str) -> None:
+    run_id = waiting(plan)
+    said = plan("approve", *(run_id if word == "RUN" else word for word in arguments))
+    assert said.code == 2
+    assert message in said.err
+
+
+def test_who_looks_at_a_run_that_waits_is_told_at_what_since_when_and_what_to_type(plan: Plan) -> None:
+    run_id = waiting(plan, options={"require_approval": True, "approval_timeout_ms": 600_000})
+    said = plan("show", run_id)
+    assert re.search(r"\*\*waits for an approval of the plan\*\* since .* \(.* s\), until .* \(in .* min.*\); no process waits", said.out)
+    assert f"`plan approve {run_id}` gives it, then `plan resume {run_id}` goes on; `plan gates` lists all that waits" in said.err
+    assert "pending_approval (no process waits)" in plan("runs").out
+    assert [gate["step"] for gate in plan("show", run_id, "--json").run["gates"]] == [None]
+
+
+def test_an_answer_with_which_no_process_goes_on_is_told(plan: Plan) -> None:
+    run_id = waiting(plan)
+    plan("approve", run_id, "--note", "看过了")
+    said = plan("show", run_id)
+    assert re.search(rf"- approved by {ME} \(os_user\) at .*: 看过了", said.out)
+    assert said.err == f"it was answered, and no process goes on with it: `plan resume {run_id}` does\n"
+    assert "pending_approval (approved, no process goes on)" in plan("runs").out
+    assert "看过了" in plan("show", run_id, "--json").run["approvals"][0]["note"]
+
+
+def test_a_run_that_somebody_wants_changed_says_so_wherever_it_is_met(plan: Plan) -> None:
+    run_id = waiting(plan)
+    plan("reject", run_id, "--changes", "--note", "greet everybody")
+    both = f"`plan revise {run_id} FILE` puts a new version in its place, `plan resume {run_id}` asks about this one again"
+    assert "greet everybody" in plan("show", run_id).out
+    assert "changes requested, no process goes on" in plan("runs").out
+    for arguments in (("show", run_id), ("approve", run_id), ("resume", run_id, "--detach", "--offline", *TOOLS)):
+        assert both in plan(*arguments).err
+
+
+def test_the_doctor_looks_at_the_allowed_signers(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "ok  PLAN_ADAPTER_ALLOWED_SIGNERS names no file" in plan("doctor").out
+    allowed = tmp_path / "allowed"
+    monkeypatch.setenv("PLAN_ADAPTER_ALLOWED_SIGNERS", str(allowed))
+    assert f"BAD the file of allowed signers {allowed} cannot be read: No such file" in plan("doctor").out
+    allowed.write_text("# nobody yet\n")
+    assert f"BAD file of allowed signers {allowed}: 0 keys" in plan("doctor").out
+    allowed.write_text("ana ssh-ed25519 AAAA\n")
+    assert f"ok  file of allowed signers {allowed}: 1 key\n" in plan("doctor").out
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "BAD there is no `ssh-keygen`" in plan("doctor").out
+
+
+def test_a_request_for_changes_says_what_and_how_the_new_version_comes(plan: Plan) -> None:
+    run_id = waiting(plan)
+    assert "--changes needs --note" in plan("reject", run_id, "--changes").err
+    said = plan("reject", run_id, "--changes", "--note", "greet everybody")
+    assert said.code == 0
+    assert f"`plan revise {run_id} FILE`" in said.err
+    assert plan("show", run_id, "--json").run["status"] == "pending_approval"
+
+
+def test_a_revision_shows_what_it_changes_and_is_asked_about_anew(plan: Plan) -> None:
+    run_id = waiting(plan)
+    loud = step("loud", "write_and_wait", effect="write")
+    path = document(step("greet", "greet", parameters={"who": "大家"}), loud, **NEEDS_APPROVAL)
+    said = plan("revise", run_id, path, *TOOLS, "--note", "as you wish")
+    assert said.code == 0, said.err
+    assert said.out.splitlines() == [
+        "what the new version changes (2 places):",
+        "+ step loud is new (write_and_wait)",
+        "~ greet.parameters.who: 世界 → 大家",
+        f"run {run_id} has the new version: pending_approval",
+    ]
+    assert f"`plan approve {run_id}`" in said.err
+    (gate,) = plan("gates", "--json").lines
+    assert gate["run_id"] == run_id
+    assert "What changed" in plan("approve", run_id, "--show").out
+    again = plan("revise", run_id, path, *TOOLS)
+    assert (again.code, "nothing would change" in again.err) == (2, True)
+
+
+def test_a_raised_effect_is_told_first_and_loud(plan: Plan) -> None:
+    run_id = waiting(plan, steps=[{**GREET, "effect": "read"}])
+    said = plan("revise", run_id, document({**GREET, "effect": "write"}, **NEEDS_APPROVAL), *TOOLS, "--json")
+    assert said.run["changes"] == ["! EFFECT RAISED: step greet read → write"]
+
+
+def test_a_revision_is_a_file_or_an_edit(plan: Plan) -> None:
+    run_id = waiting(plan)
+    assert "give the new version as a file, or --edit" in plan("revise", run_id).err
+    assert "--edit needs a terminal" in plan("revise", run_id, "--edit").err
+
+
+def test_a_gate_that_nobody_waits_at_expires_when_it_is_listed(plan: Plan) -> None:
+    run_id = waiting(plan, options={"require_approval": True, "approval_timeout_ms": 1})
+    assert plan("gates", "--json").lines == []
+    run = plan("show", run_id, "--json").run
+    assert (run["status"], run["reason"]) == ("cancelled", "expired")
+    said = plan("approve", run_id)
+    assert (said.code, "nobody answered until" in said.err) == (2, True)
+
+
+async def open_many(count: int) -> None:
+    """Open gates of as many steps of one run that executes."""
+    async with PlanStore() as store:
+        (run, *_) = await store.runs()
+        rules = GateRules(approvers=("ana", "bo"), requested_by="me")
+        gate = Gate("", run.id, None, None, "d" * 64, run.name, "说明", "text\n" * 200, rules, opened_at=run.created_at)
+        for number in range(count):
+            await store.open_gate(replace(gate, id=new_id(), step_id=f"step-{number}"), timeout_ms=60_000)
+
+
+def test_a_thousand_open_gates_are_listed(plan: Plan) -> None:
+    waiting(plan)
+    asyncio.run(open_many(999))
+    for arguments in (("--json",), ()):
+        said = plan("gates", "--limit", "2000", *arguments)
+        assert (said.code, len(said.out.splitlines())) == (0, 1000 + (not arguments))
+
+
+@pytest.fixture
+def signer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Ana's key, which counts, as the one that is signed with."""
+    key = tmp_path / "ana"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(key)], check=True)
+    allowed = tmp_path / "allowed"
+    allowed.write_text(f"ana {key.with_suffix('.pub').read_text()}")
+    monkeypatch.setenv("PLAN_ADAPTER_ALLOWED_SIGNERS", str(allowed))
+    monkeypatch.setenv("PLAN_ADAPTER_SIGNING_KEY", str(key))
+    return key
+
+
+@pytest.mark.usefixtures("signer")
+def test_a_signed_answer_is_ones_own_under_any_account(plan: Plan) -> None:
+    run_id = waiting(plan, approval={"approvers": ["ana"], "known_by": ["ssh_signature"]})
+    assert "may not answer here" in plan("approve", run_id, "--sign").err
+    assert "not of bo" in plan("reject", waiting(plan), "--sign", "--by", "bo").err
+    said = plan("approve", run_id, "--sign", "--by", "ana", "--json")
+    assert (said.code, said.run["by"], said.run["known_by"]) == (0, "ana", "ssh_signature")
+    assert resumed(plan, run_id).run["approved_by"] == "ana"
+
+
+STANDING = ("--schedule", "试运行/nightly", "--until", "2099-12-31", "--runs", "3", "--input", "who=[a-z]+", "--step", "greet", *TOOLS)
+BY_INPUT = step("greet", "greet", parameters={"who": "${{ inputs.who }}"})
+
+
+def test_a_standing_approval_is_given_listed_and_revoked(plan: Plan) -> None:
+    path = document(BY_INPUT, inputs={"who": {"type": "string"}}, **NEEDS_APPROVAL)
+    said = plan("approve", "--standing", path, *STANDING, "--json")
+    assert said.code == 0, said.err
+    standing = said.run
+    assert (standing["max_runs"], standing["runs_left"], standing["schedules"]) == (3, 3, ["试运行/nightly"])
+    assert (standing["inputs"], standing["steps"], standing["by"]) == ({"who": "[a-z]+"}, ["greet"], ME)
+    assert plan("gates", "--standing", "--json").lines == [standing]
+    row = plan("gates", "--standing").out.splitlines()[1]
+    assert "3 runs of 3" in row
+    revoked = plan("reject", "--standing", standing["id"][:-1])
+    assert revoked.out.startswith(f"standing approval {standing['id']} of 试运行 is revoked, by {ME}")
+    assert plan("gates", "--standing", "--json").lines == []
+
+
+def test_every_reason_why_a_standing_approval_makes_no_sense_is_told(plan: Plan) -> None:
+    path = document(BY_INPUT, inputs={"who": {"type": "string"}}, **NEEDS_APPROVAL)
+    said = plan("approve", "--standing", path, "--step", "nope", *TOOLS)
+    assert said.code == 2
+    for words in ("no end", "names no schedule", "no run would be covered", "no step is called `nope`"):
+        assert words in said.err
+    assert "write a day" in plan("approve", "--standing", path, "--schedule", "a/b", "--until", "soon", *TOOLS).err
+
+
+@pytest.mark.usefixtures("signer")
+def test_a_standing_approval_may_be_a_signed_file_beside_the_plan(plan: Plan) -> None:
+    path = document(BY_INPUT, inputs={"who": {"type": "string"}}, **NEEDS_APPROVAL)
+    assert "nobody's word: add --sign" in plan("approve", "--standing", path, *STANDING, "--file").err
+    said = plan("approve", "--standing", path, *STANDING, "--file", "--sign", "--by", "ana")
+    assert said.code == 0, said.err
+    assert "runbook_digest" in Path("计划.approval.yaml").read_text(encoding="utf-8")
+    assert Path("计划.approval.yaml.sig").read_text().startswith("-----BEGIN SSH SIGNATURE-----")
+    assert plan("gates", "--standing", "--json").lines == []
+
+
+def test_gates_are_shown_in_json_events(plan: Plan) -> None:
+    said = plan("run", document(GREET, **NEEDS_APPROVAL), "--offline", "--yes", "--json", *TOOLS)
+    opened, answered = (line for line in said.lines if line.get("event") in ("gate_opened", "gate_answered"))
+    assert (opened["gate"]["step"], opened["gate"]["end"], answered["gate"]["end"]) == (None, None, "answered")
+    assert answered["message"] == f"approved by {ME} (os_user): --yes"
+    assert json.loads(said.out.splitlines()[-1])["status"] == "completed"

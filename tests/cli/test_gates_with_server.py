@@ -1,0 +1,159 @@
+"""Gates of runs on a Prefect server: the form beside the terminal, answers through the API alone, one-time codes, ends by signals."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from pyotp.totp import TOTP
+
+from plan_adapter.approval import os_user
+from plan_adapter.engine.connection import Server
+from tests.cli.conftest import Plan, Said
+from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document
+from tests.cli.test_terminal import BOUND_SECONDS, PLAN, Terminal, environment, terminals
+
+__all__ = ["terminals"]
+
+pytestmark = [pytest.mark.usefixtures("prefect_server"), pytest.mark.thorough]
+
+Laptop: TypeAlias = Callable[..., Said]
+
+
+@pytest.fixture
+def laptop(plan: Plan, tmp_path: Path) -> Laptop:
+    """Runs `plan …` as on a machine that has Prefect's API and no store."""
+
+    def call(*arguments: str) -> Said:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PLAN_ADAPTER_HOME", str(tmp_path / "laptop"))
+            return plan(*arguments)
+
+    return call
+
+
+class Waiting:
+    """`plan run` in a pipe, which has come to its gate."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+        assert process.stderr is not None
+        self.told: list[str] = []
+        for line in process.stderr:
+            self.told.append(line.rstrip())
+            if "`plan approve " in line:
+                break
+        self.run_id = self.told[-1].partition("`plan approve ")[2].partition("`")[0].split()[0]
+
+    def end(self) -> tuple[int, str]:
+        """Return the exit code and stdout."""
+        out, err = self.process.communicate(timeout=BOUND_SECONDS)
+        assert "Traceback" not in err, err
+        return self.process.returncode, out
+
+
+@contextmanager
+def waiting(path: Path) -> Generator[Waiting]:
+    """`plan run` of a document, without a terminal; killed if the test fails."""
+    command, pipe = [*PLAN, "run", str(path), *TOOLS], subprocess.PIPE
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=environment()) as process:
+        try:
+            yield Waiting(process)
+        finally:
+            process.kill()
+
+
+def shown_form(laptop: Laptop, run_id: str) -> dict[str, Any]:
+    """The form of a run, once Prefect shows it, by a machine without the store."""
+    deadline = time.monotonic() + BOUND_SECONDS
+    while time.monotonic() < deadline:
+        said = laptop("gates", "--json")
+        assert said.code == 0, said.err
+        for form in said.lines:
+            if form["run_id"] == run_id:
+                return form
+    pytest.fail("no form was shown")
+
+
+def test_a_run_without_a_terminal_says_how_it_is_answered_and_the_api_alone_proves_no_os_user(
+    plan: Plan, laptop: Laptop, prefect_server: Server
+) -> None:
+    with waiting(document(GREET, **NEEDS_APPROVAL, approval={"known_by": ["os_user"]})) as run:
+        assert run.told[-3] == "plan: waits for an approval"
+        assert str(prefect_server.ui_url) in run.told[-2]
+        assert run.told[-1] == f"answer in the form on that page, or with `plan approve {run.run_id}`"
+        shown_form(laptop, run.run_id)
+        refused = laptop("approve", run.run_id, "--api")
+        assert refused.code == 2
+        assert f"the run does not take this answer: {os_user()} is known by form only" in refused.err
+        answered = plan("approve", run.run_id, "--note", "好")
+        assert answered.code == 0, answered.err
+        assert "the process that waits for it goes on at once" in answered.err
+        code, out = run.end()
+    assert (code, "completed" in out) == (0, True)
+
+
+def test_a_machine_that_has_only_prefects_api_ends_the_question_at_the_terminal(terminals: list[Terminal], laptop: Laptop) -> None:
+    terminal = Terminal("run", document(GREET, **NEEDS_APPROVAL), *TOOLS)
+    terminals.append(terminal)
+    terminal.wait_for("[?] ")
+    run_id = terminal.shown.partition("`plan approve ")[2].partition("`")[0]
+    form = shown_form(laptop, run_id)
+    assert form["flow_run_id"] in form["link"]
+    answered = laptop("reject", form["flow_run_id"], "--api", "--note", "不行")
+    assert answered.code == 0, answered.err
+    assert "the run has the answer, and verifies it" in answered.err
+    assert terminal.end() == 3
+    assert f"plan: rejected by {os_user()} (form): 不行" in terminal.shown
+    late = laptop("approve", run_id, "--api")
+    assert (late.code, "no form waits for an answer" in late.err) == (2, True)
+
+
+def test_an_end_of_the_input_leaves_the_answer_to_others_and_ctrl_c_cancels_the_run(terminals: list[Terminal], plan: Plan) -> None:
+    terminal = Terminal("run", document(GREET, **NEEDS_APPROVAL), *TOOLS)
+    terminals.append(terminal)
+    terminal.wait_for("[?] ")
+    terminal.type("\x04")
+    terminal.wait_for("the form and `plan approve` still answer")
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.end() == 130
+    assert "Traceback" not in terminal.shown
+    run = plan("runs", "--json").run
+    assert (run["status"], "Ctrl-C" in run["message"]) == ("cancelled", True)
+
+
+@pytest.mark.parametrize(("options", "place"), [(NEEDS_APPROVAL, "plan"), ({}, "greet")], ids=["plan", "step"])
+def test_a_termination_at_a_gate_cancels_the_run_without_a_traceback(
+    plan: Plan, laptop: Laptop, options: dict[str, Any], place: str
+) -> None:
+    with waiting(document({**GREET, "requires_approval": place == "greet"}, **options)) as run:
+        assert f"{place}: waits for an approval" in run.told
+        shown_form(laptop, run.run_id)  # the flow run that shows it has begun, and with it Prefect's own handler of the signal
+        run.process.send_signal(signal.SIGTERM)
+        code, _ = run.end()
+    assert code == 130
+    ended = plan("show", run.run_id, "--json").run
+    assert (ended["status"], "SIGTERM" in ended["message"]) == ("cancelled", True)
+    assert plan("gates", "--json").lines == []
+
+
+def test_a_one_time_code_proves_who_answers_and_counts_once(plan: Plan) -> None:
+    enrolled = plan("approve", "--enroll", os_user())
+    assert enrolled.code == 0, enrolled.err
+    (uri,) = enrolled.out.splitlines()
+    secret = parse_qs(urlsplit(uri).query)["secret"][0]
+    assert secret not in enrolled.err
+    path = document(GREET, **NEEDS_APPROVAL, approval={"known_by": ["totp"]})
+    first, second = (plan("run", path, *TOOLS, "--detach", "--json").run["id"] for _ in "12")
+    without = plan("approve", first)
+    assert (without.code, "needs totp" in without.err) == (2, True)
+    code = TOTP(secret).now()
+    answered = plan("approve", first, "--code", code, "--json")
+    assert (answered.code, answered.run["known_by"]) == (0, "totp")
+    again = plan("approve", second, "--code", code)
+    assert (again.code, "was used before" in again.err) == (2, True)

@@ -1,0 +1,211 @@
+"""The automations that tell people of open gates, on the real server, with a real endpoint that is told."""
+
+import contextlib
+import json
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
+from prefect.blocks.system import Secret
+from prefect.client.orchestration import get_client
+from prefect.events import emit_event
+from prefect.events.schemas.automations import Automation
+from pydantic import SecretStr
+
+from deployments.automations import FOLDER, main, read
+
+NAMES = ["plan-gate-opened", "plan-gate-unanswered"]
+FILES = sorted(FOLDER.glob("*.yaml"))
+LEAST_MINUTES = "0.1667"
+"""Prefect's ten seconds."""
+
+pytestmark = pytest.mark.thorough
+
+
+class Endpoint:
+    """An HTTP endpoint on loopback that keeps what it is told."""
+
+    def __init__(self) -> None:
+        """Begin to listen."""
+        told: queue.Queue[dict[str, Any]] = queue.Queue()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                told.put(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+                self.send_response(204)
+                self.end_headers()
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Say nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/told"
+        self._told = told
+        self._seen: list[dict[str, Any]] = []
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def about(self, plan: str) -> list[dict[str, Any]]:
+        """What has been told about `plan` until now."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._seen.append(self._told.get_nowait())
+        return [told for told in self._seen if plan in told["subject"]]
+
+    def wait_for(self, plan: str, *, count: int = 1, seconds: float = 60.0) -> list[dict[str, Any]]:
+        """Return what is told about `plan` once there are `count` notifications."""
+        end = time.monotonic() + seconds
+        while len(told := self.about(plan)) < count:
+            assert time.monotonic() < end, f"{len(told)} of {count} notifications about {plan} came in {seconds} s"
+            with contextlib.suppress(queue.Empty):
+                self._seen.append(self._told.get(timeout=1.0))
+        return told
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    endpoint = Endpoint()
+    yield endpoint
+    endpoint.server.shutdown()
+    endpoint.server.server_close()
+
+
+@pytest.fixture
+def block(endpoint: Endpoint, prefect_server: object) -> Iterator[str]:
+    """A notification block whose text names a secret, as `type/name`; it and the automations are gone afterwards."""
+    name = f"told-{uuid4().hex[:8]}"
+    webhook = CustomWebhookNotificationBlock(
+        name="told",
+        url=endpoint.url,
+        json_data={"subject": "{{subject}}", "body": "{{body}}", "text": "{{token}} {{body}} {{subject}}"},
+        secrets={"token": "hunter2"},  # type: ignore[arg-type]
+    )
+    webhook.save(name)
+    yield f"custom-webhook/{name}"
+    with get_client(sync_client=True) as client:
+        for automation in applied():
+            client.delete_automation(automation.id)
+    CustomWebhookNotificationBlock.delete(name)
+
+
+def applied() -> list[Automation]:
+    """The automations of these names that are on the server."""
+    with get_client(sync_client=True) as client:
+        return [found for name in NAMES for found in client.read_automations_by_name(name)]
+
+
+def emit(what: str, gate: str, **payload: Any) -> None:
+    """Say that something happened at `gate`, with all that the engine says with it."""
+    known = dict.fromkeys(["link", "plan", "step", "age_seconds", "digest", "by", "decision", "note"]) | payload
+    assert emit_event(f"plan.gate.{what}", resource={"prefect.resource.id": f"plan.gate.{gate}"}, payload=known)
+
+
+def test_applying_twice_leaves_two_automations_with_what_was_said_last(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--block", block]) == 0
+    assert capsys.readouterr().out == "created plan-gate-opened\ncreated plan-gate-unanswered\n"
+    first = applied()
+    assert main(["--block", block, block, "--after", "45"]) == 0
+    assert capsys.readouterr().out == "updated plan-gate-opened\nupdated plan-gate-unanswered\n"
+    second = applied()
+    assert [found.id for found in second] == [found.id for found in first]
+    assert [len(found.actions) for found in second] == [1, 1]
+    assert [found.trigger.within for found in first] == [timedelta(0), timedelta(minutes=30)]  # pyright: ignore[reportAttributeAccessIssue]
+    assert [found.trigger.within for found in second] == [timedelta(0), timedelta(minutes=45)]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_an_automation_that_somebody_switched_off_stays_off(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--block", block]) == 0
+    with get_client(sync_client=True) as client:
+        client.pause_automation(applied()[1].id)
+    capsys.readouterr()
+    assert main(["--block", block]) == 0
+    assert capsys.readouterr().out == "updated plan-gate-opened\nupdated plan-gate-unanswered (it is switched off, and stays so)\n"
+    assert [found.enabled for found in applied()] == [True, False]
+
+
+def test_a_gate_that_opens_is_told_with_its_link_and_nothing_of_its_text_is_evaluated(block: str, endpoint: Endpoint) -> None:
+    assert main(["--block", block]) == 0
+    plan = f"重启 {uuid4().hex}"
+    emit("opened", uuid4().hex, plan=plan, link="http://127.0.0.1:4200/v2/runs/flow-run/1", digest="0123456789abcdef", age_seconds=0.2)
+    (told,) = endpoint.wait_for(plan)
+    assert told["subject"] == f"Approval needed: {plan}"
+    assert told["body"].splitlines() == [
+        f"The plan {plan} waits for an approval.",
+        "Read it and answer: http://127.0.0.1:4200/v2/runs/flow-run/1",
+        "Digest: 0123456789ab",
+    ]
+
+    evil = f"{uuid4().hex} {{{{ 7 * 7 }}}} {{% raw %}} {{{{token}}}} <!channel> @here\n[x](http://evil.invalid)"
+    step = "</td><script>{{ event.id }}"
+    emit("opened", uuid4().hex, plan=evil, step=step, link="javascript:alert(1)", age_seconds=7200)
+    (told,) = endpoint.wait_for(evil[:32])
+    assert told["subject"].startswith(
+        f"Approval needed: {evil[:32]} ｛｛ 7 * 7 ｝｝ ｛% raw %｝ ｛｛token｝｝ ＜!channel＞ ＠here ［x］(http：//evil.invalid)"
+    )
+    assert told["body"].splitlines()[1:] == [
+        "It has waited for 2 hours already.",
+        "`plan gates` lists it; `plan approve` and `plan reject` answer it.",
+    ]
+    assert "the step ＜/td＞＜script＞｛｛ event.id ｝｝ of the plan" in told["body"].lower()
+    assert told["text"].count("hunter2") == 1  # the block's own, and not where the plan named it
+
+
+def test_only_a_gate_that_is_still_open_after_the_time_is_told_again(block: str, endpoint: Endpoint) -> None:
+    assert main(["--block", block, "--after", LEAST_MINUTES]) == 0
+    answered, expired, waiting = (f"{word} {uuid4().hex}" for word in ("answered", "expired", "waiting"))
+    gates = {plan: uuid4().hex for plan in (answered, expired, waiting)}
+    for plan in (answered, expired, waiting):
+        emit("opened", gates[plan], plan=plan, step="restart", link="https://plans.example/1", age_seconds=0)
+        endpoint.wait_for(plan)
+    emit("answered", gates[answered], plan=answered, by="ana", decision="approve")
+    emit("expired", gates[expired], plan=expired)
+
+    _, reminder = endpoint.wait_for(waiting, count=2)
+
+    assert reminder["subject"] == f"Still waiting for an approval: {waiting}, step restart"
+    first, second = reminder["body"].splitlines()
+    assert first.startswith(f"The step restart of the plan {waiting} has waited for an approval for 1")
+    assert first.endswith(" seconds.")
+    assert second == "Read it and answer: https://plans.example/1"
+    # Their times were over before that of the gate that was reminded of.
+    assert [len(endpoint.about(plan)) for plan in (answered, expired)] == [1, 1]
+
+
+def test_an_unknown_block_is_refused_with_those_that_there_are(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Secret(value=SecretStr("no notification")).save("oncall", overwrite=True)
+    for name in ("slack-webhook/oncall", "secret/oncall", "", "\x1b[31m"):
+        assert main(["--block", name]) == 1
+        said = capsys.readouterr().err
+        assert said.startswith(f"no notification block is called `{name}`: ".replace("\x1b", "\\x1b"))
+        assert block in said
+    assert main(["--block", block[:-1]]) == 1
+    assert capsys.readouterr().err == f"no notification block is called `{block[:-1]}`: did you mean `{block}`?\n"
+    Secret.delete("oncall")
+    assert applied() == []
+
+
+@pytest.mark.parametrize("minutes", ["0", "0.1", "-1", "nan", "inf", "1e9", "soon"])
+def test_a_time_that_no_reminder_can_have_is_refused(minutes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--block", "a/b", f"--after={minutes}"])
+    assert ended.value.code == 2
+    assert "minutes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_each_file_is_what_prefect_creates_automations_from(path: Path) -> None:
+    from prefect.client.schemas.objects import BlockDocument
+    from prefect.server.events.schemas.automations import AutomationCreate
+
+    chat, mail = (BlockDocument.model_construct(id=uuid4()) for _ in range(2))
+    automation = read(path, [chat, mail], after=timedelta(minutes=30))
+    created = AutomationCreate.model_validate(automation.model_dump(mode="json"))  # it compiles the templates
+    assert created.name in NAMES
+    assert [getattr(action, "block_document_id", None) for action in created.actions] == [chat.id, mail.id]

@@ -1,0 +1,207 @@
+"""Support for the tests of gates: `AskedGate`, an open gate whose row is a plain object, and clients that answer at it."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import UUID
+
+from prefect import get_client
+from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.responses import OrchestrationResult
+
+from plan_adapter.approval import answer_to, refusal
+from plan_adapter.plan import new_id
+from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, GateEnd, GateRules
+
+WAIT_SECONDS = 30.0
+GOOD: dict[str, Any] = {"decision": "approve", "approver": "ana", "note": "looks right"}
+
+
+def request_of(
+    *, step_id: str | None = None, rules: GateRules | None = None, text: str = "# Deploy\n\n| step | tool |\n|---|---|\n| a | b |\n"
+) -> ApprovalRequest:
+    """A request for an approval of a plan, or of a step."""
+    return ApprovalRequest(
+        approval_digest="d" * 64,
+        name="deploy",
+        description="Deploys.",
+        text=text,
+        run_id=new_id(),
+        step_id=step_id,
+        gate_id=new_id(),
+        opened_at=datetime.now(UTC),
+        rules=rules or GateRules(),
+    )
+
+
+@dataclass
+class AskedGate:
+    """An open gate without a store. Implements `approval.Asking`."""
+
+    request: ApprovalRequest
+    answers: list[Answer] = field(default_factory=list[Answer])
+    openings: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    approval: Approval | None = None
+    check: Callable[[Answer], str | None] | None = None
+    submitted: list[float] = field(default_factory=list[float])
+
+    def __post_init__(self) -> None:
+        """Open it."""
+        self.closed: asyncio.Future[Gate] = asyncio.get_running_loop().create_future()
+        self.changed = asyncio.Condition()
+
+    @property
+    def gate(self) -> Gate:
+        """The row as it is now."""
+        asked = self.request
+        flow_run_id, keyset = self.openings[-1] if self.openings else (None, None)
+        return Gate(
+            id=asked.gate_id or "",
+            run_id=asked.run_id or "",
+            step_id=asked.step_id,
+            item=asked.item,
+            approval_digest=asked.approval_digest,
+            name=asked.name,
+            description=asked.description,
+            text=asked.text,
+            rules=asked.rules,
+            opened_at=asked.opened_at or datetime.now(UTC),
+            flow_run_id=flow_run_id,
+            keyset=keyset,
+            openings=len(self.openings),
+        )
+
+    async def submit(self, answer: Answer) -> str | None:
+        """Take `answer` if it fits the rules."""
+        self.submitted.append(asyncio.get_running_loop().time())
+        self.answers.append(answer)
+        if self.closed.done():
+            return None
+        wrong = (
+            self.check(answer)
+            if self.check
+            else refusal(self.request.rules, by=answer.by, known_by=answer.channel, decision=answer.decision)
+        )
+        if wrong is None:
+            self.approval = answer_to(self.request, decision=answer.decision, by=answer.by, known_by=answer.channel, note=answer.note)
+            self.close("answered")
+        return wrong
+
+    async def shown(self, *, flow_run_id: str, keyset: str) -> None:
+        """Note where the form is."""
+        async with self.changed:
+            self.openings.append((flow_run_id, keyset))
+            self.changed.notify_all()
+
+    def close(self, end: GateEnd) -> None:
+        """Close the row."""
+        if not self.closed.done():
+            self.closed.set_result(replace(self.gate, closed_at=datetime.now(UTC), end=end))
+
+    async def answered_by(self, by: str) -> None:
+        """Close the row by an approval that came from elsewhere."""
+        self.approval = answer_to(self.request, decision="approve", by=by, known_by="os_user")
+        self.close("answered")
+
+    async def approval_of(self, gate_id: str) -> Approval | None:
+        """The answer, as the store gives it."""
+        assert gate_id == self.request.gate_id
+        return self.approval
+
+    async def opening(self, number: int = 1) -> UUID:
+        """Wait until the form is shown for the `number`th time; its flow run."""
+        async with asyncio.timeout(WAIT_SECONDS), self.changed:
+            await self.changed.wait_for(lambda: len(self.openings) >= number)
+            return UUID(self.openings[number - 1][0])
+
+
+async def resume(flow_run_id: UUID, run_input: dict[str, Any] | None) -> OrchestrationResult[Any]:
+    """Answer in the form of `flow_run_id`, as the UI does."""
+    async with get_client() as client:
+        return await client.resume_flow_run(flow_run_id, run_input=run_input)
+
+
+async def flow_run(flow_run_id: UUID) -> FlowRun:
+    """The flow run as the server has it."""
+    async with get_client() as client:
+        return await client.read_flow_run(flow_run_id)
+
+
+async def states(flow_run_id: UUID) -> list[str]:
+    """The names of the states that the flow run was in."""
+    async with get_client() as client:
+        return [state.name or "" for state in await client.read_flow_run_states(flow_run_id)]
+
+
+async def form_text(flow_run_id: UUID, keyset: str) -> str:
+    """The description above the form."""
+    from prefect.input import aread_flow_run_input
+
+    return await aread_flow_run_input(f"{keyset}-description", flow_run_id=flow_run_id)
+
+
+class Door:
+    """A way to a server that can be shut for a while; `url` stays the same. In a thread, as Prefect also asks its server synchronously."""
+
+    def __init__(self, api_url: str) -> None:
+        """Lead to `api_url`, once open."""
+        self._behind = urlsplit(api_url)
+        self._port = 0
+        self._server: asyncio.Server | None = None
+        self._open = set[asyncio.StreamWriter]()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """The API behind the door."""
+        return f"http://127.0.0.1:{self._port}{self._behind.path}"
+
+    async def open(self) -> None:
+        """Let requests through."""
+        await self._there(self._start())
+
+    async def shut(self) -> None:
+        """Refuse new connections and break those that there are."""
+        await self._there(self._stop())
+
+    async def end(self) -> None:
+        """Shut it for good."""
+        await self.shut()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        await asyncio.to_thread(self._thread.join)
+
+    async def _there(self, work: Coroutine[Any, Any, None]) -> None:
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    async def _start(self) -> None:
+        self._server = await asyncio.start_server(self._through, "127.0.0.1", self._port, reuse_address=True)
+        self._port = self._server.sockets[0].getsockname()[1]
+
+    async def _stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for writer in list(self._open):
+            writer.transport.abort()
+
+    async def _through(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server_reader, server_writer = await asyncio.open_connection(self._behind.hostname, self._behind.port)
+        self._open |= {writer, server_writer}
+        ways = [asyncio.ensure_future(_copy(reader, server_writer)), asyncio.ensure_future(_copy(server_reader, writer))]
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        writer.transport.abort()
+        server_writer.transport.abort()
+        self._open -= {writer, server_writer}
+
+
+async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await source.read(65536):
+            target.write(data)
+            await target.drain()

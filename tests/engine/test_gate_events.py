@@ -1,0 +1,125 @@
+"""What Prefect is told of gates besides their forms: events, artifacts, secrets."""
+
+import asyncio
+from datetime import UTC, datetime
+from uuid import UUID
+
+import pytest
+from prefect import Flow, get_client
+from prefect.client.schemas.filters import ArtifactFilter
+from prefect.client.schemas.objects import State
+from prefect.context import FlowRunContext
+from prefect.events.worker import EventsWorker
+from prefect.states import Completed
+
+from plan_adapter.approval import answer_to
+from plan_adapter.engine import gate_events
+from plan_adapter.engine.flow_runs import run_flow
+from plan_adapter.engine.gate_events import emit, key_of, publish_text
+from plan_adapter.engine.secret_blocks import PrefectSecrets
+from plan_adapter.plan import PlanStatus, new_id
+from plan_adapter.record import ApprovalRequest, Gate, GateRules, PlanRun
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+
+
+def run_and_gate(*, step_id: str | None = "部署") -> tuple[PlanRun, Gate]:
+    run = PlanRun(new_id(), "p", "deploy", "", "d", "a", {}, [], NOW, NOW, PlanStatus.PENDING_APPROVAL, flow_run_id=str(UUID(int=7)))
+    gate = Gate(
+        new_id(), run.id, step_id, None, "a" * 64, "deploy", "Deploys.", "# text", GateRules(), NOW, closed_at=NOW.replace(minute=1)
+    )
+    return run, gate
+
+
+async def events_of(gate: Gate) -> list[dict[str, object]]:
+    """The server's events of `gate`, once there is one."""
+    resources = {"filter": {"any_resource": {"id": [f"plan.gate.{gate.id}"]}}}
+    async with get_client() as client, asyncio.timeout(20):
+        while True:
+            found = (await client.request("POST", "/events/filter", json=resources)).json()["events"]
+            if found:
+                return found
+            await asyncio.sleep(0.1)
+
+
+async def test_an_answer_becomes_an_event_that_automations_can_use() -> None:
+    run, gate = run_and_gate()
+    answer = answer_to(
+        ApprovalRequest(gate.approval_digest, gate.name, gate.description, gate.text),
+        decision="approve",
+        by="ana\u202e",
+        known_by="totp",
+        note="ok\n" * 1000,
+    )
+    emit("answered", gate, run, link="http://ui/run", message="answered", approval=answer)
+    await asyncio.to_thread(EventsWorker.instance().wait_until_empty)
+    (event,) = await events_of(gate)
+    assert event["event"] == "plan.gate.answered"
+    assert event["resource"] == {"prefect.resource.id": f"plan.gate.{gate.id}", "prefect.resource.name": "deploy: 部署"}
+    assert {"prefect.resource.id": f"prefect.flow-run.{UUID(int=7)}", "prefect.resource.role": "flow-run"} in event["related"]  # type: ignore[operator]
+    assert event["payload"] == {
+        "link": "http://ui/run",
+        "plan": "deploy",
+        "step": "部署",
+        "item": None,
+        "run_id": run.id,
+        "age_seconds": 60,
+        "digest": "a" * 64,
+        "expires_at": None,
+        "message": "answered",
+        "decision": "approve",
+        "by": "ana\\u202e",
+        "known_by": "totp",
+        "note": ("ok " * 1000)[:500],
+    }
+
+
+async def test_an_event_that_cannot_be_sent_is_logged_and_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(gate_events, "emit_event", refuse)
+    run, gate = run_and_gate()
+    emit("opened", gate, run, link=None)
+    assert "plan.gate.opened" in caplog.text
+
+
+async def test_what_is_asked_is_an_artifact_of_the_flow_run() -> None:
+    ids = list[UUID]()
+
+    async def ask() -> State:
+        flow = FlowRunContext.get()
+        assert flow is not None and flow.flow_run is not None
+        ids.append(flow.flow_run.id)
+        await publish_text("# 部署\n", key="部署 上线", description="What would run")
+        return Completed()
+
+    await run_flow(Flow(ask, name="artifact", persist_result=False), {})
+    async with get_client() as client:
+        (artifact,) = await client.read_artifacts(artifact_filter=ArtifactFilter.model_validate({"flow_run_id": {"any_": ids}}))
+    assert (artifact.data, artifact.key, artifact.description) == ("# 部署\n", key_of("部署 上线"), "What would run")
+
+
+@pytest.mark.parametrize(
+    ("name", "beginning"), [("deploy-42", "deploy-42"), ("Deploy It", "deploy-it-"), ("部署", ""), ("a" * 500, "a" * 187 + "-")]
+)
+def test_every_name_has_a_key_of_its_own(name: str, beginning: str) -> None:
+    key = key_of(name)
+    assert key.startswith(beginning) and len(key) <= 200 and key.isascii() and key == key.lower()
+    assert key != key_of(name + "!")
+
+
+async def test_secrets_are_kept_as_blocks_that_show_nothing() -> None:
+    secrets, name = PrefectSecrets(), f"totp-{new_id()}"
+    assert await secrets.secret(name) is None
+    await secrets.keep_secret(name, "0123456789")
+    assert await secrets.secret(name) == "0123456789"
+    await secrets.keep_secret(name, "JBSWY3DPEHPK3PXP")
+    assert await secrets.secret(name) == "JBSWY3DPEHPK3PXP"
+    async with get_client() as client:
+        document = await client.read_block_document_by_name(name, "secret", include_secrets=False)
+    assert "JBSWY3DPEHPK3PXP" not in document.model_dump_json()

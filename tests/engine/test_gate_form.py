@@ -1,0 +1,106 @@
+"""The form of a gate: what its schema lets through, what of an answer is believed, how long its text may be."""
+
+from typing import Any
+
+import pytest
+from prefect.utilities.schema_tools.validation import is_valid
+
+from plan_adapter.engine.form import MAX_TEXT_CHARACTERS, NotAnAnswerError, answer_of, description_of, form_of, values_of
+from plan_adapter.record import Answer, GateRules
+from tests.engine.gates import GOOD, request_of
+
+ANY_WAY = ("ssh_signature", "totp", "os_user", "form", "unverified")
+
+
+def takes(rules: GateRules, answer: dict[str, Any]) -> bool:
+    """Whether Prefect's server lets `answer` through."""
+    return is_valid(answer, form_of(request_of(rules=rules)).model_json_schema())
+
+
+def fields(rules: GateRules) -> list[str]:
+    return list(form_of(request_of(rules=rules)).model_json_schema()["properties"])
+
+
+@pytest.mark.parametrize(
+    ("rules", "names"),
+    [
+        (GateRules(), ["decision", "approver", "note"]),
+        (GateRules(known_by=("form",)), ["decision", "approver", "note"]),
+        (GateRules(known_by=("totp",)), ["decision", "approver", "code", "note"]),
+        (GateRules(known_by=ANY_WAY), ["decision", "approver", "code", "signature", "note"]),
+    ],
+)
+def test_only_what_applies_is_asked(rules: GateRules, names: list[str]) -> None:
+    assert fields(rules) == names
+
+
+@pytest.mark.parametrize(
+    ("rules", "more", "taken"),
+    [
+        pytest.param(GateRules(known_by=("totp",)), {}, False, id="no code where it is the only way"),
+        pytest.param(GateRules(known_by=("totp",)), {"code": "12345"}, False, id="five digits"),
+        pytest.param(GateRules(known_by=("totp",)), {"code": "123456"}, True, id="six digits"),
+        pytest.param(GateRules(known_by=("totp", "form")), {}, True, id="no code where there is another way"),
+        pytest.param(GateRules(known_by=("totp", "form")), {"code": ""}, True, id="an empty code where there is another way"),
+        pytest.param(GateRules(known_by=("totp", "form")), {"code": "abcdef"}, False, id="letters"),
+        pytest.param(GateRules(known_by=("ssh_signature",)), {}, False, id="no signature where it is the only way"),
+        pytest.param(GateRules(known_by=("ssh_signature",)), {"signature": ""}, False, id="an empty one where it is the only way"),
+        pytest.param(GateRules(known_by=("ssh_signature",)), {"signature": "-----BEGIN"}, True, id="a signature"),
+        pytest.param(GateRules(approvers=("bo",)), {}, False, id="somebody else"),
+        pytest.param(GateRules(approvers=("安娜", "ana")), {}, True, id="who may"),
+        pytest.param(GateRules(approvers=()), {}, True, id="nobody may: the gate itself says so"),
+        pytest.param(GateRules(approvers=tuple(f"u{n}" for n in range(51))), {}, True, id="too many to list: the gate itself says so"),
+    ],
+)
+def test_the_rules_stand_in_the_schema(rules: GateRules, more: dict[str, Any], taken: bool) -> None:
+    assert takes(rules, {**GOOD, **more}) is taken
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (None, "empty"),
+        ({}, "empty"),
+        ([], "empty"),
+        ("approve", "empty"),
+        ({"approver": "ana"}, "decision is missing"),
+        ({**GOOD, "decision": None}, "decision is missing"),
+        ({**GOOD, "decision": "Approve"}, "decision is missing"),
+        ({**GOOD, "decision": True}, "`decision` is no text"),
+        ({**GOOD, "approver": ["ana"]}, "`approver` is no text"),
+        ({**GOOD, "approver": "\n"}, "name of who answers is missing"),
+        ({**GOOD, "approver": "a" * 201}, "`approver` has more than 200 characters"),
+        ({**GOOD, "note": "a" * 4001}, "`note` has more than 4000 characters"),
+        ({**GOOD, "note": {"__prefect_kind": "json"}}, "`note` is no text"),
+        ({**GOOD, "__prefect_kind": "json"}, "fields that the form does not have: __prefect_kind"),
+    ],
+)
+def test_anything_but_a_whole_answer_is_none(raw: object, why: str) -> None:
+    with pytest.raises(NotAnAnswerError, match=why):
+        answer_of(raw)
+
+
+def test_an_answer_is_read_as_it_was_written() -> None:
+    answer = Answer("request_changes", "安娜", "先排空\n再部署", channel="form", code="123456", signature="-----BEGIN")
+    assert answer_of(values_of(answer)) == answer
+    assert answer_of({"decision": "approve", "approver": " ana ", "code": ""}) == Answer("approve", "ana", channel="form")
+
+
+def test_why_an_answer_was_not_taken_stands_on_top_and_makes_no_markup() -> None:
+    text = description_of(request_of(), refused="<script>\n# no")
+    assert text.startswith("**The answer before was not taken:** \\<script> # no\n")
+
+
+def test_a_text_that_is_too_long_is_cut_before_a_step_and_says_where_the_rest_is() -> None:
+    step = "### 部署 step\n\n" + "参数 " * 200 + "\n\n```json\n" + "{}\n" * 20 + "```\n\n"
+    request = request_of(text=step * 300)
+    text = description_of(request)
+    kept, _, rest = text.partition("\n\n**Cut here: ")
+    assert len(text) < MAX_TEXT_CHARACTERS + 1000
+    assert request.text.startswith(kept) and request.text[len(kept) :].startswith("\n### 部署 step")
+    assert rest.startswith(f"{len(request.text) - len(kept)} characters more.") and f"`plan show {request.run_id}`" in rest
+
+
+def test_a_cut_within_a_code_block_closes_it() -> None:
+    text = description_of(request_of(text="````\n" + "x\n" * MAX_TEXT_CHARACTERS))
+    assert "x\n````\n\n**Cut here:" in text

@@ -1,0 +1,167 @@
+"""Forms of gates from outside of the run: found and answered by Prefect's API alone, collected later, released workers."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import UUID
+
+import pytest
+from prefect import Flow, get_client
+from prefect.client.schemas.objects import State
+from prefect.exceptions import Pause
+from prefect.input import acreate_flow_run_input
+from prefect.states import Completed, Running
+
+from plan_adapter.engine.flow_runs import run_flow
+from plan_adapter.engine.gate import ask_in_form
+from plan_adapter.engine.gate_forms import OpenForm, answer_form, collected_answer, open_forms, resume_released
+from plan_adapter.errors import NotApprovedError, RunConflictError
+from plan_adapter.record import Answer, GateRules
+from tests.engine.gates import GOOD, AskedGate, flow_run, request_of, resume
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+
+@asynccontextmanager
+async def asked(*gates: AskedGate) -> AsyncGenerator[None]:
+    """A flow run for each gate, which asks at it."""
+
+    def run(gate: AskedGate) -> "asyncio.Task[State]":
+        async def ask() -> State:
+            await ask_in_form(gate, poll_seconds=0.1)
+            return Completed()
+
+        return asyncio.create_task(run_flow(Flow(ask, name="gate", persist_result=False), {}))
+
+    running = [run(gate) for gate in gates]
+    try:
+        yield
+    finally:
+        for gate in gates:
+            gate.close("cancelled")
+        await asyncio.wait(running, timeout=20)
+
+
+async def form_at(gate: AskedGate) -> OpenForm:
+    return next(form for form in await open_forms() if form.gate_id == gate.request.gate_id)
+
+
+async def test_open_gates_are_found_and_answered_by_the_api_alone() -> None:
+    signed = GateRules(approvers=("ana", "bo"), known_by=("ssh_signature",))
+    plan, step = AskedGate(request_of()), AskedGate(request_of(step_id="部署", rules=signed))
+    step.check = lambda answer: None if answer.signature == "-----BEGIN SSH SIGNATURE-----" else "no signature"
+    async with asked(plan, step):
+        await asyncio.gather(plan.opening(), step.opening())
+        of_plan, of_step = await form_at(plan), await form_at(step)
+        assert (of_plan.name, of_plan.step_id, of_plan.known_by, of_plan.since) == ("deploy", None, None, plan.request.opened_at)
+        assert (of_step.run_id, of_step.step_id, of_step.known_by) == (step.request.run_id, "部署", ("ssh_signature",))
+        await answer_form(of_step, Answer("approve", "bo", signature="-----BEGIN SSH SIGNATURE-----"))
+        await answer_form(of_plan, Answer("reject", "ana", note="no"))
+        await asyncio.gather(plan.closed, step.closed)
+        with pytest.raises(RunConflictError, match="waits for no answer any more"):
+            await answer_form(of_plan, Answer("approve", "bo"))
+    assert [answer.signature for answer in step.answers] == ["-----BEGIN SSH SIGNATURE-----"]
+    assert not {plan.request.gate_id, step.request.gate_id} & {form.gate_id for form in await open_forms()}
+
+
+async def test_what_the_form_does_not_take_is_said_in_words() -> None:
+    gate = AskedGate(request_of(rules=GateRules(approvers=("ana",))))
+    async with asked(gate):
+        await gate.opening()
+        form = await form_at(gate)
+        with pytest.raises(RunConflictError, match="'cleo' is not one of"):
+            await answer_form(form, Answer("approve", "cleo"))
+        with pytest.raises(RunConflictError, match="takes no ssh_signature"):
+            await answer_form(form, Answer("approve", "ana", signature="x"))
+        assert gate.answers == []
+
+
+async def test_a_refusal_is_told_to_who_answers_by_the_api() -> None:
+    gate = AskedGate(request_of(rules=GateRules(self_approval=False, requested_by="ana")))
+    async with asked(gate):
+        await gate.opening()
+        await answer_form(await form_at(gate), Answer("approve", "ana"))
+        await gate.opening(2)
+        assert "may not approve it" in ((await form_at(gate)).refused or "")
+
+
+async def test_an_answer_that_nobody_waited_for_is_collected() -> None:
+    gate = AskedGate(request_of())
+
+    async def ask() -> State:
+        asker = asyncio.create_task(ask_in_form(gate, poll_seconds=60))
+        await gate.opening()
+        asker.cancel()  # as far as Prefect sees, a kill: the flow run stays Paused
+        await asyncio.wait({asker})
+        assert await collected_answer(gate.gate) is None
+        await resume(UUID(gate.openings[0][0]), GOOD)
+        assert await collected_answer(gate.gate) == Answer("approve", "ana", "looks right", channel="form")
+        gate.openings.append((gate.openings[0][0], "paused-another"))
+        assert await collected_answer(gate.gate) is None  # the answer of an earlier opening
+        return Completed()
+
+    assert (await run_flow(Flow(ask, name="gate", persist_result=False), {})).is_completed()
+
+
+async def test_what_is_no_whole_answer_is_not_collected() -> None:
+    gate = AskedGate(request_of())
+    async with asked(gate):
+        flow_run_id = await gate.opening()
+        for number, value in enumerate(({}, {"decision": "approve"}, {**GOOD, "__prefect_kind": "json"}, "approve")):
+            gate.openings.append((str(flow_run_id), f"paused-{number}"))
+            await acreate_flow_run_input(f"paused-{number}-response", value, flow_run_id=flow_run_id)
+            with pytest.raises(NotApprovedError):
+                await collected_answer(gate.gate)
+
+
+async def test_a_released_run_gives_its_worker_back_and_finds_the_answer_when_it_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = AskedGate(request_of(rules=GateRules(release=True)))
+
+    async def ask() -> State:
+        if gate.openings and (answer := await collected_answer(gate.gate)) is not None:
+            await gate.submit(answer)
+            return Completed()
+        await ask_in_form(gate, poll_seconds=0.1)
+        return Completed()
+
+    flow = Flow(ask, name="released", persist_result=False)
+    flow_run_id = await deployed(flow)
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(flow_run_id))
+    with pytest.raises(Pause):
+        await run_flow(flow, {}, flow_run_id=str(flow_run_id))
+    assert (await flow_run(flow_run_id)).state_name == "Suspended"
+    await answer_form(await form_at(gate), Answer("approve", "ana"))
+    assert (await flow_run(flow_run_id)).state_name == "Resuming"
+    assert (await run_flow(flow, {}, flow_run_id=str(flow_run_id))).is_completed()
+    assert [answer.by for answer in gate.answers] == ["ana"]
+
+
+async def test_a_released_run_is_started_again_when_its_gate_was_answered_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = AskedGate(request_of(rules=GateRules(release=True)))
+
+    async def ask() -> State:
+        await ask_in_form(gate, poll_seconds=0.1)
+        return Completed()
+
+    flow = Flow(ask, name="released", persist_result=False)
+    flow_run_id = await deployed(flow)
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(flow_run_id))
+    with pytest.raises(Pause):
+        await run_flow(flow, {}, flow_run_id=str(flow_run_id))
+    await gate.answered_by("bo")
+    assert gate.approval is not None
+    await resume_released(gate.gate, gate.approval)
+    state = (await flow_run(flow_run_id)).state
+    assert state is not None
+    assert (state.name, state.message) == ("Resuming", "approve by bo (os_user)")
+    await resume_released(gate.gate, gate.approval)  # again: nothing to do
+    async with get_client() as client:
+        await client.set_flow_run_state(flow_run_id, Running(), force=True)
+
+
+async def deployed(flow: Flow[..., Any]) -> UUID:
+    """A flow run of a deployment of `flow`, as a worker is given one."""
+    async with get_client() as client:
+        deployment_id = await client.create_deployment(flow_id=await client.create_flow(flow), name=f"d-{UUID(int=0)}")
+        return (await client.create_flow_run_from_deployment(deployment_id)).id

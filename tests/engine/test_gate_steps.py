@@ -1,0 +1,173 @@
+"""Gates of steps: each a subflow with a page and a form of its own."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from uuid import UUID
+
+import pytest
+from prefect import Flow, get_client
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.context import FlowRunContext
+from prefect.states import Cancelled, Cancelling, Completed, Running
+
+from plan_adapter.engine.flow_runs import run_flow
+from plan_adapter.engine.gate import GateCancelledError, ask_in_form
+from plan_adapter.errors import StoreError
+from plan_adapter.record import Answer
+from tests.engine.gates import GOOD, AskedGate, flow_run, request_of, resume
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+
+async def ask(gate: AskedGate) -> None:
+    await ask_in_form(gate, poll_seconds=0.1, approval_of=gate.approval_of)
+
+
+@asynccontextmanager
+async def flowing(body: Callable[[], Awaitable[State]], *gates: AskedGate) -> AsyncGenerator["asyncio.Task[State]"]:
+    """A flow run of `body`; `gates` are closed at its end."""
+
+    async def steps() -> State:
+        return await body()
+
+    running = asyncio.create_task(run_flow(Flow(steps, name="steps", persist_result=False), {}))
+    try:
+        yield running
+    finally:
+        for gate in gates:
+            gate.close("cancelled")
+        await asyncio.wait({running}, timeout=20)
+
+
+def asked(*gates: AskedGate) -> Callable[[], Awaitable[State]]:
+    async def body() -> State:
+        ends = await asyncio.gather(*map(ask, gates), return_exceptions=True)
+        cancelled = next((end for end in ends if isinstance(end, GateCancelledError)), None)
+        return Completed(message="done") if cancelled is None else Cancelled(message=cancelled.reason)
+
+    return body
+
+
+async def subflows(parent_id: UUID) -> list[FlowRun]:
+    async with get_client() as client:
+        return await client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate({"parent_flow_run_id": {"any_": [parent_id]}}))
+
+
+async def state_of(flow_run_id: UUID) -> tuple[str | None, str | None]:
+    state = (await flow_run(flow_run_id)).state
+    assert state is not None
+    return state.name, state.message
+
+
+async def test_two_gates_at_once_are_answered_each_on_its_own_page_in_the_other_order() -> None:
+    first, second = AskedGate(request_of(step_id="drain")), AskedGate(request_of(step_id="部署"))
+    async with flowing(asked(first, second), first, second) as running:
+        drain, deploy = await first.opening(), await second.opening()
+        assert drain != deploy
+        await resume(deploy, GOOD)
+        await second.closed
+        assert not first.closed.done()
+        await resume(drain, {**GOOD, "decision": "reject", "note": "not now"})
+        assert (await running).is_completed()
+    assert (first.answers[0].decision, second.answers[0].decision) == ("reject", "approve")
+    assert await state_of(drain) == ("Rejected", "Rejected by ana (form): not now")
+    assert await state_of(deploy) == ("Approved", "Approved by ana (form): looks right")
+    assert (await flow_run(deploy)).name == "approve 部署 of deploy"
+
+
+async def test_the_row_ends_the_page_of_a_step() -> None:
+    answered, expired = AskedGate(request_of(step_id="a")), AskedGate(request_of(step_id="b"))
+    async with flowing(asked(answered, expired), answered, expired) as running:
+        pages = await answered.opening(), await expired.opening()
+        await answered.answered_by("bo")
+        expired.close("expired")
+        await running
+    assert [await state_of(page) for page in pages] == [("Approved", "Approved by bo (os_user)"), ("Expired", "expired: nobody answered")]
+
+
+async def test_a_forced_state_opens_no_gate_of_a_step() -> None:
+    gate = AskedGate(request_of(step_id="a"))
+    async with flowing(asked(gate), gate) as running, get_client() as client:
+        page = await gate.opening()
+        await client.set_flow_run_state(page, Running(), force=True)
+        assert await gate.opening(2) == page
+        assert gate.answers == []
+        await resume(page, GOOD)
+        await running
+    assert (await state_of(page))[0] == "Approved"
+
+
+async def test_cancelling_the_page_of_a_step_is_raised_and_shown_as_cancelled() -> None:
+    gate = AskedGate(request_of(step_id="a"))
+    async with flowing(asked(gate), gate) as running, get_client() as client:
+        page = await gate.opening()
+        await client.set_flow_run_state(page, Cancelling(message="stop it"))
+        assert (await running).message == "stop it"
+    assert await state_of(page) == ("Cancelled", "stop it")
+
+
+async def test_what_asking_raises_comes_out_and_the_page_is_failed() -> None:
+    gate = AskedGate(request_of(step_id="a"))
+
+    def broken(_: Answer) -> str | None:
+        raise StoreError("the database is away")
+
+    gate.check = broken
+
+    async def body() -> State:
+        with pytest.raises(StoreError, match="the database is away"):
+            await ask(gate)
+        return Completed()
+
+    async with flowing(body, gate) as running:
+        page = await gate.opening()
+        await resume(page, GOOD)
+        assert (await running).is_completed()
+    assert await state_of(page) == ("Failed", "the database is away")
+
+
+async def test_stopping_the_run_ends_the_page_as_cancelled_and_never_as_crashed() -> None:
+    gate = AskedGate(request_of(step_id="a"))
+
+    async def body() -> State:
+        asker = asyncio.create_task(ask(gate))
+        await gate.opening()
+        asker.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asker
+        return Completed()
+
+    async with flowing(body, gate) as running:
+        page = await gate.opening()
+        assert (await running).is_completed()
+    assert await state_of(page) == ("Cancelled", "the run was stopped while it waited here")
+
+
+async def test_a_run_again_after_a_kill_asks_anew_and_leaves_no_page_waiting() -> None:
+    gate, ids = AskedGate(request_of(step_id="a")), list[UUID]()
+
+    async def killed() -> State:
+        flow = FlowRunContext.get()
+        assert flow is not None and flow.flow_run is not None
+        ids.append(flow.flow_run.id)
+        await ask(gate)
+        return Completed()
+
+    async def steps() -> State:
+        return await killed()
+
+    flow = Flow(steps, name="steps", persist_result=False)
+    first = asyncio.create_task(run_flow(flow, {}))
+    old = await gate.opening()
+    again = asyncio.create_task(run_flow(flow, {}, flow_run_id=str(ids[0])))
+    new = await gate.opening(2)
+    try:
+        waiting = [run.id for run in await subflows(ids[0]) if run.state_name == "Paused"]
+        assert waiting == [new]
+        assert len(gate.answers) == 0
+        print("same page:", old == new, [await state_of(run.id) for run in await subflows(ids[0])])
+    finally:
+        gate.close("cancelled")
+        await asyncio.wait({first, again}, timeout=20)

@@ -1,0 +1,276 @@
+"""Steps that wait at a gate of their own, and what goes on meanwhile."""
+
+import asyncio
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import pytest
+
+from plan_adapter.canonical import call_digest
+from plan_adapter.execution.clock import RunClock
+from plan_adapter.execution.ports import GatedCall, GateRefusal
+from plan_adapter.plan import Effect, PlanStatus, Step, StepStatus, new_id
+from plan_adapter.record import Approval, Outcome, RunReason
+from plan_adapter.tools.tool import tool
+from tests.execution.support import Execution, plan_of
+from tests.execution.test_scheduler import World
+
+
+@dataclass
+class People:
+    """Answer when they are told to. Implements `ports.StepGates`."""
+
+    asked: dict[str, GatedCall] = field(default_factory=dict)
+    answers: dict[str, asyncio.Future[Approval | GateRefusal]] = field(default_factory=dict)
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    def is_gated(self, step: Step, effect: Effect) -> bool:
+        return step.requires_approval
+
+    async def ask(self, call: GatedCall) -> Approval | GateRefusal:
+        self.asked[call.name] = call
+        self.answers[call.name] = asyncio.get_running_loop().create_future()
+        async with self.changed:
+            self.changed.notify_all()
+        return await self.answers[call.name]
+
+    async def until_asked(self, *names: str) -> None:
+        async with self.changed:
+            await self.changed.wait_for(lambda: set(names) <= set(self.asked))
+
+    def approve(self, name: str) -> Approval:
+        call = self.asked[name]
+        approval = Approval(
+            new_id(), call.approval_digest, "approve", "ana", "os_user", datetime.now(UTC), step_id=call.step.id, item=call.item
+        )
+        self.answers[name].set_result(approval)
+        return approval
+
+    def refuse(self, name: str, refusal: GateRefusal) -> None:
+        self.answers[name].set_result(refusal)
+
+
+REJECTED = GateRefusal(RunReason.REJECTED, "bo rejected it: not today")
+
+
+def gated(edges: dict[str, list[str]], *names: str, **options: object):
+    plan = plan_of(edges, **{"allow_parallel": True, **options})
+    for step in plan.steps:
+        step.requires_approval = step.id in names
+    return plan
+
+
+async def test_other_branches_go_on_while_a_step_waits_and_it_holds_no_slot():
+    world, people = World(), People()
+    plan = gated({"gate": [], "a": [], "b": ["a"]}, "gate", max_parallel_steps=1)
+    execution = Execution(plan, [world.work], gates=people)
+    going = asyncio.create_task(execution.go())
+    await world.until_begun("a", "b")
+    await people.until_asked("gate")
+    assert "gate" not in world.begun
+    people.approve("gate")
+    assert (await going).status is PlanStatus.COMPLETED
+    assert world.begun == ["a", "b", "gate"]
+
+
+async def test_the_intent_names_the_approval_and_the_digest_of_the_call_as_it_is_made():
+    world, people = World(), People()
+    plan = gated({"first": [], "second": ["first"]}, "second")
+    plan.steps[1].parameters = {"name": "${{ steps.first.result }}"}
+    execution = Execution(plan, [world.work], gates=people)
+    going = asyncio.create_task(execution.go())
+    await people.until_asked("second")
+    call = people.asked["second"]
+    assert call.parameters == {"name": "FIRST"}
+    approval = people.approve("second")
+    await going
+    ungated, intent = execution.recorder.attempts
+    assert (ungated.approval_id, ungated.approval_digest) == (None, None)
+    assert (intent.approval_id, intent.approval_digest) == (approval.id, call.approval_digest)
+    step = execution.scope.approved.bound.validated.plan.step("second")
+    assert call.approval_digest == call_digest(step, None, {"name": "FIRST"}, world.work.definition())
+    assert call.approval_digest != call_digest(step, None, {"name": "OTHER"}, world.work.definition())
+    assert call.approval_digest != call_digest(step, 0, {"name": "FIRST"}, world.work.definition())
+    assert call.approval_digest != call_digest(step, None, {"name": "FIRST"}, {**world.work.definition(), "effect": "write"})
+
+
+async def test_a_rejection_runs_nothing_further_and_the_run_is_cancelled_as_rejected():
+    world, people = World(held=("long",)), People()
+    plan = gated({"long": [], "gate": [], "after": ["gate"], "later": ["long"]}, "gate")
+    execution = Execution(plan, [world.work], gates=people)
+    going = asyncio.create_task(execution.go())
+    await people.until_asked("gate")
+    await world.until_begun("long")
+    people.refuse("gate", REJECTED)
+    world.gates["long"].set()
+    run = await going
+    assert (run.status, run.reason, run.message) == (PlanStatus.CANCELLED, RunReason.REJECTED, REJECTED.message)
+    assert world.ended == ["long"]
+    assert run.step("long").status is StepStatus.COMPLETED
+    assert run.step("gate").reason == REJECTED.message
+    assert {step.status for step in run.steps if step.id != "long"} == {StepStatus.SKIPPED}
+
+
+async def test_with_continue_on_error_a_rejection_holds_back_only_what_depends_on_it():
+    world, people = World(), People()
+    plan = gated({"gate": [], "after": ["gate"], "other": []}, "gate", continue_on_error=True)
+    execution = Execution(plan, [world.work], gates=people)
+    going = asyncio.create_task(execution.go())
+    await people.until_asked("gate")
+    people.refuse("gate", REJECTED)
+    run = await going
+    assert (run.status, run.reason) == (PlanStatus.CANCELLED, RunReason.REJECTED)
+    assert world.ended == ["other"]
+    assert run.step("after").reason == f"`gate` was skipped: {REJECTED.message}"
+
+
+async def test_a_refusal_that_does_not_end_the_run_skips_the_step_and_what_depends_on_it():
+    world, people = World(), People()
+    execution = Execution(gated({"gate": [], "after": ["gate"], "other": []}, "gate"), [world.work], gates=people)
+    going = asyncio.create_task(execution.go())
+    await people.until_asked("gate")
+    people.refuse("gate", GateRefusal(RunReason.EXPIRED, "nobody answered", ends_run=False))
+    run = await going
+    assert run.status is PlanStatus.COMPLETED
+    assert [step.status for step in run.steps] == [StepStatus.SKIPPED, StepStatus.SKIPPED, StepStatus.COMPLETED]
+
+
+async def test_a_failed_step_weighs_more_than_a_rejection():
+    world, people = World(failing=("bad",)), People()
+    plan = gated({"gate": [], "bad": []}, "gate", continue_on_error=True)
+    execution = Execution(plan, [world.work], gates=people)
+    going = asyncio.create_task(execution.go())
+    await people.until_asked("gate")
+    people.refuse("gate", REJECTED)
+    run = await going
+    assert (run.status, run.reason) == (PlanStatus.FAILED, RunReason.STEP_FAILED)
+
+
+async def test_each_item_of_a_list_has_a_gate_of_its_own():
+    world, people = World(), People()
+    plan = gated({"each": []}, "each", max_parallel_steps=1, continue_on_error=True)
+    plan.steps[0].for_each, plan.steps[0].parameters = "${{ ['x', 'y', 'z'] }}", {"name": "${{ item }}"}
+    execution = Execution(plan, [world.work], gates=people)
+    going = asyncio.create_task(execution.go())
+    await people.until_asked("each[0]", "each[1]", "each[2]")
+    assert len({call.approval_digest for call in people.asked.values()}) == 3
+    people.approve("each[2]")
+    await world.until_begun("z")
+    people.refuse("each[1]", REJECTED)
+    people.approve("each[0]")
+    run = await going
+    assert sorted(world.ended) == ["x", "z"]
+    assert run.step("each").status is StepStatus.FAILED
+    assert run.step("each").error == f"1 of 3 items were not started: {REJECTED.message}"
+
+
+async def test_what_cannot_be_called_is_not_asked_about():
+    world, people = World(), People()
+    plan = gated({"first": [], "gate": ["first"]}, "gate")
+    plan.steps[1].parameters = {"name": "${{ steps.first.result.missing }}"}
+    run = await Execution(plan, [world.work], gates=people).go()
+    assert people.asked == {}
+    assert run.step("gate").status is StepStatus.FAILED
+    assert run.reason is RunReason.STEP_FAILED
+
+
+async def test_a_failure_elsewhere_keeps_a_step_that_was_approved_afterwards_from_being_called():
+    world, people = World(failing=("bad",)), People()
+    execution = Execution(gated({"gate": [], "bad": []}, "gate"), [world.work], gates=people)
+    going = asyncio.create_task(execution.go())
+    await people.until_asked("gate")
+    await world.until_begun("bad")
+    while execution.kinds("bad")[-1:] != ["step_failed"]:
+        await asyncio.sleep(0)
+    people.approve("gate")
+    run = await going
+    assert world.begun == ["bad"]
+    assert run.step("gate").status is StepStatus.SKIPPED
+
+
+async def test_an_approved_call_is_tried_again_under_the_same_approval():
+    tries: list[str] = []
+
+    @tool(effect="read")
+    def work(name: str) -> str:
+        """Fail once."""
+        tries.append(name)
+        if len(tries) == 1:
+            raise ValueError("not yet")
+        return name
+
+    people = People()
+    plan = gated({"gate": []}, "gate")
+    plan.steps[0].max_retries = 1
+    execution = Execution(plan, [work], gates=people)
+    going = asyncio.create_task(execution.go())
+    await people.until_asked("gate")
+    approval = people.approve("gate")
+    assert (await going).status is PlanStatus.COMPLETED
+    assert [attempt.approval_id for attempt in execution.recorder.attempts] == [approval.id, approval.id]
+
+
+async def test_an_intent_that_is_refused_calls_nothing_and_fails_the_step_for_good():
+    from plan_adapter.errors import NotApprovedError
+
+    world, people = World(), People()
+    plan = gated({"gate": []}, "gate")
+    plan.steps[0].max_retries = 3
+    execution = Execution(plan, [world.work], gates=people)
+
+    async def refuse(_attempt: object) -> None:
+        raise NotApprovedError("the approval was revoked")
+
+    execution.recorder.intent = refuse  # type: ignore[method-assign]
+    going = asyncio.create_task(execution.go())
+    await people.until_asked("gate")
+    people.approve("gate")
+    run = await going
+    step = run.step("gate")
+    assert (world.begun, step.attempts, step.outcome, step.error) == ([], 0, Outcome.FAILED, "the approval was revoked")
+
+
+async def test_the_total_timeout_stands_still_while_nothing_but_gates_is_open():
+    world, people = World(), People()
+    execution = Execution(gated({"a": [], "gate": ["a"], "after": ["gate"]}, "gate", total_timeout_ms=60_000), [world.work], gates=people)
+    going = asyncio.create_task(execution.go())
+    await people.until_asked("gate")
+    clock = execution.scope.clock
+    assert clock is not None
+    assert clock.deadline is None
+    people.approve("gate")
+    await world.until_begun("after")
+    assert (await going).status is PlanStatus.COMPLETED
+
+
+async def test_the_total_timeout_goes_on_while_something_is_done_beside_the_gate():
+    world, people = World(held=("long",)), People()
+    execution = Execution(gated({"long": [], "gate": []}, "gate", total_timeout_ms=60_000), [world.work], gates=people)
+    going = asyncio.create_task(execution.go())
+    await people.until_asked("gate")
+    await world.until_begun("long")
+    clock = execution.scope.clock
+    assert clock is not None
+    assert clock.deadline is not None
+    world.gates["long"].set()
+    while clock.deadline is not None:
+        await asyncio.sleep(0)
+    people.approve("gate")
+    await going
+
+
+async def test_a_clock_spends_only_the_time_in_which_it_runs():
+    loop, spent = asyncio.get_running_loop(), asyncio.Event()
+    clock = RunClock(30.0, spent.set)
+    first = clock.deadline
+    assert first is not None
+    clock.stand_still()
+    clock.stand_still()
+    assert clock.deadline is None
+    clock.go_on()
+    assert clock.deadline == pytest.approx(loop.time() + 30.0, abs=1.0)
+    clock.end()
+    clock.go_on()
+    assert clock.deadline is None
+    RunClock(0.0, spent.set)
+    await spent.wait()

@@ -1,0 +1,124 @@
+"""Approvers of code: a function, and a policy of rules."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import plan_adapter.approvers
+from plan_adapter.approval import answer_to
+from plan_adapter.approvers import CallbackApprover, PolicyApprover, Rule
+from plan_adapter.errors import NotApprovedError
+from plan_adapter.record import Approval, ApprovalRequest, Decision, GateRules
+
+
+def request(*, name: str = "nightly-backup", step: str | None = None, by: str = "cron", digest: str = "d" * 64) -> ApprovalRequest:
+    return ApprovalRequest(
+        digest,
+        name,
+        "Back up",
+        "text",
+        run_id="run-1",
+        gate_id="gate-1",
+        step_id=step,
+        item=2 if step else None,
+        rules=GateRules(requested_by=by),
+    )
+
+
+def told(approval: Approval) -> tuple[Decision, str]:
+    return approval.decision, approval.note
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        (True, ("approve", "")),
+        (False, ("reject", "")),
+        ("approve", ("approve", "")),
+        ("reject", ("reject", "")),
+        ("request_changes", ("request_changes", "")),
+        ("维护窗口已关闭", ("reject", "维护窗口已关闭")),
+        ("Approve", ("reject", "Approve")),
+        ("", ("reject", "")),
+    ],
+)
+async def test_a_function_answers_with_what_it_returns(said: Any, answer: tuple[str, str]) -> None:
+    async def later(_: ApprovalRequest) -> Any:
+        await asyncio.sleep(0)
+        return said
+
+    assert told(await CallbackApprover(lambda _: said).ask(request())) == answer
+    assert told(await CallbackApprover(later).ask(request())) == answer
+
+
+async def test_a_functions_answer_names_the_gate_and_proves_nobody() -> None:
+    answer = await CallbackApprover(lambda asked: asked.step_id == "drain", by="bot").ask(request(step="drain"))
+    assert (answer.decision, answer.by, answer.known_by) == ("approve", "bot", "unverified")
+    assert (answer.approval_digest, answer.run_id, answer.gate_id, answer.step_id, answer.item) == ("d" * 64, "run-1", "gate-1", "drain", 2)
+
+
+async def test_a_function_may_return_an_approval_of_its_own() -> None:
+    own = answer_to(request(), decision="approve", by="ana", known_by="totp")
+    assert await CallbackApprover(lambda _: own).ask(request()) is own
+
+
+@pytest.mark.parametrize("said", [None, 1, 0, ["approve"], {"decision": "approve"}], ids=repr)
+async def test_what_is_no_answer_opens_nothing(said: Any) -> None:
+    with pytest.raises(NotApprovedError, match="gave no answer"):
+        await CallbackApprover(lambda _: said).ask(request())
+
+
+async def test_what_a_function_raises_is_raised() -> None:
+    async def broken(_: ApprovalRequest) -> bool:
+        raise ConnectionError("the chat is down")
+
+    with pytest.raises(ConnectionError):
+        await CallbackApprover(broken).ask(request())
+
+
+async def test_a_policy_without_a_rule_that_fits_rejects() -> None:
+    assert told(await PolicyApprover([]).ask(request())) == ("reject", "no rule of the policy fits")
+
+
+@pytest.mark.parametrize(
+    ("rule", "fits"),
+    [
+        (Rule(), {"plan", "step", "other"}),
+        (Rule(step=None), {"plan", "other"}),
+        (Rule(step="drain"), {"step"}),
+        (Rule(step="d*"), {"step"}),
+        (Rule(plan="nightly-*"), {"plan", "step"}),
+        (Rule(plan="Nightly-*"), set[str]()),
+        (Rule(requested_by={"cron"}), {"plan", "step"}),
+        (Rule(digests={"e" * 64}), {"other"}),
+        (Rule(digests=[]), set[str]()),
+        (Rule(when=lambda asked: asked.item == 2), {"step"}),
+        (Rule(plan="nightly-*", requested_by={"ana"}), set[str]()),
+    ],
+)
+async def test_a_rule_fits_where_all_that_it_says_is_so(rule: Rule, fits: set[str]) -> None:
+    requests = {"plan": request(), "step": request(step="drain"), "other": request(name="restart", by="ana", digest="e" * 64)}
+    assert {name for name, asked in requests.items() if rule.fits(asked)} == fits
+
+
+async def test_the_first_rule_that_fits_answers() -> None:
+    policy = PolicyApprover(
+        [Rule("reject", plan="prod-*", note="not by a machine"), Rule("approve", requested_by={"cron"})], by="night watch"
+    )
+    assert told(await policy.ask(request(name="prod-db"))) == ("reject", "not by a machine")
+    answer = await policy.ask(request())
+    assert (answer.decision, answer.by, answer.known_by) == ("approve", "night watch", "unverified")
+
+
+async def test_what_no_rule_fits_is_asked_of_another() -> None:
+    policy = PolicyApprover([Rule(plan="nightly-*")], otherwise=CallbackApprover(lambda _: "request_changes", by="ana"))
+    answer = await policy.ask(request(name="restart"))
+    assert (answer.decision, answer.by) == ("request_changes", "ana")
+
+
+def test_every_approver_is_found_by_its_name() -> None:
+    for name in plan_adapter.approvers.__all__:
+        assert getattr(plan_adapter.approvers, name).__name__ == name
+    with pytest.raises(AttributeError):
+        _ = plan_adapter.approvers.Nobody  # type: ignore[attr-defined]

@@ -1,0 +1,258 @@
+"""With one rule removed a gate does open: so the tests that it does not open see it, and each rule is needed."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import true
+
+from plan_adapter import Hooks, NotApprovedError, PlanRun, RunConflictError, approve
+from plan_adapter.plan import ApprovalPolicy
+from plan_adapter.record import Answer
+from plan_adapter.runner import execute_plan
+from plan_adapter.settings import Settings
+from tests.gates.test_attacks import standing
+from tests.gates.test_starts import SCHEDULE, start
+from tests.gates.world import FormAnswers, Says, World, another
+
+Scenario = Callable[[World], Awaitable[None]]
+
+
+async def the_approval_is_deleted_while_steps_run(world: World) -> None:
+    async def delete(run: PlanRun, _step: object) -> None:
+        await world.sql("DELETE FROM approvals WHERE run_id = :run", run=run.id)
+
+    await world.start(approver=Says(), hooks=Hooks(on_step_complete=delete))
+
+
+async def the_content_is_changed_while_steps_run(world: World) -> None:
+    async def change(run: PlanRun, _step: object) -> None:
+        await world.sql("UPDATE runs SET approval_digest = 'x' WHERE id = :run", run=run.id)
+
+    await world.start(approver=Says(), hooks=Hooks(on_step_complete=change))
+
+
+async def the_standing_approval_is_revoked_while_steps_run(world: World) -> None:
+    given = await standing(world)
+    await world.store.add_standing(given)
+
+    async def revoke(_run: PlanRun, _step: object) -> None:
+        await world.store.revoke_standing(given.id, by="bo")
+
+    await start(world, schedule=SCHEDULE, approver=Says("reject"), hooks=Hooks(on_step_complete=revoke))
+
+
+async def an_approval_of_other_inputs_is_given(world: World) -> None:
+    with suppress(NotApprovedError):
+        await start(world, approve(world.plan(), tools=world.tools(), by="ana", inputs={"target": "b"}))
+
+
+async def an_expired_approval_is_given(world: World) -> None:
+    with suppress(NotApprovedError):
+        await start(world, approve(world.plan(), tools=world.tools(), by="ana", valid_for=timedelta(seconds=-1)))
+
+
+async def an_approval_is_used_twice(world: World) -> None:
+    approval = approve(world.plan(), tools=world.tools(), by="ana")
+    await start(world, approval)
+    world.struck.clear()
+    with suppress(NotApprovedError):
+        await start(world, approval)
+
+
+async def somebody_who_may_not_approves(world: World) -> None:
+    with suppress(NotApprovedError):
+        await world.start(world.plan(policy=ApprovalPolicy(approvers=["bo"])), approver=Says(by="ana"))
+
+
+async def a_wrong_signature_is_given(world: World) -> None:
+    plan = world.plan(policy=ApprovalPolicy(known_by=["ssh_signature"]))
+    world.settings = Settings(allowed_signers=world.folder / "signers")
+    (world.folder / "signers").write_text("", encoding="utf-8")
+    form = FormAnswers((Answer("approve", "ana", signature="-----BEGIN SSH SIGNATURE-----\nx\n-----END SSH SIGNATURE-----\n"),))
+    await world.end(world.start_with_form(plan, form))
+
+
+async def an_answer_comes_after_the_gate_was_answered(world: World) -> None:
+    run, gate = await world.detached()
+    await world.answer(gate, "request_changes", by="bo")
+    await world.sql("UPDATE approvals SET gate_id = NULL")  # else the index, which allows a gate one answer, is a second rule
+    with suppress(RunConflictError):
+        await world.answer(gate)
+    with suppress(NotApprovedError):
+        await world.resume(run.id)
+
+
+async def an_answer_comes_after_the_expiry(world: World) -> None:
+    run, gate = await world.detached(world.plan(timeout_ms=60_000))
+    await world.sql("UPDATE gates SET expires_at = opened_at WHERE id = :id", id=gate.id)
+    with suppress(RunConflictError):
+        await world.answer(gate)
+    with suppress(NotApprovedError):
+        await world.resume(run.id)
+
+
+async def an_answer_is_of_other_content(world: World) -> None:
+    run, gate = await world.detached()
+    await world.sql("UPDATE gates SET approval_digest = 'x' WHERE id = :id", id=gate.id)
+    with suppress(NotApprovedError):
+        await world.answer(gate)
+    with suppress(NotApprovedError):
+        await world.resume(run.id)
+
+
+async def a_row_names_the_run_but_no_gate(world: World) -> None:
+    run, gate = await world.detached()
+    await world.store.add_approval(another(world.approval(gate), gate_id=None))
+    with suppress(NotApprovedError):
+        await world.resume(run.id)
+
+
+async def a_step_was_approved_with_other_parameters(world: World) -> None:
+    run = await _step_approved_before_a_crash(world)
+    await world.sql("UPDATE approvals SET approval_digest = 'x' WHERE step_id = 'strike'")
+    with suppress(NotApprovedError):
+        await world.resume(run.id, approver=Says("reject"))
+
+
+async def the_approval_of_a_step_was_used_in_an_earlier_start(world: World) -> None:
+    plan = world.plan(gated=True)
+    plan.steps[1].done_when = "${{ inputs.target == 'b' }}"  # never met
+    run = await world.start(plan, approver=Says())
+    world.struck.clear()
+    await world.resume(run.id, approver=Says("reject"))
+
+
+async def a_gated_step_is_called_without_being_asked_about(world: World) -> None:
+    await world.start(world.plan(gated=True), approver=Says("reject"))
+
+
+async def a_schedule_runs_with_inputs_that_are_not_covered(world: World) -> None:
+    await world.store.add_standing(await standing(world, inputs={"target": "[b-z]"}))
+    await start(world, schedule=SCHEDULE, approver=Says("reject"))
+
+
+async def a_standing_approval_is_used_up(world: World) -> None:
+    await world.store.add_standing(await standing(world, max_runs=1))
+    await start(world, schedule=SCHEDULE, approver=Says("reject"))
+    world.struck.clear()
+    await start(world, schedule=SCHEDULE, approver=Says("reject"))
+
+
+async def a_standing_approval_of_somebody_who_may_not(world: World) -> None:
+    world.settings = Settings(approvers=("bo",))
+    await world.store.add_standing(await standing(world))
+    with suppress(NotApprovedError):
+        await start(world, schedule=SCHEDULE, approver=Says("reject", by="bo"))
+
+
+async def an_approval_is_of_another_tenant(world: World) -> None:
+    from plan_adapter import PlanStore
+
+    async with PlanStore(world.url, tenant_id="others") as others:
+        await others.add_approval(approve(world.plan(), tools=world.tools(), by="ana"))
+    with suppress(NotApprovedError):
+        await execute_plan(world.bound(), occasion=world.occasion(), store=world.store, offline=True)
+
+
+async def _step_approved_before_a_crash(world: World) -> PlanRun:
+    from plan_adapter import StoreError
+    from plan_adapter.store.recorder import StoreRecorder
+    from tests.gates.test_starts import disk_full_at
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StoreRecorder, "intent", disk_full_at(StoreRecorder.intent, step="strike"))
+        with pytest.raises(StoreError):
+            await world.start(world.plan(gated=True), approver=Says())
+    return (await world.store.runs())[0]
+
+
+PERMISSION, APPROVALS, GATES = "plan_adapter.store.permission", "plan_adapter.store.approvals", "plan_adapter.store.gates"
+
+VARIANTS: dict[str, tuple[Scenario, dict[str, Any]]] = {
+    "no check in the transaction of the intent": (
+        the_approval_is_deleted_while_steps_run,
+        {f"{PERMISSION}.plan_is_approved": lambda *_: None},
+    ),
+    "digests are not compared there": (the_content_is_changed_while_steps_run, {f"{PERMISSION}.is_same_content": lambda *_: True}),
+    "a revocation is not looked at": (the_standing_approval_is_revoked_while_steps_run, {f"{PERMISSION}.why_revoked": lambda _: None}),
+    "the digest of a given approval is not compared": (
+        an_approval_of_other_inputs_is_given,
+        {
+            "plan_adapter.runs.approving.approved_plan": lambda bound, approval, now: _approved(bound, approval),
+            f"{PERMISSION}.is_same_content": lambda *_: True,
+        },
+    ),
+    "the expiry is not compared": (
+        an_expired_approval_is_given,
+        {
+            "plan_adapter.runs.approving.approved_plan": lambda bound, approval, now: _approved(bound, approval),
+            f"{APPROVALS}._is_usable": lambda _: true(),
+        },
+    ),
+    "the use is not counted": (
+        an_approval_is_used_twice,
+        {f"{APPROVALS}.use": lambda _, approval, **__: approval, f"{PERMISSION}.plan_is_approved": lambda *_: None},
+    ),
+    "the rules are not looked at": (somebody_who_may_not_approves, {"plan_adapter.runs.gates.refusal": lambda *_, **__: None}),
+    "signatures are not verified": (a_wrong_signature_is_given, {"plan_adapter.identity.known.signer": lambda *_, **__: "ana"}),
+    "a closed gate takes answers": (an_answer_comes_after_the_gate_was_answered, {f"{GATES}._is_open": true}),
+    "a gate takes answers for ever": (an_answer_comes_after_the_expiry, {f"{GATES}._is_in_time": true}),
+    "any row of the run counts": (
+        a_row_names_the_run_but_no_gate,
+        {"plan_adapter.runs.approving.is_of_run": lambda row, run: row.run_id == run.id},
+    ),
+    "the digest of a call is not compared": (
+        a_step_was_approved_with_other_parameters,
+        {
+            "plan_adapter.runs.call_gates.is_of_call": lambda row, _run, call: row.step_id == call.step.id,
+            f"{PERMISSION}.is_same_content": lambda *_: True,
+        },
+    ),
+    "the use of a call's approval is not counted": (
+        the_approval_of_a_step_was_used_in_an_earlier_start,
+        {f"{PERMISSION}.count_use": lambda *_: None, f"{PERMISSION}.is_use_left": lambda _: True},
+    ),
+    "no step is gated": (a_gated_step_is_called_without_being_asked_about, {"plan_adapter.runs.call_gates.needs_gate": lambda *_: False}),
+    "inputs of standing approvals are not compared": (
+        a_schedule_runs_with_inputs_that_are_not_covered,
+        {"plan_adapter.runs.standing.covers": lambda *_, **__: None},
+    ),
+    "uses of standing approvals are not counted": (
+        a_standing_approval_is_used_up,
+        {"plan_adapter.runs.standing.covers": lambda *_, **__: None, "plan_adapter.store.standing._is_usable": true},
+    ),
+    "standing approvals are anybody's": (
+        a_standing_approval_of_somebody_who_may_not,
+        {"plan_adapter.runs.standing.refusal": lambda *_, **__: None},
+    ),
+}
+
+
+def _approved(bound: Any, approval: Any) -> Any:
+    from plan_adapter.approval import ApprovedPlan
+
+    return ApprovedPlan(bound, replace(approval, expires_at=None))
+
+
+@pytest.mark.parametrize(("scenario", "patches"), VARIANTS.values(), ids=VARIANTS)
+async def test_a_gate_opens_where(scenario: Scenario, patches: dict[str, Any], world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, replacement in patches.items():
+        monkeypatch.setattr(name, replacement)
+    with suppress(NotApprovedError, RunConflictError):
+        await scenario(world)
+    assert world.struck
+
+
+SCENARIOS = dict.fromkeys(
+    [*(scenario for scenario, _ in VARIANTS.values()), an_answer_is_of_other_content, an_approval_is_of_another_tenant]
+)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+async def test_no_gate_opens_where(scenario: Scenario, world: World) -> None:
+    await scenario(world)
+    assert world.struck == []

@@ -1,0 +1,249 @@
+"""Corners: gates of runs that are halted, approvers that give no answer, hooks that hang, answers that nobody waited for."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from plan_adapter import Hooks, NotApprovedError, PlanRun, PlanStatus, PlanStore, RunConflictError, StepStatus, StoreError, approve
+from plan_adapter.approvers.callback import CallbackApprover
+from plan_adapter.plan import ApprovalPolicy
+from plan_adapter.record import Approval, ApprovalRequest, Gate, RunReason
+from plan_adapter.runner import arevise_run, execute_plan
+from plan_adapter.settings import Settings
+from tests.gates.test_attacks import standing
+from tests.gates.test_starts import SCHEDULE
+from tests.gates.world import Says, Silent, World
+
+BOUND_SECONDS = 15
+
+
+async def ended(going: "asyncio.Task[PlanRun]") -> PlanRun:
+    """Return how the run ended, within a bound."""
+    return await asyncio.wait_for(asyncio.shield(going), BOUND_SECONDS)
+
+
+def items_plan(world: World, **options: Any) -> Any:
+    plan = world.plan(gated=True)
+    plan.steps[1].for_each = "${{ ['a', 'b', 'c'] }}"
+    plan.steps[1].parameters = {"target": "${{ item }}"}
+    for name, value in options.items():
+        setattr(plan.options, name, value)
+    return plan
+
+
+async def gates_of_items(world: World) -> dict[int | None, Gate]:
+    await world.gate(step="strike", count=3)
+    return {gate.item: gate for gate in await world.store.gates()}
+
+
+async def test_a_rejection_of_one_item_closes_the_gates_of_the_others_and_ends_the_run(world: World) -> None:
+    going = world.start(items_plan(world))
+    gates = await gates_of_items(world)
+    await world.answer(gates[1], "reject", by="bo")
+    run = await ended(going)
+    assert (run.status, run.reason) == (PlanStatus.CANCELLED, RunReason.REJECTED)
+    assert await world.store.gates() == []
+    assert world.struck == []
+
+
+async def test_a_rejection_after_other_items_were_called_ends_the_run_as_rejected(world: World) -> None:
+    going = world.start(items_plan(world))
+    gates = await gates_of_items(world)
+    await world.answer(gates[0])
+    while not world.struck:
+        await world.store.changed(0.05)
+    await world.answer(gates[1], "reject", by="bo")
+    run = await ended(going)
+    assert (run.status, run.reason) == (PlanStatus.CANCELLED, RunReason.REJECTED)
+    assert "2 of 3 items were not started: bo rejected it" in (run.step("strike").error or "")
+    assert world.struck == ["a"]
+
+
+async def test_a_step_that_fails_closes_the_gates_of_other_branches(world: World) -> None:
+    plan = world.plan(gated=True)
+    plan.add_step("look", "Fail", {"target": "x"}, id="fails", done_when="${{ result == 'y' }}", depends_on=["look"])
+    run = await ended(world.start(plan))
+    assert (run.status, run.reason) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED)
+    assert run.step("strike").status is StepStatus.SKIPPED
+    assert await world.store.gates() == []
+
+
+GARBAGE: dict[str, Any] = {
+    "none": None,
+    "a_word": "approve",
+    "true": True,
+    "the_request_itself": ...,
+}
+
+
+@pytest.mark.parametrize("said", GARBAGE.values(), ids=GARBAGE)
+@pytest.mark.parametrize("gated", [False, True], ids=["plan", "step"])
+async def test_an_approver_that_returns_no_approval_opens_nothing_and_is_told_in_words(said: Any, gated: bool, world: World) -> None:
+    class Garbage:
+        async def ask(self, request: ApprovalRequest) -> Any:
+            return request if said is ... else said
+
+    going = world.start(world.plan(gated=gated), approver=Garbage())
+    if gated:
+        run = await ended(going)
+        assert run.reason is RunReason.REJECTED
+        assert "no approval" in (run.message or "")
+    else:
+        with pytest.raises(NotApprovedError, match="no approval"):
+            await ended(going)
+    assert world.struck == []
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["plan", "step"])
+async def test_an_approver_that_gives_the_same_approval_twice_is_told_in_words(gated: bool, world: World) -> None:
+    kept: list[Approval] = []
+
+    class Repeats:
+        async def ask(self, request: ApprovalRequest) -> Approval:
+            kept.append(world.approval(await world.store.gate(request.gate_id or "")))
+            return replace(kept[0], approval_digest=request.approval_digest)
+
+    assert (await ended(world.start(world.plan(gated=gated), approver=Repeats()))).status is PlanStatus.COMPLETED
+    going = world.start(world.plan(gated=gated), approver=Repeats())
+    if gated:
+        assert (await ended(going)).reason is RunReason.REJECTED
+    else:
+        with pytest.raises(NotApprovedError):
+            await ended(going)
+    assert world.struck == ["a"]
+
+
+async def test_an_approver_that_always_asks_for_changes_is_asked_once_about_the_same_content(world: World) -> None:
+    asked: list[str] = []
+
+    def answer(request: ApprovalRequest) -> str:
+        asked.append(request.approval_digest)
+        return "request_changes"
+
+    with pytest.raises(NotApprovedError, match="asks for changes"):
+        await ended(world.start(approver=CallbackApprover(answer)))
+    assert len(asked) == 1
+    run = (await world.store.runs())[0]
+    assert run.status is PlanStatus.PENDING_APPROVAL
+
+
+@pytest.mark.parametrize("kind", ["on_gate_open", "on_gate_answered"])
+async def test_a_hook_that_hangs_holds_up_no_answer(kind: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    from plan_adapter.runs import gates
+
+    monkeypatch.setattr(gates, "HOOK_SECONDS", 0.1)
+
+    async def hang(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    going = world.start(hooks=Hooks(**{kind: hang}))  # type: ignore[arg-type]
+    await world.answer(await world.gate())
+    assert (await ended(going)).status is PlanStatus.COMPLETED
+
+
+async def test_a_rejection_of_a_call_that_nobody_waited_for_holds_when_the_run_goes_on(world: World) -> None:
+    gate = await killed_at_the_gate(world)
+    assert gate.end is None
+    await world.answer(gate, "reject", by="bo")
+    run = await asyncio.wait_for(world.resume(gate.run_id, approver=Says()), BOUND_SECONDS)
+    assert (run.status, run.reason, world.struck) == (PlanStatus.CANCELLED, RunReason.REJECTED, [])
+
+
+async def test_after_a_new_version_a_call_that_was_rejected_is_asked_about_again(world: World) -> None:
+    plan = world.plan(gated=True)
+    run = await ended(world.start(plan, approver=Says("request_changes", by="bo", note="look twice")))
+    assert run.reason is RunReason.REJECTED
+    revised = world.plan(gated=True)
+    revised.add_step("look", "Look again", {"target": "b"}, id="again", depends_on=["look"])
+    await arevise_run(run.id, revised, tools=world.tools(), by="ana", store=world.store)
+    again = await asyncio.wait_for(world.resume(run.id, approver=Says()), BOUND_SECONDS)
+    assert (again.status, world.struck) == (PlanStatus.COMPLETED, ["a"])
+
+
+async def killed_at_the_gate(world: World) -> Gate:
+    """Return the gate of a step at which a run waited whose process was killed."""
+    doomed = replace(world, store=PlanStore(world.url), going=[])
+    going = doomed.start(world.plan(gated=True))
+    gate = await world.gate(step="strike")
+    await doomed.store.close()
+    with pytest.raises(StoreError):
+        await ended(going)
+    await world.sql("UPDATE runs SET runner = NULL WHERE id = :run", run=gate.run_id)
+    await world.sql("UPDATE gates SET holder = NULL WHERE id = :gate", gate=gate.id)
+    return await world.store.gate(gate.id)
+
+
+async def test_the_last_run_of_a_standing_approval_has_its_steps_approved_too(world: World) -> None:
+    plan = world.plan(gated=True)
+    plan.options.require_approval = True
+    bound = world.bound(plan)
+    from plan_adapter.standing.coverage import digest_of
+
+    await world.store.add_standing(await standing(world, runbook_digest=digest_of(bound.validated), steps=("strike",), max_runs=1))
+    run = await execute_plan(bound, occasion=world.occasion(Says("reject"), schedule=SCHEDULE), store=world.store, offline=True)
+    assert (run.status, world.struck) == (PlanStatus.COMPLETED, ["a"])
+
+
+async def test_who_starts_a_run_may_not_have_approved_it_beforehand_where_the_settings_say_so(world: World) -> None:
+    world.settings = Settings(allow_self_approval=False)
+    given = approve(world.plan(), tools=world.tools(), by="runner")
+    with pytest.raises(NotApprovedError, match="may not approve"):
+        await execute_plan(world.bound(), occasion=world.occasion(approval=given), store=world.store, offline=True)
+    await world.store.add_approval(given)
+    with pytest.raises(NotApprovedError, match="may not approve"):
+        await execute_plan(world.bound(), occasion=world.occasion(), store=world.store, offline=True)
+    assert world.struck == []
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["plan", "step"])
+async def test_an_answer_that_does_not_fit_the_rules_opens_nothing_however_it_came_into_the_store(gated: bool, world: World) -> None:
+    world.settings = Settings(known_by=("ssh_signature",), gate_effects=())
+    going = world.start(world.plan(gated=gated))
+    gate = await world.gate(step="strike" if gated else None)
+    await world.answer(gate, known_by="os_user")
+    if gated:
+        assert (await ended(going)).reason is RunReason.REJECTED
+    else:
+        with pytest.raises(NotApprovedError, match="needs ssh_signature"):
+            await ended(going)
+    assert world.struck == []
+
+
+async def test_a_run_that_waits_elsewhere_is_left_alone_by_a_second_resume(world: World) -> None:
+    going = world.start()
+    gate = await world.gate()
+    before = (await world.store.run(gate.run_id)).updated_at
+    await world.sql("UPDATE runs SET flow_run_id = 'f' WHERE id = :run", run=gate.run_id)
+    with pytest.raises(RunConflictError, match="waits"):
+        await world.resume(gate.run_id, approver=Silent())
+    assert (await world.store.run(gate.run_id)).updated_at == before
+    await world.answer(gate)
+    assert (await ended(going)).status is PlanStatus.COMPLETED
+
+
+async def test_a_gate_that_a_late_answer_closed_ends_its_run_as_expired(world: World) -> None:
+    from plan_adapter.runs.approving import end_expired
+
+    run, gate = await world.detached(world.plan(timeout_ms=50))
+    while await world.now() <= (gate.expires_at or gate.opened_at):
+        await asyncio.sleep(0.01)
+    with pytest.raises(RunConflictError):
+        await world.answer(gate)
+    await end_expired(world.store)
+    run = await world.store.run(run.id)
+    assert (run.status, run.reason) == (PlanStatus.CANCELLED, RunReason.EXPIRED)
+
+
+async def test_where_skip_is_the_policy_an_item_that_nobody_answers_for_stops_nothing_else(world: World) -> None:
+    plan = items_plan(world, approval_timeout_ms=1500)
+    plan.approval = ApprovalPolicy(expires="skip")
+    plan.add_step("look", "Look at something else, later", {"target": "${{ string(size(steps.look.result)) }}"}, id="other")
+    going = world.start(plan)
+    gates = await gates_of_items(world)
+    await world.answer(gates[0])
+    run = await ended(going)
+    assert world.struck == ["a"]
+    assert "2 of 3 items were not started: nobody answered" in (run.step("strike").error or "")
+    assert run.step("other").status is StepStatus.COMPLETED

@@ -1,0 +1,97 @@
+"""The picture of a plan: what the person who decides sees first, and no text of the plan can change."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plan_adapter.pictures import EDGES, mermaid
+from plan_adapter.plan import Effect, Step
+
+NODE = r's\d+(?:\["[^"]*"\]|\{\{"[^"]*"\}\}):::(?:read|idempotent_write|write)'
+LINE = re.compile(rf"  (?:{NODE}|s\d+ --> s\d+|classDef \w+ [\w#:,-]+)")
+
+
+def picture(*steps: Step, effect: Effect = "read", gated: tuple[str, ...] = (), limit: int = 60) -> str:
+    """The picture of `steps`, which all have `effect`."""
+    reduced = {step.id: tuple(step.depends_on) for step in steps}
+    return mermaid(steps, reduced, effects={step.id: effect for step in steps}, gated=gated, limit=limit)
+
+
+def nodes(text: str) -> list[str]:
+    """The lines of the nodes."""
+    return re.findall(rf"^  ({NODE})$", text, re.MULTILINE)
+
+
+def test_a_plan_is_drawn_as_its_steps_and_what_they_wait_for() -> None:
+    check = Step(id="check", tool_name="http_get", description="It answers")
+    restart = Step(id="restart", tool_name="run_command", description="重启服务", depends_on=["check"])
+    drawn = mermaid(
+        [check, restart], {"check": (), "restart": ("check",)}, effects={"check": "read", "restart": "write"}, gated=["restart"]
+    )
+    assert drawn.splitlines() == [
+        "flowchart TD",
+        '  s1["check<br/>It answers"]:::read',
+        '  s2{{"restart<br/>重启服务"}}:::write',
+        "  s1 --> s2",
+        "  classDef read fill:#e3eefb,stroke:#3b6ea5,color:#10263d",
+        "  classDef idempotent_write fill:#fdf0d0,stroke:#b07a10,color:#3d2a05",
+        "  classDef write fill:#fbdcd8,stroke:#b3261e,color:#410e0b,stroke-width:3px",
+    ]
+
+
+# Each was rendered with Mermaid as UI V2 ships it.
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ('"]; click s1 href "javascript:x"', "#34;#93;#59; click s1 href #34;javascript#58;#8288;x#34;"),
+        ("%%{init: {}}%%", "#37;#37;#123;init#58;#8288; #123;#125;#125;#37;#37;"),
+        ("<img src=x>", "#60;img src#61;x#62;"),
+        ("1. first", "1#46; first"),
+        ("end", "end"),
+        ("$$x$$", "#36;#8288;#36;#8288;x#36;#8288;#36;#8288;"),
+        ("fa:fa-car", "fa#58;#8288;fa#45;car"),
+        (r"a\nb", "a#92;#8288;nb"),
+        ("`a` **b** _c_", "#96;a#96; #42;#42;b#42;#42; #95;c#95;"),
+        ("two\nlines\u202e", "two lines#92;#8288;u202e"),
+        ("ﬂ°°35¶ß", "#92;#8288;ufb02#176;#176;35#92;#8288;u00b6ß"),
+        ("#35;", "#35;35#59;"),
+        ("x" * 41, "x" * 39 + "#8230;"),
+    ],
+)
+def test_a_label_is_shown_as_it_is_written_and_read_as_nothing_else(text: str, label: str) -> None:
+    assert nodes(picture(Step(id="a", tool_name="t", description=text))) == [f's1["a<br/>{label}"]:::read']
+
+
+@given(st.lists(st.text(), min_size=1, max_size=8))
+def test_no_text_makes_a_line_or_a_node_of_its_own(texts: list[str]) -> None:
+    steps = [Step(id=f"s{number}", tool_name="t", description=text) for number, text in enumerate(texts)]
+    first, *lines = picture(*steps).split("\n")
+    assert first == "flowchart TD"
+    assert all(LINE.fullmatch(line) for line in lines)
+    assert len(lines) == len(steps) + 3
+
+
+def test_a_large_plan_is_drawn_by_wave() -> None:
+    steps = [Step(id=f"s{number}", tool_name="t", depends_on=[f"s{number - 40}"] if number >= 40 else []) for number in range(80)]
+    drawn = picture(*steps, effect="write", gated=("s41",))
+    assert nodes(drawn) == [
+        's1["wave 1 #183; 40 steps<br/>s0<br/>#8230; 39 more"]:::write',
+        's2{{"wave 2 #183; 40 steps<br/>s40<br/>#8230; 39 more"}}:::write',
+    ]
+    assert "  s1 --> s2" in drawn
+
+
+def test_of_a_long_chain_the_ends_are_drawn() -> None:
+    steps = [Step(id=f"s{number}", tool_name="t", depends_on=[f"s{number - 1}"] if number else []) for number in range(1000)]
+    drawn = nodes(picture(*steps, limit=10))
+    assert len(drawn) == 10
+    assert [node for node in drawn if "more" in node] == ['s7["waves 7 to 997 #183; 991 steps<br/>s6<br/>#8230; 990 more"]:::read']
+
+
+def test_a_plan_with_more_lines_than_mermaid_draws_is_drawn_by_wave() -> None:
+    above = [Step(id=f"a{number}", tool_name="t") for number in range(20)]
+    below = [Step(id=f"b{number}", tool_name="t", depends_on=[step.id for step in above]) for number in range(20)]
+    assert len(above) * len(below) > EDGES
+    assert len(nodes(picture(*above, *below))) == 2

@@ -1,0 +1,258 @@
+"""Which runs a standing approval covers: exactly the content, the inputs, the schedules and the time that it names."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plan_adapter.errors import InvalidPlanError
+from plan_adapter.plan import ExecutionPlan, Input
+from plan_adapter.record import StandingApproval
+from plan_adapter.standing import covers, covers_step, digest_of, standing_of
+from plan_adapter.standing.coverage import fits
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate
+from tests.validation.builders import TOOLS, plan, push, step
+
+NOW = datetime(2026, 6, 1, tzinfo=UTC)
+SCHEDULE = "backup/nightly"
+
+INPUTS = {
+    "host": Input(type="string"),
+    "count": Input(type="integer", default=3),
+    "force": Input(type="boolean", default=False),
+    "tags": Input(type="array", default=["a"]),
+    "note": Input(type="string", default="none"),
+}
+
+
+def written(**fields: Any) -> ExecutionPlan:
+    """A runbook of two steps that uses every input."""
+    values = {name: f"${{{{ inputs.{name} }}}}" for name in INPUTS}
+    return plan(step("drain", parameters={"value": values}), step("restart"), **({"inputs": INPUTS, "name": "backup"} | fields))
+
+
+VALIDATED = validate(written(), TOOLS)
+
+
+def bound(validated: ValidatedPlan = VALIDATED, **inputs: Any) -> BoundPlan:
+    return bind_inputs(validated, {"host": "web-1"} | inputs)
+
+
+def standing(**fields: Any) -> StandingApproval:
+    given_fields: dict[str, Any] = {
+        "by": "ana",
+        "known_by": "os_user",
+        "at": NOW - timedelta(days=1),
+        "schedules": [SCHEDULE],
+        "inputs": {"host": "web-[0-9]+"},
+        "max_runs": 10,
+    }
+    return standing_of(VALIDATED, **(given_fields | fields))
+
+
+def why_not(of: StandingApproval, run: BoundPlan | None = None, *, schedule: str | None = SCHEDULE, now: datetime = NOW) -> str | None:
+    return covers(of, run or bound(), schedule=schedule, now=now)
+
+
+COVERED: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a value that fits the pattern": ({}, {"host": "web-42"}),
+    "a value written with its default": ({}, {"count": 3, "force": False, "tags": ["a"], "note": "none"}),
+    "an alternative": ({"inputs": {"host": "web-1|web-2"}}, {"host": "web-2"}),
+    "letters of any case": ({"inputs": {"host": "(?i)WEB-1"}}, {}),
+    "another language": ({"inputs": {"host": "节点-\\d"}}, {"host": "节点-7"}),
+    "a number by a pattern": ({"inputs": {"host": ".*", "count": "[1-5]"}}, {"count": 5}),
+    "a boolean by a pattern": ({"inputs": {"host": ".*", "force": "true|false"}}, {"force": True}),
+    "a number by its value": ({"inputs": {"host": ".*", "count": 7}}, {"count": 7}),
+    "a list by its value": ({"inputs": {"host": ".*", "tags": ["x", "y"]}}, {"tags": ["x", "y"]}),
+    "lines, where the pattern has them": ({"inputs": {"host": "(?s).*"}}, {"host": "a\nb"}),
+    "a time that is not over": ({"until": NOW + timedelta(seconds=1)}, {}),
+    "one of several schedules": ({"schedules": ["a/b", SCHEDULE]}, {}),
+}
+
+
+@pytest.mark.parametrize(("fields", "inputs"), COVERED.values(), ids=COVERED.keys())
+def test_a_run_as_it_was_approved_is_covered(fields: dict[str, Any], inputs: dict[str, Any]) -> None:
+    assert why_not(standing(**fields), bound(**inputs)) is None
+
+
+REFUSED_INPUTS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any], str]] = {
+    "a value that does not fit": ({}, {"host": "db-1"}, "`host` does not fit"),
+    "something before": ({}, {"host": "x web-1"}, "`host` does not fit"),
+    "something behind": ({}, {"host": "web-1; rm"}, "`host` does not fit"),
+    "a line behind": ({}, {"host": "web-1\n"}, "`host` does not fit"),
+    "a line before": ({}, {"host": "x\nweb-1"}, "`host` does not fit"),
+    "half an alternative": ({"host": "web-1|web-2"}, {"host": "web-1 web-2"}, "`host` does not fit"),
+    "anchors of lines": ({"host": "(?m)^web-1$"}, {"host": "web-1\nrm"}, "`host` does not fit"),
+    "an empty pattern": ({"host": ""}, {}, "`host` does not fit"),
+    "an input that is not named": ({}, {"count": 4}, "says nothing about the input `count`"),
+    "two inputs": ({}, {"host": "db-1", "count": 4}, "`count`"),
+    "a number beside its pattern": ({"count": "[1-5]"}, {"count": 15}, "`count` does not fit"),
+    "true for one": ({"count": 1, "force": True}, {"count": 1, "force": False}, "`force` does not fit"),
+    "a list by a pattern": ({"tags": ".*"}, {"tags": ["a"]}, "`tags` does not fit"),
+    "another order": ({"tags": ["x", "y"]}, {"tags": ["y", "x"]}, "`tags` does not fit"),
+    "a list that is longer": ({"tags": ["x"]}, {"tags": ["x", "x"]}, "`tags` does not fit"),
+}
+
+
+@pytest.mark.parametrize(("patterns", "inputs", "said"), REFUSED_INPUTS.values(), ids=REFUSED_INPUTS.keys())
+def test_an_input_that_was_not_approved_is_not_covered(patterns: dict[str, Any], inputs: dict[str, Any], said: str) -> None:
+    reason = why_not(standing(inputs={"host": "web-[0-9]+"} | patterns), bound(**inputs))
+    assert reason is not None
+    assert said in reason
+
+
+OTHERWISE: Mapping[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "another plan digest": (
+        {"runbook_digest": "0" * 64},
+        {},
+        "it is of other content: the plan or a tool's definition is not what ana approved",
+    ),
+    "revoked": ({"revoked_at": NOW, "revoked_by": "bo"}, {}, "bo revoked it at 2026-06-01T00:00:00+00:00"),
+    "over": ({"until": NOW}, {}, "it was over at 2026-06-01T00:00:00+00:00"),
+    "used up": ({"runs": 10}, {}, "it is used up: 10 runs of 10"),
+    "used too often": ({"runs": 11}, {}, "it is used up: 11 runs of 10"),
+    "no limit at all": ({"max_runs": None}, {}, "it has no end: neither a time nor a number of runs"),
+    "another schedule": ({}, {"schedule": "backup/hourly"}, "it is not for the schedule of backup/hourly"),
+    "a part of its name": ({}, {"schedule": "backup"}, "it is not for the schedule of backup"),
+    "started by somebody": ({}, {"schedule": None}, "no schedule started this run"),
+    "an input that the plan lost": (
+        {"inputs": {"host": ".*", "gone": 1}},
+        {},
+        "it allows something for `gone`, which is no input of the plan",
+    ),
+    "a pattern that is none": ({"inputs": {"host": "("}}, {}, "the input `host` does not fit what it allows"),
+}
+
+
+@pytest.mark.parametrize(("fields", "run", "said"), OTHERWISE.values(), ids=OTHERWISE.keys())
+def test_what_is_over_or_of_something_else_covers_nothing(fields: dict[str, Any], run: dict[str, Any], said: str) -> None:
+    assert why_not(replace(standing(), **fields), **run) == said
+
+
+def test_every_reason_is_told_at_once() -> None:
+    of = replace(standing(), runbook_digest="0" * 64, revoked_at=NOW, runs=10, until=NOW)
+    reason = why_not(of, bound(host="db-1", note="秘密"), schedule=None) or ""
+    assert len(reason.split("; ")) == 7
+    assert "db-1" not in reason
+    assert "秘密" not in reason
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        written(description="Push other things"),
+        written(
+            steps=[
+                step("drain", parameters={"value": {name: f"${{{{ inputs.{name} }}}}" for name in INPUTS}}),
+                step("restart", effect="write"),
+            ]
+        ),
+        written(options={"allow_parallel": True}),
+        written(inputs=INPUTS | {"note": Input(type="string", default="other")}),
+    ],
+    ids=["description", "effect", "options", "default"],
+)
+def test_an_edited_plan_is_not_covered(other: ExecutionPlan) -> None:
+    assert "other content" in (why_not(standing(), bound(validate(other, TOOLS))) or "")
+
+
+def test_an_edited_tool_is_not_covered() -> None:
+    def changed(value: Any = None, more: int = 0) -> None:
+        """Push a value."""
+
+    changed.__name__ = "push"
+    edited = validate(written(), ToolRegistry([changed]))
+    assert "other content" in (why_not(standing(), bound(edited)) or "")
+    assert why_not(standing(), bound(validate(written(), ToolRegistry([push])))) is None
+
+
+def test_steps_answer_at_their_gates_only_where_they_are_named() -> None:
+    of = standing(steps=["drain"])
+    assert [covers_step(of, name) for name in ("drain", "restart", "dra", "")] == [True, False, False, False]
+
+
+digests = st.one_of(st.text(), st.text("0123456789abcdef", min_size=64, max_size=64), st.just(digest_of(VALIDATED)))
+
+
+@given(
+    digest=digests,
+    runs=st.integers(-5, 20),
+    max_runs=st.none() | st.integers(-5, 20),
+    days=st.none() | st.integers(-3, 3),
+    revoked=st.booleans(),
+    schedule=st.sampled_from([None, SCHEDULE, "backup/hourly"]),
+    pattern=st.one_of(st.just(".*"), st.just("web-1"), st.text(max_size=8)),
+)
+def test_nothing_covers_a_run_of_other_content_or_beyond_its_limits(
+    digest: str, runs: int, max_runs: int | None, days: int | None, revoked: bool, schedule: str | None, pattern: str
+) -> None:
+    until = None if days is None else NOW + timedelta(days=days)
+    fields = {"runbook_digest": digest, "runs": runs, "max_runs": max_runs, "until": until, "inputs": {"host": pattern}}
+    of = replace(standing(), **fields, revoked_at=NOW if revoked else None)  # type: ignore[arg-type]
+    if why_not(of, schedule=schedule) is None:
+        assert digest == digest_of(VALIDATED)
+        assert schedule == SCHEDULE
+        assert not revoked
+        assert max_runs is not None or until is not None
+        assert max_runs is None or runs < max_runs
+        assert until is None or until > NOW
+
+
+words = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=8) | st.text("ab|()\\n", max_size=4)
+
+
+@given(words, words, words)
+def test_a_pattern_fits_whole_values_only(one: str, other: str, value: str) -> None:
+    assert fits(re.escape(one), value) == (value == one)
+    assert fits(f"{re.escape(one)}|{re.escape(other)}", value) == (value in (one, other))
+    assert fits(re.escape(one) + "|" + re.escape(other), other + one + "x") == (other + one + "x" in (one, other))
+
+
+@pytest.mark.parametrize("pattern", ["a)|(?:b", r"\Qa", "a|b)|(c", "(", "a" * 1001, "(?=a)", r"(a)\1", "a\\"])
+def test_a_pattern_that_is_no_whole_expression_fits_nothing(pattern: str) -> None:
+    assert not any(fits(pattern, value) for value in ("a", "b", "ab", "a)", "aa", "a" * 1001, pattern))
+
+
+def test_a_pattern_that_would_take_forever_elsewhere_is_looked_at_in_no_time() -> None:
+    assert not fits("(a+)+", "a" * 100_000 + "b")
+
+
+def test_a_standing_approval_that_makes_no_sense_is_refused_with_every_reason() -> None:
+    with pytest.raises(InvalidPlanError) as error:
+        standing_of(
+            VALIDATED,
+            by=" ",
+            known_by="os_user",
+            at=NOW,
+            schedules=["nightly", "a/b/c", "/"],
+            inputs={"hots": "x", "count": "(", "force": "yes|no", "tags": [1, 2], "note": 5},
+            steps=["drian", "drain"],
+            until=NOW,
+            max_runs=0,
+        )
+    assert [(problem.code, problem.at) for problem in error.value.problems] == [
+        ("bad-value", "by"),
+        ("bad-value", "schedules[0]"),
+        ("bad-value", "schedules[1]"),
+        ("bad-value", "schedules[2]"),
+        ("bad-value", "until"),
+        ("bad-value", "max_runs"),
+        ("bad-value", "inputs.count"),
+        ("unknown-input", "inputs.hots"),
+        ("bad-input", "inputs.note"),
+        ("missing-input", "inputs.host"),
+        ("unknown-step", "steps[0]"),
+    ]
+    assert "did you mean `host`?" in str(error.value)
+
+
+def test_a_standing_approval_has_an_end_and_a_schedule() -> None:
+    with pytest.raises(InvalidPlanError) as error:
+        standing(schedules=[], max_runs=None)
+    assert [(problem.code, problem.at) for problem in error.value.problems] == [("missing-field", "until"), ("missing-field", "schedules")]

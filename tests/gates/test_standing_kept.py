@@ -1,0 +1,57 @@
+"""A signed standing approval that went through a database is still the one that was signed."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from plan_adapter import PlanStore
+from plan_adapter.errors import NotApprovedError
+from plan_adapter.identity.standing_files import sign_standing, signed_standing, verify_standing, write_signed
+from plan_adapter.plan import new_id
+from plan_adapter.record import StandingApproval
+from plan_adapter.settings import Settings
+from plan_adapter.standing import standing_path
+from tests.identity.conftest import Key, allowed, ana, bo, settings
+
+__all__ = ["allowed", "ana", "bo", "settings"]
+
+AT = datetime(2026, 1, 1, 12, 30, 15, 123456, tzinfo=UTC)
+
+
+def standing() -> StandingApproval:
+    return StandingApproval(
+        id=new_id(),
+        runbook_digest="a" * 64,
+        name="每晚备份",
+        by="ana",
+        known_by="os_user",
+        at=AT,
+        inputs={"z": 1.0, "host": "节点-[0-9]+", "b": {"long key": 1e-7, "a": [1.5, None, True]}, "a": 1e22},
+        schedules=("backup/nightly", "a/b"),
+        steps=("restart", "drain"),
+        until=AT + timedelta(days=36_500, microseconds=7),
+        max_runs=30,
+        note="two\nlines ",
+    )
+
+
+async def test_a_signature_holds_for_the_row_that_the_store_gives_back(store_url: str, ana: Key, settings: Settings) -> None:
+    async with PlanStore(store_url) as store:
+        await store.add_standing(sign_standing(standing(), key=ana.path))
+        (kept,) = await store.standing()
+    verify_standing(kept, settings=settings)
+    with pytest.raises(NotApprovedError):
+        verify_standing(replace(kept, max_runs=31), settings=settings)
+
+
+async def test_a_file_is_known_again_by_its_content(store_url: str, ana: Key, settings: Settings, tmp_path: Path) -> None:
+    path = standing_path(tmp_path / "nightly.yaml")
+    write_signed(sign_standing(standing(), key=ana.path), path)
+    read = signed_standing(path, settings=settings)
+    async with PlanStore(store_url) as store:
+        await store.add_standing(read)
+        (kept,) = await store.standing()
+    verify_standing(kept, settings=settings)
+    assert kept.id == signed_standing(path, settings=settings).id

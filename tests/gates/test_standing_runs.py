@@ -1,0 +1,99 @@
+"""Scheduled runs of a plan beside which a signed standing approval stands."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from plan_adapter import PlanRun, PlanStatus, PlanStore, RunContext, compile_plan, dump_plan, load_plan, validate
+from plan_adapter.engine import flow_runs
+from plan_adapter.identity.standing_files import sign_standing, write_signed
+from plan_adapter.record import RunReason
+from plan_adapter.runner import execute_plan
+from plan_adapter.settings import Settings
+from plan_adapter.standing import signature_path, standing_path
+from tests.gates.test_attacks import standing
+from tests.gates.test_starts import SCHEDULE
+from tests.gates.world import Says, World
+from tests.identity.conftest import Key, allowed, ana, bo, settings
+
+__all__ = ["allowed", "ana", "bo", "settings"]
+
+
+async def signed_plan(world: World, ana: Key) -> Path:
+    """Return the file of the ordinary plan, beside which a standing approval for two runs stands, signed by ana."""
+    path = world.folder / "strike.yaml"
+    path.write_text(dump_plan(world.plan()), encoding="utf-8")
+    write_signed(sign_standing(await standing(world), key=ana.path), standing_path(path))
+    return path
+
+
+async def scheduled(world: World, path: Path, *, store: PlanStore | None = None, tenant: str | None = None) -> PlanRun:
+    occasion = world.occasion(Says("reject"), schedule=SCHEDULE, plan_file=path, context=RunContext(tenant_id=tenant))
+    bound = world.bound(load_plan(path))
+    return await execute_plan(bound, occasion=occasion, store=store or world.store, offline=True)
+
+
+async def test_a_signed_file_lets_as_many_scheduled_runs_through_as_it_says(world: World, ana: Key, settings: Settings) -> None:
+    world.settings = settings
+    path = await signed_plan(world, ana)
+    ends = [(await scheduled(world, path)).reason for _ in range(3)]
+    assert ends == [None, None, RunReason.REJECTED]
+    assert [known.runs for known in await world.store.standing(include_ended=True)] == [2]
+
+
+async def removed(_world: World, path: Path, _ana: Key) -> None:
+    standing_path(path).unlink()
+
+
+async def unsigned(_world: World, path: Path, _ana: Key) -> None:
+    signature_path(standing_path(path)).unlink()
+
+
+async def narrowed(world: World, path: Path, ana: Key) -> None:
+    write_signed(sign_standing(await standing(world, schedules=("nightly/other",)), key=ana.path), standing_path(path))
+
+
+@pytest.mark.parametrize("change", [removed, unsigned, narrowed])
+async def test_a_file_that_is_changed_or_gone_covers_no_further_run(
+    change: Callable[[World, Path, Key], Awaitable[None]], world: World, ana: Key, settings: Settings
+) -> None:
+    world.settings = settings
+    path = await signed_plan(world, ana)
+    assert (await scheduled(world, path)).status is PlanStatus.COMPLETED
+    await change(world, path, ana)
+    assert (await scheduled(world, path)).reason is RunReason.REJECTED
+    assert world.struck == ["a"]
+
+
+async def test_runs_that_begin_at_once_with_a_new_file_share_its_uses(world: World, ana: Key, settings: Settings) -> None:
+    world.settings = settings
+    path = await signed_plan(world, ana)
+    async with PlanStore(world.url) as second, PlanStore(world.url) as third:
+        runs = await asyncio.gather(*(scheduled(world, path, store=store) for store in (world.store, second, third)))
+    assert sorted(str(run.status) for run in runs) == ["cancelled", "completed", "completed"]
+    assert len(world.struck) == 2
+
+
+async def test_a_signed_file_covers_the_runs_of_a_tenant(world: World, ana: Key, settings: Settings) -> None:
+    world.settings = settings
+    path = await signed_plan(world, ana)
+    assert (await scheduled(world, path, tenant="acme")).status is PlanStatus.COMPLETED
+
+
+@pytest.mark.usefixtures("prefect_server")
+async def test_a_compiled_plan_finds_the_signed_file_beside_its_document(
+    world: World, ana: Key, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = await signed_plan(world, ana)
+    monkeypatch.setenv("PLAN_ADAPTER_ALLOWED_SIGNERS", str(settings.allowed_signers))
+
+    async def of_schedule() -> flow_runs.Origin:
+        return flow_runs.Origin("a schedule", schedule=SCHEDULE)
+
+    monkeypatch.setattr(flow_runs, "origin", of_schedule)
+    flow = compile_plan(validate(load_plan(path), world.tools()), store=world.store)
+    run = await asyncio.wait_for(flow(), 60)
+    assert (run.status, world.struck) == (PlanStatus.COMPLETED, ["a"])
+    assert [row.known_by for row in await world.store.approvals(run.id)] == ["ssh_signature"]

@@ -1,0 +1,364 @@
+"""What a run may start with, go on with, and must not: approvals given beforehand, answered elsewhere, altered or taken back meanwhile."""
+
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+
+import pytest
+
+from plan_adapter import NotApprovedError, PlanRun, PlanStatus, RunConflictError, StepStatus, StoreError, approve, reject
+from plan_adapter.plan import ApprovalPolicy
+from plan_adapter.record import Approval, Attempt, RunReason
+from plan_adapter.runner import execute_plan
+from plan_adapter.runs.approving import end_expired
+from plan_adapter.settings import Settings
+from plan_adapter.store.recorder import StoreRecorder
+from tests.gates.test_attacks import standing
+from tests.gates.world import Says, World, another
+
+SCHEDULE = "nightly/strike"
+
+
+async def start(world: World, approval: Approval | None = None, *, approver: object = None, **given: object) -> PlanRun:
+    occasion = world.occasion(approver, approval=approval, **given)
+    return await execute_plan(world.bound(), occasion=occasion, store=world.store, offline=True)
+
+
+def right(world: World, **given: object) -> Approval:
+    return approve(world.plan(), tools=world.tools(), by="ana", **given)  # type: ignore[arg-type]
+
+
+GIVEN: dict[str, Callable[[World], Approval]] = {
+    "of_another_plan": lambda world: approve(world.plan(timeout_ms=1), tools=world.tools(), by="ana"),
+    "of_other_inputs": lambda world: right(world, inputs={"target": "b"}),
+    "of_another_effect": lambda world: approve(world.plan(), tools=world.tools(effect="idempotent_write"), by="ana"),
+    "of_another_schema": lambda world: approve(world.plan(), tools=world.tools(schema=object), by="ana"),
+    "expired": lambda world: right(world, valid_for=timedelta(seconds=-1)),
+    "of_changes": lambda world: another(right(world), decision="request_changes"),
+    "of_a_step": lambda world: another(right(world), step_id="strike"),
+    "of_another_run": lambda world: another(right(world), run_id="another"),
+    "with_a_signature_of_another_gate": lambda world: another(right(world), known_by="ssh_signature", signature="x"),
+    "of_nothing": lambda world: another(right(world), approval_digest=""),
+}
+
+
+@pytest.mark.parametrize("given", GIVEN.values(), ids=GIVEN)
+async def test_a_run_is_not_started_with_an_approval(given: Callable[[World], Approval], world: World) -> None:
+    with pytest.raises(NotApprovedError):
+        await start(world, given(world))
+    assert world.struck == []
+
+
+ANSWERED: dict[str, Says] = {
+    "another_digest": Says(change=lambda approval: another(approval, approval_digest="0" * 64)),
+    "no_digest": Says(change=lambda approval: another(approval, approval_digest="")),
+}
+
+
+@pytest.mark.parametrize("approver", ANSWERED.values(), ids=ANSWERED)
+async def test_an_approver_cannot_answer_with(approver: Says, world: World) -> None:
+    with pytest.raises(NotApprovedError):
+        await start(world, approver=approver)
+    assert world.struck == []
+
+
+SETTINGS = {
+    "not_an_approver": {"approvers": ("sre",), "groups": {"sre": ["bo", "li"]}},
+    "known_in_no_good_way": {"known_by": ("ssh_signature", "totp")},
+    "who_started_it": {"allow_self_approval": False},
+}
+
+
+@pytest.mark.parametrize("said", SETTINGS.values(), ids=SETTINGS)
+async def test_the_settings_refuse_an_approver_who_is(said: dict[str, object], world: World) -> None:
+    world.settings = Settings(**said)  # type: ignore[arg-type]
+    with pytest.raises(NotApprovedError):
+        await start(world, approver=Says(by="ana"), requested_by="ana")
+    assert world.struck == []
+
+
+@pytest.mark.parametrize("said", [{"approvers": ("sre",), "groups": {"sre": ["bo"]}}, {"known_by": ("totp",)}], ids=["name", "way"])
+async def test_the_settings_hold_for_an_approval_that_was_given_beforehand(said: dict[str, object], world: World) -> None:
+    world.settings = Settings(**said)  # type: ignore[arg-type]
+    with pytest.raises(NotApprovedError):
+        await start(world, right(world))
+    await world.store.add_approval(right(world))
+    with pytest.raises(NotApprovedError):
+        await start(world, approver=None)
+    assert world.struck == []
+
+
+async def test_the_members_of_a_group_may_approve(world: World) -> None:
+    world.settings = Settings(approvers=("sre",), groups={"sre": ["bo", "李雷"]})
+    assert (await start(world, approver=Says(by="李雷"))).status is PlanStatus.COMPLETED
+
+
+async def test_the_plans_approvers_and_those_of_the_settings_must_both_allow_it(world: World) -> None:
+    world.settings = Settings(approvers=("ana", "bo"))
+    plan = world.plan(policy=ApprovalPolicy(approvers=["bo", "li"]))
+    for by, allowed in (("ana", False), ("li", False), ("bo", True)):
+        going = world.start(plan, approver=Says(by=by))
+        if allowed:
+            assert (await going).status is PlanStatus.COMPLETED
+        else:
+            with pytest.raises(NotApprovedError, match=by):
+                await going
+
+
+async def test_the_word_of_the_author_counts_for_nothing_where_the_settings_say_so(world: World) -> None:
+    world.settings = Settings(allow_unapproved=False)
+    plan = world.plan()
+    plan.options.require_approval, plan.options.auto_approve = False, True
+    with pytest.raises(NotApprovedError):
+        await execute_plan(world.bound(plan), occasion=world.occasion(), store=world.store, offline=True)
+    assert world.struck == []
+
+
+async def test_an_approval_is_for_one_run(world: World) -> None:
+    approval = right(world)
+    assert (await start(world, approval)).status is PlanStatus.COMPLETED
+    with pytest.raises(NotApprovedError, match="belongs to run"):
+        await start(world, approval)
+    with pytest.raises(NotApprovedError):
+        await start(world, another(approval, run_id=None, approval_digest="0" * 64))
+    assert world.struck == ["a"]
+
+
+async def test_a_rejection_that_was_given_beforehand_ends_the_run(world: World) -> None:
+    run = await start(world, reject(world.plan(), tools=world.tools(), by="bo", note="not today"))
+    assert (run.status, run.reason, run.rejection_note) == (PlanStatus.CANCELLED, RunReason.REJECTED, "not today")
+    assert world.struck == []
+
+
+# A run that was answered while no process waited
+
+Change = Callable[[World, PlanRun, Approval], Awaitable[None]]
+
+
+async def _deleted(world: World, _run: PlanRun, approval: Approval) -> None:
+    await world.sql("DELETE FROM approvals WHERE id = :id", id=approval.id)
+
+
+async def _decided_otherwise(world: World, _run: PlanRun, approval: Approval) -> None:
+    await world.sql("UPDATE approvals SET decision = 'request_changes' WHERE id = :id", id=approval.id)
+
+
+async def _moved_to_another_run(world: World, _run: PlanRun, approval: Approval) -> None:
+    await world.sql("UPDATE approvals SET run_id = 'another' WHERE id = :id", id=approval.id)
+
+
+async def _of_other_content(world: World, _run: PlanRun, approval: Approval) -> None:
+    await world.sql("UPDATE approvals SET approval_digest = 'x' WHERE id = :id", id=approval.id)
+
+
+async def _of_a_step(world: World, _run: PlanRun, approval: Approval) -> None:
+    await world.sql("UPDATE approvals SET step_id = 'strike' WHERE id = :id", id=approval.id)
+
+
+async def _inputs_edited(world: World, run: PlanRun, _approval: Approval) -> None:
+    await world.sql("UPDATE runs SET inputs = :inputs WHERE id = :id", id=run.id, inputs='{"target":"b"}')
+
+
+async def _plan_edited(world: World, run: PlanRun, _approval: Approval) -> None:
+    plan = world.plan()
+    plan.steps[1].parameters = {"target": "b"}
+    version = await world.store.save(plan, author="mallory")
+    await world.sql("UPDATE runs SET digest = :digest WHERE id = :id", id=run.id, digest=version.digest)
+
+
+async def _document_edited(world: World, run: PlanRun, _approval: Approval) -> None:
+    await world.sql("UPDATE plans SET document = replace(document, 'Strike it', 'Strike all') WHERE digest = :digest", digest=run.digest)
+
+
+async def _digest_of_the_run_edited(world: World, run: PlanRun, _approval: Approval) -> None:
+    await world.sql("UPDATE runs SET approval_digest = 'x' WHERE id = :id", id=run.id)
+
+
+MEANWHILE: tuple[Change, ...] = (
+    _deleted, _decided_otherwise, _moved_to_another_run, _of_other_content, _of_a_step,
+    _inputs_edited, _plan_edited, _document_edited, _digest_of_the_run_edited,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("change", MEANWHILE, ids=lambda change: change.__name__.strip("_"))
+async def test_an_approved_run_does_not_go_on_where_meanwhile_its_approval_or_content_was(change: Change, world: World) -> None:
+    run, gate = await world.detached()
+    await world.answer(gate)
+    approval = next(row for row in await world.store.approvals(run.id) if row.run_id == run.id)
+    await change(world, run, approval)
+    with pytest.raises((NotApprovedError, RunConflictError, Exception)) as refused:
+        await world.resume(run.id)
+    assert type(refused.value).__module__.startswith("plan_adapter")
+    assert world.struck == []
+
+
+@pytest.mark.parametrize("tools", [{"effect": "idempotent_write"}, {"schema": object}], ids=["effect", "schema"])
+async def test_an_approved_run_does_not_go_on_with_tools_of_another_definition(tools: dict[str, object], world: World) -> None:
+    run, gate = await world.detached()
+    await world.answer(gate)
+    with pytest.raises(NotApprovedError, match="have changed"):
+        await world.resume(run.id, tools=world.tools(**tools))  # type: ignore[arg-type]
+    assert world.struck == []
+
+
+async def test_an_answer_comes_too_late_by_the_databases_clock_whatever_this_hosts_clock_says(world: World) -> None:
+    run, gate = await world.detached(world.plan(timeout_ms=60_000))
+    await world.sql("UPDATE gates SET expires_at = opened_at WHERE id = :id", id=gate.id)
+    with pytest.raises(RunConflictError, match="nobody answered until"):
+        await world.answer(gate)
+    assert (await world.store.gate(gate.id)).end == "expired"
+    assert world.struck == []
+    assert run.id == gate.run_id
+
+
+async def test_a_run_that_nobody_waits_for_is_ended_by_whoever_looks_after_its_expiry(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, gate = await world.detached(world.plan(timeout_ms=60_000))
+    await world.sql("UPDATE gates SET expires_at = opened_at WHERE id = :id", id=gate.id)
+    monkeypatch.setattr("plan_adapter.store.holder.Holder.is_alive", False)
+    await end_expired(world.store)
+    ended = await world.store.run(run.id)
+    assert (ended.status, ended.reason) == (PlanStatus.CANCELLED, RunReason.EXPIRED)
+    with pytest.raises(RunConflictError, match="expired"):
+        await world.resume(run.id)
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["plan", "step"])
+async def test_a_gate_that_nobody_answers_ends_the_run_as_expired(gated: bool, world: World) -> None:
+    run = await world.start(world.plan(gated=gated, timeout_ms=300))
+    assert (run.status, run.reason) == (PlanStatus.CANCELLED, RunReason.EXPIRED)
+    assert "nobody answered within 300 ms" in (run.message or "")
+    assert world.struck == []
+
+
+async def test_where_the_policy_says_skip_only_the_step_that_nobody_answered_for_is_skipped(world: World) -> None:
+    plan = world.plan(gated=True, timeout_ms=300, policy=ApprovalPolicy(expires="skip"))
+    plan.add_step("look", "Look elsewhere", {"target": "b"}, id="elsewhere")
+    run = await world.start(plan)
+    assert run.status is PlanStatus.COMPLETED
+    assert [step.status for step in run.steps] == [StepStatus.COMPLETED, StepStatus.SKIPPED, StepStatus.COMPLETED]
+    assert world.struck == []
+
+
+# What is taken back while steps run: the next call finds out
+
+TAKEN_BACK: dict[str, str] = {
+    "deleted": "DELETE FROM approvals WHERE run_id = :run",
+    "decided_otherwise": "UPDATE approvals SET decision = 'reject' WHERE run_id = :run",
+    "moved_to_another_run": "UPDATE approvals SET run_id = 'another' WHERE run_id = :run",
+    "of_other_content": "UPDATE approvals SET approval_digest = 'x' WHERE run_id = :run",
+    "never_used": "UPDATE approvals SET used_at = NULL WHERE run_id = :run",
+    "of_a_step": "UPDATE approvals SET step_id = 'look' WHERE run_id = :run",
+    "for_another_content_of_the_run": "UPDATE runs SET approval_digest = 'x' WHERE id = :run",
+}
+
+
+@pytest.mark.parametrize("statement", TAKEN_BACK.values(), ids=TAKEN_BACK)
+async def test_no_further_step_is_called_once_the_approval_is(statement: str, world: World) -> None:
+    async def take_back(run: PlanRun, step: object) -> None:
+        await world.sql(statement, run=run.id)
+
+    from plan_adapter import Hooks
+
+    run = await world.start(approver=Says(), hooks=Hooks(on_step_complete=take_back))
+    assert world.struck == []
+    assert run.step("look").status is StepStatus.COMPLETED
+    assert run.step("strike").status is StepStatus.FAILED
+    assert "approv" in (run.step("strike").error or "")
+
+
+async def test_no_further_step_is_called_once_the_standing_approval_is_revoked(world: World) -> None:
+    from plan_adapter import Hooks
+
+    given = await standing(world)
+    await world.store.add_standing(given)
+
+    async def revoke(_run: PlanRun, _step: object) -> None:
+        await world.store.revoke_standing(given.id, by="bo")
+
+    run = await start(world, approver=Says("reject"), schedule=SCHEDULE, hooks=Hooks(on_step_complete=revoke))
+    assert world.struck == []
+    assert "revoked" in (run.step("strike").error or "")
+
+
+# Standing approvals
+
+
+async def test_a_standing_approval_lets_scheduled_runs_through_and_each_says_which_one_it_used(world: World) -> None:
+    given = await standing(world)
+    await world.store.add_standing(given)
+    for uses in (1, 2):
+        run = await start(world, approver=Says("reject"), schedule=SCHEDULE)
+        assert run.status is PlanStatus.COMPLETED
+        assert [row.standing_id for row in await world.store.approvals(run.id) if row.run_id == run.id] == [given.id]
+        assert (await world.store.standing(include_ended=True))[0].runs == uses
+    assert (await start(world, approver=Says("reject"), schedule=SCHEDULE)).reason is RunReason.REJECTED
+    assert world.struck == ["a", "a"]
+
+
+UNCOVERED = {
+    "by_no_schedule": ({}, None),
+    "by_another_schedule": ({}, "nightly/other"),
+    "revoked": ({"revoked_at": "now", "revoked_by": "bo"}, SCHEDULE),
+    "over": ({"until": "now"}, SCHEDULE),
+    "used_up": ({"max_runs": 0}, SCHEDULE),
+    "of_another_runbook": ({"runbook_digest": "x"}, SCHEDULE),
+    "of_other_inputs": ({"inputs": {"target": "[b-z]"}}, SCHEDULE),
+}
+
+
+@pytest.mark.parametrize(("changes", "schedule"), UNCOVERED.values(), ids=UNCOVERED)
+async def test_a_run_is_asked_about_where_the_standing_approval_is(changes: dict[str, object], schedule: str | None, world: World) -> None:
+    now = await world.now()
+    given = await standing(world, **{name: now if value == "now" else value for name, value in changes.items()})
+    await world.store.add_standing(given)
+    run = await start(world, approver=Says("reject"), schedule=schedule)
+    assert (run.status, run.reason) == (PlanStatus.CANCELLED, RunReason.REJECTED)
+    assert world.struck == []
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named", "not_named"])
+async def test_the_gate_of_a_step_is_answered_by_a_standing_approval_only_where_it_names_the_step(named: bool, world: World) -> None:
+    plan = world.plan(gated=True)
+    plan.options.require_approval = True
+    bound = world.bound(plan)
+    from plan_adapter.canonical import runbook_digest
+
+    digest = runbook_digest(bound.validated.digest, bound.validated.definitions)
+    await world.store.add_standing(await standing(world, runbook_digest=digest, steps=("strike",) if named else ()))
+    occasion = world.occasion(Says("reject"), schedule=SCHEDULE)
+    run = await execute_plan(bound, occasion=occasion, store=world.store, offline=True)
+    assert world.struck == (["a"] if named else [])
+    assert run.status is (PlanStatus.COMPLETED if named else PlanStatus.CANCELLED)
+
+
+# The approval of a call and the starts of a run
+
+
+async def test_an_approval_of_a_call_that_was_not_used_holds_when_the_run_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(StoreRecorder, "intent", disk_full_at(StoreRecorder.intent, step="strike"))
+        with pytest.raises(StoreError):
+            await world.start(world.plan(gated=True), approver=Says())
+    interrupted = (await world.store.runs())[0]
+    assert (interrupted.reason, world.struck) == (RunReason.INTERRUPTED, [])
+    run = await world.resume(interrupted.id)
+    assert (run.status, world.struck) == (PlanStatus.COMPLETED, ["a"])
+
+
+def disk_full_at(intent: Callable[[StoreRecorder, Attempt], Awaitable[None]], *, step: str) -> Callable[..., Awaitable[None]]:
+    async def write(recorder: StoreRecorder, attempt: Attempt) -> None:
+        if attempt.step_id == step:
+            raise StoreError("the disk is full")
+        await intent(recorder, attempt)
+
+    return write
+
+
+async def test_an_approval_of_a_call_that_was_used_in_an_earlier_start_is_asked_for_anew(world: World) -> None:
+    plan = world.plan(gated=True)
+    plan.steps[1].done_when = "${{ inputs.target == 'b' }}"  # never met: the step fails after its call
+    run = await world.start(plan, approver=Says())
+    assert (run.status, world.struck) == (PlanStatus.PARTIAL, ["a"])
+    again = await world.resume(run.id, approver=Says("reject"))
+    assert (again.reason, world.struck) == (RunReason.REJECTED, ["a"])

@@ -1,0 +1,202 @@
+"""What the person who decides reads: complete, exact, without secrets, and no text of a plan can be anything but text."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from plan_adapter.errors import InvalidPlanError
+from plan_adapter.gate_text import for_terminal, plan_gate_text, step_gate_text
+from plan_adapter.plan import ApprovalPolicy, ExecutionPlan, Step
+from tests.gates.plans import HOSTILE, big_plan, bound, hostile_plan, restart_plan
+
+TEXTS = Path(__file__).parent / "texts"
+DIGEST = "d1" * 32
+MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+NEVER = {"link_open", "image", "html_block", "html_inline", "s_open", "em_open", "hr", "ordered_list_open"}
+
+
+def text_of(plan: ExecutionPlan, *, limit_bytes: int = 200_000, earlier: ExecutionPlan | None = None, **inputs: object) -> str:
+    """The text of the gate of `plan` with `inputs`, in which steps that ask for it have gates."""
+    gated = [step.id for step in plan.steps if step.requires_approval]
+    bound_plan = bound(plan, **inputs)
+    return plan_gate_text(bound_plan, gated=gated, approval_digest=DIGEST, expires_ms=1_800_000, earlier=earlier, limit_bytes=limit_bytes)
+
+
+def restart_text(earlier: ExecutionPlan | None = None) -> str:
+    """The text of the ordinary plan."""
+    return text_of(restart_plan(), earlier=earlier, host="web-1", api_token="s3cr3t-value")
+
+
+def built(text: str) -> Counter[str]:
+    """How many elements of each kind Markdown makes of `text`."""
+    tokens = MARKDOWN.parse(text)
+    return Counter(token.type for outer in tokens for token in [outer, *(outer.children or [])])
+
+
+def step_text(*parameters: object, **fields: object) -> str:
+    """The text of the gate of the step `restart`, handed `parameters`, by number."""
+    plan = bound(restart_plan(), host="web-1", api_token="s3cr3t-value")
+    arguments = {"effect": "write", "item": None, "approval_digest": DIGEST, "expires_ms": 0} | fields
+    named = {f"p{number}": value for number, value in enumerate(parameters)}
+    return step_gate_text(plan, plan.validated.plan.step("restart"), **({"parameters": named} | arguments))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["ordinary", "hostile", "step"])
+def test_the_whole_text_is_as_it_was_looked_at(name: str) -> None:
+    texts = {
+        "ordinary": restart_text,
+        "hostile": lambda: text_of(hostile_plan(), note=HOSTILE),
+        "step": lambda: step_text(
+            ["systemctl", "restart", "web"],
+            "set -e\nsystemctl restart web\n",
+            {"DB_PASSWORD": "x", "LANG": "C"},
+            results={"drain": {"exit_code": 0, "stdout": "drained"}},
+            ends={"drain": "completed"},
+            notices=["the answer before was refused: ana may not answer here"],
+            expires_ms=60_000,
+        ),
+    }
+    assert texts[name]() == (TEXTS / f"{name}.md").read_text(encoding="utf-8")
+
+
+def test_what_is_asked_and_what_is_dangerous_stands_first() -> None:
+    lines = restart_text().splitlines()
+    assert lines[0] == "## restart-service"
+    assert lines[6:14] == [
+        "**Asked: may exactly this plan run?**",
+        "",
+        "- 5 steps: 2 reads, 1 repeatable write, 2 writes",
+        "- **cannot be undone: `drain`, `restart`**",
+        "- asks again before `restart`",
+        "- takes at most: 25 min 34 s, waiting for answers apart",
+        "- without an answer within 30 min: rejected",
+        "",
+    ]
+
+
+def test_a_long_description_does_not_push_the_danger_out_of_sight() -> None:
+    plan = restart_plan()
+    plan.description = "All is well.\n" * 200
+    assert text_of(plan, host="web-1", api_token="t").splitlines()[2].startswith("**Asked")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.text() | st.text(alphabet="`|\\*_[]()<>!#-=~&;:/.@w1a \n\t"))
+def test_no_text_of_a_plan_makes_anything_but_text(text: str) -> None:
+    plan = hostile_plan(text.replace("${{", "$ {{"))
+    try:
+        shown = text_of(plan, note=text)
+    except InvalidPlanError:
+        reject()  # no plan holds this text
+    elements = built(shown)
+    assert {kind: elements[kind] for kind in NEVER} == dict.fromkeys(NEVER, 0)
+    assert (elements["table_open"], elements["tr_open"], elements["td_open"]) == (1, 4, 15)
+    headings = re.findall(r"^### (.*)$", shown, re.MULTILINE)
+    assert elements["heading_open"] == len(headings) + 1
+    assert headings == [
+        name for name in ("Inputs", "Order", "Steps", "Long parameters", "What cannot be undone", "Digests") if name in headings
+    ]
+    assert shown.splitlines().count(DIGEST) == 1
+    assert shown.splitlines().count("approval digest") == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text() | st.text(alphabet="`|\\*_[]()<>!#-=~&;:/.@w1a \n\t"))
+def test_no_text_of_a_call_makes_anything_but_text(text: str) -> None:
+    shown = step_text(text, [text], {text: text}, results={"drain": text}, ends={"drain": text}, notices=[text])
+    elements = built(shown)
+    assert {kind: elements[kind] for kind in NEVER} == dict.fromkeys(NEVER, 0)
+    assert (elements["heading_open"], elements["table_open"]) == (4, 0)
+    assert shown.splitlines().count(DIGEST) == 1
+    assert shown.splitlines().count("approval digest") == 1
+
+
+def test_outside_of_code_nothing_is_left_of_html_links_and_images() -> None:
+    shown = text_of(hostile_plan(), note=HOSTILE, earlier=restart_plan())
+    outer = [child.content for token in MARKDOWN.parse(shown) for child in token.children or [] if child.type == "text"]
+    assert not any("://" in text or "www." in text or "@" in text for text in outer)
+    without_code = re.sub(r"(?<![`\\])(`+)(?!`).*?(?<!`)\1(?!`)", "", "\n".join(line for line in shown.splitlines() if line[:2] != "  "))
+    assert not re.search(r"(?<!\\)<script|(?<!\\)\]\(|!\[", without_code)
+
+
+def test_no_secret_is_shown() -> None:
+    shown = restart_text() + step_text("s3cr3t-value", "curl -H s3cr3t-value", {"Api-Key": "k1", "nested": [{"client_secret": "k2"}]})
+    assert not re.search("hunter2|s3cr3t|k1|k2", shown)
+    assert '{"Authorization": "***"}' in shown
+    assert "https://ops:***@web-1/health" in shown
+    assert "`***` stands for a secret" in shown
+
+
+def test_a_parameter_is_secret_where_the_tools_schema_says_so() -> None:
+    plan = ExecutionPlan(
+        description="Call",
+        steps=[Step(id="a", tool_name="run_command", parameters={"argv": ["x"], "pin": "4711-secret"})],
+    )
+    newer = plan.model_copy(deep=True)
+    newer.steps[0].parameters["pin"] = "4712-secret"
+    shown = text_of(newer, earlier=plan)
+    assert "471" not in shown
+    assert "- `a.parameters.pin`: `***` → `***`" in shown
+
+
+def test_a_new_version_says_what_changed_and_is_loud_about_more_power() -> None:
+    earlier = restart_plan()
+    earlier.steps[1].parameters = {"argv": ["lbctl", "drain"]}
+    earlier.steps[0].effect = "read"  # what its tool does, too: nothing is raised
+    earlier.steps[3].effect = "read"
+    earlier.steps.append(Step(id="tell", tool_name="http_get", parameters={"url": "http://chat"}))
+    changes = restart_text(earlier).partition("### What changed\n\n")[2].partition("\n\n")[0]
+    assert changes.splitlines() == [
+        "- ⚠️ **MAY DO MORE THAN BEFORE: `restart`**, read → **write**",
+        "- **removed** `tell`: `http_get`",
+        "- `check.effect`: `read` → nothing",
+        '- `drain.parameters.argv`: `["lbctl", "drain"]` → `["lbctl", "drain", "${{ inputs.host }}"]`',
+        "- `restart.effect`: `read` → nothing",
+        "- unchanged: `config`, `verify`",
+    ]
+
+
+def test_notes_of_others_stand_on_top() -> None:
+    plan = bound(restart_plan(), host="web-1", api_token="t")
+    shown = plan_gate_text(
+        plan, gated=[], approval_digest=DIGEST, expires_ms=0, notices=["ana asks for changes: # only\none"], kept=["drain"]
+    )
+    assert shown.startswith("**⚠️ ana asks for changes: # only one**\n\n## restart-service\n")
+
+
+def test_a_large_plan_loses_steps_but_never_what_cannot_be_undone() -> None:
+    shown = text_of(big_plan(1000), limit_bytes=60_000)
+    assert len(shown.encode()) < 60_300
+    rows = len(re.findall(r"^\| \d+ \|", shown, re.MULTILINE))
+    assert 0 < rows < 1000
+    assert f"**{1000 - rows} more steps not shown here:** `plan show RUN`, `plan preview`" in shown
+    assert "These 500 steps write and cannot be undone by this plan: `s1`, `s3`" in shown
+    assert "`s999`" in shown
+    assert DIGEST in shown
+
+
+def test_a_value_of_megabytes_is_cut_and_says_so() -> None:
+    assert "**480,000 more characters are not shown here.**" in step_text("x" * 500_000)
+
+
+def test_a_step_that_nobody_answers_is_skipped_where_the_policy_says_so() -> None:
+    plan = restart_plan()
+    plan.approval = ApprovalPolicy(expires="skip")
+    skipping = bound(plan, host="web-1", api_token="t")
+    step = skipping.validated.plan.step("restart")
+    shown = step_gate_text(skipping, step, effect="write", parameters={}, item=2, approval_digest=DIGEST, expires_ms=60_000)
+    assert "- without an answer within 1 min: the step is skipped" in shown
+    assert shown.startswith("## restart, item 3: restart-service\n")
+    assert "### Parameters\n\nNone.\n" in shown
+
+
+def test_a_terminal_shows_no_source_of_the_picture() -> None:
+    shown = for_terminal(restart_text())
+    assert "flowchart" not in shown
+    assert "| 4 | **restart**: 重启服务 | **write** · **asks again** |" in shown
+    assert for_terminal(step_text("x")) == step_text("x")

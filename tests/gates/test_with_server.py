@@ -1,0 +1,281 @@
+"""Whole runs that wait in the Prefect UI: what anybody with Prefect's API can do there, and what lets the run go on."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from prefect import get_client
+from prefect.client.schemas.objects import State
+from prefect.states import Cancelled, Completed, Running
+
+from plan_adapter import NotApprovedError, PlanRun, PlanStatus, PrefectApprover, RunConflictError, arun_plan, compile_plan, validate
+from plan_adapter.engine.gate_forms import answer_form, open_forms
+from plan_adapter.engine.internals import rerun
+from plan_adapter.plan import ApprovalPolicy
+from plan_adapter.record import Answer, Decision, Gate, RunReason
+from tests.engine.gates import flow_run, resume
+from tests.gates.world import World
+
+pytestmark = [pytest.mark.usefixtures("prefect_server"), pytest.mark.thorough]
+
+
+@pytest.fixture
+def store_url(tmp_path: Path) -> str:
+    """Return an empty store; that both databases hold the same rules is tested without a server."""
+    return f"sqlite:///{tmp_path / 'plans.db'}"
+
+
+APPROVE = {"decision": "approve", "approver": "ana", "note": "ок"}
+
+
+def run_in_prefect(world: World, *, gated: bool = False, policy: ApprovalPolicy | None = None) -> "asyncio.Task[PlanRun]":
+    """Start a run that is asked about in the form alone."""
+    plan = world.plan(gated=gated, policy=policy)
+    work = arun_plan(plan, tools=world.tools(), approver=PrefectApprover(), store=world.store)
+    world.going.append(asyncio.ensure_future(work))
+    return world.going[-1]
+
+
+async def shown(world: World, *, step: str | None = None, after: Gate | None = None) -> tuple[Gate, UUID]:
+    """Return the open gate and the flow run that is paused with its form; a later opening than that of `after`."""
+    while True:
+        gate = await world.gate(step=step)
+        if gate.flow_run_id is not None and gate.keyset is not None and (after is None or gate.keyset != after.keyset):
+            state = (await flow_run(UUID(gate.flow_run_id))).state
+            if state is not None and state.is_paused():
+                return gate, UUID(gate.flow_run_id)
+        await asyncio.sleep(0.05)
+
+
+async def set_state(flow_run_id: UUID, state: State[Any]) -> None:
+    async with get_client() as client:
+        await client.set_flow_run_state(flow_run_id, state, force=True)
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["plan", "step"])
+async def test_an_answer_in_the_form_lets_the_run_go_on_and_says_that_only_a_name_was_given(gated: bool, world: World) -> None:
+    going = run_in_prefect(world, gated=gated)
+    gate, flow_run_id = await shown(world, step="strike" if gated else None)
+    await resume(flow_run_id, APPROVE)
+    run = await going
+    assert (run.status, world.struck) == (PlanStatus.COMPLETED, ["a"])
+    answer = await world.store.answer_to_gate(gate.id)
+    assert answer is not None
+    assert (answer.by, answer.known_by, answer.note) == ("ana", "form", "ок")
+    assert run.flow_run_id is not None
+    state = (await flow_run(UUID(run.flow_run_id))).state
+    assert state is not None
+    assert state.is_completed()
+
+
+async def test_a_rejection_in_the_form_ends_the_run_as_rejected(world: World) -> None:
+    going = run_in_prefect(world)
+    _, flow_run_id = await shown(world)
+    await resume(flow_run_id, {"decision": "reject", "approver": "bo", "note": "not today"})
+    run = await going
+    assert (run.status, run.reason, run.rejection_note, world.struck) == (PlanStatus.CANCELLED, RunReason.REJECTED, "not today", [])
+    state = (await flow_run(flow_run_id)).state
+    assert state is not None
+    assert (state.type.value, state.name) == ("CANCELLED", "Rejected")
+
+
+@pytest.mark.parametrize("state", [Running(), Completed(), Cancelled(name="Approved")], ids=["running", "completed", "approved"])
+@pytest.mark.parametrize("gated", [False, True], ids=["plan", "step"])
+async def test_no_state_that_anybody_sets_opens_a_gate(state: State[Any], gated: bool, world: World) -> None:
+    going = run_in_prefect(world, gated=gated)
+    gate, flow_run_id = await shown(world, step="strike" if gated else None)
+    await set_state(flow_run_id, state)
+    if state.is_cancelled():
+        run = await going
+    else:
+        await shown(world, step=gate.step_id)
+        run = await world.end(going)
+    assert world.struck == []
+    assert run.status is PlanStatus.CANCELLED
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        {},
+        {"decision": "approve"},
+        {"approver": "ana"},
+        {"decision": {"__prefect_kind": "jinja", "template": "{{ 'approve' ~ 1 }}"}, "approver": "ana"},
+    ],
+    ids=["nothing", "empty", "no_name", "no_decision", "a_template"],
+)
+async def test_no_such_answer_opens_a_gate(answer: dict[str, Any] | None, world: World) -> None:
+    going = run_in_prefect(world)
+    _, flow_run_id = await shown(world)
+    await resume(flow_run_id, answer)
+    await shown(world)
+    run = await world.end(going)
+    assert (world.struck, run.reason) == ([], RunReason.REJECTED)
+
+
+async def test_somebody_who_may_not_answer_is_told_so_and_asked_again(world: World) -> None:
+    going = run_in_prefect(world, policy=ApprovalPolicy(known_by=["form"], self_approval=False))
+    first, flow_run_id = await shown(world)
+    starter = (await world.store.run(first.run_id)).requested_by
+    await resume(flow_run_id, {**APPROVE, "approver": starter})
+    second, flow_run_id = await shown(world, after=first)
+    assert (second.id, world.struck) == (first.id, [])
+    await resume(flow_run_id, APPROVE)
+    assert (await going).status is PlanStatus.COMPLETED
+
+
+async def test_a_run_that_is_cancelled_in_the_ui_at_its_gate_is_cancelled(world: World) -> None:
+    going = run_in_prefect(world)
+    _, flow_run_id = await shown(world)
+    await set_state(flow_run_id, Cancelled(message="not needed"))
+    run = await going
+    assert (run.status, run.reason, world.struck) == (PlanStatus.CANCELLED, RunReason.CANCELLED, [])
+
+
+async def test_an_answer_from_the_store_ends_the_pause_and_a_later_one_in_the_form_changes_nothing(world: World) -> None:
+    going = run_in_prefect(world)
+    gate, flow_run_id = await shown(world)
+    await world.answer(gate)
+    run = await going
+    await resume(flow_run_id, {"decision": "reject", "approver": "bo"})
+    assert (run.status, (await world.store.run(run.id)).status) == (PlanStatus.COMPLETED, PlanStatus.COMPLETED)
+    with pytest.raises(RunConflictError, match="ana"):
+        await world.answer(gate, "reject", by="bo")
+
+
+async def test_of_fifty_contradictory_answers_at_once_through_form_and_store_one_wins_and_nobody_sees_an_error_of_the_server(
+    world: World,
+) -> None:
+    going = run_in_prefect(world)
+    gate, _ = await shown(world)
+    form = next(form for form in await open_forms() if form.gate_id == gate.id)
+
+    async def answer(number: int) -> str:
+        decision: Decision = "approve" if number % 2 else "reject"
+        try:
+            if number % 5 == 0:
+                await answer_form(form, Answer(decision, f"form-{number}"))
+                return "handed to the form"  # where the run looks at it, and finds the gate closed
+            await world.answer(gate, decision, by=f"store-{number}")
+        except RunConflictError as error:
+            return str(error)
+        return "won"
+
+    said = await asyncio.gather(*(answer(number) for number in range(50)))
+    run = await going
+    given = await world.store.answer_to_gate(gate.id)
+    assert given is not None
+    assert said.count("won") == (1 if given.by.startswith("store-") else 0)
+    assert said.count("handed to the form") <= 1
+    assert world.struck == (["a"] if given.decision == "approve" else [])
+    assert run.reason is (None if given.decision == "approve" else RunReason.REJECTED)
+    assert not [words for words in said if "500" in words or "Internal" in words]
+
+
+# A flow of `compile_plan`, as deployments run it
+
+
+@contextlib.asynccontextmanager
+async def compiled_run(world: World) -> AsyncIterator[tuple[Any, "asyncio.Future[State[Any]]"]]:
+    """Yield a compiled flow and its run, which waits at the plan's gate."""
+    flow = compile_plan(validate(world.plan(), world.tools()), store=world.store)
+    going = asyncio.ensure_future(flow(return_state=True))
+    try:
+        yield flow, going
+    finally:
+        going.cancel()
+        await asyncio.gather(going, return_exceptions=True)
+
+
+@pytest.mark.parametrize("parameters", [{"target": "b"}, {"target": "a"}], ids=["edited", "the_same"])
+async def test_a_run_again_of_a_flow_run_that_waited_is_not_let_through_whatever_its_parameters_are(
+    parameters: dict[str, str], world: World
+) -> None:
+    async with compiled_run(world) as (flow, going):
+        gate, flow_run_id = await shown(world)
+        going.cancel()  # as if its process had died: Prefect's pause is still there, and no run is told of an end
+        await asyncio.gather(going, return_exceptions=True)
+        await world.sql("UPDATE runs SET status = 'pending_approval', reason = NULL, completed_at = NULL WHERE id = :run", run=gate.run_id)
+        again = asyncio.ensure_future(rerun(flow, await flow_run(flow_run_id), parameters))
+        world.going.append(again)  # type: ignore[arg-type]
+        if parameters["target"] == "b":
+            state = await again
+            assert state.is_failed()
+            assert "are not those that it was made with" in (state.message or "")
+        else:
+            await shown(world)
+            await world.answer(await world.gate(), "reject", by="bo")
+            assert (await again).name == "Rejected"
+        assert world.struck == []
+
+
+async def test_a_rejected_flow_run_that_is_run_again_stays_rejected(world: World) -> None:
+    async with compiled_run(world) as (flow, going):
+        gate, flow_run_id = await shown(world)
+        await world.answer(gate, "reject", by="bo")
+        await going
+        state = await rerun(flow, await flow_run(flow_run_id), {})
+        assert not state.is_completed()
+        assert "rejected" in (state.message or "")
+        assert world.struck == []
+
+
+# A process that is killed while it waits
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from plan_adapter import ExecutionPlan, PrefectApprover, ToolRegistry, run_plan, tool
+
+@tool(effect="write")
+def strike(target: str) -> str:
+    "Strike."
+    with Path(sys.argv[1]).open("a") as file:
+        file.write(target)
+    return target
+
+plan = ExecutionPlan(description="Strike")
+plan.add_step("strike", "Strike it", {"target": "a"}, id="strike")
+run_plan(plan, tools=ToolRegistry([strike]), approver=PrefectApprover())
+"""
+
+
+@pytest.mark.parametrize("answered", [False, True], ids=["unanswered", "answered_in_the_form"])
+async def test_after_a_kill_at_the_gate_the_run_goes_on_only_if_somebody_approved_it(answered: bool, world: World, tmp_path: Path) -> None:
+    struck = tmp_path / "struck"
+    environment = {**os.environ, "PLAN_ADAPTER_DATABASE_URL": world.url}
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(struck)], env=environment)
+    try:
+        gate, flow_run_id = await shown(world)
+        os.kill(process.pid, signal.SIGKILL)
+    finally:
+        process.kill()
+        process.wait()
+    if answered:
+        await resume(flow_run_id, APPROVE)
+    from plan_adapter import aresume_run, tool
+
+    def strike(target: str) -> str:
+        """Strike."""
+        struck.write_text(target)
+        return target
+
+    from plan_adapter import ToolRegistry
+
+    tools = ToolRegistry([tool(effect="write")(strike)])
+    if not answered:
+        with pytest.raises(NotApprovedError):
+            await aresume_run(gate.run_id, tools=tools, store=world.store)
+        assert not struck.exists()
+        return
+    run = await aresume_run(gate.run_id, tools=tools, store=world.store, approver=PrefectApprover())
+    assert (run.status, run.flow_run_id, struck.read_text()) == (PlanStatus.COMPLETED, str(flow_run_id), "a")

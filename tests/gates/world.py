@@ -1,0 +1,193 @@
+"""What the tests of gates share: a world in which every call of a tool is counted, runs that wait at a gate, and people."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import text
+
+from plan_adapter import ExecutionPlan, Input, PlanRun, PlanStore, ToolRegistry, tool
+from plan_adapter.approval import Asking, answer_to
+from plan_adapter.errors import RunConflictError
+from plan_adapter.execution.carry import Past
+from plan_adapter.execution.direct import DirectCalls
+from plan_adapter.plan import ApprovalPolicy, new_id
+from plan_adapter.record import Answer, Approval, ApprovalRequest, Decision, Gate
+from plan_adapter.runner import Occasion, execute_plan, go_on
+from plan_adapter.runs.gates import FormDoor
+from plan_adapter.runs.performing import Way, create_run, perform
+from plan_adapter.settings import Settings
+from plan_adapter.validation import BoundPlan, bind_inputs, validate
+
+
+class Silent:
+    """An approver who is asked and never answers."""
+
+    async def ask(self, request: ApprovalRequest) -> Approval:
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets the event")
+
+
+@dataclass
+class Says:
+    """An approver who answers at once; `change` makes the answer another one."""
+
+    decision: Decision = "approve"
+    by: str = "ana"
+    known_by: str = "os_user"
+    note: str = ""
+    change: Callable[[Approval], Approval] = field(default=lambda approval: approval)
+
+    async def ask(self, request: ApprovalRequest) -> Approval:
+        return self.change(answer_to(request, decision=self.decision, by=self.by, known_by=self.known_by, note=self.note))
+
+
+@dataclass
+class FormAnswers:
+    """A form in which somebody says `answers`, one after the other; `told` holds what each was answered."""
+
+    answers: tuple[Answer, ...]
+    told: list[str | None] = field(default_factory=list)
+
+    async def ask(self, asking: Asking) -> None:
+        for answer in self.answers:
+            self.told.append(await asking.submit(answer))
+        await asyncio.shield(asking.closed)
+
+    async def collected(self, _gate: Gate) -> None:
+        return None
+
+    async def publish(self, _gate: Gate) -> None:
+        return None
+
+    async def resume_released(self, _gate: Gate, _approval: Approval) -> None:
+        return None
+
+    async def secret(self, _name: str) -> None:
+        return None
+
+
+@dataclass
+class World:
+    """A store and the tools of one test; `struck` holds what every call of the tool `strike` was given."""
+
+    store: PlanStore
+    url: str
+    folder: Path
+    struck: list[str] = field(default_factory=list)
+    settings: Settings = field(default_factory=Settings)
+    going: list["asyncio.Task[PlanRun]"] = field(default_factory=list)
+
+    def tools(self, *, effect: str = "write", schema: type = str) -> ToolRegistry:
+        """Return the tools; another effect or type of the parameter makes another definition."""
+
+        def strike(target: Any) -> str:
+            """Strike a target."""
+            self.struck.append(target)
+            return f"{target}!"
+
+        def look(target: str) -> str:
+            """Look at a target."""
+            return target
+
+        strike.__annotations__["target"] = schema
+        return ToolRegistry([tool(effect=effect)(strike), tool(effect="read")(look)])  # type: ignore[call-overload]
+
+    def plan(self, *, gated: bool = False, policy: ApprovalPolicy | None = None, timeout_ms: int = 0) -> ExecutionPlan:
+        """Return a plan that looks and strikes; `gated` gives the strike a gate of its own, and the plan none."""
+        plan = ExecutionPlan(description="Strike 目标", inputs={"target": Input(default="a")}, approval=policy)
+        plan.add_step("look", "Look first", {"target": "${{ inputs.target }}"}, id="look")
+        plan.add_step("strike", "Strike it", {"target": "${{ steps.look.result }}"}, id="strike", requires_approval=gated)
+        plan.options.require_approval = not gated
+        plan.options.approval_timeout_ms = timeout_ms
+        return plan
+
+    def bound(
+        self, plan: ExecutionPlan | None = None, *, inputs: dict[str, Any] | None = None, tools: ToolRegistry | None = None
+    ) -> BoundPlan:
+        """Return a plan as it would run."""
+        return bind_inputs(validate(plan or self.plan(), tools or self.tools()), inputs)
+
+    def occasion(self, approver: Any = None, **given: Any) -> Occasion:
+        """Return the occasion of a run that `approver` is asked about."""
+        return Occasion(approver=approver, **{"settings": self.settings, "requested_by": "runner", "tools": self.tools(), **given})
+
+    def start(self, plan: ExecutionPlan | None = None, *, approver: Any = None, **given: Any) -> "asyncio.Task[PlanRun]":
+        """Start a run of `plan` offline; nobody answers unless `approver` does."""
+        work = execute_plan(self.bound(plan), occasion=self.occasion(approver or Silent(), **given), store=self.store, offline=True)
+        self.going.append(asyncio.ensure_future(work))
+        return self.going[-1]
+
+    def start_with_form(self, plan: ExecutionPlan, answers: "FormAnswers") -> "asyncio.Task[PlanRun]":
+        """Start a run whose gates are shown in a form, in which `answers` are given one after the other."""
+
+        async def work() -> PlanRun:
+            bound, occasion = self.bound(plan), self.occasion(asks_in_form=True)
+            run = await create_run(bound, self.store, occasion)
+            door = FormDoor(answers.ask, answers.collected, lambda *_: None, answers.publish, answers.resume_released, answers)
+            return await perform(bound, run, self.store, occasion, past=Past(), way=Way(DirectCalls(), door=door))
+
+        self.going.append(asyncio.ensure_future(work()))
+        return self.going[-1]
+
+    async def resume(self, run_id: str, *, approver: Any = None, tools: ToolRegistry | None = None, **given: Any) -> PlanRun:
+        """Go on with a run; by default nobody is there to be asked."""
+        occasion = self.occasion(approver, **given)
+        return await go_on(run_id, tools=tools or self.tools(), occasion=occasion, store=self.store, offline=True)
+
+    async def gate(self, *, step: str | None = None, count: int = 1) -> Gate:
+        """Return the newest open gate, once there are `count` of them."""
+        while True:
+            found = [gate for gate in await self.store.gates() if gate.step_id == step]
+            if len(found) >= count:
+                return found[-1]
+            await self.store.changed(0.5)
+
+    async def detached(self, plan: ExecutionPlan | None = None) -> tuple[PlanRun, Gate]:
+        """Return a run that waits for an approval without a process, and its gate."""
+        occasion = self.occasion()
+        run = await execute_plan(self.bound(plan), occasion=occasion, store=self.store, offline=True, record_pending=True)
+        return run, await self.gate()
+
+    async def answer(
+        self, gate: Gate, decision: Decision = "approve", *, by: str = "ana", known_by: str = "os_user", **changed: Any
+    ) -> Gate:
+        """Answer at `gate` as another process does."""
+        return await self.store.answer_gate(gate.id, replace(self.approval(gate, decision, by=by, known_by=known_by), **changed))
+
+    def approval(self, gate: Gate, decision: Decision = "approve", *, by: str = "ana", known_by: str = "os_user") -> Approval:
+        """Return an answer to `gate`."""
+        request = ApprovalRequest(gate.approval_digest, gate.name, "", "", run_id=gate.run_id, step_id=gate.step_id, item=gate.item)
+        return answer_to(replace(request, gate_id=gate.id), decision=decision, by=by, known_by=known_by)
+
+    async def sql(self, statement: str, **values: Any) -> None:
+        """Change the database as nobody but its owner can."""
+        await self.store._database.write(lambda connection: connection.execute(text(statement), values))
+
+    async def end(self, going: "asyncio.Task[PlanRun]") -> PlanRun:
+        """Reject at every gate that is still open, and return how the run ended: what did not open until then will not open."""
+        while not going.done():
+            for gate in await self.store.gates():
+                with suppress(RunConflictError):
+                    await self.answer(gate, "reject", by="zoe")
+            await asyncio.wait({going}, timeout=0.5)
+        return going.result()
+
+    async def now(self) -> datetime:
+        """Return the time of the database."""
+        return await self.store.now()
+
+    async def close(self) -> None:
+        """End what still goes on."""
+        for task in self.going:
+            task.cancel()
+        await asyncio.gather(*self.going, return_exceptions=True)
+
+
+def another(approval: Approval, **changes: Any) -> Approval:
+    """Return `approval` changed, with an id of its own."""
+    return replace(approval, id=new_id(), **changes)

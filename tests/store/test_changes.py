@@ -1,0 +1,220 @@
+"""Waiting for a change of the store: any process's change is seen, soon, at next to no cost, and none is missed."""
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from plan_adapter.store.store import PlanStore
+from plan_adapter.store.tables import REVISION
+from tests.postgres import PostgresServer
+from tests.store.builders import a_gate, a_standing_approval, an_answer, an_approval, begun, created, validated
+from tests.store.builders import a_plan as plan_of
+
+BOUND = 20.0
+
+
+async def settled(store: PlanStore) -> None:
+    """Return once the store is watched, with nothing new since."""
+    while True:
+        await store.now()
+        started = time.monotonic()
+        await store.changed(0.4)
+        if time.monotonic() - started >= 0.39:
+            await store.now()
+            return
+
+
+CHANGES: dict[str, Callable[[PlanStore, str, str], Awaitable[object]]] = {
+    "a request to cancel": lambda store, run_id, _gate: store.request_cancel(run_id, "enough"),
+    "an approval": lambda store, run_id, _gate: store.add_approval(an_approval(run_id=run_id)),
+    "an approval that is used": lambda store, run_id, _gate: store.use_approval(an_approval(), run_id=run_id),
+    "a standing approval": lambda store, _run, _gate: store.add_standing(a_standing_approval()),
+    "the end of a gate": lambda store, _run, gate_id: store.close_gate(gate_id, "cancelled"),
+    "a form": lambda store, _run, gate_id: store.show_gate(gate_id, flow_run_id="f", keyset="k"),
+    "a revision": lambda store, run_id, _gate: store.revise_run(run_id, validated(plan_of(steps=("x",))), "e" * 64, by="ana", note=""),
+}
+
+
+async def test_what_another_connection_changes_wakes_those_who_wait(store: PlanStore, store_url: str):
+    async with PlanStore(store_url) as other:
+        for name, change in CHANGES.items():
+            run = await created(store)
+            gate = await store.open_gate(a_gate(run), timeout_ms=0)
+            await settled(store)
+            waits = [asyncio.create_task(store.changed(BOUND)) for _ in range(20)]
+            await other.now()
+            assert not any(wait.done() for wait in waits), name
+            started = time.monotonic()
+            await change(other, run.id, gate.id)
+            await asyncio.gather(*waits)
+            assert time.monotonic() - started < BOUND / 2, name
+
+
+async def test_an_answer_wakes_who_waits_at_its_gate_and_a_receipt_does_not(store: PlanStore):
+    run = await begun(store)
+    gate = await store.open_gate(a_gate(run, "drain"), timeout_ms=0)
+    await settled(store)
+    recorder = await store.recorder(run)
+    await recorder.flush()
+    wait = asyncio.create_task(store.changed(BOUND))
+    await asyncio.wait([wait], timeout=0.2)
+    assert not wait.done()
+    await store.answer_gate(gate.id, an_answer(gate))
+    async with asyncio.timeout(BOUND / 2):
+        await wait
+
+
+async def test_nothing_is_missed_between_a_read_and_the_wait_for_it(store: PlanStore, store_url: str):
+    run = await created(store)
+    async with PlanStore(store_url) as other:
+        for watched in (False, True):
+            if watched:
+                await settled(store)
+            gate = await store.open_gate(a_gate(run), timeout_ms=0)
+            assert (await store.gate(gate.id)).end is None
+            await other.close_gate(gate.id, "cancelled")  # after the read, before the wait
+            await other.now()
+            async with asyncio.timeout(BOUND / 2):
+                await store.changed(BOUND)
+            assert (await store.gate(gate.id)).end == "cancelled"
+
+
+async def test_a_read_counts_for_waits_in_tasks_that_begin_after_it(store: PlanStore, store_url: str):
+    run = await created(store)
+    await settled(store)
+    async with PlanStore(store_url) as other:
+        await store.now()
+        before = store._database.changes._generation
+        await other.request_cancel(run.id, "enough")
+        await _is_told(store, before)
+        await asyncio.wait_for(asyncio.create_task(store.changed(BOUND)), BOUND / 2)
+        await store.now()
+        wait = asyncio.create_task(store.changed(0.1))
+        started = time.monotonic()
+        await wait
+        assert time.monotonic() - started >= 0.09
+
+
+async def _is_told(store: PlanStore, before: int) -> None:
+    """Return once a change that nobody waited for has come to the store."""
+    async with asyncio.timeout(BOUND):
+        while store._database.changes._generation == before:
+            await asyncio.sleep(0.005)
+
+
+async def test_without_a_change_it_returns_after_its_time(store: PlanStore):
+    await settled(store)
+    started = time.monotonic()
+    await store.changed(0.15)
+    assert 0.14 < time.monotonic() - started < 5
+
+
+def test_several_loops_wait_at_once_and_one_that_ended_harms_nobody(store_url: str):
+    store, run_id = PlanStore(store_url), ""
+
+    async def prepare() -> str:
+        return (await created(store)).id
+
+    async def wait() -> None:
+        await settled(store)
+        ready.wait(BOUND)
+        await store.cancel_request(run_id)
+        while await store.cancel_request(run_id) is None:
+            await store.changed(BOUND)
+
+    async def left() -> None:
+        _ = asyncio.ensure_future(store.changed(BOUND))  # noqa: RUF006  # left to the end of the loop on purpose
+        await asyncio.sleep(0)
+
+    run_id = asyncio.run(prepare())
+    ready = threading.Barrier(4)
+    threads = [threading.Thread(target=lambda: asyncio.run(wait())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    asyncio.run(left())
+    ready.wait(BOUND)
+    asyncio.run(store.request_cancel(run_id, "enough"))
+    for thread in threads:
+        thread.join(BOUND)
+        assert not thread.is_alive()
+    asyncio.run(store.close())
+
+
+async def test_closing_a_store_ends_the_wait_and_the_watch(store_url: str):
+    before = set(threading.enumerate())
+    store = PlanStore(store_url)
+    await created(store)
+    await settled(store)
+    wait = asyncio.create_task(store.changed(BOUND))
+    await asyncio.sleep(0)
+    await store.close()
+    await asyncio.wait_for(wait, BOUND / 2)
+    for thread in set(threading.enumerate()) - before:
+        if thread.name.startswith("plan-store"):
+            thread.join(10)
+            assert not thread.is_alive(), thread.name
+
+
+async def test_a_file_that_is_made_later_is_watched_then(tmp_path: Path):
+    url = f"sqlite:///{tmp_path / 'plans.db'}"
+    async with PlanStore(url) as store, PlanStore(url) as other:
+        await store.changed(0.05)
+        assert list(tmp_path.iterdir()) == []
+        run = await created(other)
+        await settled(store)
+        wait = asyncio.create_task(store.changed(BOUND))
+        await other.request_cancel(run.id, "enough")
+        await asyncio.wait_for(wait, BOUND / 2)
+
+
+async def test_a_connection_that_is_lost_is_made_again(postgres_server: PostgresServer, postgres_database: str):
+    async with PlanStore(postgres_database) as store, PlanStore(postgres_database) as other:
+        assert await store.upgrade() == REVISION
+        run = await created(store)
+        await settled(store)
+        lost = asyncio.create_task(store.changed(BOUND))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(
+            postgres_server.execute,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND pid <> pg_backend_pid()",
+        )
+        await asyncio.wait_for(lost, BOUND / 2)  # what happened meanwhile went unheard
+        await settled(store)
+        wait = asyncio.create_task(store.changed(BOUND))
+        await other.request_cancel(run.id, "enough")
+        await asyncio.wait_for(wait, BOUND / 2)
+
+
+WRITING = """
+import asyncio, sys
+from plan_adapter.store.store import PlanStore
+
+async def main():
+    async with PlanStore(sys.argv[1]) as store:
+        await store.now()
+        print("ready", flush=True)
+        while line := sys.stdin.readline():
+            await store.request_cancel(line.strip(), "enough")
+
+asyncio.run(main())
+"""
+
+
+async def test_every_commit_of_another_process_is_seen(store: PlanStore, store_url: str):
+    runs = [await created(store) for _ in range(15)]
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", WRITING, store_url, stdin=pipe, stdout=pipe)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    await process.stdout.readline()
+    await settled(store)
+    for run in runs:
+        process.stdin.write(f"{run.id}\n".encode())
+        while await store.cancel_request(run.id) is None:
+            async with asyncio.timeout(BOUND / 2):
+                await store.changed(BOUND)
+    process.stdin.close()
+    await process.wait()

@@ -1,0 +1,114 @@
+"""New versions of a run's plan: in the same run, with the steps that were begun as they were."""
+
+from dataclasses import replace
+
+import pytest
+
+from plan_adapter.canonical import plan_digest
+from plan_adapter.errors import NotApprovedError, RunConflictError
+from plan_adapter.plan import PlanStatus, StepStatus
+from plan_adapter.record import RunReason
+from plan_adapter.store import tables
+from plan_adapter.store.holder import Holder
+from plan_adapter.store.store import PlanStore
+from tests.store.builders import DIGEST, a_gate, a_plan, a_receipt, an_answer, an_approval, an_attempt, begun, created, ended, validated
+
+NEW = "e" * 64
+
+
+async def test_a_new_version_takes_the_place_of_the_old_one_in_the_same_run(store: PlanStore):
+    run = await created(store, requested_by="bo")
+    gate = await store.open_gate(a_gate(run), timeout_ms=0)
+    plan = a_plan("检查两次", steps=("check", "again"), lists=("again",))
+    plan.metadata = {"owner": "ana"}
+    revised = await store.revise_run(run.id[:12], validated(plan), NEW, by="安娜", note="两次")
+    assert revised == await store.run(run.id)
+    assert (revised.id, revised.inputs, revised.created_at, revised.requested_by) == (run.id, run.inputs, run.created_at, "bo")
+    assert (revised.digest, revised.approval_digest, revised.description) == (plan_digest(plan), NEW, "检查两次")
+    assert [(step.id, step.status, step.depends_on) for step in revised.steps] == [
+        ("check", StepStatus.PENDING, ()),
+        ("again", StepStatus.PENDING, ("check",)),
+    ]
+    assert (revised.status, revised.metadata) == (PlanStatus.PENDING_APPROVAL, {"owner": "ana"})
+    assert (await store.get(revised.digest)).description == "检查两次"
+    assert (await store.gate(gate.id)).end == "superseded"
+    (first,) = await store.revisions(run.id)
+    assert (first.number, first.digest, first.approval_digest, first.by, first.note) == (1, run.digest, DIGEST, "安娜", "两次")
+    await store.revise_run(run.id, validated(a_plan("三次")), "f" * 64, by="bo", note="")
+    assert [(one.number, one.digest) for one in await store.revisions(run.id)] == [(1, run.digest), (2, revised.digest)]
+    entries = [(entry.kind, entry.by, entry.message) for entry in await store.audit(run.id) if entry.kind == "revised"]
+    assert entries == [("revised", "安娜", "两次"), ("revised", "bo", None)]
+
+
+async def test_what_approved_the_old_version_does_not_approve_the_new_one(store: PlanStore):
+    run = await created(store)
+    gate = await store.open_gate(a_gate(run), timeout_ms=0)
+    await store.answer_gate(gate.id, an_answer(gate))
+    kept = await store.answer_to_gate(gate.id)
+    assert kept is not None
+    await store.use_approval(kept, run_id=run.id)
+    revised = await store.revise_run(run.id, validated(a_plan("new")), NEW, by="ana", note="")
+    assert (revised.approved_at, revised.approved_by, revised.is_approved) == (None, None, False)
+    await store.claim(replace(revised, status=PlanStatus.EXECUTING))
+    recorder = await store.recorder(revised)
+    with pytest.raises(NotApprovedError, match="was approved with other content"):
+        await recorder.intent(an_attempt(run, at=recorder.now()))
+    await store.use_approval(an_approval(approval_digest=NEW), run_id=run.id)
+    await recorder.intent(an_attempt(run, at=recorder.now()))
+
+
+async def test_a_run_that_stopped_goes_on_with_a_new_version_and_carries_what_was_done(store: PlanStore):
+    run = await begun(store)
+    recorder = await store.recorder(run)
+    attempt = an_attempt(run, "check", at=recorder.now())
+    await recorder.intent(attempt)
+    recorder.receipt(a_receipt(attempt, "checked", at=recorder.now()))
+    recorder.step_ended(ended(run, "check", StepStatus.COMPLETED, at=recorder.now()))
+    recorder.step_ended(ended(run, "restart", StepStatus.SKIPPED, at=recorder.now(), reason="`drain` failed"))
+    await recorder.flush()
+    run.status, run.reason, run.message, run.completed_at = PlanStatus.PARTIAL, RunReason.STEP_FAILED, "no", recorder.now()
+    await store.update_run(run)
+    revised = await store.revise_run(run.id, validated(a_plan(steps=("check", "drain", "restart", "verify"))), NEW, by="ana", note="")
+    assert (revised.status, revised.reason, revised.message, revised.completed_at) == (PlanStatus.PENDING_APPROVAL, None, None, None)
+    assert [step.status for step in revised.steps] == [StepStatus.COMPLETED, *[StepStatus.PENDING] * 3]
+    assert revised.steps[0].result == "checked"
+
+
+async def test_steps_that_were_begun_must_stay_as_they_are(store: PlanStore):
+    run = await begun(store)
+    recorder = await store.recorder(run)
+    for name in ("check", "drain"):
+        await recorder.intent(an_attempt(run, name, at=recorder.now()))
+    await store.release(run.id)
+    changed = a_plan(steps=("check", "restart"))
+    changed.steps[0].description = "something else"
+    with pytest.raises(RunConflictError, match=r"must stay as they are in a new version: check, drain; start"):
+        await store.revise_run(run.id, validated(changed), NEW, by="ana", note="")
+    assert (await store.run(run.id)).approval_digest == DIGEST
+    assert await store.revisions(run.id) == []
+    await store.revise_run(run.id, validated(a_plan("other words", steps=("check", "drain", "verify"))), NEW, by="ana", note="")
+
+
+async def test_a_run_that_has_completed_or_is_executed_is_not_revised(store: PlanStore):
+    completed, executed = await created(store, status=PlanStatus.COMPLETED), await begun(store)
+    for run, words in ((completed, "has completed: start a new run"), (executed, "is executed by process")):
+        with pytest.raises(RunConflictError, match=words):
+            await store.revise_run(run.id, validated(a_plan("new")), NEW, by="ana", note="")
+    dead = tables.runs.update().where(tables.runs.c.id == executed.id).values(runner=str(replace(Holder.this(), pid=2**22 + 1)))
+    await store._database.write(lambda connection: connection.execute(dead) and None)
+    assert (await store.revise_run(executed.id, validated(a_plan("new")), NEW, by="ana", note="")).reason is None
+
+
+async def test_a_version_that_changes_nothing_is_refused(store: PlanStore):
+    run = await created(store)
+    with pytest.raises(RunConflictError, match="nothing would change"):
+        await store.revise_run(run.id, validated(a_plan()), DIGEST, by="ana", note="")
+
+
+async def test_who_read_the_run_before_it_was_revised_cannot_claim_it(store: PlanStore):
+    run = await created(store)
+    await store.cancel(run.id, "no")
+    await store.revise_run(run.id, validated(a_plan("new")), NEW, by="ana", note="")
+    assert await store.cancel_request(run.id) is None
+    with pytest.raises(RunConflictError, match="was changed by another process, it is pending_approval now"):
+        await store.claim(run)

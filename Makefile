@@ -1,6 +1,6 @@
 # `make demo` and `make test` set up what is missing first: only Python 3.11 or later, make and git are assumed.
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough check format browser bench blocks automations lock clean
+.PHONY: help demo test tests thorough check format browser bench blocks automations lock clean
 
 PYTHON := .venv/bin/python
 STAMP := .venv/ready
@@ -11,12 +11,15 @@ help:  ## show this list
 demo: $(STAMP)  ## run the CI runbook on a small repository, on a local Prefect server
 	@$(PYTHON) deployments/demo.py
 
-# A file's tests stay in one process: several start a server or a worker once for all of them.
-test: check  ## check, then run every test
-	@$(PYTHON) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+# More processes than cores: many tests wait for others. tests/conftest.py says which of them share one.
+test: $(STAMP)  ## check, and run the tests beside that
+	@$(MAKE) --no-print-directory --jobs=2 check tests
 
-thorough: $(STAMP)  ## the tests that take long: browser, workers, every gate on PostgreSQL
-	@$(PYTHON) -m pytest -m thorough --numprocesses auto --maxprocesses 4 --dist loadfile
+tests:
+	@$(PYTHON) -m pytest --numprocesses 5 --no-loadscope-reorder
+
+thorough: $(STAMP)  ## the tests of corners that take long: servers that hang, workers that are given back, signals at gates
+	@$(PYTHON) -m pytest -m thorough --numprocesses 4 --no-loadscope-reorder
 
 check: $(STAMP)  ## lint, formatting and types
 	@$(PYTHON) -m ruff check .
@@ -28,7 +31,7 @@ format: $(STAMP)  ## mend what lint and formatting can mend by themselves
 	@$(PYTHON) -m ruff format .
 
 browser: $(STAMP)  ## answer gates in Prefect's UI with Chromium; keeps what it sees in screenshots/
-	@$(PYTHON) -m pytest tests/browser -m thorough --screenshots screenshots
+	@$(PYTHON) -m pytest tests/browser -m "not benchmark" --screenshots screenshots
 
 bench: $(STAMP)  ## measure against hand-written Prefect flows
 	@$(PYTHON) -m pytest tests/benchmarks -m benchmark -s -n 0

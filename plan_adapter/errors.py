@@ -6,6 +6,7 @@ PlanAdapterError
 ├── NoServerError         start or reach a Prefect server, or run with `offline=True`
 ├── RunConflictError      the run is in another state, or another process holds it
 ├── StoreError            the database cannot be used; the message says why and what to do
+│   └── LeaseLostError    … for this run, because another process has taken it over
 ├── ToolDefinitionError   mend the function that is to be a tool, or the import string that names it
 ├── ToolError             a tool's own way to say that it failed
 │   └── UnknownOutcomeError   … or that it cannot tell whether it did what it was asked to
@@ -49,6 +50,10 @@ class RunConflictError(PlanAdapterError):
 
 class StoreError(PlanAdapterError):
     """The store cannot be opened, read or written."""
+
+
+class LeaseLostError(StoreError):
+    """Another process has taken the run over: this one writes nothing more about it and starts no further step."""
 
 
 class ToolDefinitionError(PlanAdapterError):

@@ -1,11 +1,11 @@
-"""The flow that a deployment offers: its entrypoint is `plan_adapter.flows.run_plan`."""
+"""The flows that deployments offer: their entrypoints are `plan_adapter.flows.run_plan` and `plan_adapter.flows.reconcile`."""
 
 import re
 from typing import Any, cast
 
-from prefect import flow
+from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
-from prefect.states import Failed
+from prefect.states import Completed, Failed
 
 from plan_adapter.blocks import PlanStoreDatabase
 from plan_adapter.documents import load_plan
@@ -41,6 +41,26 @@ async def run_plan(plan: str, inputs: dict[str, Any] | None = None, tools: list[
             return cast("State", await compiled.fn(**(inputs or {})))
     except PlanAdapterError as error:
         return Failed(message=str(error))
+
+
+@flow(name="reconcile", persist_result=False)
+async def reconcile(database: str | None = None) -> State:
+    """Find what ended processes left behind, mend what needs nobody's word, and say in the state's message what a person must do.
+
+    Args:
+        database: Name of a Plan Store Database block; without one the worker's settings name the store.
+
+    """
+    from plan_adapter.runs.reconciling import reconcile as reconcile_runs
+
+    async with await _open_store(database) as store:
+        found = await reconcile_runs(store, with_prefect=True)
+    for finding in found:
+        now = "mended" if finding.is_mended else finding.command or "for a person"
+        get_run_logger().info("%s %s: %s (%s)", finding.run_id, finding.name, finding.message, now)
+    left = [finding for finding in found if not finding.is_mended]
+    commands = "; ".join(f"`{finding.command}`" for finding in left[:5])
+    return Completed(message=f"{len(found) - len(left)} mended, {len(left)} for a person" + (f": {commands}" if left else ""))
 
 
 async def _open_store(block: str | None) -> PlanStore:

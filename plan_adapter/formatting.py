@@ -39,6 +39,8 @@ def dependencies_of(plan: ExecutionPlan) -> dict[str, Dependencies]:
 
 def _dependencies(step: Step, declarations: Declarations) -> Dependencies:
     texts = [*step.parameters.values(), step.input, step.when, step.for_each, step.done_when]
+    if step.rollback is not None:
+        texts += step.rollback.parameters.values()
     template, _ = compile_template([text for text in texts if text is not None], declarations, at="")
     used = template.steps - {step.id, *step.depends_on}
     implied = tuple(other for other in declarations.steps if other in used) if used else ()
@@ -66,6 +68,7 @@ def _plan_lines(plan: ExecutionPlan) -> list[str]:
             parameters=step.parameters if step.parameters or not step.input else {"input": step.input},
             patience=step_patience(step, timeout) if timeout or step.max_retries else "",
             gate=_gate(plan, step),
+            rollback=None if step.rollback is None else (None, step.rollback.parameters),
         )
     return lines
 
@@ -133,6 +136,8 @@ def _step_run_lines(step: StepRun) -> list[str]:
     lines = [f"{step.index + 1}. **{prose(step.id)}** {code(step.tool_name)}: {how}{took}{tries}"]
     if step.status is StepStatus.SKIPPED and step.reason:
         lines.append(f"   - {prose(step.reason)}")
+    if step.rolled_back:
+        lines.append("   - undone by its rollback")
     if step.error:
         lines.append(f"   - error: {code(_cut(step.error))}")
     if step.result is not None:

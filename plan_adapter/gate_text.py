@@ -11,9 +11,10 @@ from unicodedata import east_asian_width
 from pydantic import JsonValue
 
 from plan_adapter.canonical import Change, diff_plans
+from plan_adapter.expressions import Foresight
 from plan_adapter.pictures import mermaid
 from plan_adapter.plan import EFFECTS, ApprovalPolicy, Effect, ExecutionPlan, Step
-from plan_adapter.preview import Preview, StepPreview, preview_plan
+from plan_adapter.preview import Preview, RollbackPreview, StepPreview, preview_plan, preview_rollback
 from plan_adapter.readable import (
     as_text,
     code,
@@ -142,21 +143,27 @@ def step_gate_text(
     `results` are those of the steps that it depends on, `ends` how these ended (`completed`, `skipped`); `item` counts from 0.
     """
     validated = bound.validated
-    values = _Values(bound.inputs, expressions=False)
+    secrets = sorted(validated.parameters[step.id].secrets)
+    values = _Values(bound.inputs, expressions=bool(secrets))
     schema = next((tool["parameters"] for tool in validated.definitions if tool["name"] == validated.tools[step.id].name), None)
+    undo, known = preview_rollback(step.id, validated, Foresight(bound.inputs)), _Values(bound.inputs)
     which = f", item {item + 1}" if item is not None else ""
     lines = [*_notices(notices), f"## {words(step.id)}{which}: {_title(validated.plan)}", "", *_quoted(step.description)]
     calls = f"calls {code(step.tool_name or '')} with the parameters below"
     lines += [f"**Asked: may this one call be made now?** It {calls}.", ""]
     lines += [
-        _danger(step.id, effect, item),
+        _danger(step.id, effect, undo),
         f"- {_tries(step, _timeout_ms(validated.plan, step))}",
         _expiry(validated.plan, expires_ms, step),
+        *_uses(secrets),
     ]
     lines += ["", "### Parameters", ""]
     for name, value in parameters.items():
         lines += _value_lines(code(name), values.masked(name, value, schema if isinstance(schema, dict) else None))
-    lines += ["", *_masked_note(values)] if parameters else ["None.", ""]
+    lines += [] if parameters else ["None."]
+    lines += ["", *_rollback_section(undo, {str(tool["name"]): tool["parameters"] for tool in validated.definitions}, known)]
+    values.has_masked = values.has_masked or known.has_masked
+    lines += _masked_note(values)
     lines += _what_came_before(validated.dependencies[step.id], results or {}, ends or {}, _Values(bound.inputs, expressions=False))
     return _document([*lines, *_digests(("approval digest", approval_digest), ("plan digest", validated.digest))])
 
@@ -199,17 +206,24 @@ def _quoted(text: str) -> list[str]:
 def _at_a_glance(preview: Preview, gates: frozenset[str], plan: ExecutionPlan, expires_ms: int) -> list[str]:
     counts = ", ".join(counted(count, _DOES[effect]) for effect, count in preview.effects.items())
     writes, asks = [step.step.id for step in _final(preview)], [step.step.id for step in preview.steps if step.step.id in gates]
+    undone = [step.step.id for step in preview.steps if step.rollback is not None]
     longest = "no limit" if preview.worst_case_ms is None else duration(preview.worst_case_ms)
     return [
         "**Asked: may exactly this plan run?**",
         "",
         f"- {counted(len(preview.steps), 'step')}: {counts}",
         f"- **cannot be undone: {_named(writes)}**" if writes else "- nothing in it that could not be repeated",
+        *([f"- undone if the run fails: {_named(undone)}"] if undone else []),
         *([f"- asks again before {_named(asks)}"] if asks else []),
+        *_uses(preview.secrets),
         f"- takes at most: {longest}" + (", waiting for answers apart" if asks else ""),
         _expiry(plan, expires_ms, None),
         "",
     ]
+
+
+def _uses(secrets: Sequence[str]) -> list[str]:
+    return [f"- uses the secrets: {_named(secrets, NAMED)}"] if secrets else []
 
 
 def _named(ids: Sequence[str], limit: int = 5) -> str:
@@ -304,19 +318,33 @@ def _step_lines(preview: StepPreview, number: int, schemas: Mapping[str, JsonVal
         for name, value in preview.parameters.items()
     ]
     conditions = {"when": step.when, "for each": step.for_each, "done when": step.done_when, "on error": step.on_error}
-    for label, value in [*((label, text) for label, text in conditions.items() if text is not None), *facts]:
-        text = _line(value)
-        if text is not None:
-            cells.append(f"{label} {code_cell(text)}")
-        else:
-            cells.append(f"{label} ({_extent(value)}, below)")
-            blocks += _block(f"{code(step.id)} {label}", value)
+    _add_cells(step.id, [*((label, text) for label, text in conditions.items() if text is not None), *facts], cells, blocks)
+    if (undo := preview.rollback) is not None:
+        cells.append(f"**undone by** {code_cell(undo.tool_name)} ({_EFFECT[undo.effect]})")
+        told = [(f"undone with {code_cell(name)}", value) for name, value in _rollback_values(undo, schemas, values)]
+        _add_cells(step.id, told, cells, blocks)
     items = (
         f" × {preview.items} items" if step.for_each is not None and preview.items is not None else " × each item" if step.for_each else ""
     )
     what = f"**{name}**{items}" + (f": {words(_cut(step.description), cell=True)}" if step.description else "")
     effect = _EFFECT[preview.effect] + (" · **asks again**" if gate else "")
     return _StepLines(f"| {number} | {what} | {effect} | {' · '.join(cells)} | {_at_most(preview)} |", blocks)
+
+
+def _add_cells(step_id: str, facts: Iterable[tuple[str, JsonValue]], cells: list[str], blocks: list[str]) -> None:
+    """Add what is told of a step to the cells of its row, and long values to the blocks below."""
+    for label, value in facts:
+        text = _line(value)
+        if text is not None:
+            cells.append(f"{label} {code_cell(text)}")
+        else:
+            cells.append(f"{label} ({_extent(value)}, below)")
+            blocks += _block(f"{code(step_id)} {label}", value)
+
+
+def _rollback_values(undo: RollbackPreview, schemas: Mapping[str, JsonValue], values: _Values) -> list[tuple[str, JsonValue]]:
+    schema = schemas.get(undo.tool_name)
+    return [(name, values.masked(name, value, schema if isinstance(schema, dict) else None)) for name, value in undo.parameters.items()]
 
 
 def _at_most(preview: StepPreview) -> str:
@@ -406,10 +434,23 @@ def _irreversible(preview: Preview) -> list[str]:
     return [*lines, f"These {len(final)} steps write and cannot be undone by this plan: {names}", ""]
 
 
-def _danger(step_id: str, effect: Effect, item: int | None) -> str:
+def _danger(step_id: str, effect: Effect, undo: RollbackPreview | None) -> str:
+    if undo is not None:
+        does = "reads" if effect == "read" else "**writes**"
+        return f"- {code(step_id)} {does}; if the run fails after it, it is undone as below"
     if effect == "write":
         return f"- **{code(step_id)} writes and cannot be undone by this plan**"
     return f"- {code(step_id)} " + ("reads, and changes nothing" if effect == "read" else "writes, and may be repeated safely")
+
+
+def _rollback_section(undo: RollbackPreview | None, schemas: Mapping[str, JsonValue], values: _Values) -> list[str]:
+    """Return what undoes a call: it is approved with the plan, and nobody is asked again before."""
+    if undo is None:
+        return []
+    lines = ["### How it is undone", "", f"By {code(undo.tool_name)} ({_EFFECT[undo.effect]}), without asking again:", ""]
+    for name, value in _rollback_values(undo, schemas, values):
+        lines += _value_lines(code(name), value)
+    return [*lines, ""]
 
 
 def _what_came_before(after: Sequence[str], results: Mapping[str, JsonValue], ends: Mapping[str, str], values: _Values) -> list[str]:

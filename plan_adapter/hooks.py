@@ -3,11 +3,15 @@
 A hook that raises is logged and changes nothing.
 """
 
+import inspect
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from plan_adapter.record import Gate, PlanRun, StepRun
+
+log = logging.getLogger(__name__)
 
 EventKind: TypeAlias = Literal[
     "run_started",  # the run exists in the store; with a server its flow_run_id is known
@@ -59,3 +63,24 @@ class Hooks:
     on_plan_complete: RunHook | None = None
     on_gate_open: GateHook | None = None
     on_gate_answered: GateHook | None = None
+
+
+def tell(listener: Listener | None, event: Event) -> None:
+    """Hand `event` to the listener; one that raises is logged and changes nothing."""
+    if listener is not None:
+        try:
+            listener(event)
+        except Exception:
+            log.exception("the listener failed on %s", event.kind)
+
+
+async def call_hook(hook: Callable[..., object] | None, *arguments: object) -> None:
+    """Call one of the caller's hooks; one that raises is logged and changes nothing."""
+    if hook is None:
+        return
+    try:
+        answer = hook(*arguments)
+        if inspect.isawaitable(answer):
+            await answer
+    except Exception:
+        log.exception("hook %s failed", getattr(hook, "__name__", hook))

@@ -19,10 +19,11 @@ def step_listing(
     patience: str,
     items: int | None = None,
     gate: bool = False,
+    rollback: tuple[Effect | None, Mapping[str, JsonValue]] | None = None,
 ) -> list[str]:
     """Return the lines of one step; `implied` are the dependencies that only a reference makes, `patience` how long it is tried.
 
-    `gate`: the step waits at a gate of its own.
+    `gate`: the step waits at a gate of its own. `rollback` is the effect, where it is known, and the parameters of what undoes it.
     """
     what = code(step.tool_name) if step.tool_name is not None else f"goal: {prose(step.goal or '')}"
     head = f"{number}. **{prose(step.id)}** {what}" + (f" ({effect})" if effect else "")
@@ -35,8 +36,17 @@ def step_listing(
     if gate:
         lines.append(f"   - **waits for an approval of its own**{', each item' if step.for_each is not None else ''}")
     for name, value in parameters.items():
-        lines += _parameter_lines(name, value)
-    return [*lines, f"   - {patience}"] if patience else lines
+        lines += _parameter_lines(code(name), value)
+    lines += [f"   - {patience}"] if patience else []
+    return [*lines, *_rollback_lines(step, *rollback)] if rollback is not None else lines
+
+
+def _rollback_lines(step: Step, effect: Effect | None, parameters: Mapping[str, JsonValue]) -> list[str]:
+    tool = step.rollback.tool_name if step.rollback is not None else ""
+    lines = [f"   - undone by {code(tool)}" + (f" ({effect})" if effect else "")]
+    for name, value in parameters.items():
+        lines += _parameter_lines(f"undone with {code(name)}", value)
+    return lines
 
 
 def step_patience(step: Step, timeout_ms: int) -> str:
@@ -81,7 +91,7 @@ def _conditions(step: Step) -> list[tuple[str, str]]:
     return [(name, text) for name, text in conditions if text is not None]
 
 
-def _parameter_lines(name: str, value: JsonValue) -> list[str]:
+def _parameter_lines(label: str, value: JsonValue) -> list[str]:
     if isinstance(value, str) and "\n" in value:
-        return [f"   - {code(name)}:", *(f"     {line}" for line in fenced(value).splitlines())]
-    return [f"   - {code(name)}: {code(as_text(value))}"]
+        return [f"   - {label}:", *(f"     {line}" for line in fenced(value).splitlines())]
+    return [f"   - {label}: {code(as_text(value))}"]

@@ -92,11 +92,19 @@ class Input(_Model):
         return self.default is None
 
 
+ROLLBACK_DESCRIPTION = (
+    "The call that undoes the step once it has completed (each item that succeeded): made, in the reverse order of dependencies, when a "
+    "failed step or the total timeout ends the run, and on request when it is cancelled or has ended. A run that was rolled back is over."
+)
+
+
 class Rollback(_Model):
-    """The call that undoes a completed step."""
+    """The call that undoes a completed step; it is approved with the plan, tried once, and has the step's timeout."""
 
     tool_name: str = Field(description="The tool that undoes the step.")
-    parameters: dict[str, JsonValue] = Field(default_factory=dict, description="What the tool is handed.")
+    parameters: dict[str, JsonValue] = Field(
+        default_factory=dict, description="What the tool is handed; beside what the step may use, `result` is the step's own."
+    )
 
 
 class Concurrency(_Model):
@@ -199,7 +207,7 @@ class Step(_Model):
     depends_on: list[str] = Field(default_factory=list, description="Steps that must complete before; a reference implies its dependency.")
     requires_approval: bool = Field(default=False, description="Whether the step waits at a gate of its own.")
     on_error: Literal["stop", "continue"] | None = Field(default=None, description="Overrides the options' error policy for this step.")
-    rollback: Rollback | None = Field(default=None, description="The call that undoes the step. Not executed yet.")
+    rollback: Rollback | None = Field(default=None, description=ROLLBACK_DESCRIPTION)
     metadata: dict[str, JsonValue] = Field(default_factory=dict, description="Anything about the step; not read by the engine.")
 
     _index: int = PrivateAttr(default=0)

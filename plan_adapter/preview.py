@@ -1,7 +1,7 @@
 """`Preview`: what a run of a plan would do, before anything runs: order, parameters, retries, effects, the longest it may take."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from pydantic import JsonValue
@@ -12,6 +12,20 @@ from plan_adapter.listing import policy_facts, step_listing, step_patience
 from plan_adapter.plan import EFFECTS, Effect, ExecutionOptions, ExecutionPlan, Step
 from plan_adapter.readable import as_text, code, duration, prose
 from plan_adapter.tools.tool import Tool
+
+
+class CheckedRollback(Protocol):
+    """What a preview reads of the call that undoes a step."""
+
+    @property
+    def tool(self) -> Tool[..., Any]:
+        """The tool that it calls."""
+        ...
+
+    @property
+    def parameters(self) -> Template:
+        """What it hands its tool."""
+        ...
 
 
 class CheckedPlan(Protocol):
@@ -48,9 +62,28 @@ class CheckedPlan(Protocol):
         ...
 
     @property
+    def secrets(self) -> Collection[str]:
+        """The names of the secrets that the plan uses."""
+        ...
+
+    @property
     def tools(self) -> Mapping[str, Tool[..., Any]]:
         """Each step's tool."""
         ...
+
+    @property
+    def rollbacks(self) -> Mapping[str, CheckedRollback]:
+        """What undoes each step that can be undone."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackPreview:
+    """The call that undoes a step; `parameters` has every expression resolved that uses nothing but inputs."""
+
+    tool_name: str
+    effect: Effect
+    parameters: dict[str, JsonValue]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +99,7 @@ class StepPreview:
     items: int | None  # of its `for_each`, where inputs alone decide it; 1 without one
     worst_case_ms: float | None  # every attempt takes its whole timeout; None is no limit
     gate: bool = False  # whether it waits for an approval of its own; with `for_each`, each item does
+    rollback: RollbackPreview | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the step for `plan preview --json`: what is written and not default, and what follows from it."""
@@ -83,6 +117,7 @@ class StepPreview:
             "timeout_ms": self.timeout_ms,
             "items": self.items,
             "worst_case_ms": self.worst_case_ms,
+            **({"rollback": asdict(self.rollback)} if self.rollback is not None else {}),
         }
 
 
@@ -100,6 +135,7 @@ class Preview:
     waves: tuple[tuple[str, ...], ...]  # steps by depth; nothing waits for a wave
     worst_case_ms: float | None  # without waiting for approvals; None is no limit
     gate_effects: tuple[Effect, ...] = ()  # steps of these effects have a gate of their own by the settings, whatever the plan says
+    secrets: tuple[str, ...] = ()  # the names of those that are handed to tools; a preview never looks one up
 
     @property
     def effects(self) -> dict[Effect, int]:
@@ -129,6 +165,7 @@ class Preview:
             "approval": self.policy,
             "inputs": self.inputs,
             "missing_inputs": list(self.missing),
+            "secrets": list(self.secrets),
             "order": [step.step.id for step in self.steps],
             "waves": [list(wave) for wave in self.waves],
             "max_parallel_steps": self.plan.options.parallel_limit,
@@ -168,6 +205,7 @@ def preview_plan(
         waves=tuple(tuple(wave) for wave in graph.waves(checked.dependencies, checked.order)),
         worst_case_ms=_longest_run(steps, checked, plan.options),
         gate_effects=tuple(gate_effects),
+        secrets=tuple(sorted(checked.secrets)),
     )
 
 
@@ -187,7 +225,17 @@ def _preview_step(step: Step, checked: CheckedPlan, foresight: Foresight, gate_e
         items=items,
         worst_case_ms=None if once is None or items is None else once * items,
         gate=checked.plan.has_gate(step, effect, gate_effects=gate_effects),
+        rollback=preview_rollback(step.id, checked, foresight),
     )
+
+
+def preview_rollback(step_id: str, checked: CheckedPlan, foresight: Foresight) -> RollbackPreview | None:
+    """Return the call that would undo a step, None where there is none."""
+    rollback = checked.rollbacks.get(step_id)
+    if rollback is None:
+        return None
+    parameters = foresight.of(rollback.parameters)
+    return RollbackPreview(rollback.tool.name, rollback.tool.effect, parameters if isinstance(parameters, dict) else {})
 
 
 def _count(value: JsonValue) -> int | None:
@@ -247,6 +295,7 @@ def _facts(preview: Preview) -> list[str]:
     facts += [f"- {fact}" for fact in policy_facts(preview.plan, asks=asks, gate_effects=preview.gate_effects)]
     facts += [f"- input {code(name)}: {code(as_text(value))}" for name, value in preview.inputs.items()]
     facts += [f"- input {code(name)}: still to be given" for name in preview.missing]
+    facts += [f"- uses the secrets: {', '.join(map(code, preview.secrets))}"] if preview.secrets else []
     facts.append(f"- steps: {len(preview.steps)} ({effects}), {parallel}; when one fails: {options.on_error}")
     facts.append(f"- worst case: {_limit(preview.worst_case_ms)}" + _total(options) + _endless(preview))
     facts += [f"- output {code(name)}: {code(as_text(value))}" for name, value in preview.plan.outputs.items()]
@@ -280,4 +329,5 @@ def _step_lines(preview: StepPreview, number: int) -> list[str]:
         items=preview.items,
         patience=step_patience(preview.step, preview.timeout_ms) + longest,
         gate=preview.gate,
+        rollback=None if preview.rollback is None else (preview.rollback.effect, preview.rollback.parameters),
     )

@@ -163,6 +163,14 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         ),
         "unknown-reference": "An expression uses a name that does not exist here: a step, an input, or a variable.",
         "hyphenated-id": 'CEL reads `steps.my-step` as a subtraction. Write `steps["my-step"]`.',
+        "misplaced-secret": (
+            "`secrets.<name>` stands where its value would be shown or kept, or decide something that people see. A secret may only be "
+            "handed to a tool: in the `parameters` of a step or of its rollback, of a tool that does not pass them on to Prefect's server."
+        ),
+        "bad-secret-name": (
+            "A secret's name is a letter or underscore, then at most 63 letters, digits, underscores, hyphens or dots (ASCII). A Prefect "
+            'block of another type than Secret is named by its type and its name: `secrets["aws-secret/db"]`.'
+        ),
         "expression-needed": "`when` and `for_each` are always an expression in `${{ }}`.",
         # the inputs of a run
         "missing-input": "An input without a default was not given. Give it with --input name=value.",

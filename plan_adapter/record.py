@@ -77,6 +77,9 @@ class Receipt:
     error: str | None
     ended_at: datetime
     duration_ms: int
+    by: str | None = None  # whose word it is, where not the tool has told the outcome: a person's, or the tool's probe's
+    known_by: str | None = None  # a `KnownBy`, or `probe`
+    note: str | None = None
 
 
 @dataclass(slots=True)
@@ -98,6 +101,7 @@ class StepRun:
     retry_delay_ms: int = 0
     attempts: int = 0
     carried: bool = False  # its result comes from an earlier start of the same run
+    rolled_back: bool = False  # all that it did was undone by its rollback
     started_at: datetime | None = None
     completed_at: datetime | None = None
     duration_ms: int = 0
@@ -209,6 +213,9 @@ class PlanRun:
             raise RunFailedError(self)
 
 
+Resolution: TypeAlias = Literal["done", "again", "abort"]
+"""What a person says about an unknown outcome: it was done; it was not, run it again; end the run here."""
+
 Decision: TypeAlias = Literal["approve", "reject", "request_changes"]
 GateEnd: TypeAlias = Literal["answered", "expired", "cancelled", "superseded"]
 """`superseded`: what the gate asked about is not asked any more, because a new version of the plan took its place."""
@@ -281,6 +288,10 @@ class Gate:
     keyset: str | None = None  # under which Prefect keeps the form's answer
     openings: int = 1  # how often it was shown: after a kill, a forced state, a refused answer
     attended: bool | None = None  # whether a process waits at it; None: one on another host, of which nothing is known
+
+    def is_over(self, now: datetime) -> bool:
+        """Return whether, of an open gate, the time to answer is over at `now` and no process is there to end it."""
+        return self.attended is False and self.expires_at is not None and self.expires_at <= now
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,17 +11,24 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from plan_adapter.approval import Approver
+from pydantic import JsonValue
+
+from plan_adapter.approval import Approver, refusal, rules_of
 from plan_adapter.approvers.form import PrefectApprover
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.carry import Past
+from plan_adapter.execution.redrive import Redrive
+from plan_adapter.execution.rollback import units_to_undo
 from plan_adapter.hooks import Hooks
 from plan_adapter.plan import ExecutionPlan, PlanStatus
-from plan_adapter.record import Approval, PlanRun, RunContext, RunReason
+from plan_adapter.record import Approval, PlanRun, Resolution, RunContext, RunReason
 from plan_adapter.runs.approving import is_answered, not_approved, open_detached
 from plan_adapter.runs.occasion import Occasion
-from plan_adapter.runs.performing import create_run, perform, perform_anywhere, prefect_way
+from plan_adapter.runs.performing import Work, create_run, past_of, perform, perform_anywhere, prefect_way
+from plan_adapter.runs.redrive import fates_of
+from plan_adapter.runs.rollback import refuse_doubt, roll_back
 from plan_adapter.settings import Settings
+from plan_adapter.store.outcomes import Word
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate
@@ -34,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Occasion",
     "acancel_run",
+    "aresolve_step",
     "aresume_run",
     "arevise_run",
     "arun_plan",
@@ -41,9 +49,11 @@ __all__ = [
     "compile_plan",
     "execute_plan",
     "go_on",
+    "resolve_step",
     "resume_run",
     "revise_run",
     "run_plan",
+    "undo_run",
 ]
 
 T = TypeVar("T")
@@ -119,22 +129,32 @@ async def aresume_run(
     return await go_on(run_id, tools=tools, occasion=_occasion(approval, approver, hooks), store=store, offline=offline)
 
 
-async def go_on(run_id: str, *, tools: ToolRegistry, occasion: Occasion, store: PlanStore | None = None, offline: bool = False) -> PlanRun:
-    """Go on with a run that stopped: `aresume_run` for callers that have an occasion."""
+async def go_on(
+    run_id: str,
+    *,
+    tools: ToolRegistry,
+    occasion: Occasion,
+    store: PlanStore | None = None,
+    offline: bool = False,
+    asked: Redrive | None = None,
+) -> PlanRun:
+    """Go on with a run that stopped: `aresume_run` for callers that have an occasion, and who want only some of its steps."""
     async with _opened(store, occasion.settings) as opened:
         run = await opened.run(run_id)
         await _refuse_resume(run, opened)
         plan = await opened.get(run.digest)
-        bound = bind_inputs(validate(plan, tools), run.inputs)
-        if bound.approval_digest != run.approval_digest:
-            raise NotApprovedError(
-                f"the tools of run {run.id} have changed since it was approved (name, parameters, effect or permissions); start a new run"
-            )
+        bound = _as_recorded(run, plan, tools)
         occasion = replace(occasion, tools=tools)
         if run.status is PlanStatus.PENDING_APPROVAL and not await is_answered(bound, opened, occasion, run=run):
             raise not_approved(bound)
-        past = Past.of(await opened.attempts(run.id), await opened.receipts(run.id))
-        return await perform_anywhere(bound, run, opened, occasion, past=past, server=None if offline else await _server(occasion))
+        past = await past_of(run, opened)
+        work = _work_for(run, past)
+        if asked is not None:
+            if asked.skipped:
+                _refuse_to_leave_out(plan, run, occasion)
+            past = replace(past, fates=fates_of(run, bound.validated, past, asked))
+        server = None if offline else await _server(occasion)
+        return await perform_anywhere(bound, run, opened, occasion, past=past, server=server, work=work)
 
 
 def resume_run(
@@ -154,20 +174,114 @@ def resume_run(
     )
 
 
-async def acancel_run(run_id: str, *, reason: str = "cancelled", store: PlanStore | None = None) -> PlanRun:
+async def acancel_run(
+    run_id: str,
+    *,
+    reason: str = "cancelled",
+    rollback: bool = False,
+    tools: ToolRegistry | None = None,
+    store: PlanStore | None = None,
+    offline: bool = False,
+) -> PlanRun:
     """Ask the process that holds the run to end it, and return the run as it is now.
 
     A run that nobody holds is cancelled at once. Raises RunConflictError for a run that has ended.
+
+    With `rollback` what its steps did is undone, too: by the process that holds it, else here, with `tools`; that of a run that has
+    ended failed, partial or cancelled as well, in its flow run if it has one and not `offline`. Raises RunConflictError for a run that
+    has completed, and where the outcome of a step is unknown; NotApprovedError where the tools have changed.
     """
-    async with _opened(store, Settings()) as opened:
+    settings = Settings()
+    async with _opened(store, settings) as opened:
         run = await opened.run(run_id)
-        await opened.cancel(run.id, reason)
+        if not rollback:
+            await opened.cancel(run.id, reason)
+            return await opened.run(run.id)
+        return await undo_run(run, reason=reason, tools=tools, occasion=Occasion(settings=settings), store=opened, offline=offline)
+
+
+async def undo_run(
+    run: PlanRun, *, reason: str, tools: ToolRegistry | None, occasion: Occasion, store: PlanStore, offline: bool = False
+) -> PlanRun:
+    """Cancel `run` unless it has ended, and have what it did undone: `acancel_run` with `rollback`, for callers that have an occasion."""
+    if run.status is PlanStatus.COMPLETED:
+        raise RunConflictError(f"run {run.id} has completed: only a run that failed or was cancelled is rolled back")
+    past = await past_of(run, store)
+    was_interrupted = run.reason is RunReason.INTERRUPTED and past.has_rollbacks
+    if run.completed_at is None and not was_interrupted:
+        await store.cancel(run.id, reason, rollback=True)
+    if await store.holder(run.id) is not None:  # who executes it undoes it
+        return await store.run(run.id)
+    run = await store.run(run.id)
+    past, plan = await past_of(run, store), await store.get(run.digest)
+    refuse_doubt(run, past)
+    if not units_to_undo(plan, past) and not was_interrupted:
+        return run
+    if tools is None:
+        raise RunConflictError(f"nobody executes run {run.id}: what undoes it needs `tools`")
+    bound = _as_recorded(run, plan, tools)
+    server = None if offline or run.flow_run_id is None else await _server(occasion)
+    return await perform_anywhere(bound, run, store, occasion, past=past, server=server, work=roll_back)
+
+
+def cancel_run(
+    run_id: str,
+    *,
+    reason: str = "cancelled",
+    rollback: bool = False,
+    tools: ToolRegistry | None = None,
+    store: PlanStore | None = None,
+    offline: bool = False,
+) -> PlanRun:
+    """Ask the process that holds the run to end it, and return the run as it is now; see `acancel_run`."""
+    return _complete(acancel_run(run_id, reason=reason, rollback=rollback, tools=tools, store=store, offline=offline), twin="acancel_run")
+
+
+async def aresolve_step(
+    run_id: str,
+    step_id: str,
+    resolution: Resolution,
+    *,
+    by: str,
+    known_by: str = "unverified",
+    item: int | None = None,
+    result: JsonValue = None,
+    note: str = "",
+    store: PlanStore | None = None,
+) -> PlanRun:
+    """Say how a write ended of which nobody knows it, and return the run, which `resume_run` then goes on with.
+
+    `done`: it was done, with this `result`; `again`: it was not, and is to be done; `abort`: the run ends as cancelled. The word is kept as
+    the receipt of the attempt, with who gave it. Raises NotApprovedError for somebody who may not answer at the gates of this plan, and
+    RunConflictError where a process executes the run or nothing of the step is unknown.
+    """
+    settings = Settings()
+    async with _opened(store, settings) as opened:
+        run = await opened.run(run_id)
+        rules = rules_of(await opened.get(run.digest), settings, requested_by=run.requested_by or "")
+        if (why := refusal(rules, by=by, known_by=known_by, decision="reject")) is not None:
+            raise NotApprovedError(why)
+        await opened.resolve(run.id, step_id, Word(resolution, by, known_by, note, result), item=item)
         return await opened.run(run.id)
 
 
-def cancel_run(run_id: str, *, reason: str = "cancelled", store: PlanStore | None = None) -> PlanRun:
-    """Ask the process that holds the run to end it, and return the run as it is now; see `acancel_run`."""
-    return _complete(acancel_run(run_id, reason=reason, store=store), twin="acancel_run")
+def resolve_step(
+    run_id: str,
+    step_id: str,
+    resolution: Resolution,
+    *,
+    by: str,
+    known_by: str = "unverified",
+    item: int | None = None,
+    result: JsonValue = None,
+    note: str = "",
+    store: PlanStore | None = None,
+) -> PlanRun:
+    """Say how a write ended of which nobody knows it, and return the run; see `aresolve_step`."""
+    return _complete(
+        aresolve_step(run_id, step_id, resolution, by=by, known_by=known_by, item=item, result=result, note=note, store=store),
+        twin="aresolve_step",
+    )
 
 
 async def execute_plan(
@@ -201,15 +315,18 @@ async def arevise_run(
 
     The run keeps its inputs, its receipts and the approvals of single steps that the new version leaves as they are. A process that
     waits at the run's gate asks anew, and shows what differs. Raises InvalidPlanError, and RunConflictError where the run has ended,
-    is being executed, or has begun a step that the new version changes.
+    is being executed, was rolled back, or has begun a step that the new version changes.
     """
-    async with _opened(store, Settings()) as opened:
+    settings = Settings()
+    async with _opened(store, settings) as opened:
         run = await opened.run(run_id)
+        if (await past_of(run, opened)).has_rollbacks:
+            raise _rolled_back(run)
         bound = bind_inputs(validate(plan, tools), run.inputs)
         attended = any(gate.attended is not False for gate in await opened.gates(run_id=run.id))
         revised = await opened.revise_run(run.id, bound.validated, bound.approval_digest, by=by, note=note)
         if not attended:
-            await open_detached(bound, revised, opened, Settings())
+            await open_detached(bound, revised, opened, settings)
         return revised
 
 
@@ -276,8 +393,8 @@ async def _flow_body(
                     f"the plan, the inputs or the tools of run {run.id} are not those that it was made with: start a new run, "
                     f"or `plan revise {run.id}` and `plan resume {run.id}`"
                 )
-            past = Past.of(await opened.attempts(run.id), await opened.receipts(run.id))
-        return await perform(bound, run, opened, occasion, past=past, way=prefect_way(flow_run_id, opened))
+            past = await past_of(run, opened)
+        return await _work_for(run, past)(bound, run, opened, occasion, past=past, way=prefect_way(flow_run_id, opened))
 
 
 def _occasion(approval: Approval | None, approver: Approver | None, hooks: Hooks | None) -> Occasion:
@@ -295,6 +412,40 @@ async def _server(occasion: Occasion) -> "Server":
     return await asyncio.to_thread(server_for, occasion.settings)
 
 
+def _work_for(run: PlanRun, past: Past) -> Work:
+    """Return what goes on with `run`: its steps, or its rollback where that was interrupted; raises RunConflictError after a rollback."""
+    if not past.has_rollbacks:
+        return perform
+    if run.status is PlanStatus.EXECUTING:
+        refuse_doubt(run, past)
+        return roll_back
+    raise _rolled_back(run)
+
+
+def _rolled_back(run: PlanRun) -> RunConflictError:
+    return RunConflictError(
+        f"run {run.id} was rolled back, so that its steps cannot go on: start a new run (`plan show {run.id}` says what is undone, "
+        f"`plan cancel {run.id} --rollback` undoes what is left)"
+    )
+
+
+def _refuse_to_leave_out(plan: ExecutionPlan, run: PlanRun, occasion: Occasion) -> None:
+    """Raise NotApprovedError unless who goes on may answer at the gates of the plan: without a step it is not what was approved."""
+    rules = rules_of(plan, occasion.settings, requested_by=run.requested_by or "")
+    if (why := refusal(rules, by=occasion.requested_by, known_by="os_user", decision="approve")) is not None:
+        raise NotApprovedError(f"a step may not be left out: {why}")
+
+
+def _as_recorded(run: PlanRun, plan: ExecutionPlan, tools: ToolRegistry) -> BoundPlan:
+    """Return the recorded plan of `run` with its inputs; raises NotApprovedError where its tools are not those that were approved."""
+    bound = bind_inputs(validate(plan, tools), run.inputs)
+    if bound.approval_digest != run.approval_digest:
+        raise NotApprovedError(
+            f"the tools of run {run.id} have changed since it was approved (name, parameters, effect or permissions); start a new run"
+        )
+    return bound
+
+
 async def _refuse_resume(run: PlanRun, store: PlanStore) -> None:
     if run.status is PlanStatus.COMPLETED:
         raise RunConflictError(f"run {run.id} has completed; there is nothing to resume")
@@ -302,8 +453,8 @@ async def _refuse_resume(run: PlanRun, store: PlanStore) -> None:
         raise RunConflictError(f"run {run.id} was {run.reason}; resuming approves nothing, start a new run")
     if run.status is PlanStatus.PENDING_APPROVAL and any(gate.attended for gate in await store.gates(run_id=run.id)):
         raise RunConflictError(f"a process on this host waits for an approval of run {run.id}: `plan approve {run.id}` answers there")
-    if run.status is PlanStatus.EXECUTING and await store.is_held(run.id):
-        raise RunConflictError(f"run {run.id} is held by a process that lives; cancel it first, or wait for its end")
+    if run.status is PlanStatus.EXECUTING and (holder := await store.holder(run.id)) is not None:
+        raise RunConflictError(f"run {run.id} is executed by {holder}; cancel it first, or wait for its end")
 
 
 @asynccontextmanager

@@ -39,11 +39,17 @@ class Settings(BaseSettings):
     files_root: Path | None = None
     """The folder that `read_file` and `write_file` stay in; None: the current folder."""
 
+    secrets_dir: Path | None = None
+    """A folder of mounted files, each with the value of the secret that it is called by: `${{ secrets.name }}` looks there first."""
+
     allow_local_store: bool = False
     """Whether a store on a local path may be used under a Prefect worker, whose disk may vanish with it."""
 
     allow_unapproved: bool = True
     """Whether `require_approval: false` and `auto_approve: true`, the author's word, are honoured."""
+
+    lease_seconds: float = Field(default=20.0, ge=1.0)
+    """How long a process that executes a run may give no sign of life; 15 s later another one may take the run over."""
 
     approvers: Annotated[tuple[str, ...], NoDecode] = ()
     """Names and groups that may answer at any gate; empty: whom the plan names. With both, who is in both."""

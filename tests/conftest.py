@@ -5,12 +5,15 @@ import fcntl
 import importlib.metadata
 import os
 import shutil
-import sqlite3
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.engine.local_server import ensure_server, stop_server
@@ -41,8 +44,72 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     os.environ.update(config.stash[_before])
 
 
+PrepareServer = Callable[[Path], None]
+
+
+LINES = (
+    ("tests/browser/", "tests/cli/test_with_server.py", "tests/cli/test_gates_with_server.py", "tests/gates/test_with_server.py"),
+    ("tests/deployments/", "tests/secrets/test_with_prefect.py"),
+    ("tests/engine/test_local_server.py", "tests/test_readme.py", "tests/runs/"),
+)
+"""Files whose tests keep servers busy, or wait for them: each line of them runs in one process, from the beginning. The first two lines
+share a server; one on SQLite does not bear more."""
+
+
+def line_of(nodeid: str) -> tuple[int, str]:
+    """Return which tests share a process with the one of this id: its line, or else its file."""
+    file = nodeid.partition("::")[0]
+    line = next((number for number, names in enumerate(LINES) if file.startswith(names)), len(LINES))
+    return line, "" if line < len(LINES) else file
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the lines: one that began last would be waited for alone."""
+    items.sort(key=lambda item: line_of(item.nodeid)[0])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Hand out tests by their lines."""
+
+    class Lines(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return str(line_of(nodeid))
+
+    return Lines(config, log)
+
+
 @pytest.fixture(scope="session")
-def prefect_server(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Server]:
+def prepare_server(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> PrepareServer:
+    """Gives the server of a home a database that is migrated already: the migrations are three quarters of a first start."""
+    kept = f"prefect-{importlib.metadata.version('prefect')}.db"
+    folder = pytestconfig.cache.mkdir("prefect") if pytestconfig.cache else _folder_of_all_workers(tmp_path_factory)
+
+    def prepare(home: Path) -> None:
+        database = home / "server/prefect/prefect.db"
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / kept).exists():
+                _migrate(folder / f"{kept}.draft")
+                (folder / f"{kept}.draft").replace(folder / kept)
+            if not database.exists():  # several workers of pytest-xdist share one home
+                database.parent.mkdir(parents=True, exist_ok=True)
+                (home / "server").chmod(0o700)
+                shutil.copy(folder / kept, database)
+
+    return prepare
+
+
+def _migrate(database: Path) -> None:
+    """Let Prefect make the tables of its server in a new file."""
+    database.unlink(missing_ok=True)
+    environment = {**os.environ, "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{database}"}
+    command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"]
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="session")
+def prefect_server(tmp_path_factory: pytest.TempPathFactory, prepare_server: PrepareServer) -> Iterator[Server]:
     """The session's Prefect server, started when the first test asks for it and shared by all workers of pytest-xdist.
 
     A test that asks for it finds Prefect's settings and the environment pointing at it.
@@ -51,7 +118,8 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytes
     settings = Settings(home=shared / "prefect-server")
     with (shared / "prefect-server.users").open("w") as users:
         fcntl.flock(users, fcntl.LOCK_SH)
-        with _prefect_api_url(None), _migrated_before(settings.home / "server/prefect/prefect.db", pytestconfig):
+        with _prefect_api_url(None):
+            prepare_server(settings.home)
             server = ensure_server(settings, notify=lambda _: None)
         yield server
         fcntl.flock(users, fcntl.LOCK_UN)
@@ -69,25 +137,6 @@ def _point_prefect_at_the_server(request: pytest.FixtureRequest) -> Iterator[Non
     server: Server = request.getfixturevalue("prefect_server")
     with _prefect_api_url(server.api_url), use_server(server, quiet=False):
         yield
-
-
-@contextlib.contextmanager
-def _migrated_before(database: Path, config: pytest.Config) -> Iterator[None]:
-    """Give the server a database that an earlier session migrated and pytest's cache keeps: migrations are most of a first start."""
-    kept = config.cache.mkdir(f"prefect-{importlib.metadata.version('prefect')}") / "prefect.db" if config.cache else None
-    if kept is not None and kept.exists() and not database.exists():
-        database.parent.mkdir(parents=True, exist_ok=True)
-        draft = database.with_suffix(f".{os.getpid()}")  # several workers of pytest-xdist may do this at once
-        shutil.copy(kept, draft)
-        with contextlib.suppress(FileExistsError):
-            os.link(draft, database)
-        draft.unlink()
-    yield
-    if kept is not None and not kept.exists():
-        draft = kept.with_suffix(f".{os.getpid()}")
-        with contextlib.closing(sqlite3.connect(database)) as source, contextlib.closing(sqlite3.connect(draft)) as copy:
-            source.backup(copy)
-        draft.replace(kept)
 
 
 def _deliver_what_is_queued() -> None:

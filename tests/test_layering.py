@@ -25,7 +25,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "errors values",
         "plan expressions",
         "settings",
-        "canonical documents record listing tools",
+        "canonical documents record listing tools secrets",
         "validation hooks pictures formatting preview",
         "approval gate_text standing",
         "execution identity",

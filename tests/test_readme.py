@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import PrepareServer
+
 README = Path(__file__).parent.parent / "README.md"
 TOUR = README.read_text(encoding="utf-8").split("## Five minutes")[1].split("\n## ")[0]
 BLOCK = re.compile(r"^```(?P<language>\w+)(?: file=(?P<file>\S+))?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -25,7 +27,8 @@ def commands(text: str) -> list[tuple[str, list[str]]]:
     return found
 
 
-def test_the_tour_works_as_it_is_written(tmp_path: Path) -> None:
+def test_the_tour_works_as_it_is_written(tmp_path: Path, prepare_server: PrepareServer) -> None:
+    prepare_server(tmp_path / "home")
     binaries = Path(sys.executable).parent
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "PLAN_ADAPTER_"))},

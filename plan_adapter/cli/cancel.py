@@ -2,29 +2,72 @@
 
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode
+from plan_adapter.cli.performing import Performance, Wanted
 from plan_adapter.cli.records import run_end, run_json
-from plan_adapter.cli.sources import open_store
+from plan_adapter.cli.sources import open_store, tools_of
 from plan_adapter.plan import PlanStatus
 from plan_adapter.settings import Settings
 
+ASKED = "the process that executes it has been asked to end it"
 
-async def cancel(run: str, /, *, reason: str = "cancelled with `plan cancel`", json: bool = False) -> int:
+
+async def cancel(
+    run: str,
+    /,
+    *,
+    reason: str = "cancelled with `plan cancel`",
+    rollback: bool = False,
+    tools: list[str] | None = None,
+    offline: bool = False,
+    json: bool = False,
+) -> int:
     """Cancel a run: the process that executes it ends its steps and records the reason; one that nobody executes is ended at once.
+
+    With `--rollback` what its steps did is undone, as far as they declare how; also of a run that has ended failed, partial or cancelled.
 
     Args:
         run: The id of a run, or its beginning.
         reason: What is recorded as the reason.
-        json: Print the run as a JSON object.
+        rollback: Undo what was done, in the reverse order of dependencies.
+        tools: With `--rollback`, `package.module:name` of a tool or registry that the plan uses; may be repeated.
+        offline: With `--rollback`, undo without Prefect, also what was done in a flow run.
+        json: Print the run as a JSON object; with `--rollback` events, too.
     """
     from plan_adapter.approval import os_user
     from plan_adapter.runner import acancel_run
 
+    said = f"{reason} (by {os_user()})"
+    if rollback:
+        return await _roll_back(run, said, tools or [], offline=offline, json=json)
     async with open_store(Settings()) as store:
-        found = await acancel_run(run, reason=f"{reason} (by {os_user()})", store=store)
+        found = await acancel_run(run, reason=said, store=store)
     if json:
         output.json_line(run_json(found, steps=False))
     else:
         output.line(run_end(found))
     if found.status is PlanStatus.EXECUTING:
-        output.note("the process that executes it has been asked to end it")
+        output.note(ASKED)
     return ExitCode.DONE
+
+
+async def _roll_back(run: str, reason: str, tools: list[str], *, offline: bool, json: bool) -> int:
+    from plan_adapter.execution.rollback import units_to_undo
+    from plan_adapter.runner import undo_run
+    from plan_adapter.runs.performing import past_of
+
+    settings, registry = Settings(), tools_of(tools)
+    async with open_store(settings) as store:
+        found = await store.run(run)
+        performance = Performance(None, Wanted(yes=False, detach=True, json=json), store=store, tools=registry)
+        occasion = performance.occasion(settings)
+        code = await performance.complete(undo_run(found, reason=reason, tools=registry, occasion=occasion, store=store, offline=offline))
+        if await store.holder(found.id) is not None:
+            output.note(f"{ASKED}, and to undo what was done")
+            return ExitCode.DONE
+        if code == ExitCode.INTERRUPTED:
+            return code
+        past = await past_of(found, store)
+        left = units_to_undo(await store.get(found.digest), past)
+        if not left and not past.has_rollbacks:
+            output.note("nothing was undone: no step that has completed declares a rollback")
+        return ExitCode.FAILED if left else ExitCode.DONE

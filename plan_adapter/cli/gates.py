@@ -54,7 +54,7 @@ async def gates(*, standing: bool = False, limit: int = 100, api: bool = False, 
 async def _open_gates(store: "PlanStore") -> "list[Gate]":
     """Return the gates that are open, newest first; those that nobody waits at and whose time is over are ended first."""
     found, now = await store.gates(limit=MOST), await store.now()
-    if any(gate.attended is False and gate.expires_at is not None and gate.expires_at <= now for gate in found):
+    if any(gate.is_over(now) for gate in found):
         from plan_adapter.runs.approving import end_expired
 
         await end_expired(store)

@@ -117,7 +117,7 @@ class LiveDisplay:
                 known.log.extend((event.message or "").splitlines())
             case "step_completed" | "step_failed" | "step_skipped":
                 self._open = {name: opened for name, opened in self._open.items() if name != step.id}
-                self._ended += 1
+                self._ended += any(step.id == planned.id for planned in event.run.steps)  # what undoes a step is none
                 self._print(*self._last_lines(step, known))
             case _:
                 return

@@ -23,7 +23,7 @@ from plan_adapter.execution.printing import captured_prints
 from plan_adapter.hooks import Event
 from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import as_text
-from plan_adapter.record import RunReason
+from plan_adapter.record import Outcome, RunReason
 
 if TYPE_CHECKING:
     from plan_adapter.engine.connection import Server
@@ -243,7 +243,16 @@ def next_command(run: "PlanRun") -> str:
             "`plan gates` lists all that waits"
         )
     if run.reason is RunReason.UNKNOWN:
-        return f"`plan show {run.id}` tells more; a write whose outcome is unknown is never tried again by itself"
+        unknown = next((step.id for step in run.steps if step.outcome is Outcome.UNKNOWN), "STEP")
+        return (
+            f"`plan resolve {run.id} {unknown} done|again|abort` says how it ended, then `plan resume {run.id}` goes on; a write whose "
+            "outcome is unknown is never tried again by itself"
+        )
+    if any(step.rolled_back for step in run.steps) or "; rollback: undone" in (run.message or ""):
+        return (
+            f"`plan show {run.id}` tells what was undone, `plan cancel {run.id} --rollback` undoes what is left; "
+            "a run that was rolled back does not go on: start a new one"
+        )
     if run.status in (PlanStatus.FAILED, PlanStatus.PARTIAL):
         return f"`plan show {run.id}` tells more; `plan resume {run.id}` tries what has not succeeded again"
     return f"`plan show {run.id}` tells more"

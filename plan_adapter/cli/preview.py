@@ -3,10 +3,13 @@
 import asyncio
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
 
 from plan_adapter.cli import output
-from plan_adapter.cli.codes import ExitCode
+from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.cli.going_on import asked_for, preview_resume
 from plan_adapter.cli.sources import input_texts, plan_of, tools_of
 from plan_adapter.settings import Settings
 
@@ -16,12 +19,17 @@ if TYPE_CHECKING:
 
 
 def preview(
-    plan: str,
+    plan: str | None = None,
     /,
     *,
     input: list[str] | None = None,
     inputs: Path | None = None,
     tools: list[str] | None = None,
+    resume: str | None = None,
+    from_: Annotated[str | None, Parameter(name="--from")] = None,
+    only_failed: bool = False,
+    skip: list[str] | None = None,
+    because: str = "",
     json: bool = False,
 ) -> int:
     """Show what a run would do, without doing it: order, waves, resolved parameters, retries, effects, the longest it may take.
@@ -33,8 +41,20 @@ def preview(
         input: `name=value`, an input of the run; may be repeated.
         inputs: A JSON or YAML file of inputs; `--input` goes before it.
         tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
+        resume: The id of a run, in place of a plan: what `plan resume` would do with each of its steps.
+        from_: With `--resume`: only this step and what depends on it.
+        only_failed: With `--resume`: only the steps that failed and what depends on them.
+        skip: With `--resume`: a step that is left out for good; may be repeated.
+        because: With `--skip`: why.
         json: Print one JSON object.
     """
+    asked = asked_for(from_, only_failed=only_failed, skip=skip or [], because=because)
+    if resume is not None:
+        if plan is not None or input or inputs is not None:
+            raise UsageError("give a plan with its inputs, or --resume with the id of a run")
+        return asyncio.run(preview_resume(resume, asked, tools=tools or [], as_json=json))
+    if plan is None or asked is not None:
+        raise UsageError("give a plan, or --resume with the id of a run")
     from plan_adapter.preview import preview_text
     from plan_adapter.validation import validate
 

@@ -136,8 +136,8 @@ def _form_json(form: "OpenForm", server: "Server") -> dict[str, Any]:
         "item": form.item,
         "name": form.name,
         "digest": form.approval_digest,
-        "opened_at": form.since,
-        "expires_at": form.until,
+        "opened_at": form.opened_at,
+        "expires_at": form.expires_at,
         "known_by": form.known_by,
         "flow_run_id": form.flow_run_id,
         "link": server.run_url(form.flow_run_id),
@@ -146,8 +146,8 @@ def _form_json(form: "OpenForm", server: "Server") -> dict[str, Any]:
 
 
 def _row(form: "OpenForm", now: datetime) -> tuple[str, ...]:
-    since = "-" if form.since is None else age(now, form.since)
-    until = "-" if form.until is None else f"in {age(form.until, now)}"
+    since = "-" if form.opened_at is None else age(now, form.opened_at)
+    until = "-" if form.expires_at is None else f"in {age(form.expires_at, now)}"
     known = " or ".join(form.known_by) if form.known_by is not None else "anyhow"
     return (form.run_id, form.name, _step(form) if form.step_id is not None else "-", since, until, known)
 

@@ -1,14 +1,22 @@
 """`plan resume`."""
 
 import asyncio
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
 
 from plan_adapter.cli.aside import aside
-from plan_adapter.cli.codes import code_of_run
+from plan_adapter.cli.codes import UsageError, code_of_run
+from plan_adapter.cli.going_on import asked_for
 from plan_adapter.cli.performing import Performance, Wanted, begin_server, show_result
+from plan_adapter.cli.resolve import mark_step_done
 from plan_adapter.cli.sources import open_store, tools_of
 from plan_adapter.cli.waiting import standing_of
 from plan_adapter.plan import PlanStatus
 from plan_adapter.settings import Settings
+
+if TYPE_CHECKING:
+    from plan_adapter.execution.redrive import Redrive
 
 
 def resume(
@@ -16,6 +24,12 @@ def resume(
     /,
     *,
     tools: list[str] | None = None,
+    from_: Annotated[str | None, Parameter(name="--from")] = None,
+    only_failed: bool = False,
+    skip: list[str] | None = None,
+    because: str = "",
+    mark_done: str | None = None,
+    result: str | None = None,
     offline: bool = False,
     yes: bool = False,
     detach: bool = False,
@@ -26,15 +40,26 @@ def resume(
     Args:
         run: The id of a run, or its beginning.
         tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
+        from_: Only this step and what depends on it; the others are left for another time.
+        only_failed: Only the steps that failed and what depends on them.
+        skip: A step that is left out for good, while what depends on it goes on; may be repeated. Needs `--because`.
+        because: Why steps are left out; it is recorded with your name.
+        mark_done: A step that somebody did by hand; `--result` is what it gave back. As `plan resolve RUN STEP done`.
+        result: With `--mark-done`: the step's result as JSON, which later steps may refer to; null if it is not given.
         offline: Run without Prefect.
         yes: Approve what is asked, in the name of the operating system's user, where the policy allows that.
         detach: Wait for nobody: a run that waits for an approval goes on waiting, and the command ends with 6.
         json: Print events as JSON Lines; the last line is the run.
     """
-    return asyncio.run(_resume(run, tools or [], Wanted(yes=yes, detach=detach, json=json), offline=offline))
+    asked = asked_for(from_, only_failed=only_failed, skip=skip or [], because=because)
+    if mark_done is not None:
+        asyncio.run(mark_step_done(run, mark_done, result, note=because))
+    elif result is not None:
+        raise UsageError("--result goes with --mark-done STEP")
+    return asyncio.run(_resume(run, tools or [], Wanted(yes=yes, detach=detach, json=json), asked, offline=offline))
 
 
-async def _resume(run: str, tools: list[str], wanted: Wanted, *, offline: bool) -> int:
+async def _resume(run: str, tools: list[str], wanted: Wanted, asked: "Redrive | None", *, offline: bool) -> int:
     from plan_adapter.errors import NotApprovedError
     from plan_adapter.runner import go_on
 
@@ -45,7 +70,8 @@ async def _resume(run: str, tools: list[str], wanted: Wanted, *, offline: bool) 
         found = await store.run(run)
         server = await aside(pending.wait) if pending is not None else None
         performance = Performance(server, wanted, store=store, tools=registry)
-        work = go_on(found.id, tools=registry, occasion=performance.occasion(settings), store=store, offline=offline)
+        occasion = performance.occasion(settings)
+        work = go_on(found.id, tools=registry, occasion=occasion, store=store, offline=offline, asked=asked)
         try:
             return await performance.complete(work)
         except NotApprovedError:

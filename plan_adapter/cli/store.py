@@ -1,5 +1,6 @@
 """`plan store`."""
 
+from importlib.resources import files
 from typing import Literal
 
 from plan_adapter.cli import output
@@ -8,17 +9,26 @@ from plan_adapter.cli.sources import open_store
 from plan_adapter.settings import Settings
 
 
-async def store(action: Literal["status", "upgrade"] = "status", /, *, json: bool = False) -> int:
+async def store(action: Literal["status", "upgrade", "grants"] = "status", /, *, json: bool = False) -> int:
     """Show the database of plans and runs, or migrate it to this version's schema.
 
     A SQLite file is made and migrated by itself; a PostgreSQL database by `plan store upgrade` only.
 
     Args:
-        action: `status` says where it is and whether it can be used; `upgrade` migrates it.
+        action: `status` says where it is and whether it can be used; `upgrade` migrates it; `grants` prints the SQL that makes the roles
+            plan_runner, plan_operator and plan_auditor on PostgreSQL, and says what each may do.
         json: Print one JSON object.
     """
     from plan_adapter.store.tables import REVISION
 
+    if action == "grants":
+        grants = files("plan_adapter.store").joinpath("grants.sql").read_text(encoding="utf-8")
+        if json:
+            output.json_line({"grants": grants})
+        else:
+            for text in grants.splitlines():
+                output.line(text)
+        return ExitCode.DONE
     async with open_store(Settings()) as opened:
         revision = await opened.upgrade() if action == "upgrade" else REVISION
         newest = await opened.runs(limit=1)

@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import asdict, dataclass
 from uuid import UUID
 
 import httpx
@@ -20,7 +19,7 @@ from prefect.states import Cancelled, Scheduled
 
 from plan_adapter.engine.connection import trouble_with_server
 from plan_adapter.engine.form import NotAnAnswerError, answer_of, values_of
-from plan_adapter.engine.gate_labels import read_labels
+from plan_adapter.engine.gate_labels import GateLabels, read_labels
 from plan_adapter.errors import NoServerError, NotApprovedError, RunConflictError
 from plan_adapter.plan import KnownBy
 from plan_adapter.readable import one_line
@@ -36,21 +35,10 @@ _PROOFS: dict[KnownBy, str] = {"totp": "code", "ssh_signature": "signature"}
 
 
 @dataclass(frozen=True, slots=True)
-class OpenForm:
+class OpenForm(GateLabels):
     """A form that waits for an answer, as Prefect's API tells of it; the run itself says whether that is still so."""
 
     flow_run_id: str
-    gate_id: str
-    run_id: str
-    step_id: str | None
-    item: int | None
-    name: str  # of the plan
-    approval_digest: str
-    since: datetime | None
-    until: datetime | None
-    known_by: tuple[str, ...] | None  # None: in any way
-    keyset: str
-    refused: str | None  # why the answer before was not taken
 
 
 async def open_forms() -> list[OpenForm]:
@@ -68,7 +56,7 @@ async def open_forms() -> list[OpenForm]:
                     break
     except httpx.HTTPError as error:
         raise _no_server(error) from error
-    return sorted(found.values(), key=lambda form: (form.since is None, form.since, form.gate_id))
+    return sorted(found.values(), key=lambda form: (form.opened_at is None, form.opened_at, form.gate_id))
 
 
 async def answer_form(form: OpenForm, answer: Answer) -> None:
@@ -163,20 +151,7 @@ def _form_of(flow_run: FlowRun) -> OpenForm | None:
     keys = state.state_details.run_input_keyset or {}
     if keys.get("response") != keyset_from_base_key(labels.keyset)["response"]:  # labels of an opening before
         return None
-    return OpenForm(
-        flow_run_id=str(flow_run.id),
-        gate_id=labels.gate_id,
-        run_id=labels.run_id,
-        step_id=labels.step_id,
-        item=labels.item,
-        name=labels.name,
-        approval_digest=labels.approval_digest,
-        since=labels.opened_at,
-        until=labels.expires_at,
-        known_by=labels.known_by,
-        keyset=labels.keyset,
-        refused=labels.refused,
-    )
+    return OpenForm(**asdict(labels), flow_run_id=str(flow_run.id))
 
 
 def _reason(result: "OrchestrationResult[object]") -> str:

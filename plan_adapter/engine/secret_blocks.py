@@ -1,11 +1,18 @@
-"""`PrefectSecrets`: secrets kept as Prefect Secret blocks, which its server encrypts and its UI does not show."""
+"""`PrefectSecrets` and `SecretBlocks`: secrets kept in Prefect blocks, which its server encrypts and its UI does not show."""
 
-from typing import Any
+import inspect
+import json
+import re
+from typing import Any, cast
 
+from prefect.blocks.core import Block
 from prefect.blocks.system import Secret
-from pydantic import SecretStr
+from prefect.exceptions import ObjectNotFound
+from pydantic import SecretBytes, SecretStr
 
+from plan_adapter.engine.connection import trouble_with_server
 from plan_adapter.engine.gate_events import key_of
+from plan_adapter.secrets import SecretUnavailableError
 
 # Generic without a type, as the block type that everybody uses: `Secret[str]` would be a type of its own.
 _BLOCK: Any = Secret
@@ -26,3 +33,52 @@ class PrefectSecrets:
     async def keep_secret(self, name: str, value: str) -> None:
         """Keep `value` as the Secret block called `name`, in place of the one that has this name."""
         await _BLOCK(value=SecretStr(value)).asave(key_of(name), overwrite=True)
+
+
+class SecretBlocks:
+    """The blocks of the Prefect server that Prefect's settings name, as places of a plan's secrets. Implements `secrets.SecretPlace`.
+
+    `secrets.db_password` is the Secret block `db-password`, as Prefect allows no other letters; `secrets["aws-secret/db"]` the block
+    `db` of the type `aws-secret`: one that reads a secret, has a `get()`, or has one field that is a secret.
+    """
+
+    def place(self, name: str) -> str:
+        """Return the block's type and name, in words."""
+        return f"the Prefect block {_slug(name)}"
+
+    async def secret(self, name: str) -> str | None:
+        """Return the secret of the block of `name`, None if there is none; raises SecretUnavailableError."""
+        slug = _slug(name)
+        try:
+            block: Any = await Block.aload(slug)
+            return _text(await _secret_of(block))
+        except Exception as error:  # messages of blocks and of the client are not ours: one may hold what it should not
+            if isinstance(error.__cause__, ObjectNotFound):
+                return None
+            reason = trouble_with_server(error) or type(error).__name__
+            raise SecretUnavailableError(f"the Prefect block {slug} cannot be read: {reason}") from None
+
+
+def _slug(name: str) -> str:
+    if "/" in name:
+        return name
+    return "secret/" + re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+async def _secret_of(block: Any) -> Any:
+    if isinstance(block, Secret):
+        return cast("Any", block).value  # not `get()`, which reads a text of digits as a number
+    for method in ("aread_secret", "read_secret", "get"):
+        if callable(call := getattr(block, method, None)):
+            value = call()
+            return await value if inspect.isawaitable(value) else value
+    fields = cast("dict[str, Any]", vars(block))
+    (secret,) = [value for value in fields.values() if isinstance(value, SecretStr | SecretBytes)]
+    return secret
+
+
+def _text(value: Any) -> str:
+    plain = value.get_secret_value() if hasattr(value, "get_secret_value") else value
+    if isinstance(plain, bytes):
+        return plain.decode()
+    return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)

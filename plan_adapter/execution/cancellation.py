@@ -32,8 +32,15 @@ class Stop:
 
 
 async def watch(stop: Stop, asked: Callable[[], Awaitable[str | None]], *, every_seconds: float) -> None:
-    """Stop the run as cancelled once `asked` gives a reason; a question that fails is asked again the next time."""
-    while not stop.is_set:
+    """Stop the run as cancelled once `asked` gives a reason."""
+    reason = await first_reason(asked, every_seconds=every_seconds, is_over=lambda: stop.is_set)
+    if reason is not None:
+        stop.set("cancelled", reason)
+
+
+async def first_reason(asked: Callable[[], Awaitable[str | None]], *, every_seconds: float, is_over: Callable[[], bool]) -> str | None:
+    """Return the first reason that `asked` gives, None once it `is_over`; a question that fails is asked again the next time."""
+    while not is_over():
         await asyncio.sleep(every_seconds)
         try:
             reason = await asked()
@@ -41,4 +48,5 @@ async def watch(stop: Stop, asked: Callable[[], Awaitable[str | None]], *, every
             log.info("whether the run is to be cancelled cannot be told now: %s", error)
             continue
         if reason is not None:
-            stop.set("cancelled", reason)
+            return reason
+    return None

@@ -1,7 +1,8 @@
-"""What a tool prints: lines of its step's log within `captured_prints`; elsewhere it goes where it always went."""
+"""What a tool prints: lines of its step's log within `captured_prints`; elsewhere it goes where it always went, without secrets."""
 
 import sys
-from collections.abc import Generator
+import threading
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from contextvars import ContextVar
 from logging import Logger
@@ -53,6 +54,53 @@ def captured_prints() -> Generator[None]:
         yield
     finally:
         sys.stdout = before
+
+
+_CLEAN: ContextVar[Callable[[str], str] | None] = ContextVar("clean", default=None)
+_streams_lock = threading.Lock()
+_streams_users = 0
+
+
+@contextmanager
+def cleaned_prints(clean: Callable[[str], str]) -> Generator[None]:
+    """Let `clean` change what is written to stdout and stderr in this context, and in the tasks and threads begun in it."""
+    token = _CLEAN.set(clean)
+    _use_streams(1)
+    try:
+        yield
+    finally:
+        _use_streams(-1)
+        _CLEAN.reset(token)
+
+
+def _use_streams(change: int) -> None:
+    """Have both streams cleaned while anybody needs that; one that somebody else has put something over is left to them."""
+    global _streams_users  # noqa: PLW0603  # a process has one stdout
+    with _streams_lock:
+        _streams_users += change
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if _streams_users and stream is not None and not isinstance(stream, _Cleaned):
+                setattr(sys, name, _Cleaned(stream))
+            elif not _streams_users and isinstance(stream, _Cleaned):
+                setattr(sys, name, stream.stream)
+
+
+class _Cleaned:
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        clean = _CLEAN.get()
+        self.stream.write(text if clean is None else clean(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 class _Stdout:

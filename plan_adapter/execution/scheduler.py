@@ -105,7 +105,11 @@ class Scheduler:
     # A step becomes ready, its calls are granted slots, are performed, and the step is closed.
 
     def _ready(self, step: Step) -> None:
-        cause = self._halted or self._failed_dependency(step)
+        fate = self._scope.past.fates.get(step.id)
+        if fate is not None and fate.kind == "skipped" and not self._halted:
+            self._without_call.add(step.id)
+            return self._skip(step, fate.reason)
+        cause = self._halted or self._failed_dependency(step) or (fate.reason if fate is not None and fate.kind == "left" else "")
         if cause:
             return self._skip(step, cause)
         try:
@@ -142,7 +146,7 @@ class Scheduler:
         if self._halted or state.halted:
             return await self._leave_out(state, call)
         try:
-            gated = call.gated()
+            gated = await call.gated()
         except Exception as error:  # what cannot be called is not asked about
             state.end(call.item, AttemptEnd("failed", 0, error=error_text(error)))
             return None if state.open else await self._close_items(state)
@@ -221,24 +225,12 @@ class Scheduler:
         self._scope.recorder.step_ended(run)
         if show:
             await self._call_step.show(run, self._validated.reduced[step.id])
-        await self._tell(step.id)
+        await self._scope.tell_end(run)
         self._open -= 1
         for successor in self._after[step.id]:
             self._missing[successor] -= 1
             if not self._missing[successor]:
                 self._ready(self._steps[successor])
-
-    async def _tell(self, step_id: str) -> None:
-        scope, run = self._scope, self._runs[step_id]
-        match run.status:
-            case StepStatus.COMPLETED:
-                scope.tell("step_completed", run)
-                await scope.call_hook(scope.hooks.on_step_complete, scope.run, run)
-            case StepStatus.FAILED:
-                scope.tell("step_failed", run, run.error)
-                await scope.call_hook(scope.hooks.on_step_failed, scope.run, run, run.error or "")
-            case _:
-                scope.tell("step_skipped", run, run.reason)
 
     # What becomes of a step.
 

@@ -1,8 +1,7 @@
 """`RunScope`: what all steps of one run share."""
 
-import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from pydantic import JsonValue
@@ -14,12 +13,12 @@ from plan_adapter.execution.clock import RunClock
 from plan_adapter.execution.ports import GateRefusal, StepGates
 from plan_adapter.execution.printing import prints_of_call
 from plan_adapter.execution.results import ResultLimit
+from plan_adapter.execution.secrets import RunSecrets, clean
 from plan_adapter.execution.slots import Slots
 from plan_adapter.expressions import Variables
-from plan_adapter.hooks import Event, EventKind, Hooks, Listener
+from plan_adapter.hooks import Event, EventKind, Hooks, Listener, call_hook, tell
+from plan_adapter.plan import StepStatus
 from plan_adapter.record import PlanRun, Recorder, StepRun
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -40,29 +39,32 @@ class RunScope:
     gates: StepGates | None = None  # None: no step is asked about
     refusal: GateRefusal | None = None  # the first at a step's gate that ends the run
     clock: RunClock | None = None  # of the total timeout, once execution has begun
+    secrets: RunSecrets = field(default_factory=RunSecrets)
 
-    def variables(self, *, item: JsonValue = None, result: JsonValue = None) -> Variables:
-        """Return what an expression may use now."""
-        return Variables(steps=self.values, inputs=self.approved.bound.inputs, item=item, result=result)
+    def variables(self, *, item: JsonValue = None, result: JsonValue = None, secrets: Mapping[str, str] | None = None) -> Variables:
+        """Return what an expression may use now; `secrets` only for what is handed to a tool."""
+        return Variables(steps=self.values, inputs=self.approved.bound.inputs, item=item, result=result, secrets=secrets or {})
 
     def tell(self, kind: EventKind, step: StepRun | None = None, message: str | None = None, delay_ms: int | None = None) -> None:
         """Hand an event to the listener; one that raises is logged and changes nothing."""
-        if self.listener is not None:
-            try:
-                self.listener(Event(kind, self.run, step, message, delay_ms))
-            except Exception:
-                log.exception("the listener failed on %s", kind)
+        shown = message if message is None else self.secrets.scrubber.text(message)
+        tell(self.listener, Event(kind, self.run, step, shown, delay_ms))
 
     async def call_hook(self, hook: Callable[..., object] | None, *arguments: object) -> None:
         """Call one of the caller's hooks; one that raises is logged and changes nothing."""
-        if hook is None:
-            return
-        try:
-            answer = hook(*arguments)
-            if inspect.isawaitable(answer):
-                await answer
-        except Exception:
-            log.exception("hook %s failed", getattr(hook, "__name__", hook))
+        await call_hook(hook, *arguments)
+
+    async def tell_end(self, step: StepRun) -> None:
+        """Tell the listener and the caller's hooks how `step`, or what undoes it, ended."""
+        match step.status:
+            case StepStatus.COMPLETED:
+                self.tell("step_completed", step)
+                await self.call_hook(self.hooks.on_step_complete, self.run, step)
+            case StepStatus.FAILED:
+                self.tell("step_failed", step, step.error)
+                await self.call_hook(self.hooks.on_step_failed, self.run, step, step.error or "")
+            case _:
+                self.tell("step_skipped", step, step.reason)
 
 
 class StepLog(logging.Handler):
@@ -75,7 +77,9 @@ class StepLog(logging.Handler):
         self._step = step
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Hand `record` on."""
+        """Hand `record` on, without secrets."""
+        if self._scope.secrets.scrubber:
+            clean(record, self._scope.secrets.scrubber)
         with prints_of_call(None):  # who shows the line may print, too
             self._scope.tell("log", self._step, record.getMessage())
             if self._scope.log_sink is not None:

@@ -1,18 +1,39 @@
 """What a run's status is, derived from how its steps ended and from what stopped it."""
 
+from collections.abc import Collection
+
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.ports import GateRefusal
-from plan_adapter.plan import PlanStatus, StepStatus
+from plan_adapter.plan import ExecutionPlan, PlanStatus, StepStatus
 from plan_adapter.record import Outcome, PlanRun, RunReason
 
 NOT_APPROVED = "not_approved"
 """Why a step failed some of whose items were called and others not approved."""
 
 
-def conclude(run: PlanRun, stop: Stop, refusal: GateRefusal | None = None) -> None:
+def rolls_back(run: PlanRun, plan: ExecutionPlan) -> bool:
+    """Return whether what `run` did is to be undone without anybody asking: a failed step or the total timeout has ended it.
+
+    Also where that cannot be told yet, because an outcome is unknown: then nothing is undone, and the run says so.
+    """
+    if run.reason in (RunReason.TIMED_OUT, RunReason.UNKNOWN):
+        return True
+    policies = {step.id: step.on_error or plan.options.on_error for step in plan.steps}
+    ended = [step for step in run.steps if step.status is StepStatus.FAILED and step.reason != NOT_APPROVED]
+    return run.reason is RunReason.STEP_FAILED and any(policies[step.id] == "stop" for step in ended)
+
+
+def ended_status(run: PlanRun, reason: RunReason | None) -> PlanStatus:
+    """Return the status of a run that did not complete and ended for `reason`."""
+    if reason in (RunReason.CANCELLED, RunReason.REJECTED, RunReason.EXPIRED):
+        return PlanStatus.CANCELLED
+    return PlanStatus.PARTIAL if any(step.status is StepStatus.COMPLETED for step in run.steps) else PlanStatus.FAILED
+
+
+def conclude(run: PlanRun, stop: Stop, refusal: GateRefusal | None = None, *, left: Collection[str] = ()) -> None:
     """Write the final status, reason and message of `run`, all of whose steps have ended.
 
-    `refusal` is that of a step's gate; a step that failed besides weighs more.
+    `refusal` is that of a step's gate; a step that failed besides weighs more. `left` are the steps that nobody asked for this time.
     """
     completed = any(step.status is StepStatus.COMPLETED for step in run.steps)
     ended = [step for step in run.steps if step.status is StepStatus.FAILED]
@@ -32,5 +53,8 @@ def conclude(run: PlanRun, stop: Stop, refusal: GateRefusal | None = None) -> No
         run.status, run.reason, run.message = broken, RunReason.STEP_FAILED, f"`{failed[0].id}` failed: {failed[0].error}"
     elif refusal is not None:
         run.status, run.reason, run.message = PlanStatus.CANCELLED, refusal.reason, refusal.message
+    elif missing := [step.id for step in run.steps if step.id in left and step.status is StepStatus.SKIPPED]:
+        names = ", ".join(f"`{step_id}`" for step_id in missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        run.status, run.reason, run.message = broken, None, f"nobody asked for {names} this time; resuming the run goes on with the rest"
     else:
         run.status, run.reason, run.message = PlanStatus.COMPLETED, None, None

@@ -3,42 +3,95 @@
 import asyncio
 import hashlib
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import JsonValue
 
 from plan_adapter.canonical import call_digest
-from plan_adapter.errors import ExpressionError, NotApprovedError, UnknownOutcomeError, error_text
+from plan_adapter.errors import (
+    MAX_ERROR_CHARACTERS,
+    ExpressionError,
+    NotApprovedError,
+    PlanAdapterError,
+    ToolError,
+    UnknownOutcomeError,
+    error_text,
+)
 from plan_adapter.execution.attempts import RetryPolicy
 from plan_adapter.execution.calling import CallStoppedError, CallTimedOutError, complete, work_of
 from plan_adapter.execution.ports import AttemptEnd, GatedCall
 from plan_adapter.execution.printing import prints_of_call
 from plan_adapter.execution.scope import RunScope, step_logger
+from plan_adapter.expressions import Template
 from plan_adapter.plan import Effect, Isolation, Step, new_id
 from plan_adapter.record import Approval, Attempt, Outcome, PlanRun, Receipt, StepRun
+from plan_adapter.secrets import SecretUnavailableError
 from plan_adapter.tools.tool import Tool, ToolContext, as_json
+from plan_adapter.validation import ValidatedPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """What a call makes: under which id its attempts are kept, which tool it calls with what, and how often."""
+
+    id: str
+    tool: Tool[..., Any]
+    parameters: Template
+    effect: Effect
+    retry: RetryPolicy
+    upstream: tuple[str, ...]
+    done_when: Template | None = None
+    result: JsonValue = None  # what the parameters of a rollback may use as `result`
+
+    @classmethod
+    def by(cls, step: Step, validated: ValidatedPlan) -> "Called":
+        """Return what `step` itself calls; its effect is what it declares, else that of its tool."""
+        tool = validated.tools[step.id]
+        return cls(
+            id=step.id,
+            tool=tool,
+            parameters=validated.parameters[step.id],
+            effect=step.effect or tool.effect,
+            retry=RetryPolicy.of(step),
+            upstream=validated.reduced[step.id],
+            done_when=validated.done_when.get(step.id),
+        )
 
 
 class Call:
-    """One unit of work: a step, or one item of its `for_each`. Implements `ports.StepCall`."""
+    """One unit of work: a step, or one item of its `for_each`; or what undoes it. Implements `ports.StepCall`."""
 
-    def __init__(self, scope: RunScope, step: Step, step_run: StepRun, *, urgency: float, item: int | None, value: JsonValue) -> None:
-        """Make the call of `step` with `value` as its `item`; whoever lets it be driven has a slot for its first attempt."""
-        validated = scope.approved.bound.validated
+    def __init__(
+        self,
+        scope: RunScope,
+        step: Step,
+        step_run: StepRun,
+        *,
+        urgency: float,
+        item: int | None,
+        value: JsonValue,
+        called: Called | None = None,
+    ) -> None:
+        """Make the call of `step`, or what is `called` in its stead, with `value` as its `item`.
+
+        Whoever lets it be driven has a slot for its first attempt.
+        """
         self.step = step
         self.step_run = step_run
         self.item = item
-        self.upstream = validated.reduced[step.id]
+        self._called = called or Called.by(step, scope.approved.bound.validated)
+        self.upstream = self._called.upstream
         self._scope = scope
         self._value = value
         self._urgency = urgency
-        self._tool: Tool[..., Any] = validated.tools[step.id]
-        self._policy = RetryPolicy.of(step)
+        self._tool: Tool[..., Any] = self._called.tool
+        self._policy = self._called.retry
         self._has_slot = True
         self._without_prefect = False
         self._tries = 0
         self._judged: tuple[AttemptEnd, float | None] | None = None
-        self._number = scope.past.attempts.get((step.id, item), 0)
+        self._number = scope.past.attempts.get((self._called.id, item), 0)
         self.approval: Approval | None = None  # of exactly this call, where its step has a gate of its own
 
     @property
@@ -48,8 +101,8 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The step's id; with `for_each` followed by the item's place."""
-        return self.step.id if self.item is None else f"{self.step.id}[{self.item}]"
+        """The id of what is called; with `for_each` followed by the item's place."""
+        return self._called.id if self.item is None else f"{self._called.id}[{self.item}]"
 
     @property
     def timeout_seconds(self) -> float | None:
@@ -65,13 +118,16 @@ class Call:
 
     @property
     def effect(self) -> Effect:
-        """What the call does: as the step declares it, else as its tool does."""
-        return self.step.effect or self._tool.effect
+        """What the call does."""
+        return self._called.effect
 
-    def gated(self) -> GatedCall:
-        """Return the call as it would be made now, to be asked about; raises what keeps it from being made at all."""
-        parameters = self._parameters()
-        self._tool.bind(parameters, self._context())
+    async def gated(self) -> GatedCall:
+        """Return the call as it would be made now, to be asked about; raises ToolError, which says what keeps it from being made at all."""
+        try:
+            parameters = self._parameters()
+            self._tool.bind(await self._with_secrets(parameters), self._context())
+        except Exception as error:
+            raise ToolError(self._told(error)) from None
         return GatedCall(
             step=self.step,
             step_run=self.step_run,
@@ -122,9 +178,12 @@ class Call:
         context = self._context()
         try:
             parameters = self._parameters()
-            arguments = self._tool.bind(parameters, context)
-        except Exception as error:  # nothing was called: no intent, and the next attempt would end the same way
-            return AttemptEnd("failed", self._number, error=error_text(error), can_retry=False)
+            arguments = self._tool.bind(await self._with_secrets(parameters), context)
+        except Exception as error:  # nothing was called: no intent, and the next attempt would mostly end the same way
+            may_pass = isinstance(error, SecretUnavailableError)
+            return AttemptEnd("failed", self._number, error=self._told(error), can_retry=may_pass)
+        if self._scope.stop.is_set:  # while a secret was looked up
+            return self._stopped_end()
         self._number += 1
         intent = self._intent(parameters, context.idempotency_key)
         try:
@@ -151,33 +210,50 @@ class Call:
         """Call the tool and judge what came back."""
         number = self._number
         interrupted = "unknown" if self.effect == "write" else "failed"
+        # Prefect would keep the parameters of a flow run in clear.
+        without_prefect = self._without_prefect or bool(self._called.parameters.secrets)
         try:
-            work = work_of(self._tool, arguments, isolation=self._isolation, without_prefect=self._without_prefect)
+            work = work_of(self._tool, arguments, isolation=self._isolation, without_prefect=without_prefect)
             value = await complete(work, self._tool.name, timeout=self.timeout_seconds, stop=self._scope.stop)
-            result = value if self._isolation == "process" else as_json(value)
+            result = self._scope.secrets.scrubber.value(value if self._isolation == "process" else as_json(value))
             unmet = self._unmet(result)
         except CallStoppedError:
             return self._stopped_end(in_middle=True)
         except CallTimedOutError:
             return AttemptEnd(interrupted, number, error=self._timeout_text())
         except UnknownOutcomeError as error:
-            return AttemptEnd(interrupted, number, error=error_text(error))
+            return AttemptEnd(interrupted, number, error=self._told(error))
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError):
                 raise
-            return AttemptEnd("failed", number, error=error_text(error))
+            return AttemptEnd("failed", number, error=self._told(error))
         if unmet is not None:
             return AttemptEnd("failed", number, error=unmet)
         return AttemptEnd("succeeded", number, result=self._keep(result))
 
     def _parameters(self) -> dict[str, JsonValue]:
-        resolved = self._scope.approved.bound.validated.parameters[self.step.id].resolve(self._scope.variables(item=self._value))
-        if not isinstance(resolved, dict):
-            raise ExpressionError(f"the parameters are {type(resolved).__name__}, not a mapping")
-        return resolved
+        """Return the parameters as everybody but the tool sees them: for a secret the expression stands that uses it."""
+        variables = self._scope.variables(item=self._value, result=self._called.result)
+        return _as_mapping(self._called.parameters.resolve_openly(variables))
+
+    async def _with_secrets(self, parameters: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        """Return what the tool is handed for `parameters`."""
+        template = self._called.parameters
+        if not template.secrets:
+            return parameters
+        values = await self._scope.secrets.values(template.secrets)
+        return _as_mapping(template.resolve(self._scope.variables(item=self._value, result=self._called.result, secrets=values)))
+
+    def _told(self, error: BaseException) -> str:
+        """Return what was raised in words, without secrets; they are taken out before the text is cut."""
+        scrubber, text = self._scope.secrets.scrubber, error_text(error)
+        if scrubber and len(text) > MAX_ERROR_CHARACTERS:
+            kind = "" if isinstance(error, PlanAdapterError) else f"{type(error).__name__}: "
+            return error_text(ToolError(scrubber.text(f"{kind}{error}")))
+        return scrubber.text(text)
 
     def _unmet(self, result: JsonValue) -> str | None:
-        template = self._scope.approved.bound.validated.done_when.get(self.step.id)
+        template = self._called.done_when
         if template is None:
             return None
         met = template.resolve(self._scope.variables(item=self._value, result=result))
@@ -199,7 +275,7 @@ class Call:
         return Attempt(
             id=new_id(),
             run_id=self.run.id,
-            step_id=self.step.id,
+            step_id=self._called.id,
             item=self.item,
             number=self._number,
             tool_name=self._tool.name,
@@ -233,13 +309,13 @@ class Call:
 
     def _context(self) -> ToolContext:
         run = self.run
-        seed = f"{run.id}\n{self.step.id}\n{'' if self.item is None else self.item}\n{run.digest}"
+        seed = f"{run.id}\n{self._called.id}\n{'' if self.item is None else self.item}\n{run.digest}"
         limits = [time.monotonic() + self.timeout_seconds] if self.timeout_seconds else []
         if self._scope.clock is not None and self._scope.clock.deadline is not None:
             limits.append(self._scope.clock.deadline)
         return ToolContext(
             run_id=run.id,
-            step_id=self.step.id,
+            step_id=self._called.id,
             attempt=self._number + 1,
             idempotency_key=hashlib.sha256(seed.encode()).hexdigest(),
             agent_id=run.agent_id,
@@ -248,3 +324,9 @@ class Call:
             logger=step_logger(self._scope, self.step_run),
             deadline=min(limits, default=None),
         )
+
+
+def _as_mapping(resolved: JsonValue) -> dict[str, JsonValue]:
+    if not isinstance(resolved, dict):
+        raise ExpressionError(f"the parameters are {type(resolved).__name__}, not a mapping")
+    return resolved

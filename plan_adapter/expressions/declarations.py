@@ -1,5 +1,6 @@
 """`Declarations`: what an expression may use, and the type of each reference. Types are written as CEL writes them."""
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
@@ -16,11 +17,15 @@ ONLY_THERE: Mapping[str, str] = {
     "status": "write steps.<id>.status",
     "steps": "name one and its member: steps.<id>.result",
     "inputs": "name one: inputs.<name>",
+    "secrets": "name one: secrets.<name>",
     "True": "CEL writes `true`",
     "False": "CEL writes `false`",
     "None": "CEL writes `null`",
 }
 """What to write instead, by the name that was used where it does not exist."""
+
+_NAME = r"[A-Za-z_](?:[A-Za-z0-9_.-]{0,62}[A-Za-z0-9_-])?|[a-z0-9-]{1,64}/[a-z0-9-]{1,100}"
+"""A name, or a Prefect block's type and name."""
 
 _MEMBERS = {"result": "dyn", "status": "string", "error": "dyn"}
 _KINDS = {"string": "string", "integer": "int", "number": "double", "boolean": "bool", "array": "list", "object": "map"}
@@ -43,7 +48,7 @@ class Typed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Declarations:
-    """What an expression may use; `item` and `result` say whether these two exist where it stands.
+    """What an expression may use; `item`, `result` and `secrets` say whether these exist where it stands.
 
     `steps` is best a frozenset: it is searched for every reference.
     """
@@ -52,6 +57,7 @@ class Declarations:
     inputs: Mapping[str, Typed]
     item: bool = False
     result: bool = False
+    secrets: bool = False
 
 
 class RefusedError(Exception):
@@ -71,7 +77,7 @@ def kind_of(path: Path, declared: Declarations) -> str:
         case "inputs":
             kind, rest = _kind_of_input(path, declared.inputs), path[2:]
         case "secrets":
-            raise RefusedError("not-yet", f"`{written(path)}`: secrets are not resolved yet", "let the tool read it from its environment")
+            kind, rest = _kind_of_secret(path, declared), path[2:]
         case "item" if declared.item:
             return "dyn"
         case "result" if declared.result:
@@ -113,6 +119,18 @@ def _kind_of_input(path: Path, inputs: Mapping[str, Typed]) -> str:
     definition = inputs[path[1]]
     kind = _KINDS[definition.type]
     return f"list({_KINDS[definition.items] if definition.items else 'dyn'})" if kind == "list" else kind
+
+
+def _kind_of_secret(path: Path, declared: Declarations) -> str:
+    if not declared.secrets:
+        hint = "hand it to a tool other than run_deployment, in the step's parameters: elsewhere its value would be shown or kept"
+        raise RefusedError("misplaced-secret", f"`{written(path)}`: no secret may stand here", hint)
+    if len(path) < 2 or not isinstance(path[1], str):
+        raise RefusedError("unknown-reference", "`secrets` names no secret", ONLY_THERE["secrets"])
+    if not re.fullmatch(_NAME, path[1]):
+        hint = 'a letter or _, then at most 63 letters, digits, _, - or .; or a Prefect block: secrets["type/name"]'
+        raise RefusedError("bad-secret-name", f"{path[1][:80]!r} is no name of a secret", hint)
+    return "string"
 
 
 def _kind_of_member(kind: str, key: str | int, path: Path) -> str:

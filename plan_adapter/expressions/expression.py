@@ -4,10 +4,11 @@ An expression that is only a reference never reaches CEL. In any other, each use
 own (`steps["my-step"].result` -> `_r0`), so that ids may hold hyphens, and expressions of one shape share one compiled program.
 """
 
+import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import JsonValue
@@ -23,6 +24,7 @@ from plan_adapter.expressions.references import (
     longest_paths,
     names,
     references,
+    replaced,
     shortened,
     whole_path,
     written,
@@ -31,16 +33,18 @@ from plan_adapter.expressions.references import (
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """The values of a run: each ended step's result, status and error, the inputs, and the current item and result."""
+    """The values of a run: each ended step's result, status and error, the inputs, the secrets, and the current item and result."""
 
     steps: Mapping[str, Mapping[str, JsonValue]]
     inputs: Mapping[str, JsonValue]
     item: JsonValue = None
     result: JsonValue = None
+    secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
 
     def follow(self, path: Path) -> Any:
         """Return what `path` leads to; raises NothingThereError."""
-        return follow(path, {"steps": self.steps, "inputs": self.inputs, "item": self.item, "result": self.result})
+        roots = {"steps": self.steps, "inputs": self.inputs, "secrets": self.secrets, "item": self.item, "result": self.result}
+        return follow(path, roots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,22 @@ class Expression:
         except TypeError as error:
             raise ExpressionError(f"{self} gives {error}, which is no JSON") from None
 
+    @property
+    def secrets(self) -> frozenset[str]:
+        """The names of the secrets that it uses."""
+        return frozenset(str(variable.path[1]) for variable in self.variables if variable.path[0] == "secrets")
+
+    def written(self, variables: Variables) -> str:
+        """Return it with its braces as it is written, but with the values of everything that is no secret in place of references."""
+
+        def literal(path: Path) -> str | None:
+            try:
+                return json.dumps(_plain(variables.follow(path)), ensure_ascii=False)
+            except (NothingThereError, TypeError, RecursionError):
+                return None
+
+        return f"${{{{ {self.source if self.code is None else replaced(self.source, literal)} }}}}"
+
     def _what_is_missing(self, message: str, variables: Variables) -> str:
         lacks = list[NothingThereError]()
         for path in longest_paths(self.source):
@@ -102,7 +122,8 @@ def compile_expression(source: str, declarations: Declarations) -> Expression:
     variables, code, position = list[Variable](), "", 0
     for reference in references(source):
         if len(reference.path) == 2 and (word := hyphenated(source, reference.start)):
-            raise RefusedError("hyphenated-id", f"`steps.{word[:80]}` is read as a subtraction", f'write steps["{word[:80]}"]')
+            root = reference.path[0]
+            raise RefusedError("hyphenated-id", f"`{root}.{word[:80]}` is read as a subtraction", f'write {root}["{word[:80]}"]')
         variable = Variable(f"_r{len(variables)}", kind_of(reference.path, declarations), reference.path)
         variables.append(variable)
         # Filled up to the reference's length, so that CEL's columns are those of the source.
@@ -145,7 +166,7 @@ def _name_hint(source: str, name: str, declarations: Declarations) -> str:
         return f"write inputs.{first}"
     if re.search(rf"\w-{re.escape(first)}\b", source):
         return 'a key with a hyphen is written ["my-key"]'
-    return "text stands in quotes; the variables are steps, inputs, item and result"
+    return "text stands in quotes; the variables are steps, inputs, secrets, item and result"
 
 
 def _syntax_hint(source: str) -> str:

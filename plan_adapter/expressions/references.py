@@ -4,7 +4,7 @@ Knows neither CEL nor plans.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -19,13 +19,13 @@ _STRING = (
 )
 _MEMBER = rf"(?:\s*(?:\.\s*{_NAME}|\[\s*(?:{_PLAIN}|\d{{1,15}})\s*\]))"
 
-_WHOLE = re.compile(rf"\s*(steps|inputs|item|result)\b({_MEMBER}*)\s*")
+_WHOLE = re.compile(rf"\s*(steps|inputs|secrets|item|result)\b({_MEMBER}*)\s*")
 _USE = re.compile(rf"(?:(steps)\b({_MEMBER}{{0,2}})|(inputs|secrets)\b({_MEMBER}?))")
 _LONGEST = re.compile(rf"(steps|inputs|item|result)\b((?:{_MEMBER}(?!\s*\())*)")
 _KEY = re.compile(rf"({_NAME})|({_PLAIN})|(\d+)")
 _BRACKETS = re.compile(rf"{_STRING}|[{{}}]")
 _TOKEN = re.compile(rf"{_STRING}|//[^\n]*|(?P<name>{_NAME})|[^\s\w]|\d[\w.]*")
-_HYPHENS = re.compile(r"steps\s*\.\s*([A-Za-z_]\w*(?:-\w+)+)")
+_HYPHENS = re.compile(r"(?:steps|secrets)\s*\.\s*([A-Za-z_]\w*(?:-\w+)+)")
 
 
 class UnclosedError(ValueError):
@@ -52,7 +52,7 @@ class Code:
 class Reference:
     """A use of `steps`, `inputs` or `secrets` in an expression: `path` is as far as the name of a variable reaches.
 
-    That is `("steps", id, member)` and `("inputs", name)`; a shorter path says that something is missing.
+    That is `("steps", id, member)`, `("inputs", name)` and `("secrets", name)`; a shorter path says that something is missing.
     """
 
     path: Path
@@ -100,6 +100,17 @@ def longest_paths(code: str) -> list[Path]:
     return [_path(match[1], match[2]) for match in _uses(code, _LONGEST)]
 
 
+def replaced(code: str, replace: Callable[[Path], str | None]) -> str:
+    """Return `code` with what `replace` gives for each reference but those of secrets; where that is None the reference stays."""
+    parts, position = list[str](), 0
+    for match in _uses(code, _LONGEST):
+        text = replace(_path(match[1], match[2]))
+        if text is not None:
+            parts += [code[position : match.start()], text]
+            position = match.end()
+    return "".join([*parts, code[position:]])
+
+
 def names(code: str) -> frozenset[str]:
     """Return every identifier of `code` outside strings and comments."""
     return frozenset(token["name"] for token in _TOKEN.finditer(code) if token["name"])
@@ -111,7 +122,7 @@ def count_names(code: str, wanted: Collection[str]) -> int:
 
 
 def hyphenated(code: str, start: int) -> str:
-    """Return the word with hyphens that follows the `steps.` at `start` (`steps.my-step` gives `my-step`), or ""."""
+    """Return the word with hyphens that follows the `steps.` or `secrets.` at `start` (`steps.my-step` gives `my-step`), or ""."""
     match = _HYPHENS.match(code, start)
     return match[1] if match else ""
 

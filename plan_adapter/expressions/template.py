@@ -23,6 +23,7 @@ class Template:
     texts: Mapping[str, tuple[str | Expression, ...]] = field(default_factory=dict[str, tuple[str | Expression, ...]])
     steps: frozenset[str] = frozenset()
     inputs: frozenset[str] = frozenset()
+    secrets: frozenset[str] = frozenset()
 
     @property
     def is_constant(self) -> bool:
@@ -43,9 +44,23 @@ class Template:
             raise ExpressionError(f"`{shortened(str(self.source))}` is {described(value)}{keys}, not {wanted}")
         return value
 
+    def resolve_openly(self, variables: Variables) -> JsonValue:
+        """Return what `resolve` returns, but with each expression that uses a secret as it is written: for all but the tool itself.
+
+        What such an expression refers to besides secrets stands in it by value, so that nothing of it is left open.
+        """
+        return each_text(self.source, lambda text: self._open_text(text, variables)) if self.secrets else self.resolve(variables)
+
     def _text(self, text: str, variables: Variables) -> JsonValue:
         parts = self.texts.get(text)
         return text if parts is None else joined(parts, variables)
+
+    def _open_text(self, text: str, variables: Variables) -> JsonValue:
+        parts = self.texts.get(text)
+        if parts is None:
+            return text
+        secretive = (part.written(variables) if isinstance(part, Expression) and part.secrets else part for part in parts)
+        return joined(tuple(secretive), variables)
 
 
 def compile_template(
@@ -63,7 +78,8 @@ def compile_template(
     paths = {variable.path for expression in expressions for variable in expression.variables}
     steps = frozenset(str(path[1]) for path in paths if path[0] == "steps")
     inputs = frozenset(str(path[1]) for path in (*paths, *compiler.refused) if path[0] == "inputs" and len(path) > 1)
-    return Template(value, expect, compiler.texts, steps, inputs), compiler.problems
+    secrets = frozenset(str(path[1]) for path in paths if path[0] == "secrets")
+    return Template(value, expect, compiler.texts, steps, inputs, secrets), compiler.problems
 
 
 class _Compiler:

@@ -7,13 +7,14 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from pyotp import random_base32
 from pyotp.totp import TOTP
 
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.readable import duration, one_line
+from plan_adapter.secrets import SecretSource
 
 STEP_SECONDS = 30
 WINDOW = 1
@@ -26,14 +27,6 @@ UseCode: TypeAlias = Callable[[str, int], Awaitable[bool]]
 """True once for each name and counter, ever: `PlanStore.use_code`."""
 
 _BLOCK_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
-
-
-class SecretSource(Protocol):
-    """Where the secrets of one-time codes are kept: Prefect's Secret blocks."""
-
-    async def secret(self, name: str) -> str | None:
-        """Return the secret kept as `name` (see `block_name`), None where there is none."""
-        ...
 
 
 @dataclass(slots=True)
@@ -85,6 +78,7 @@ async def check(
 ) -> int:
     """Return the counter of `code`, which is the one of `person` at `now` (seconds since 1970) and is used up hereby.
 
+    `secrets` keeps their secret under `block_name(person)`.
     Raises NotApprovedError, which says why it does not count.
     """
     who, name = one_line(person), block_name(person)

@@ -72,7 +72,7 @@ async def end_expired(store: PlanStore) -> None:
     """End the runs at whose gates nobody answered in time and no process waits."""
     now = await store.now()
     for gate in await store.gates():
-        if gate.expires_at is not None and gate.expires_at <= now and gate.attended is False:
+        if gate.is_over(now):
             closed, run = await store.expire_gate(gate.id), await store.run(gate.run_id)
             if closed.end == "expired" and run.status is PlanStatus.PENDING_APPROVAL:
                 await end_unapproved(run, store, RunReason.EXPIRED, no_answer(closed))

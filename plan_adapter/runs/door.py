@@ -26,8 +26,7 @@ async def end_released(store: PlanStore) -> None:
     Nobody else is there to look at the database's clock. A server that cannot be reached is only logged.
     """
     now = await store.now()
-    released = [gate for gate in await store.gates() if gate.rules.release and gate.attended is False]
-    over = [gate for gate in released if gate.expires_at is not None and gate.expires_at <= now]
+    over = [gate for gate in await store.gates() if gate.rules.release and gate.is_over(now)]
     if not over:
         return
     await end_expired(store)

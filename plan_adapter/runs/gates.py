@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from plan_adapter.approval import Approver, Asking, refusal, rules_of
 from plan_adapter.errors import NotApprovedError, RunConflictError
-from plan_adapter.hooks import Event
+from plan_adapter.execution.cancellation import first_reason
+from plan_adapter.hooks import Event, call_hook, tell
 from plan_adapter.identity.codes import SecretSource, WrongCodes
 from plan_adapter.identity.known import approval_from, recheck
 from plan_adapter.plan import ExecutionPlan, new_id
@@ -157,22 +158,13 @@ class GateKeeper:
             await self.door.resume_released(await self.store.gate(gate.id), answer)
 
     async def _tell(self, kind: Literal["gate_opened", "gate_answered"], gate: Gate, step: StepRun | None, said: str | None = None) -> None:
-        if self.occasion.listener is not None:
-            try:
-                self.occasion.listener(Event(kind, self.run, step, message=said, gate=gate))
-            except Exception:
-                log.exception("the listener failed on %s", kind)
+        tell(self.occasion.listener, Event(kind, self.run, step, message=said, gate=gate))
         hooks = self.occasion.hooks
         hook = hooks.on_gate_open if kind == "gate_opened" else hooks.on_gate_answered
-        if hook is not None:
-            try:
-                answer = hook(self.run, step, gate)
-                if answer is not None:
-                    await asyncio.wait_for(answer, HOOK_SECONDS)
-            except TimeoutError:
-                log.warning("hook %s took more than %g s and was ended", getattr(hook, "__name__", hook), HOOK_SECONDS)
-            except Exception:
-                log.exception("hook %s failed", getattr(hook, "__name__", hook))
+        try:
+            await asyncio.wait_for(call_hook(hook, self.run, step, gate), HOOK_SECONDS)
+        except TimeoutError:
+            log.warning("hook %s took more than %g s and was ended", getattr(hook, "__name__", hook), HOOK_SECONDS)
 
     async def taken(self, answer: Answer, request: ApprovalRequest) -> Approval:
         """Return `answer` as an approval, its giver proved and allowed; raises NotApprovedError with why not."""
@@ -270,16 +262,9 @@ class _OpenGate:
 
     async def watch_cancellation(self, asked: Callable[[], Awaitable[str | None]]) -> None:
         """Cancel the run, and with it the gate, once `asked` gives a reason."""
-        while not self.closed.done():
-            await asyncio.sleep(CANCELLATION_SECONDS)
-            try:
-                reason = await asked()
-            except Exception as error:
-                log.info("whether the run is to be cancelled cannot be told now: %s", error)
-                continue
-            if reason is not None:
-                await self.cancel(reason)
-                return
+        reason = await first_reason(asked, every_seconds=CANCELLATION_SECONDS, is_over=self.closed.done)
+        if reason is not None:
+            await self.cancel(reason)
 
     async def cancel(self, reason: str) -> None:
         """Cancel the run for `reason`."""

@@ -3,30 +3,35 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import JsonValue
 
 from plan_adapter.approval import ApprovedPlan
-from plan_adapter.errors import ExpressionError, StoreError
+from plan_adapter.errors import ExpressionError, LeaseLostError, StoreError
 from plan_adapter.execution.cancellation import Stop, watch
 from plan_adapter.execution.carry import Past
 from plan_adapter.execution.direct import DirectCalls
 from plan_adapter.execution.ports import CallStep
+from plan_adapter.execution.printing import cleaned_prints
 from plan_adapter.execution.results import ResultLimit
+from plan_adapter.execution.rollback import Rollback
 from plan_adapter.execution.scheduler import execute
 from plan_adapter.execution.scope import RunScope
+from plan_adapter.execution.secrets import hidden_in_logs
 from plan_adapter.execution.slots import Slots
-from plan_adapter.execution.status import conclude
+from plan_adapter.execution.status import conclude, rolls_back
 from plan_adapter.plan import PlanStatus, new_id
-from plan_adapter.record import PlanRun, StepRun
+from plan_adapter.record import PlanRun, Recorder, RunReason, StepRun
 from plan_adapter.runs.approving import approve_run
 from plan_adapter.runs.call_gates import CallGates
 from plan_adapter.runs.gates import FormDoor, GateKeeper
 from plan_adapter.runs.occasion import Occasion
+from plan_adapter.runs.secrets import secrets_of
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan, ValidatedPlan
 
@@ -49,12 +54,28 @@ class Way:
     door: FormDoor | None = None
 
 
+class Work(Protocol):
+    """What is done with a run: `perform`, or what undoes it."""
+
+    async def __call__(self, bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Occasion, /, *, past: Past, way: Way) -> PlanRun:
+        """Do it, and return the run with its end kept."""
+        ...
+
+
 async def perform_anywhere(
-    bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Occasion, *, past: Past, server: "Server | None"
+    bound: BoundPlan,
+    run: PlanRun,
+    store: PlanStore,
+    occasion: Occasion,
+    *,
+    past: Past,
+    server: "Server | None",
+    work: Work | None = None,
 ) -> PlanRun:
-    """Have a run approved and execute it: as a flow run on `server`, or directly where there is none."""
+    """Have a run approved and execute it, or do other `work` with it: as a flow run on `server`, or directly where there is none."""
+    work = work or perform
     if server is None:
-        return await perform(bound, run, store, occasion, past=past, way=Way(DirectCalls()))
+        return await work(bound, run, store, occasion, past=past, way=Way(DirectCalls()))
     from plan_adapter.engine.compiler import fit_as_parameters, flow_of
     from plan_adapter.engine.connection import use_server
     from plan_adapter.engine.ending import run_to_end
@@ -64,7 +85,7 @@ async def perform_anywhere(
     async def body(_inputs: dict[str, Any], flow_run_id: str) -> PlanRun:
         run.flow_run_id = flow_run_id
         try:
-            await perform(bound, run, store, occasion, past=past, way=prefect_way(flow_run_id, store, server))
+            await work(bound, run, store, occasion, past=past, way=prefect_way(flow_run_id, store, server))
         except BaseException as error:
             ended.set_exception(error)
             if run.completed_at is None or not isinstance(error, asyncio.CancelledError):
@@ -102,43 +123,119 @@ async def perform(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Oc
 async def _perform(approved: ApprovedPlan, keeper: GateKeeper, *, past: Past, way: Way) -> PlanRun:
     """Execute the steps of what is approved."""
     run, store, occasion = keeper.run, keeper.store, keeper.occasion
-    options = approved.bound.validated.plan.options
-    recorder, stop = await store.recorder(run), Stop()
-    scope = RunScope(
-        approved=approved,
-        run=run,
-        recorder=recorder,
-        stop=stop,
-        slots=Slots(options.parallel_limit),
-        limit=ResultLimit(occasion.settings.result_limit_bytes, occasion.settings.results_path),
-        past=past,
-        hooks=occasion.hooks,
-        listener=occasion.listener,
-        log_sink=way.log_sink,
-        gates=CallGates(approved, keeper, stop),
-    )
     run.status, run.reason, run.message, run.completed_at = PlanStatus.EXECUTING, None, None, None
-    run.started_at = run.started_at or recorder.now()
+    run.started_at = run.started_at or await store.now()
     run.steps = _step_runs(approved.bound.validated, past)
     await store.claim(run)
+    scope = scope_of(approved, run, await store.recorder(run), occasion, past=past, way=way)
+    scope.gates = CallGates(approved, keeper, scope.stop)
     scope.tell("run_started")
-    watches = [asyncio.ensure_future(work) for work in _watches(scope, store, way)]
+    rollback = None
     try:
-        await execute(scope, way.call_step)
+        async with watched(scope, store, partial(store.cancel_request, run.id), way.cancellation):
+            await execute(scope, way.call_step)
+        rollback = await _rollback_of(scope, store, way)
+        if rollback is not None:
+            await undo(rollback, store, way)
     finally:
-        for task in watches:
-            task.cancel()
         if all(step.completed_at for step in run.steps):
-            await _conclude(scope, store)
+            await _conclude(scope, store, rollback)
         else:
             await _let_go(run, store)
     return run
 
 
-def _watches(scope: RunScope, store: PlanStore, way: Way) -> Iterator[Coroutine[Any, Any, None]]:
-    yield watch(scope.stop, partial(store.cancel_request, scope.run.id), every_seconds=STORE_POLL_SECONDS)
-    if way.cancellation is not None:
-        yield watch(scope.stop, way.cancellation, every_seconds=PREFECT_POLL_SECONDS)
+def scope_of(approved: ApprovedPlan, run: PlanRun, recorder: Recorder, occasion: Occasion, *, past: Past, way: Way) -> RunScope:
+    """Return what the calls of one start of `run` share; no step of it is asked about yet."""
+    return RunScope(
+        approved=approved,
+        run=run,
+        recorder=recorder,
+        stop=Stop(),
+        slots=Slots(approved.bound.validated.plan.options.parallel_limit),
+        limit=ResultLimit(occasion.settings.result_limit_bytes, occasion.settings.results_path),
+        past=past,
+        hooks=occasion.hooks,
+        listener=occasion.listener,
+        log_sink=way.log_sink,
+        secrets=secrets_of(occasion.settings),
+    )
+
+
+async def _rollback_of(scope: RunScope, store: PlanStore, way: Way) -> Rollback | None:
+    """Return what undoes the run, whose steps have ended, kept as one that is being undone; None where nothing is to be."""
+    run, plan = scope.run, scope.approved.bound.validated.plan
+    if not scope.approved.bound.validated.rollbacks:
+        return None
+    conclude(run, scope.stop, scope.refusal, left=scope.past.left)
+    asked = run.reason is RunReason.CANCELLED and await store.asks_rollback(run.id)
+    if not asked and not rolls_back(run, plan):
+        return None
+    rollback = Rollback(scope, await past_of(run, store), way.call_step)
+    if not rollback.left:
+        return None
+    run.status = PlanStatus.EXECUTING
+    await store.update_run(run)  # with its reason: whoever goes on with an interrupted rollback must know it
+    return rollback
+
+
+async def undo(rollback: Rollback, store: PlanStore, way: Way) -> None:
+    """Undo what a run did; whoever cancels it meanwhile ends that, unless they ask for the rollback."""
+    run = rollback.scope.run
+
+    async def told_to_end() -> str | None:
+        return None if await store.asks_rollback(run.id) else await store.cancel_request(run.id)
+
+    # One that was cancelled in Prefect is so still.
+    in_prefect = None if run.reason is RunReason.CANCELLED else way.cancellation
+    async with watched(rollback.scope, store, told_to_end, in_prefect):
+        await rollback.undo()
+
+
+async def past_of(run: PlanRun, store: PlanStore) -> Past:
+    """Return what every start of `run` has left in the record."""
+    return Past.of(await store.attempts(run.id), await store.receipts(run.id))
+
+
+@asynccontextmanager
+async def watched(
+    scope: RunScope, store: PlanStore, asked: Callable[[], Awaitable[str | None]], in_prefect: Callable[[], Awaitable[str | None]] | None
+) -> AsyncGenerator[None]:
+    """Keep the lease of the run, and stop the work within once one of the two gives a reason."""
+    works = [_keep_lease(scope, store), watch(scope.stop, asked, every_seconds=STORE_POLL_SECONDS)]
+    if in_prefect is not None:
+        works.append(watch(scope.stop, in_prefect, every_seconds=PREFECT_POLL_SECONDS))
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        async with _hidden_secrets(scope):
+            yield
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+@asynccontextmanager
+async def _hidden_secrets(scope: RunScope) -> AsyncGenerator[None]:
+    """Keep the values of the plan's secrets out of all that is logged and printed within; nothing is done for a plan without secrets."""
+    if names := scope.approved.bound.validated.secrets:
+        await scope.secrets.expect(names)
+        with hidden_in_logs(scope.secrets.scrubber), cleaned_prints(scope.secrets.scrubber.text):
+            yield
+    else:
+        yield
+
+
+async def _keep_lease(scope: RunScope, store: PlanStore) -> None:
+    """Renew the lease of the run while it is executed, and stop it once another process has taken it over."""
+    while True:
+        await asyncio.sleep(store.lease_seconds / 4)
+        try:
+            await store.renew(scope.run.id)
+        except LeaseLostError as error:
+            scope.stop.set("cancelled", str(error))
+            return
+        except StoreError as error:
+            log.info("the lease of run %s cannot be renewed now: %s", scope.run.id, error)
 
 
 async def _let_go(run: PlanRun, store: PlanStore) -> None:
@@ -149,16 +246,39 @@ async def _let_go(run: PlanRun, store: PlanStore) -> None:
         log.info("run %s could not be released: %s", run.id, error)  # the store's error comes to the caller anyway
 
 
-async def _conclude(scope: RunScope, store: PlanStore) -> None:
-    run, now = scope.run, scope.recorder.now()
-    conclude(run, scope.stop, scope.refusal)
-    run.outputs, problem = _outputs(scope)
-    run.message = run.message or problem
+async def _conclude(scope: RunScope, store: PlanStore, rollback: Rollback | None) -> None:
+    conclude(scope.run, scope.stop, scope.refusal, left=scope.past.left)
+    scope.run.outputs, problem = _outputs(scope)
+    scope.run.message = scope.run.message or problem
+    await end_run(scope, store, rollback)
+
+
+async def end_run(scope: RunScope, store: PlanStore, rollback: Rollback | None) -> None:
+    """Keep and tell the end of the run, whose status, reason and message are set; the message also tells where its rollback stands."""
+    run, now, scrubber = scope.run, scope.recorder.now(), scope.secrets.scrubber
+    if rollback is not None:
+        run.message = told_with_rollback(run.message, rollback)
+    if scrubber:
+        run.message = None if run.message is None else scrubber.text(run.message)
+        run.outputs = {name: scrubber.value(value) for name, value in run.outputs.items()}
     run.completed_at = run.updated_at = now
     run.total_duration_ms = round((now - (run.started_at or now)).total_seconds() * 1000)
     await store.update_run(run)
     scope.tell("run_ended", message=run.message)
     await scope.call_hook(scope.hooks.on_plan_complete, run)
+
+
+_ROLLBACK = "; rollback: "
+
+
+def told_with_rollback(message: str | None, rollback: Rollback) -> str:
+    """Return the message of a run with where its rollback stands, once: where an earlier one stood is left out."""
+    return (message or "the run has ended") + _ROLLBACK + rollback.standing()
+
+
+def without_rollback(message: str | None) -> str | None:
+    """Return the message of a run without where its rollback stood."""
+    return message.rpartition(_ROLLBACK)[0] or message if message is not None else None
 
 
 def _outputs(scope: RunScope) -> tuple[dict[str, JsonValue], str | None]:

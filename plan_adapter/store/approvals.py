@@ -1,27 +1,30 @@
 """Approvals: kept, found, and used once. Functions of a connection and the tenant whose rows are seen."""
 
 from datetime import datetime
-from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, exists, insert, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.readable import one_line
 from plan_adapter.record import Approval, RunContext
+from plan_adapter.store import chain, entries
 from plan_adapter.store.changes import signal
-from plan_adapter.store.columns import database_now
+from plan_adapter.store.columns import database_now, insert_into, now_of
+from plan_adapter.store.digests import plain
 from plan_adapter.store.plans import seen_by
 from plan_adapter.store.rows import HasContext, Row, approval_of, approval_row, context_of, whose
-from plan_adapter.store.tables import approvals, runs
+from plan_adapter.store.tables import approvals, audit, runs
 
 
 def add(connection: Connection, approval: Approval, context: HasContext) -> None:
     """Keep `approval`, whichever way it decides; one for a run is whose the run is. Raises RunConflictError for the answer of a gate."""
     if approval.gate_id is not None:
         raise RunConflictError(f"this is an answer at gate {approval.gate_id}: only answering there keeps it")
-    context = _context_of_run(connection, approval.run_id) or context
-    connection.execute(insert(approvals).values({**whose(context), **approval_row(approval)}))
+    of_run = _context_of_run(connection, approval.run_id)
+    row = {**whose(of_run or context), **approval_row(approval)}
+    connection.execute(insert(approvals).values(row))
+    if of_run is not None and approval.run_id is not None:
+        chain.append(connection, approval.run_id, [entries.of_approval(plain(approvals, row))])
     signal(connection)
 
 
@@ -48,8 +51,8 @@ def use(connection: Connection, approval: Approval, *, run_id: str, context: Has
     """
     context = _context_of_run(connection, run_id) or context
     if approval.gate_id is None:
-        dialect: Any = postgresql if connection.dialect.name == "postgresql" else sqlite
-        connection.execute(dialect.insert(approvals).values({**whose(context), **approval_row(approval)}).on_conflict_do_nothing())
+        row = {**whose(context), **approval_row(approval)}
+        connection.execute(insert_into(approvals, connection.dialect.name).values(row).on_conflict_do_nothing())
     same = and_(approvals.c.id == approval.id, approvals.c.approval_digest == approval.approval_digest)
     same = and_(same, approvals.c.tenant_id == whose(context)["tenant_id"])
     is_free = or_(approvals.c.run_id.is_(None), approvals.c.run_id == run_id)
@@ -58,6 +61,10 @@ def use(connection: Connection, approval: Approval, *, run_id: str, context: Has
     take = update(approvals).where(same, is_free, _is_usable(run_id)).values(used)
     taken = connection.execute(take.returning(approvals)).mappings().first()
     if taken is not None:
+        told = plain(approvals, taken)
+        # An answer at a gate, or one that was given for this run, is in its audit since it was given.
+        given = [] if _is_told(connection, run_id, approval.id) else [entries.of_approval(told)]
+        chain.append(connection, run_id, [*given, entries.of_use(told)])
         signal(connection)
         return approval_of(taken)
     kept = connection.execute(select(approvals).where(same)).mappings().first()
@@ -66,6 +73,11 @@ def use(connection: Connection, approval: Approval, *, run_id: str, context: Has
     if kept["decision"] == "approve" and kept["step_id"] is None and kept["run_id"] == run_id and kept["used_at"] is not None:
         return approval_of(kept)
     raise NotApprovedError(_why_not(kept, connection, run_id))
+
+
+def _is_told(connection: Connection, run_id: str, approval_id: str) -> bool:
+    same = and_(audit.c.run_id == run_id, audit.c.row_id == approval_id)
+    return connection.execute(select(audit.c.number).where(same).limit(1)).first() is not None
 
 
 def _context_of_run(connection: Connection, run_id: str | None) -> RunContext | None:
@@ -103,6 +115,6 @@ def _why_not(kept: Row, connection: Connection, run_id: str) -> str:
         return f"the approval by {one_line(kept['by'])} is of step `{kept['step_id']}`, not of the plan"
     if kept["run_id"] is not None and (kept["used_at"] is not None or kept["run_id"] != run_id):
         return f"the approval by {one_line(kept['by'])} belongs to run {kept['run_id']}; an approval is for one run, ask for another"
-    if expires is not None and expires <= connection.execute(select(database_now())).scalar_one():
+    if expires is not None and expires <= now_of(connection):
         return f"the approval by {one_line(kept['by'])} expired at {expires.isoformat(timespec='seconds')}; ask for another"
     return f"the approval by {one_line(kept['by'])} was followed by a rejection of the same content, or a wish for changes; ask for another"

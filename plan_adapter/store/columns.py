@@ -1,13 +1,22 @@
-"""Column types that mean the same on SQLite and PostgreSQL, and the database's clock."""
+"""What differs between SQLite and PostgreSQL: column types that mean the same on both, the database's clock, an insert that yields."""
 
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import DateTime, Text
+from sqlalchemy import Connection, DateTime, Table, Text, select
 from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator
+
+
+def insert_into(table: Table, dialect: str) -> Any:
+    """Return an INSERT with ON CONFLICT, which each database writes in a way of its own; the modules of the other one are not imported."""
+    if dialect == "postgresql":
+        from sqlalchemy.dialects.postgresql import insert
+    else:
+        from sqlalchemy.dialects.sqlite import insert
+    return insert(table)
 
 
 class Instant(TypeDecorator[datetime]):
@@ -33,9 +42,14 @@ class Words(TypeDecorator[str]):
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         """Return `value` as text that both databases take."""
-        if value is None or (value.isascii() and "\0" not in value):
-            return value
-        return value.replace("\0", "\\x00").encode(errors="backslashreplace").decode()
+        return None if value is None else readable_words(value)
+
+
+def readable_words(value: str) -> str:
+    """Return `value` with escapes for what a database cannot hold."""
+    if value.isascii() and "\0" not in value:
+        return value
+    return value.replace("\0", "\\x00").encode(errors="backslashreplace").decode()
 
 
 class database_now(FunctionElement[datetime]):  # written like an SQL function
@@ -43,6 +57,11 @@ class database_now(FunctionElement[datetime]):  # written like an SQL function
 
     type = Instant()
     inherit_cache = True
+
+
+def now_of(connection: Connection) -> datetime:
+    """Return the database's time."""
+    return connection.execute(select(database_now())).scalar_one()
 
 
 SQLITE_NOW = "plan_store_now"

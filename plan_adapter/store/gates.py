@@ -11,8 +11,10 @@ from sqlalchemy import ColumnElement, Connection, and_, insert, or_, select, upd
 from plan_adapter.errors import NotApprovedError, PlanAdapterError, RunConflictError
 from plan_adapter.readable import one_line
 from plan_adapter.record import Approval, Gate, GateEnd, GateRules
+from plan_adapter.store import chain, entries
 from plan_adapter.store.changes import signal
-from plan_adapter.store.columns import database_now
+from plan_adapter.store.columns import database_now, now_of
+from plan_adapter.store.digests import plain
 from plan_adapter.store.holder import Holder
 from plan_adapter.store.plans import seen_by
 from plan_adapter.store.rows import Row, approval_of, approval_row, context_of, item_column, item_of, whose
@@ -41,10 +43,14 @@ def open_gate(connection: Connection, tenant: str | None, gate: Gate, *, timeout
     if kept is not None and kept["approval_digest"] == gate.approval_digest:
         shown = {"text": gate.text, "rules": _rules_text(gate.rules), "openings": gates.c.openings + 1, "holder": str(holder)}
         row = connection.execute(update(gates).where(gates.c.id == kept["id"]).values(shown).returning(gates)).mappings().one()
+        if (row["text"], row["rules"]) != (kept["text"], kept["rules"]):
+            chain.append(connection, gate.run_id, [entries.of_gate(plain(gates, row))])
         return gate_of(row)
-    _close(connection, at, "superseded")
-    row = {**whose(context_of(run)), **_gate_row(connection, gate, timeout_ms), "holder": str(holder)}
-    return gate_of(connection.execute(insert(gates).values(row).returning(gates)).mappings().one())
+    superseded = _close(connection, at, "superseded")
+    new = {**whose(context_of(run)), **_gate_row(connection, gate, timeout_ms), "holder": str(holder)}
+    row = connection.execute(insert(gates).values(new).returning(gates)).mappings().one()
+    chain.append(connection, gate.run_id, [*superseded, entries.of_gate(plain(gates, row))])
+    return gate_of(row)
 
 
 def answer(connection: Connection, tenant: str | None, gate_id: str, approval: Approval) -> Gate | PlanAdapterError:
@@ -69,6 +75,7 @@ def answer(connection: Connection, tenant: str | None, gate_id: str, approval: A
         "gate_id": closed["id"],
     }
     connection.execute(insert(answers).values(given))
+    chain.append(connection, closed["run_id"], [entries.of_approval(plain(answers, given))])
     signal(connection)
     return gate_of(closed)
 
@@ -81,21 +88,19 @@ def answer_to(connection: Connection, tenant: str | None, gate_id: str) -> Appro
 
 def expire(connection: Connection, tenant: str | None, gate_id: str) -> Gate:
     """Close the gate as expired if it is open and its time is over, and return it as it is now."""
-    if _closed_now(connection, and_(_is(gate_id, tenant), _is_open(), ~_is_in_time()), "expired") is not None:
-        signal(connection)
+    _close_one(connection, and_(_is(gate_id, tenant), _is_open(), ~_is_in_time()), "expired")
     return find(connection, tenant, gate_id)
 
 
 def close(connection: Connection, tenant: str | None, gate_id: str, end: GateEnd) -> Gate:
     """Close the gate if it is open, and return it as it is now."""
-    if _closed_now(connection, and_(_is(gate_id, tenant), _is_open()), end) is not None:
-        signal(connection)
+    _close_one(connection, and_(_is(gate_id, tenant), _is_open()), end)
     return find(connection, tenant, gate_id)
 
 
-def close_all(connection: Connection, run_id: str, end: GateEnd) -> None:
-    """Close every open gate of a run; the caller gives the signal."""
-    _close(connection, and_(gates.c.run_id == run_id, gates.c.closed_at.is_(None)), end)
+def close_all(connection: Connection, run_id: str, end: GateEnd) -> list[entries.Entry]:
+    """Close every open gate of a run and return what the audit is to be told; the caller tells it, and gives the signal."""
+    return _close(connection, and_(gates.c.run_id == run_id, gates.c.closed_at.is_(None)), end)
 
 
 def leave(connection: Connection, tenant: str | None, gate_id: str, holder: Holder) -> None:
@@ -158,7 +163,7 @@ def _run_locked(connection: Connection, tenant: str | None, run_id: str) -> Row:
 
 
 def _gate_row(connection: Connection, gate: Gate, timeout_ms: int) -> dict[str, Any]:
-    now = connection.execute(select(database_now())).scalar_one()
+    now = now_of(connection)
     return {
         **{name: getattr(gate, name) for name in ("id", "run_id", "approval_digest", "name", "description", "text")},
         "step_id": gate.step_id or "",
@@ -172,8 +177,17 @@ def _gate_row(connection: Connection, gate: Gate, timeout_ms: int) -> dict[str, 
     }
 
 
-def _close(connection: Connection, which: ColumnElement[bool], end: GateEnd) -> None:
-    connection.execute(update(gates).where(which).values(closed_at=database_now(), end=end))
+def _close(connection: Connection, which: ColumnElement[bool], end: GateEnd) -> list[entries.Entry]:
+    closed = connection.execute(update(gates).where(which).values(closed_at=database_now(), end=end).returning(gates)).mappings()
+    return [entries.of_gate_end(plain(gates, row)) for row in closed]
+
+
+def _close_one(connection: Connection, which: ColumnElement[bool], end: GateEnd) -> None:
+    """Close the gate that fits `which`, if there is one, and tell the audit."""
+    row = _closed_now(connection, which, end)
+    if row is not None:
+        chain.append(connection, row["run_id"], [entries.of_gate_end(plain(gates, row))])
+        signal(connection)
 
 
 def _closed_now(connection: Connection, which: ColumnElement[bool], end: GateEnd) -> Row | None:

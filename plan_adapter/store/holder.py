@@ -31,6 +31,11 @@ class Holder:
         return json.dumps(asdict(self))
 
     @property
+    def host(self) -> str:
+        """The name of its host."""
+        return self.place.partition("/")[0]
+
+    @property
     def is_here(self) -> bool:
         """True if the process belongs to this host, since its last boot, and to this container; of others nothing can be known."""
         return self.place == _place()

@@ -6,14 +6,13 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Select, Table, func, insert, select, text
-from sqlalchemy.dialects import postgresql, sqlite
 
 from plan_adapter.canonical import canonical_document, canonical_json, plan_digest
 from plan_adapter.errors import StoreError
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.problems import did_you_mean
 from plan_adapter.record import RunContext
-from plan_adapter.store.columns import database_now
+from plan_adapter.store.columns import database_now, insert_into
 from plan_adapter.store.rows import HasContext, whose
 from plan_adapter.store.tables import plans, versions
 
@@ -50,8 +49,7 @@ def plan_row(plan: ExecutionPlan, digest: str, context: HasContext) -> dict[str,
 
 def put_plan(connection: Connection, row: dict[str, Any]) -> None:
     """Store the content of a plan unless it is there."""
-    dialect: Any = postgresql if connection.dialect.name == "postgresql" else sqlite
-    connection.execute(dialect.insert(plans).values(row).on_conflict_do_nothing())
+    connection.execute(insert_into(plans, connection.dialect.name).values(row).on_conflict_do_nothing())
 
 
 def save(connection: Connection, row: dict[str, Any], *, name: str, author: str, context: RunContext) -> PlanVersion:

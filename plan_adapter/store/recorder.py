@@ -2,20 +2,22 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, insert
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, insert, select
 
 from plan_adapter.errors import NotApprovedError, StoreError
 from plan_adapter.record import Attempt, PlanRun, Receipt, StepRun
-from plan_adapter.store import permission
+from plan_adapter.store import chain, entries, leases, permission
+from plan_adapter.store.columns import insert_into
 from plan_adapter.store.database import Database
+from plan_adapter.store.digests import Plain, plain
 from plan_adapter.store.rows import attempt_row, end_row, receipt_row, whose
-from plan_adapter.store.tables import attempts, receipts, step_runs
+from plan_adapter.store.tables import approvals, attempts, receipts, step_runs
 
 GATHER_SECONDS = 0.01
 """How long a receipt waits for an intent to share its commit."""
@@ -47,6 +49,7 @@ class _Batch:
     """Rows that become durable together, and who waits for that."""
 
     run_id: str
+    epoch: int | None
     intents: list["_Intent"] = field(default_factory=list["_Intent"])
     receipts: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     ends: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -63,7 +66,11 @@ class _Batch:
 
     def write(self, connection: Connection) -> dict[str, str]:
         """Write everything but the intents that no approval covers; return for those, by attempt, what is missing."""
-        refused: dict[str, str] = {}
+        if self.epoch is not None:
+            leases.require(connection, self.run_id, self.epoch)
+        refused, rows = dict[str, str](), list[dict[str, Any]]()
+        gated = [intent.attempt.approval_id for intent in self.intents if intent.attempt.approval_id is not None]
+        unused = _unused(connection, gated) if gated else []
         if self.intents:
             refused = permission.refusals(connection, self.run_id, [intent.attempt for intent in self.intents])
             rows = [intent.row for intent in self.intents if intent.attempt.id not in refused] if refused else [i.row for i in self.intents]
@@ -73,7 +80,12 @@ class _Batch:
         if self.receipts:
             connection.execute(_INSERT_RECEIPTS, self.receipts)
         if self.ends:
-            connection.execute(_PUT_ENDS[connection.dialect.name], self.ends)
+            connection.execute(_put_ends(connection.dialect.name), self.ends)
+        told = [entries.of_receipt(plain(receipts, row)) for row in self.receipts]
+        told += [entries.of_step(plain(step_runs, row)) for row in self.ends if row["completed_at"] is not None]
+        told += [entries.of_use(row) for row in _used(connection, unused)] if unused else []
+        told += [entries.of_attempt(plain(attempts, row)) for row in rows]
+        chain.append(connection, self.run_id, entries.in_time(told))
         return refused
 
 
@@ -84,13 +96,14 @@ class StoreRecorder:
     more: every call that promises durability raises the same StoreError, so that no further step starts.
     """
 
-    def __init__(self, database: Database, run: PlanRun, clock: Clock) -> None:
-        """Record for `run`; nothing is written yet."""
+    def __init__(self, database: Database, run: PlanRun, clock: Clock, *, epoch: int | None) -> None:
+        """Record for `run`, under the lease of this epoch; nothing is written yet."""
+        self._epoch = epoch
         self._database = database
         self._clock = clock
         self._run_id = run.id
         self._whose: Mapping[str, str | None] = whose(run)
-        self._batch = _Batch(run.id)
+        self._batch = _Batch(run.id, epoch)
         self._writer: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._failure: StoreError | None = None
@@ -148,7 +161,7 @@ class StoreRecorder:
     async def _write(self) -> None:
         try:
             while True:
-                batch, self._batch = self._batch, _Batch(self._run_id)
+                batch, self._batch = self._batch, _Batch(self._run_id, self._epoch)
                 await self._commit(batch)
                 if self._failure is not None or not (self._batch.waiting or self._batch.intents):
                     break
@@ -164,7 +177,7 @@ class StoreRecorder:
         except BaseException as error:
             self._failure = _failure_of(error)
             batch.take(self._batch)
-            self._batch = _Batch(self._run_id)
+            self._batch = _Batch(self._run_id, self._epoch)
             if not isinstance(error, Exception):  # the loop ends
                 raise
         finally:
@@ -192,15 +205,24 @@ def _failure_of(error: BaseException) -> StoreError:
     return failure
 
 
+def _unused(connection: Connection, approval_ids: Sequence[str]) -> list[str]:
+    """Return the approvals of calls that nobody has used up yet."""
+    return list(connection.scalars(select(approvals.c.id).where(approvals.c.id.in_(approval_ids), approvals.c.used_at.is_(None))))
+
+
+def _used(connection: Connection, approval_ids: Sequence[str]) -> list[Plain]:
+    """Return the rows of those approvals that are used up by now."""
+    query = select(approvals).where(approvals.c.id.in_(approval_ids), approvals.c.used_at.is_not(None)).order_by(approvals.c.used_at)
+    return [plain(approvals, row) for row in connection.execute(query).mappings()]
+
+
 _INSERT_ATTEMPTS = insert(attempts)
 _INSERT_RECEIPTS = insert(receipts)
 
 
-def _put_ends(dialect: Any) -> Any:
+@cache
+def _put_ends(dialect: str) -> Any:
     # A step that failed, or was skipped, ends again when its run is resumed.
-    statement = dialect.insert(step_runs)
+    statement = insert_into(step_runs, dialect)
     written = {column.name: statement.excluded[column.name] for column in step_runs.c if not column.primary_key}
     return statement.on_conflict_do_update(index_elements=["run_id", "step_id"], set_=written)
-
-
-_PUT_ENDS: Mapping[str, Any] = {"sqlite": _put_ends(sqlite), "postgresql": _put_ends(postgresql)}

@@ -12,10 +12,10 @@ from plan_adapter.canonical import canonical_document
 from plan_adapter.errors import RunConflictError
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import PlanRun, StepRun
-from plan_adapter.store import gates, runs
+from plan_adapter.store import chain, entries, gates, leases, runs
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now
-from plan_adapter.store.holder import Holder
+from plan_adapter.store.digests import plain
 from plan_adapter.store.plans import plan_row, put_plan
 from plan_adapter.store.rows import Row, context_of, dump_json, whose
 from plan_adapter.store.steps import fixed_parts
@@ -56,10 +56,14 @@ def revise(
     put_plan(connection, plan_row(validated.plan, validated.digest, context_of(run)))
     replaced = {"run_id": run["id"], "number": len(revisions_of(connection, run["id"])) + 1, "digest": run["digest"]}
     replaced |= {"approval_digest": run["approval_digest"], "by": by, "note": note, "at": database_now()}
-    connection.execute(insert(revisions).values({**whose(context_of(run)), **replaced}))
-    connection.execute(update(run_table).where(run_table.c.id == run["id"]).values(_new_version(validated, approval_digest)))
+    inserted = insert(revisions).values({**whose(context_of(run)), **replaced}).returning(revisions)
+    told = [entries.of_revision(plain(revisions, connection.execute(inserted).mappings().one()))]
+    renewed = update(run_table).where(run_table.c.id == run["id"]).values(_new_version(validated, approval_digest)).returning(run_table)
+    now = plain(run_table, connection.execute(renewed).mappings().one())
     connection.execute(delete(step_runs).where(step_runs.c.run_id == run["id"], step_runs.c.status != StepStatus.COMPLETED))
-    gates.close_all(connection, run["id"], "superseded")
+    leases.let_go(connection, run["id"])
+    told += [entries.of_run(now, "new_version", message=validated.digest), *gates.close_all(connection, run["id"], "superseded")]
+    chain.append(connection, run["id"], told)
     signal(connection)
     return runs.find(connection, tenant, run["id"])
 
@@ -79,8 +83,8 @@ def _locked(connection: Connection, tenant: str | None, run_id: str) -> Row:
     run = connection.execute(select(run_table).where(run_table.c.id == found).with_for_update(key_share=True)).mappings().one()
     if run["status"] == PlanStatus.COMPLETED:
         raise RunConflictError(f"run {found} has completed: start a new run of the new version")
-    if run["status"] == PlanStatus.EXECUTING and run["runner"] is not None and (other := Holder.parse(run["runner"])).is_alive:
-        raise RunConflictError(f"run {found} is executed by process {other.pid} on this host; wait for its end, or cancel it")
+    if run["status"] == PlanStatus.EXECUTING and (holder := runs.holder_of(connection, tenant, found)) is not None:
+        raise RunConflictError(f"run {found} is executed by {holder}; wait for its end, or cancel it")
     return run
 
 
@@ -115,7 +119,7 @@ def _new_version(validated: "ValidatedPlan", approval_digest: str) -> dict[str, 
         )
         for step in plan.steps
     ]
-    unended = dict.fromkeys(("reason", "message", "completed_at", "approved_at", "approved_by", "rejection_note", "runner"))
+    unended = dict.fromkeys(("reason", "message", "completed_at", "approved_at", "approved_by", "rejection_note"))
     return {
         **unended,
         "cancel_reason": None,

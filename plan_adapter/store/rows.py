@@ -103,6 +103,9 @@ def receipt_row(receipt: Receipt) -> dict[str, Any]:
         "error": receipt.error,
         "ended_at": receipt.ended_at,
         "duration_ms": receipt.duration_ms,
+        "by": receipt.by,
+        "known_by": receipt.known_by,
+        "note": receipt.note,
     }
 
 
@@ -119,6 +122,9 @@ def receipt_of(row: Row) -> Receipt:
         error=row["error"],
         ended_at=row["ended_at"],
         duration_ms=row["duration_ms"],
+        by=row["by"],
+        known_by=row["known_by"],
+        note=row["note"],
     )
 
 
@@ -144,6 +150,7 @@ def end_row(step: StepRun) -> dict[str, Any]:
         "retry_count": step.retry_count,
         "attempts": step.attempts,
         "carried": step.carried,
+        "rolled_back": step.rolled_back,
         "started_at": step.started_at,
         "completed_at": step.completed_at,
         "duration_ms": step.duration_ms,
@@ -156,6 +163,7 @@ def put_end(step: StepRun, row: Row) -> None:
     step.outcome = Outcome(row["outcome"]) if row["outcome"] else None
     step.error, step.reason = row["error"], row["reason"]
     step.retry_count, step.attempts, step.carried = row["retry_count"], row["attempts"], row["carried"]
+    step.rolled_back = row["rolled_back"]
     step.started_at, step.completed_at, step.duration_ms = row["started_at"], row["completed_at"], row["duration_ms"]
 
 

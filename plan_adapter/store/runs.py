@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue
-from sqlalchemy import ColumnElement, Connection, case, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
 from plan_adapter.errors import RunConflictError
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import PlanRun, RunContext, RunReason
-from plan_adapter.store import gates
+from plan_adapter.store import chain, entries, gates, leases
 from plan_adapter.store.changes import signal
-from plan_adapter.store.columns import database_now
+from plan_adapter.store.columns import database_now, now_of
+from plan_adapter.store.digests import plain
 from plan_adapter.store.holder import Holder
 from plan_adapter.store.plans import put_plan, seen_by
 from plan_adapter.store.rows import Row, dump_json, load_json, whose
@@ -29,6 +30,7 @@ def create(connection: Connection, plan: dict[str, Any], run: dict[str, Any]) ->
     """Store a new run, and its plan unless it is there; of the rows of both."""
     put_plan(connection, plan)
     connection.execute(insert(runs).values(run))
+    chain.append(connection, run["id"], [entries.of_run(plain(runs, run), "run_created", message=run["name"])])
 
 
 def run_row(run: PlanRun, validated: "ValidatedPlan") -> dict[str, Any]:
@@ -47,84 +49,101 @@ def run_row(run: PlanRun, validated: "ValidatedPlan") -> dict[str, Any]:
         "definitions": dump_json(list(validated.definitions)),
         "created_at": run.created_at,
         "updated_at": run.updated_at,
+        "audited": True,
         **_changing(run),
     }
 
 
-def change(connection: Connection, tenant: str | None, run: PlanRun) -> Row:
-    """Write what changes of `run` and return its new row.
+def change(connection: Connection, tenant: str | None, run: PlanRun, epoch: int | None = None) -> Row:
+    """Write what changes of `run` and return its new row; `epoch` is that of the writer's lease, if it has taken the run.
 
-    Unless it is executing, whoever executed it lets go of it; once it has ended, its open gates are closed as cancelled.
+    Unless the run is executing, whoever executed it lets go of it; once it has ended, its open gates are closed as cancelled. Raises
+    LeaseLostError where another process has taken the run.
     """
-    holder = case((runs.c.status == PlanStatus.EXECUTING, runs.c.runner), else_=None) if run.status is PlanStatus.EXECUTING else None
-    statement = update(runs).where(*_is(run.id, tenant)).values(**_changing(run), runner=holder, updated_at=database_now())
+    statement = update(runs).where(*_is(run.id, tenant)).values(**_changing(run), updated_at=database_now())
     row = connection.execute(statement.returning(runs)).mappings().first()
     if row is None:
         raise RunConflictError(f"there is no run {run.id}")
-    if run.status not in _UNENDED:
-        gates.close_all(connection, run.id, "cancelled")
+    if epoch is not None:
+        leases.require(connection, run.id, epoch)
+    if run.status is not PlanStatus.EXECUTING:
+        leases.let_go(connection, run.id)
+    told = plain(runs, row)
+    if run.status in _UNENDED:
+        chain.append(connection, run.id, [entries.of_run(told, "run_changed", message=run.status.value)])
+    else:
+        chain.append(connection, run.id, [*gates.close_all(connection, run.id, "cancelled"), entries.of_run_end(told)])
     signal(connection)
     return row
 
 
-def claim(connection: Connection, tenant: str | None, run: PlanRun, holder: Holder) -> Row:
-    """Write what changes of `run` and that `holder` executes it from now on; return its new row.
+def claim(
+    connection: Connection, tenant: str | None, run: PlanRun, holder: Holder, *, lease_seconds: float, keeps_ends: bool = False
+) -> tuple[Row, int]:
+    """Write what changes of `run` and that `holder` executes it from now on; return its new row and the epoch of the lease.
 
-    Raises RunConflictError if a process that lives holds it, or if somebody changed it since `run` was read. What an earlier start
-    left undone is pending again; a request to cancel that start is forgotten.
+    Raises RunConflictError if another process holds it, or if somebody changed it since `run` was read. What an earlier start
+    left undone is pending again, unless it `keeps_ends`; a request to cancel that start is forgotten.
     """
-    row = connection.execute(select(runs).where(*_is(run.id, tenant))).mappings().first()
+    # With `key_share`: rows that refer to the run can be inserted meanwhile, by one who holds what is waited for here.
+    row = connection.execute(select(runs).where(*_is(run.id, tenant)).with_for_update(key_share=True)).mappings().first()
     if row is None:
         raise RunConflictError(f"there is no run {run.id}")
-    if row["runner"] is not None and (other := Holder.parse(row["runner"])).is_alive:
-        raise RunConflictError(f"run {run.id} is executed by process {other.pid} on this host; wait for its end, or cancel it")
-    written = {**_changing(run), "runner": str(holder), "cancel_reason": None, "cancel_requested_at": None}
+    epoch = leases.take(connection, run.id, holder, whose=whose(run), seconds=lease_seconds)
+    written = {**_changing(run), "cancel_reason": None, "cancel_requested_at": None, "cancel_rollback": None}
     written |= {"claimed_at": database_now(), "updated_at": database_now()}
     statement = update(runs).where(runs.c.id == run.id, runs.c.updated_at == run.updated_at).values(written)
     claimed = connection.execute(statement.returning(runs)).mappings().first()
     if claimed is None:
         cause = f"; somebody asked to cancel it: {row['cancel_reason']}" if row["cancel_reason"] else ""
         raise RunConflictError(f"run {run.id} was changed by another process, it is {row['status']} now{cause}")
-    connection.execute(delete(step_runs).where(step_runs.c.run_id == run.id, step_runs.c.status != StepStatus.COMPLETED))
-    return claimed
+    if not keeps_ends:
+        connection.execute(delete(step_runs).where(step_runs.c.run_id == run.id, step_runs.c.status != StepStatus.COMPLETED))
+    words = f"start {epoch}, by process {holder.pid} on {holder.host}"
+    chain.append(connection, run.id, [entries.of_run(plain(runs, claimed), "run_started", message=words, row_id=str(epoch))])
+    return claimed, epoch
 
 
-def release(connection: Connection, tenant: str | None, run_id: str, holder: Holder) -> None:
-    """Let go of a run that `holder` executes."""
-    mine = update(runs).where(*_is(run_id, tenant), runs.c.runner == str(holder))
-    connection.execute(mine.values(runner=None, updated_at=database_now()))
+def release(connection: Connection, run_id: str, epoch: int) -> None:
+    """Let go of a run whose lease has this epoch."""
+    # The run before its lease, as everywhere: two that lock them in turns would wait for each other.
+    connection.execute(select(runs.c.id).where(runs.c.id == run_id).with_for_update(key_share=True))
+    if leases.let_go(connection, run_id, epoch):
+        connection.execute(update(runs).where(runs.c.id == run_id).values(updated_at=database_now()))
 
 
-def is_held(connection: Connection, tenant: str | None, run_id: str) -> bool:
-    """Return whether a process that lives on this host executes the run."""
-    runner = connection.execute(select(runs.c.runner).where(*_is(run_id, tenant))).scalar()
-    return runner is not None and Holder.parse(runner).is_alive
+def holder_of(connection: Connection, tenant: str | None, run_id: str) -> str | None:
+    """Return in words the process that may be executing the run, None if there can be none."""
+    lease = leases.of_run(connection, row_of(connection, tenant, run_id)["id"])
+    return None if lease is None or leases.is_free(lease, now_of(connection)) else leases.who(lease)
 
 
-def request_cancel(connection: Connection, tenant: str | None, run_id: str, reason: str) -> None:
-    """Ask whoever executes the run to cancel it; the first reason stays."""
-    asked = update(runs).where(*_is(run_id, tenant), runs.c.cancel_requested_at.is_(None))
-    connection.execute(asked.values(cancel_reason=reason, cancel_requested_at=database_now(), updated_at=database_now()))
+def request_cancel(connection: Connection, tenant: str | None, run_id: str, reason: str, *, rollback: bool = False) -> None:
+    """Ask whoever executes the run to cancel it, with `rollback` also to undo what was done; the first reason stays."""
+    chain.append(connection, run_id, _ask_to_cancel(connection, tenant, run_id, reason, rollback=rollback))
     signal(connection)
 
 
-def cancel(connection: Connection, tenant: str | None, run_id: str, reason: str) -> None:
+def cancel(connection: Connection, tenant: str | None, run_id: str, reason: str, *, rollback: bool = False) -> None:
     """Ask for the run to be cancelled, and cancel it at once if nobody can be executing it; raises RunConflictError if it has ended.
 
-    Of a process on another host nothing is known: it is asked, and a run that it left behind stays as it is. The open gates of a run
-    that is cancelled here are closed.
+    The open gates of a run that is cancelled here are closed.
     """
-    locked = select(runs.c.status, runs.c.runner).where(*_is(run_id, tenant)).with_for_update()
+    locked = select(runs.c.status).where(*_is(run_id, tenant)).with_for_update(key_share=True)
     row = connection.execute(locked).mappings().first()
     if row is None:
         raise RunConflictError(f"there is no run {run_id}")
     if row["status"] not in _UNENDED:
         raise RunConflictError(f"run {run_id} has ended: it is {row['status']}")
-    request_cancel(connection, tenant, run_id, reason)
-    if row["runner"] is None or Holder.parse(row["runner"]).has_died:
+    told = _ask_to_cancel(connection, tenant, run_id, reason, rollback=rollback)
+    if holder_of(connection, tenant, run_id) is None:
         ended = {"status": PlanStatus.CANCELLED, "reason": RunReason.CANCELLED, "message": reason, "completed_at": database_now()}
-        connection.execute(update(runs).where(*_is(run_id, tenant)).values(**ended, runner=None, updated_at=database_now()))
-        gates.close_all(connection, run_id, "cancelled")
+        cancelled = update(runs).where(*_is(run_id, tenant)).values(**ended, updated_at=database_now()).returning(runs)
+        end = plain(runs, connection.execute(cancelled).mappings().one())
+        leases.let_go(connection, run_id)
+        told += [*gates.close_all(connection, run_id, "cancelled"), entries.of_run_end(end)]
+    chain.append(connection, run_id, told)
+    signal(connection)
 
 
 def cancel_request(connection: Connection, tenant: str | None, run_id: str) -> str | None:
@@ -132,17 +151,32 @@ def cancel_request(connection: Connection, tenant: str | None, run_id: str) -> s
     return connection.execute(select(runs.c.cancel_reason).where(*_is(run_id, tenant))).scalar()
 
 
+def asks_rollback(connection: Connection, tenant: str | None, run_id: str) -> bool:
+    """Return whether who asked for the run to be cancelled also asked to undo what was done."""
+    return connection.execute(select(runs.c.cancel_rollback).where(*_is(run_id, tenant))).scalar() is True
+
+
+def reason_of(connection: Connection, run_id: str) -> RunReason | None:
+    """Return the reason that the process which executed the run last has kept, also where that process was interrupted since."""
+    reason = connection.execute(select(runs.c.reason).where(runs.c.id == run_id)).scalar_one()
+    return RunReason(reason) if reason else None
+
+
 def definitions(connection: Connection, run_id: str) -> list[dict[str, JsonValue]]:
     """Return the definitions of the tools, as the run's approval digest covers them."""
     return load_json(connection.execute(select(runs.c.definitions).where(runs.c.id == run_id)).scalar_one())
 
 
-def row_of(connection: Connection, tenant: str | None, beginning: str) -> Row:
-    """Return the row of the run with this id, or with the only id that begins so; raises RunConflictError."""
-    exact = connection.execute(seen_by(tenant, select(runs).where(runs.c.id == beginning), runs)).mappings().first()
+def row_of(connection: Connection, tenant: str | None, beginning: str, *columns: ColumnElement[Any]) -> Row:
+    """Return the row of the run with this id, or with the only id that begins so; raises RunConflictError.
+
+    With `columns` only these, of which `id` is one.
+    """
+    wanted = select(*(columns or runs.c))
+    exact = connection.execute(seen_by(tenant, wanted.where(runs.c.id == beginning), runs)).mappings().first()
     if exact is not None:
         return exact
-    query = select(runs).where(runs.c.id.startswith(beginning.lower(), autoescape=True)).order_by(runs.c.id).limit(6)
+    query = wanted.where(runs.c.id.startswith(beginning.lower(), autoescape=True)).order_by(runs.c.id).limit(6)
     found: Sequence[Row] = connection.execute(seen_by(tenant, query, runs)).mappings().all() if beginning else ()
     if not found:
         raise RunConflictError(f"no run has the id `{beginning}`, or one that begins so")
@@ -182,6 +216,20 @@ def listed(
     return _assembled(connection, connection.execute(seen_by(tenant, query, runs)).mappings().all(), with_results=False)
 
 
+def _ask_to_cancel(connection: Connection, tenant: str | None, run_id: str, reason: str, *, rollback: bool) -> list[entries.Entry]:
+    """Keep that the run is to be cancelled, the first reason if somebody asked before, and return what the audit is to be told."""
+    values: dict[str, Any] = {"cancel_reason": reason, "cancel_requested_at": database_now(), "updated_at": database_now()}
+    first = update(runs).where(*_is(run_id, tenant), runs.c.cancel_requested_at.is_(None)).values(values)
+    row = connection.execute(first.returning(runs)).mappings().first()
+    if rollback:
+        undo = update(runs).where(*_is(run_id, tenant)).values(cancel_rollback=True, updated_at=database_now())
+        row = connection.execute(undo.returning(runs)).mappings().first()
+    if row is None:
+        return []
+    told = plain(runs, row)
+    return [entries.of_run(told, "cancel_requested", message=str(told["cancel_reason"]))]
+
+
 def _is(run_id: str, tenant: str | None) -> list[ColumnElement[bool]]:
     return [runs.c.id == run_id, *([] if tenant is None else [runs.c.tenant_id == tenant])]
 
@@ -204,7 +252,7 @@ def _changing(run: PlanRun) -> dict[str, Any]:
 
 
 def _assembled(connection: Connection, rows: Sequence[Row], *, with_results: bool) -> list[PlanRun]:
-    interrupted = {row["id"] for row in rows if _is_interrupted(row)}
+    interrupted = _interrupted(connection, rows)
     steps = step_runs_of(connection, rows, interrupted=interrupted, with_results=with_results)
     return [
         PlanRun(
@@ -221,11 +269,14 @@ def _assembled(connection: Connection, rows: Sequence[Row], *, with_results: boo
     ]
 
 
-def _is_interrupted(row: Row) -> bool:
-    """Return whether the run is executing by its status while its process has ended, or has let go of it."""
-    if row["status"] != PlanStatus.EXECUTING:
-        return False
-    return row["runner"] is None or Holder.parse(row["runner"]).has_died
+def _interrupted(connection: Connection, rows: Sequence[Row]) -> set[str]:
+    """Return the ids of the runs that are executing by their status, and that no process can be executing."""
+    executing = {row["id"] for row in rows if row["status"] == PlanStatus.EXECUTING}
+    if not executing:
+        return set()
+    now = now_of(connection)
+    held = {lease["run_id"] for lease in leases.of_runs(connection, executing) if not leases.is_free(lease, now)}
+    return executing - held
 
 
 _PLAIN = (

@@ -1,12 +1,15 @@
-"""The schema's revision, and how it gets to the newest one. alembic is imported only where something is to be migrated."""
+"""The schema's revision, and how it gets to the newest one.
+
+A new store is made at once; alembic is imported only where an older one is to be migrated.
+"""
 
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Column, Connection, MetaData, PrimaryKeyConstraint, String, Table, insert, inspect, text
 
 from plan_adapter.errors import StoreError
-from plan_adapter.store.tables import REVISION, REVISION_TABLE
+from plan_adapter.store.tables import REVISION, REVISION_TABLE, metadata
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -36,21 +39,30 @@ def refuse_unless_current(found: str | None, store: str) -> None:
 
 
 def upgrade(connection: Connection, store: str) -> str:
-    """Migrate in the transaction of `connection` and return the newest revision; does nothing where it is there.
+    """Make the newest schema, or migrate to it, in the transaction of `connection`; return its revision. Does nothing where it is there.
 
     Processes that do this at once wait for each other: on PostgreSQL by an advisory lock, on SQLite because the transaction writes.
     """
-    alembic = load()
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})
     found = found_revision(connection)
     if found is None:
         _refuse_foreign(connection, store)
-    else:
+        _make(connection)
+    elif found != REVISION:
+        alembic = load()
         _refuse_newer(found, store)
-    if found != REVISION:
         alembic.upgrade(_config(connection), "head")
     return REVISION
+
+
+def _make(connection: Connection) -> None:
+    """Make the tables at once, as all the migrations together would: a test holds that they are the same."""
+    metadata.create_all(connection)
+    revision = Table(REVISION_TABLE, MetaData(), Column("version_num", String(32), nullable=False))
+    revision.append_constraint(PrimaryKeyConstraint("version_num", name=f"{REVISION_TABLE}_pkc"))
+    revision.create(connection)
+    connection.execute(insert(revision).values(version_num=REVISION))
 
 
 def load() -> ModuleType:

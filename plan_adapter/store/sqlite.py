@@ -69,8 +69,10 @@ class SqliteDatabase(Database):
             return _transact(self._engine, work, writes=writes)
 
     def _migrate(self, engine: Engine) -> None:
-        if _transact(engine, schema.found_revision, writes=False) != schema.REVISION:
-            schema.load()  # takes a while, so before the file is locked
+        found = _transact(engine, schema.found_revision, writes=False)
+        if found != schema.REVISION:
+            if found is not None:
+                schema.load()  # takes a while, so before the file is locked
             _transact(engine, lambda connection: schema.upgrade(connection, self.label), writes=True)
 
     def _make_file(self) -> None:

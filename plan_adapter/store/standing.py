@@ -1,17 +1,16 @@
 """Standing approvals, and one-time codes: each used as often as it may be. Functions of a connection and the tenant whose rows are seen."""
 
-from typing import Any
-
 from pydantic import JsonValue
 from sqlalchemy import ColumnElement, Connection, and_, insert, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from plan_adapter.errors import NotApprovedError, RunConflictError, StoreError
 from plan_adapter.plan import new_id
 from plan_adapter.readable import one_line
 from plan_adapter.record import Approval, StandingApproval
+from plan_adapter.store import chain, entries
 from plan_adapter.store.changes import signal
-from plan_adapter.store.columns import database_now
+from plan_adapter.store.columns import database_now, insert_into, now_of
+from plan_adapter.store.digests import plain
 from plan_adapter.store.plans import seen_by
 from plan_adapter.store.rows import HasContext, Row, approval_of, approval_row, context_of, dump_json, load_json, whose
 from plan_adapter.store.tables import approvals, runs, standing_approvals, used_codes
@@ -70,7 +69,7 @@ def use(connection: Connection, tenant: str | None, standing_id: str, *, run_id:
         raise NotApprovedError(_why_not(connection, same, standing_id))
     if before is not None:
         return before
-    now = connection.execute(select(database_now())).scalar_one()
+    now = now_of(connection)
     given = Approval(
         id=new_id(),
         approval_digest=approval_digest,
@@ -83,16 +82,18 @@ def use(connection: Connection, tenant: str | None, standing_id: str, *, run_id:
         standing_id=standing_id,
         used_at=now,
     )
-    connection.execute(insert(approvals).values({**whose(context_of(run)), **approval_row(given), "used_at": now}))
+    kept = {**whose(context_of(run)), **approval_row(given), "used_at": now}
+    connection.execute(insert(approvals).values(kept))
+    told = plain(approvals, kept)
+    chain.append(connection, run_id, [entries.of_approval(told), entries.of_use(told)])
     signal(connection)
     return given
 
 
 def use_code(connection: Connection, name: str, counter: int, context: HasContext) -> bool:
     """Return whether this is the first use of the one-time code of `name` with this counter; it is used from now on."""
-    dialect: Any = postgresql if connection.dialect.name == "postgresql" else sqlite
     row = {**whose(context), "name": name, "counter": counter, "used_at": database_now()}
-    return connection.execute(dialect.insert(used_codes).values(row).on_conflict_do_nothing()).rowcount == 1
+    return connection.execute(insert_into(used_codes, connection.dialect.name).values(row).on_conflict_do_nothing()).rowcount == 1
 
 
 def _used_before(connection: Connection, standing_id: str, run_id: str, approval_digest: str) -> Approval | None:

@@ -9,22 +9,26 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pydantic import JsonValue
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
 from plan_adapter.canonical import plan_digest
 from plan_adapter.errors import PlanAdapterError, RunConflictError
 from plan_adapter.plan import ExecutionPlan, PlanStatus
-from plan_adapter.record import Approval, Attempt, Gate, GateEnd, PlanRun, Receipt, RunContext, StandingApproval
+from plan_adapter.record import Approval, Attempt, Gate, GateEnd, PlanRun, Receipt, RunContext, RunReason, StandingApproval
 from plan_adapter.settings import Settings
-from plan_adapter.store import approvals, gates, plans, revisions, runs, standing, steps
-from plan_adapter.store.audit import AuditEntry, audit
-from plan_adapter.store.columns import database_now
+from plan_adapter.store import approvals, gates, leases, outcomes, plans, revisions, runs, standing, steps
+from plan_adapter.store.audit import AuditEntry, entries_of
+from plan_adapter.store.columns import now_of
+from plan_adapter.store.export import document_of
 from plan_adapter.store.holder import Holder
+from plan_adapter.store.outcomes import Word
 from plan_adapter.store.plans import PlanVersion
 from plan_adapter.store.recorder import Clock, StoreRecorder
 from plan_adapter.store.revisions import Revision
 from plan_adapter.store.rows import HasContext
+from plan_adapter.store.tables import runs as run_table
 from plan_adapter.store.urls import open_database, refuse_local_under_worker
+from plan_adapter.store.verification import Verification, verify
 
 if TYPE_CHECKING:
     from plan_adapter.validation import ValidatedPlan
@@ -46,7 +50,9 @@ class PlanStore:
         url = url or settings.store_url
         refuse_local_under_worker(url, settings, os.environ)
         self.tenant_id = tenant_id or None
+        self.lease_seconds = settings.lease_seconds
         self._database = open_database(url)
+        self._epochs = dict[str, int]()  # of the runs that were claimed through this store
 
     def __repr__(self) -> str:
         """Return the store in words, without a password."""
@@ -75,7 +81,7 @@ class PlanStore:
 
     async def now(self) -> datetime:
         """Return the database's time."""
-        return await self._database.read(lambda connection: connection.execute(select(database_now())).scalar_one())
+        return await self._database.read(now_of)
 
     async def changed(self, seconds: float) -> None:
         """Return when gates, approvals, standing approvals, requests to cancel, revisions or the states of runs may have changed.
@@ -149,10 +155,19 @@ class PlanStore:
         return await self._read_of_run(run_id, runs.definitions)
 
     async def audit(self, run_id: str) -> list[AuditEntry]:
-        """Return what happened to a run, in the order of time."""
-        return await self._database.read(
-            lambda connection: audit(connection, self.tenant_id, runs.row_of(connection, self.tenant_id, run_id))
-        )
+        """Return what happened to a run, in the order in which it was recorded; what an earlier version ran has no entries."""
+        return await self._read_of_run(run_id, entries_of)
+
+    async def export(self, run_id: str) -> dict[str, JsonValue]:
+        """Return everything that the store holds about a run, each row as it is stored; `verification.verify` takes it."""
+        return await self._database.read(lambda connection: document_of(connection, self._id_of(connection, run_id)))
+
+    async def verify(self, run_id: str) -> Verification:
+        """Return whether the record of a run is as it was written, else the first row that is not.
+
+        It reads everything about the run at once. A run of a version that kept no audit has no entries, and nothing that could be wrong.
+        """
+        return verify(await self.export(run_id))
 
     # Runs, as they are written
 
@@ -163,25 +178,50 @@ class PlanStore:
         await self._database.write(partial(runs.create, plan=plan, run=runs.run_row(run, validated)))
 
     async def update_run(self, run: PlanRun) -> None:
-        """Keep the status, reason, message, outputs, times and approval of `run`; unless it is executing, nobody holds it then."""
-        row = await self._database.write(partial(runs.change, tenant=self.tenant_id, run=run))
-        run.updated_at = row["updated_at"]
+        """Keep the status, reason, message, outputs, times and approval of `run`; unless it is executing, nobody holds it then.
 
-    async def claim(self, run: PlanRun) -> None:
-        """Keep `run` as one that this process executes from now on.
-
-        Raises RunConflictError if a process that lives on this host executes it, or if it was changed since it was read.
+        Raises LeaseLostError, and keeps nothing, where this store claimed the run and another process has taken it over since.
         """
-        row = await self._database.write(partial(runs.claim, tenant=self.tenant_id, run=run, holder=Holder.this()))
+        row = await self._write(runs.change, run=run, epoch=self._epochs.get(run.id))
         run.updated_at = row["updated_at"]
+
+    async def claim(self, run: PlanRun, *, keeps_ends: bool = False) -> None:
+        """Keep `run` as one that this process executes from now on, for as long as it renews its lease.
+
+        What an earlier start left undone is pending again, unless it `keeps_ends`, as for what is only rolled back.
+        Raises RunConflictError if another process executes it (until that one has ended, or has not renewed its lease for so long that it
+        must be dead or stalled), or if it was changed since it was read.
+        """
+        row, self._epochs[run.id] = await self._write(
+            runs.claim, run=run, holder=Holder.this(), lease_seconds=self.lease_seconds, keeps_ends=keeps_ends
+        )
+        run.updated_at = row["updated_at"]
+
+    async def renew(self, run_id: str) -> None:
+        """Renew the lease of a run that this store claimed; raises LeaseLostError where another process has taken the run."""
+        epoch = self._epochs[run_id]
+        await self._database.write(partial(leases.renew, run_id=run_id, epoch=epoch, seconds=self.lease_seconds))
 
     async def release(self, run_id: str) -> None:
-        """Let go of a run that this process executes; where it is still executing by its status it is shown as interrupted."""
-        await self._database.write(partial(runs.release, tenant=self.tenant_id, run_id=run_id, holder=Holder.this()))
+        """Let go of a run that this store claimed; where it is still executing by its status it is shown as interrupted."""
+        if (epoch := self._epochs.pop(run_id, None)) is not None:
+            await self._database.write(partial(runs.release, run_id=run_id, epoch=epoch))
 
-    async def is_held(self, run_id: str) -> bool:
-        """Return whether a process that lives on this host executes the run; of other hosts nothing is known."""
-        return await self._database.read(partial(runs.is_held, tenant=self.tenant_id, run_id=run_id))
+    async def holder(self, run_id: str) -> str | None:
+        """Return in words the process that may be executing the run, None if there can be none."""
+        return await self._database.read(partial(runs.holder_of, tenant=self.tenant_id, run_id=run_id))
+
+    async def unknown(self, run_id: str) -> list[Attempt]:
+        """Return the writes of a run that were begun and of which nobody knows whether they were done, in their order."""
+        return await self._read_of_run(run_id, outcomes.unknown_of)
+
+    async def resolve(self, run_id: str, step_id: str, word: Word, *, item: int | None = None) -> Receipt:
+        """Keep what a person says about the unknown outcome of a step, or of one of its items, and return the receipt that it is.
+
+        The run goes on from there when it is resumed; `abort` ends it as cancelled. Raises RunConflictError where a process executes the
+        run, and where no such outcome is unknown.
+        """
+        return await self._write(outcomes.resolve, run_id=run_id, step_id=step_id, item=item, word=word)
 
     async def revise_run(self, run_id: str, validated: "ValidatedPlan", approval_digest: str, *, by: str, note: str) -> PlanRun:
         """Put a new version of its plan into a run, which then waits for its approval, and return the run; its inputs stay.
@@ -199,21 +239,35 @@ class PlanStore:
         return await self._read_of_run(run_id, revisions.revisions_of)
 
     async def recorder(self, run: PlanRun) -> StoreRecorder:
-        """Return what keeps the intents and receipts of `run`; it belongs to the event loop that calls it."""
+        """Return what keeps the intents and receipts of `run`; it belongs to the event loop that calls it.
+
+        Of a run that this store has claimed it writes nothing any more once another process has taken it over.
+        """
         before = time.monotonic()  # before the clock is read, so that the recorder's clock is never behind the database's
-        return StoreRecorder(self._database, run, Clock(await self.now(), before))
+        return StoreRecorder(self._database, run, Clock(await self.now(), before), epoch=self._epochs.get(run.id))
 
-    async def request_cancel(self, run_id: str, reason: str) -> None:
-        """Ask the process that executes the run to cancel it; the first reason stays."""
-        await self._database.write(partial(runs.request_cancel, tenant=self.tenant_id, run_id=run_id, reason=reason))
+    async def request_cancel(self, run_id: str, reason: str, *, rollback: bool = False) -> None:
+        """Ask the process that executes the run to cancel it, with `rollback` also to undo what was done; the first reason stays."""
+        await self._write(runs.request_cancel, run_id=run_id, reason=reason, rollback=rollback)
 
-    async def cancel(self, run_id: str, reason: str) -> None:
-        """Ask for a run to be cancelled; one that nobody can be executing is cancelled at once. Raises RunConflictError if it has ended."""
-        await self._database.write(partial(runs.cancel, tenant=self.tenant_id, run_id=run_id, reason=reason))
+    async def cancel(self, run_id: str, reason: str, *, rollback: bool = False) -> None:
+        """Ask for a run to be cancelled; one that nobody can be executing is cancelled at once. Raises RunConflictError if it has ended.
+
+        `rollback` also asks the process that executes it to undo what was done.
+        """
+        await self._write(runs.cancel, run_id=run_id, reason=reason, rollback=rollback)
 
     async def cancel_request(self, run_id: str) -> str | None:
         """Return why the run is to be cancelled, None if nobody asked for that."""
         return await self._database.read(partial(runs.cancel_request, tenant=self.tenant_id, run_id=run_id))
+
+    async def asks_rollback(self, run_id: str) -> bool:
+        """Return whether who asked for the run to be cancelled also asked to undo what was done."""
+        return await self._database.read(partial(runs.asks_rollback, tenant=self.tenant_id, run_id=run_id))
+
+    async def reason_of(self, run_id: str) -> RunReason | None:
+        """Return why the run ends, as the process that executed it last has kept it, also where that one was interrupted since."""
+        return await self._read_of_run(run_id, runs.reason_of)
 
     # Approvals
 
@@ -323,6 +377,15 @@ class PlanStore:
 
     async def _read_of_run(self, run_id: str, read: Callable[[Connection, str], T]) -> T:
         return await self._database.read(lambda connection: read(connection, runs.row_of(connection, self.tenant_id, run_id)["id"]))
+
+    def _id_of(self, connection: Connection, beginning: str) -> str:
+        # Only the id: a row that was altered so that it cannot be read, or is missing, is to be found and told.
+        try:
+            return runs.row_of(connection, self.tenant_id, beginning, run_table.c.id)["id"]
+        except RunConflictError:
+            if self.tenant_id is None and entries_of(connection, beginning):
+                return beginning
+            raise
 
     def _whose(self, context: HasContext) -> RunContext:
         """Return `context` with this store's tenant; raises RunConflictError for that of another one."""

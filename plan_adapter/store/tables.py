@@ -6,6 +6,7 @@ JSON is kept as text: PostgreSQL's own JSON types refuse or reorder what a tool 
 from typing import Any
 
 from sqlalchemy import (
+    DDL,
     BigInteger,
     Boolean,
     Column,
@@ -16,16 +17,31 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    event,
     text,
 )
 
 from plan_adapter.store.columns import Instant, Words
 
-REVISION = "0002"
+REVISION = "0003"
 """The newest migration; a test holds that it is."""
 
 REVISION_TABLE = "plan_adapter_revision"
 """Named apart from alembic's default, which another application in the same database may use."""
+
+REFUSALS: dict[str, tuple[str, ...]] = {
+    "sqlite": tuple(
+        f"CREATE TRIGGER audit_refuses_{change.lower()} BEFORE {change} ON audit "
+        "BEGIN SELECT RAISE(ABORT, 'the audit is only added to'); END"
+        for change in ("UPDATE", "DELETE")
+    ),
+    "postgresql": (
+        "CREATE OR REPLACE FUNCTION plan_adapter_refuse_change() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'the audit is only added to'; END $$",
+        "CREATE TRIGGER audit_refuses_changes BEFORE UPDATE OR DELETE ON audit FOR EACH ROW EXECUTE FUNCTION plan_adapter_refuse_change()",
+    ),
+}
+"""The triggers by which a database refuses to change or delete what the audit holds; who owns the table can drop them."""
 
 metadata = MetaData(
     naming_convention={
@@ -97,14 +113,49 @@ runs = Table(
     Column("approved_at", Instant),
     Column("approved_by", Words),
     Column("rejection_note", Words),
-    Column("runner", Text),  # the process that executes it, None while none does
     Column("claimed_at", Instant),  # when a process last began to execute it
     Column("cancel_reason", Words),
     Column("cancel_requested_at", Instant),
+    Column("cancel_rollback", Boolean),  # whether what was done is to be undone then
+    Column("audited", Boolean),  # whether its audit begins with its creation; None for a run of a version that kept none
     ForeignKeyConstraint(["tenant_id", "digest"], ["plans.tenant_id", "plans.digest"]),
     Index(None, "created_at"),
     Index(None, "flow_run_id"),
 )
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
+    *_whose(),
+    Column("epoch", Integer, nullable=False),  # counted up by every process that takes the run
+    Column("holder", Text),  # the process that executes the run, None while none does
+    Column("until", Instant),  # when it must have renewed
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),  # from 1, without gaps
+    *_whose(),
+    Column("at", Instant, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("step_id", Text),
+    Column("item", Integer, nullable=False),
+    Column("attempt", Integer),
+    Column("by", Words),
+    Column("known_by", Text),
+    Column("message", Words),
+    Column("row_id", Text),  # of the row that the entry is about, where step, item and attempt do not tell which one it is
+    Column("row_digest", Text),  # of that row
+    Column("digest", Text, nullable=False),  # of the entry and the digest before it
+    sqlite_with_rowid=False,
+)
+
+for _dialect, _statements in REFUSALS.items():
+    for _statement in _statements:
+        event.listen(audit, "after_create", DDL(_statement).execute_if(dialect=_dialect))
 
 # The next three are written while steps run. On SQLite without row ids: one tree each instead of two or three, so that a commit
 # writes fewer pages. Their keys begin with the run, which is what they are read by.
@@ -123,6 +174,7 @@ step_runs = Table(
     Column("retry_count", Integer, nullable=False),
     Column("attempts", Integer, nullable=False),
     Column("carried", Boolean, nullable=False),
+    Column("rolled_back", Boolean, nullable=False, server_default=text("false")),
     Column("started_at", Instant),
     Column("completed_at", Instant),
     Column("duration_ms", BigInteger, nullable=False),
@@ -168,6 +220,9 @@ receipts = Table(
     Column("error", Words),
     Column("ended_at", Instant, nullable=False),
     Column("duration_ms", BigInteger, nullable=False),
+    Column("by", Words),  # whose word it is, where the tool has not said how it ended
+    Column("known_by", Text),
+    Column("note", Words),
     ForeignKeyConstraint(
         ["run_id", "step_id", "item", "number"], ["attempts.run_id", "attempts.step_id", "attempts.item", "attempts.number"]
     ),

@@ -28,9 +28,9 @@ KEPT_CHARACTERS = 8_000
 
 _OWN_SECRET = re.compile(
     r"PREFECT_API_KEY|PREFECT_(SERVER_)?API_AUTH_STRING|PREFECT_CLIENT_CUSTOM_HEADERS"
-    r"|PREFECT_.*DATABASE_(CONNECTION_URL|PASSWORD)|PLAN_ADAPTER_DATABASE_URL"
+    r"|PREFECT_.*DATABASE_(CONNECTION_URL|PASSWORD)|PLAN_ADAPTER_DATABASE_URL|PLAN_ADAPTER_SECRET_.*"
 )
-"""Variables that authorize this process towards Prefect and the store; a command that needs one is given it through `env`."""
+"""Variables that authorize this process towards Prefect and the store, and secrets; a command that needs one is given it by `env`."""
 
 LOGGED_LINES = 10_000
 LINE_CHARACTERS = 4_000

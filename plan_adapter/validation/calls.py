@@ -21,9 +21,16 @@ _NOT_YET: Mapping[str, tuple[str, str]] = {
     "goal": ("goals are not pursued yet", "call a tool: `tool_name`"),
     "tools": ("only a goal has tools, and goals are not pursued yet", "call one tool: `tool_name`"),
     "max_rounds": ("only a goal has rounds, and goals are not pursued yet", "remove it"),
-    "rollback": ("nothing is rolled back yet", "undo it in a later step with `when`"),
 }
 _EMPTY: tuple[object, ...] = (None, False, "", [])
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackCall:
+    """The call that undoes a step, compiled."""
+
+    tool: Tool[..., Any]
+    parameters: Template
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +43,20 @@ class Call:
     when: Template | None
     for_each: Template | None
     done_when: Template | None
+    undo: Template | None  # the parameters of its rollback
+    undo_tool: Tool[..., Any] | None
 
     @property
     def templates(self) -> dict[str, Template]:
         """Return the templates by field, in the order of a document."""
         fields = {"for_each": self.for_each, "parameters": self.parameters, "when": self.when, "done_when": self.done_when}
+        fields["rollback.parameters"] = self.undo
         return {name: template for name, template in fields.items() if template is not None}
+
+    @property
+    def rollback(self) -> RollbackCall | None:
+        """Return the call that undoes the step, None where it has none, or one that calls no known tool."""
+        return None if self.undo is None or self.undo_tool is None else RollbackCall(self.undo_tool, self.undo)
 
 
 def check_calls(plan: ExecutionPlan, tools: ToolRegistry, findings: Findings) -> list[Call]:
@@ -66,14 +81,17 @@ def _check_ids(plan: ExecutionPlan, findings: Findings) -> None:
 
 
 def _check_tools_exist(plan: ExecutionPlan, tools: ToolRegistry, findings: Findings) -> None:
-    users: dict[str, list[int]] = {}
+    users: dict[str, list[str]] = {}
     for index, step in enumerate(plan.steps):
-        if step.tool_name and step.tool_name not in tools:
-            users.setdefault(step.tool_name, []).append(index)
-    for name, indices in users.items():
-        also = f" ({len(indices)} steps call it)" if len(indices) > 1 else ""
-        at = f"steps[{indices[0]}].tool_name"
-        findings.add("unknown-tool", at, f"no tool is called `{name[:80]}`{also}", _tool_hint(name, tools))
+        called = {f"steps[{index}].tool_name": step.tool_name}
+        if step.rollback is not None:
+            called[f"steps[{index}].rollback.tool_name"] = step.rollback.tool_name
+        for at, name in called.items():
+            if name and name not in tools:
+                users.setdefault(name, []).append(at)
+    for name, places in users.items():
+        also = f" ({len(places)} steps call it)" if len(places) > 1 else ""
+        findings.add("unknown-tool", places[0], f"no tool is called `{name[:80]}`{also}", _tool_hint(name, tools))
 
 
 @cache
@@ -99,7 +117,20 @@ def _check_call(step: Step, at: str, declared: Declarations, tools: ToolRegistry
         _check_effect(step, tool, at, findings)
         if parameters is not None:
             _check_parameters(tool, parameters, place, findings)
-    return _compiled(step, tool, parameters or {}, (at, place), declared, findings)
+    undo_tool = _check_rollback(step, at, tools, findings)
+    return _compiled(step, (tool, undo_tool), parameters or {}, (at, place), declared, findings)
+
+
+def _check_rollback(step: Step, at: str, tools: ToolRegistry, findings: Findings) -> Tool[..., Any] | None:
+    """Return the tool that undoes `step`, and add what its rollback hands it wrongly."""
+    if step.rollback is None:
+        return None
+    if not step.rollback.tool_name:
+        findings.add("missing-field", f"{at}.rollback.tool_name", "the rollback names no tool", "write `tool_name`")
+    tool = tools.get(step.rollback.tool_name)
+    if tool is not None:
+        _check_parameters(tool, step.rollback.parameters, f"{at}.rollback.parameters", findings)
+    return tool
 
 
 def _parameters(step: Step, at: str, findings: Findings) -> tuple[dict[str, JsonValue] | None, str]:
@@ -167,7 +198,7 @@ def _check_effect(step: Step, tool: Tool[..., Any], at: str, findings: Findings)
 
 def _compiled(
     step: Step,
-    tool: Tool[..., Any] | None,
+    tools: tuple[Tool[..., Any] | None, Tool[..., Any] | None],  # its own, and the one that undoes it
     parameters: dict[str, JsonValue],
     places: tuple[str, str],
     declared: Declarations,
@@ -175,12 +206,17 @@ def _compiled(
 ) -> Call:
     at, place = places
     for_item = replace(declared, item=step.for_each is not None)
+    after_call = replace(for_item, result=True)
+
+    def handed(value: JsonValue, where: str, declarations: Declarations, to: Tool[..., Any] | None) -> Template:
+        return compiled(value, where, replace(declarations, secrets=to is None or not _hands_on(to)))
 
     def compiled(value: JsonValue, where: str, declarations: Declarations, expect: Any = None) -> Template:
         template, problems = compile_template(value, declarations, at=where, expect=expect)
-        findings.extend(replace(problem, at=where) if place.endswith(".input") else problem for problem in problems)
+        findings.extend(replace(problem, at=where) if where.endswith(".input") else problem for problem in problems)
         return template
 
+    undo = None if step.rollback is None else step.rollback.parameters
     done_when = step.done_when
     if done_when is not None and not has_expression(done_when):
         message, hint = "a condition in words is judged by a model, which is not done yet", "write an expression: `${{ result.… }}`"
@@ -188,9 +224,18 @@ def _compiled(
         done_when = None
     return Call(
         step,
-        tool,
-        parameters=compiled(parameters, place, for_item),
+        tools[0],
+        parameters=handed(parameters, place, for_item, tools[0]),
         when=None if step.when is None else compiled(step.when, f"{at}.when", declared, "bool"),
         for_each=None if step.for_each is None else compiled(step.for_each, f"{at}.for_each", declared, "list"),
-        done_when=None if done_when is None else compiled(done_when, f"{at}.done_when", replace(for_item, result=True), "bool"),
+        done_when=None if done_when is None else compiled(done_when, f"{at}.done_when", after_call, "bool"),
+        undo=None if undo is None else handed(undo, f"{at}.rollback.parameters", after_call, tools[1]),
+        undo_tool=tools[1],
     )
+
+
+def _hands_on(tool: Tool[..., Any]) -> bool:
+    """Whether what `tool` is handed comes to Prefect's server, which keeps the parameters of flow runs in clear."""
+    from plan_adapter.tools.deployment import run_deployment
+
+    return tool.source is run_deployment.source

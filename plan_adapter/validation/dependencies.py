@@ -18,9 +18,8 @@ def check_dependencies(calls: list[Call], findings: Findings) -> dict[str, tuple
         written = _written(call, at, known, findings)
         for field, template in call.templates.items():
             if step.id in template.steps:
-                hint = (
-                    "in done_when, `result` is this step's own" if field == "done_when" else "use a step that ends before this one starts"
-                )
+                own = field in ("done_when", "rollback.parameters")
+                hint = f"in {field}, `result` is this step's own" if own else "use a step that ends before this one starts"
                 findings.add("not-an-ancestor", f"{at}.{field}", f"`{step.id}` uses its own result", hint)
         implied = {name for template in call.templates.values() for name in template.steps if name in known and name != step.id}
         dependencies.setdefault(step.id, tuple(dict.fromkeys([*written, *sorted(implied, key=position.__getitem__)])))

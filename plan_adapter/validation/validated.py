@@ -15,7 +15,7 @@ from plan_adapter.plan import ExecutionPlan
 from plan_adapter.problems import Problem
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool
-from plan_adapter.validation.calls import Call, check_calls
+from plan_adapter.validation.calls import Call, RollbackCall, check_calls
 from plan_adapter.validation.dependencies import check_dependencies
 from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.fresh import fresh_copy
@@ -38,8 +38,15 @@ class ValidatedPlan:
     when: Mapping[str, Template]  # of the steps that have one; so are the next two
     for_each: Mapping[str, Template]
     done_when: Mapping[str, Template]
+    rollbacks: Mapping[str, RollbackCall]  # of the steps that have one
     outputs: Mapping[str, Template]  # by name
-    definitions: tuple[dict[str, JsonValue], ...]  # of the tools in use, by name: what an approval covers
+    definitions: tuple[dict[str, JsonValue], ...]  # of the tools in use, those of rollbacks too, by name: what an approval covers
+
+    @property
+    def secrets(self) -> frozenset[str]:
+        """The names of the secrets that the plan uses."""
+        templates = [*self.parameters.values(), *(call.parameters for call in self.rollbacks.values())]
+        return frozenset(name for template in templates for name in template.secrets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +73,7 @@ def validate(plan: ExecutionPlan, tools: ToolRegistry) -> ValidatedPlan:
     if examined is None or errors:
         raise InvalidPlanError(errors)
     calls, order = examined.calls, topological_order(examined.dependencies)
-    used = {call.tool.name: call.tool for call in calls if call.tool is not None}
+    used = {tool.name: tool for call in calls for tool in (call.tool, call.undo_tool) if tool is not None}
     return ValidatedPlan(
         plan=examined.plan,
         digest=plan_digest(examined.plan),
@@ -78,6 +85,7 @@ def validate(plan: ExecutionPlan, tools: ToolRegistry) -> ValidatedPlan:
         when=MappingProxyType({call.step.id: call.when for call in calls if call.when is not None}),
         for_each=MappingProxyType({call.step.id: call.for_each for call in calls if call.for_each is not None}),
         done_when=MappingProxyType({call.step.id: call.done_when for call in calls if call.done_when is not None}),
+        rollbacks=MappingProxyType({call.step.id: call.rollback for call in calls if call.rollback is not None}),
         outputs=MappingProxyType(examined.outputs),
         definitions=tuple(used[name].definition() for name in sorted(used)),
     )

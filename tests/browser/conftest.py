@@ -28,7 +28,7 @@ ARGUMENTS = (
     "--disable-3d-apis",  # the picture of a run's progress is drawn all the same, and at a third of the price where no graphics card is
 )
 ELSEWHERE = re.compile(r"^(?!https?://127\.0\.0\.1[:/]|data:|blob:)")
-PATIENCE_MS = 45_000
+PATIENCE_MS = 120_000
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

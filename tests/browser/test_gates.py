@@ -15,7 +15,7 @@ from plan_adapter.store.store import PlanStore
 from tests.browser.pages import Browsing
 from tests.browser.running import RunningPlan, Workplace
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.thorough]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 Start = Callable[..., RunningPlan]
 
@@ -186,6 +186,7 @@ async def test_an_answer_that_does_not_count_is_asked_for_again_with_the_reason_
     assert [(answer.by, answer.decision) for answer in await approvals(workplace, run["id"])] == [("ana", "approve")]
 
 
+@pytest.mark.thorough
 async def test_where_the_policy_asks_for_one_time_codes_only_the_right_one_counts(
     start: Start, browsing: Browsing, workplace: Workplace, prefect_server: Server
 ) -> None:
@@ -243,6 +244,7 @@ async def test_two_steps_that_wait_are_answered_on_pages_of_their_own_while_anot
     assert of_steps == {("east", "bo"), ("west", "ana")}
 
 
+@pytest.mark.thorough
 async def test_changes_that_are_asked_for_come_as_a_new_version_whose_form_shows_them(
     start: Start, browsing: Browsing, workplace: Workplace
 ) -> None:

@@ -67,6 +67,7 @@ def test_what_is_no_answer_is_asked_again(terminals: list[Terminal], word: str) 
     assert terminal.end() == 0
 
 
+@pytest.mark.thorough
 def test_an_end_of_the_input_rejects_where_nobody_else_is_asked(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(GREET, **NEEDS_APPROVAL))
     terminal.wait_for(ASKED)
@@ -86,6 +87,7 @@ def test_what_was_typed_before_the_question_answers_nothing(terminals: list[Term
 
 
 @pytest.mark.parametrize("verb", ["approve", "reject"])
+@pytest.mark.thorough
 def test_a_question_that_another_process_answers_ends_and_says_so(terminals: list[Terminal], verb: str) -> None:
     terminal = run_at(terminals, document(GREET, **NEEDS_APPROVAL))
     terminal.wait_for(ASKED)
@@ -97,6 +99,7 @@ def test_a_question_that_another_process_answers_ends_and_says_so(terminals: lis
     assert f"plan: {past} by {os_user()} (os_user): 从别处" in terminal.shown
 
 
+@pytest.mark.thorough
 def test_ctrl_c_at_the_question_cancels_the_run(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(GREET, **NEEDS_APPROVAL))
     terminal.wait_for(ASKED)
@@ -115,6 +118,7 @@ TWO = (
 PARALLEL: dict[str, Any] = {"options": {"require_approval": False, "allow_parallel": True}}
 
 
+@pytest.mark.thorough
 def test_two_steps_are_asked_about_one_after_the_other_while_others_go_on(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(*TWO, **PARALLEL))
     terminal.wait_for(STEP_ASKED)
@@ -133,6 +137,7 @@ def test_two_steps_are_asked_about_one_after_the_other_while_others_go_on(termin
     assert "second" in piped("runs", "--json").stdout.decode()
 
 
+@pytest.mark.thorough
 def test_a_step_that_is_answered_elsewhere_gives_way_to_the_next_question(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(*TWO, **PARALLEL))
     terminal.wait_for("Run step `first`")
@@ -162,6 +167,7 @@ def editor(path: Path, *versions: str) -> str:
     return f"{sys.executable} {path}"
 
 
+@pytest.mark.thorough
 def test_an_edited_plan_is_checked_shown_and_asked_about_anew(terminals: list[Terminal], tmp_path: Path) -> None:
     path = document(GREET, **NEEDS_APPROVAL)
     good = path.read_text(encoding="utf-8").replace("世界", "大家")
@@ -185,6 +191,7 @@ def test_an_edited_plan_is_checked_shown_and_asked_about_anew(terminals: list[Te
     assert shown["steps"][0]["result"] == {"text": "你好, 大家"}
 
 
+@pytest.mark.thorough
 def test_a_plan_that_another_process_revises_is_asked_about_anew(terminals: list[Terminal]) -> None:
     path = document(GREET, **NEEDS_APPROVAL)
     terminal = run_at(terminals, path)
@@ -212,6 +219,7 @@ def test_an_answer_that_the_policy_does_not_take_is_told_why_and_asked_again(ter
     assert terminal.end() == 3
 
 
+@pytest.mark.thorough
 def test_a_run_that_waited_shows_its_inputs_before_it_is_resumed(terminals: list[Terminal]) -> None:
     greeting = step("greet", "greet", parameters={"who": "${{ inputs.who }}"})
     path = document(greeting, inputs={"who": {"type": "string"}}, **NEEDS_APPROVAL)

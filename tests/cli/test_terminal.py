@@ -170,6 +170,7 @@ def begun(path: Path) -> Generator[tuple["subprocess.Popen[bytes]", Iterator[dic
             process.kill()
 
 
+@pytest.mark.thorough
 def test_a_run_that_another_command_cancels_ends_with_4() -> None:
     path = document(step("a", "wait"), step("b", "greet", parameters={"who": "x"}, depends_on=["a"]))
     with begun(path) as (process, events):

@@ -67,6 +67,7 @@ def test_ctrl_c_cancels_the_flow_run_with_its_reason(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+@pytest.mark.thorough
 async def test_a_signal_cancels_the_flow_run_with_its_reason(name: str, prefect_server: Server) -> None:
     plan = document(step("a", "signal_and_wait", parameters={"number": signal.Signals[name].value}))
     done = piped("run", plan, *TOOLS, "--json")
@@ -95,6 +96,7 @@ def test_a_server_that_does_not_answer_is_named_and_none_is_started(plan: Plan) 
     assert plan("runs", "--json").lines == []
 
 
+@pytest.mark.thorough
 def test_the_first_run_starts_a_local_server_the_next_one_reuses_it_and_down_stops_it(home: Path) -> None:
     alone = environment(PLAN_ADAPTER_LOCAL_SERVER="auto")
     try:

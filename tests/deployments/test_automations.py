@@ -27,8 +27,6 @@ FILES = sorted(FOLDER.glob("*.yaml"))
 LEAST_MINUTES = "0.1667"
 """Prefect's ten seconds."""
 
-pytestmark = pytest.mark.thorough
-
 
 class Endpoint:
     """An HTTP endpoint on loopback that keeps what it is told."""
@@ -120,6 +118,7 @@ def test_applying_twice_leaves_two_automations_with_what_was_said_last(block: st
     assert [found.trigger.within for found in second] == [timedelta(0), timedelta(minutes=45)]  # pyright: ignore[reportAttributeAccessIssue]
 
 
+@pytest.mark.thorough
 def test_an_automation_that_somebody_switched_off_stays_off(block: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--block", block]) == 0
     with get_client(sync_client=True) as client:
@@ -157,6 +156,7 @@ def test_a_gate_that_opens_is_told_with_its_link_and_nothing_of_its_text_is_eval
     assert told["text"].count("hunter2") == 1  # the block's own, and not where the plan named it
 
 
+@pytest.mark.thorough
 def test_only_a_gate_that_is_still_open_after_the_time_is_told_again(block: str, endpoint: Endpoint) -> None:
     assert main(["--block", block, "--after", LEAST_MINUTES]) == 0
     answered, expired, waiting = (f"{word} {uuid4().hex}" for word in ("answered", "expired", "waiting"))

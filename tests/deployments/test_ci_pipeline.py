@@ -73,6 +73,7 @@ async def test_a_broken_test_stops_the_deployment(run_runbook: RunRunbook, repos
     assert not (workspace / "released").exists()
 
 
+@pytest.mark.thorough
 async def test_an_unknown_branch_fails_the_checkout_and_starts_nothing_else(
     run_runbook: RunRunbook, repository: Path, tmp_path: Path
 ) -> None:
@@ -83,6 +84,7 @@ async def test_an_unknown_branch_fails_the_checkout_and_starts_nothing_else(
     assert {status for step, status in statuses(run).items() if step != "checkout"} == {"skipped"}
 
 
+@pytest.mark.thorough
 async def test_a_workspace_with_files_of_another_kind_is_left_alone(run_runbook: RunRunbook, repository: Path, tmp_path: Path) -> None:
     letters = tmp_path / "letters"
     letters.mkdir()

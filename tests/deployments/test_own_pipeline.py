@@ -33,6 +33,7 @@ def repository(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.thorough
 async def test_this_repository_passes_its_own_pipeline(run_runbook: RunRunbook, repository: Path, tmp_path: Path) -> None:
     run = await run_runbook(
         "own-pipeline",
@@ -45,6 +46,7 @@ async def test_this_repository_passes_its_own_pipeline(run_runbook: RunRunbook, 
     assert run.status is PlanStatus.COMPLETED, [(step.id, step.error) for step in run.steps]
 
 
+@pytest.mark.thorough
 async def test_a_broken_module_fails_it_and_the_other_checks_still_run(run_runbook: RunRunbook, repository: Path, tmp_path: Path) -> None:
     (repository / "plan_adapter" / "plan.py").write_text("def broken(:\n", encoding="utf-8")
     subprocess.run(["git", "-c", "user.name=Ana", "-c", "user.email=a@b.invalid", "commit", "-qam", "Break it"], cwd=repository, check=True)

@@ -37,8 +37,6 @@ steps:
 """
 ANSWER = {"decision": "approve", "approver": "ana", "note": ""}
 
-pytestmark = pytest.mark.thorough
-
 
 @dataclass(frozen=True)
 class Worksite:
@@ -114,6 +112,7 @@ async def worksite(folder: Path) -> AsyncGenerator[Worksite]:
         yield Worksite(worker, deployment_id, store, folder)
 
 
+@pytest.mark.thorough
 async def test_runs_that_gave_their_worker_back_come_back_with_their_answer_or_end_without_one(
     prefect_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

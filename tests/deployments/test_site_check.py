@@ -50,6 +50,7 @@ async def test_a_page_that_answers_the_second_time_is_well(run_runbook: RunRunbo
     assert Site.asked == ["/flaky", "/flaky"]
 
 
+@pytest.mark.thorough
 async def test_a_missing_page_fails_the_check_and_is_named(run_runbook: RunRunbook, site: str) -> None:
     run = await run_runbook("site-check", site=site, paths=["/", "/missing"])
 

@@ -170,6 +170,7 @@ def problems_of(document: Document, tools: ToolRegistry) -> tuple[ExecutionPlan,
     return plan, problems
 
 
+@pytest.mark.thorough
 def test_every_defect_of_a_models_plan_is_named_and_nothing_else(catalogues: dict[str, ToolRegistry]) -> None:
     codes, sound = set[str](), 0
     for plan in lines("llm_plans.jsonl"):

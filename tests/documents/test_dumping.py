@@ -55,6 +55,7 @@ metadata:
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(plans)
+@pytest.mark.thorough
 def test_a_plan_that_is_written_and_read_is_the_same_plan(plan: ExecutionPlan) -> None:
     text = dump_plan(plan)
     again, problems = read_document(text)

@@ -177,6 +177,7 @@ def test_a_file_of_inputs_is_read_like_a_plan_but_holds_what_it_likes(tmp_path: 
     assert read_mapping(tmp_path / "none")[0] is None
 
 
+@pytest.mark.thorough
 def test_ten_thousand_steps_are_read_in_either_format() -> None:
     steps = [{"id": f"s{n}", "tool_name": "t", "parameters": {"n": n}, "depends_on": [f"s{n - 1}"] if n else []} for n in range(10_000)]
     plan = load_plan(json.dumps({"description": "d", "steps": steps}))

@@ -18,7 +18,7 @@ from plan_adapter.approval import answer_to, refusal
 from plan_adapter.plan import new_id
 from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, GateEnd, GateRules
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 120.0
 GOOD: dict[str, Any] = {"decision": "approve", "approver": "ana", "note": "looks right"}
 
 

@@ -54,7 +54,7 @@ async def test_open_gates_are_found_and_answered_by_the_api_alone() -> None:
     async with asked(plan, step):
         await asyncio.gather(plan.opening(), step.opening())
         of_plan, of_step = await form_at(plan), await form_at(step)
-        assert (of_plan.name, of_plan.step_id, of_plan.known_by, of_plan.since) == ("deploy", None, None, plan.request.opened_at)
+        assert (of_plan.name, of_plan.step_id, of_plan.known_by, of_plan.opened_at) == ("deploy", None, None, plan.request.opened_at)
         assert (of_step.run_id, of_step.step_id, of_step.known_by) == (step.request.run_id, "部署", ("ssh_signature",))
         await answer_form(of_step, Answer("approve", "bo", signature="-----BEGIN SSH SIGNATURE-----"))
         await answer_form(of_plan, Answer("reject", "ana", note="no"))

@@ -108,6 +108,7 @@ async def test_cancelling_the_page_of_a_step_is_raised_and_shown_as_cancelled() 
     assert await state_of(page) == ("Cancelled", "stop it")
 
 
+@pytest.mark.thorough
 async def test_what_asking_raises_comes_out_and_the_page_is_failed() -> None:
     gate = AskedGate(request_of(step_id="a"))
 

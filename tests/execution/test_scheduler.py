@@ -229,6 +229,7 @@ async def test_a_thousand_steps_beside_each_other_and_one_after_all_of_them():
     assert world.begun[-1] == "end"
 
 
+@pytest.mark.thorough
 async def test_a_chain_of_three_thousand_steps_does_not_exhaust_the_stack():
     world = World()
     edges = {f"s{n}": [f"s{n - 1}"] if n else [] for n in range(3000)}

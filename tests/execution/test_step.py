@@ -170,6 +170,7 @@ async def test_a_sync_tool_past_its_timeout_is_left_behind_with_a_warning(caplog
     assert "cannot be ended" in caplog.text
 
 
+@pytest.mark.thorough
 async def test_with_process_isolation_a_timeout_kills_the_work(tmp_path: Path):
     plan = plan_of({}, step_timeout_ms=4000)
     plan.add_step("stubborn", "stubborn", {"folder": str(tmp_path)}, id="a", isolation="process", effect="read")
@@ -213,6 +214,7 @@ async def test_a_plans_process_isolation_leaves_async_tools_on_the_loop_where_th
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.thorough
 async def test_without_prefect_the_function_inside_of_a_flow_is_called(isolation: str):
     plan = plan_of({})
     plan.add_step("double", "double", {"number": 2}, id="a", isolation=isolation)

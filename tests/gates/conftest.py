@@ -12,7 +12,7 @@ from tests.store.conftest import migrated, postgres_database, postgres_server, s
 __all__ = ["migrated", "postgres_database", "postgres_server"]
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.thorough)])
+@pytest.fixture(params=["sqlite", "postgresql"])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of an empty store with the newest schema."""
     yield from store_at(request, tmp_path)

@@ -18,6 +18,8 @@ from tests.gates.world import Says, Silent, World
 
 BOUND_SECONDS = 15
 
+pytestmark = pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)  # on both: the attacks
+
 
 async def ended(going: "asyncio.Task[PlanRun]") -> PlanRun:
     """Return how the run ended, within a bound."""
@@ -170,7 +172,7 @@ async def killed_at_the_gate(world: World) -> Gate:
     await doomed.store.close()
     with pytest.raises(StoreError):
         await ended(going)
-    await world.sql("UPDATE runs SET runner = NULL WHERE id = :run", run=gate.run_id)
+    await world.sql("UPDATE leases SET holder = NULL WHERE run_id = :run", run=gate.run_id)
     await world.sql("UPDATE gates SET holder = NULL WHERE id = :gate", gate=gate.id)
     return await world.store.gate(gate.id)
 

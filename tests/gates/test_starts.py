@@ -15,6 +15,8 @@ from plan_adapter.store.recorder import StoreRecorder
 from tests.gates.test_attacks import standing
 from tests.gates.world import Says, World, another
 
+pytestmark = pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)  # on both: the attacks
+
 SCHEDULE = "nightly/strike"
 
 

@@ -24,7 +24,7 @@ from plan_adapter.record import Answer, Decision, Gate, RunReason
 from tests.engine.gates import flow_run, resume
 from tests.gates.world import World
 
-pytestmark = [pytest.mark.usefixtures("prefect_server"), pytest.mark.thorough]
+pytestmark = pytest.mark.usefixtures("prefect_server")
 
 
 @pytest.fixture
@@ -87,7 +87,14 @@ async def test_a_rejection_in_the_form_ends_the_run_as_rejected(world: World) ->
     assert (state.type.value, state.name) == ("CANCELLED", "Rejected")
 
 
-@pytest.mark.parametrize("state", [Running(), Completed(), Cancelled(name="Approved")], ids=["running", "completed", "approved"])
+@pytest.mark.parametrize(
+    "state",
+    [
+        pytest.param(Running(), id="running"),
+        pytest.param(Completed(), id="completed", marks=pytest.mark.thorough),
+        pytest.param(Cancelled(name="Approved"), id="approved", marks=pytest.mark.thorough),
+    ],
+)
 @pytest.mark.parametrize("gated", [False, True], ids=["plan", "step"])
 async def test_no_state_that_anybody_sets_opens_a_gate(state: State[Any], gated: bool, world: World) -> None:
     going = run_in_prefect(world, gated=gated)
@@ -122,6 +129,7 @@ async def test_no_such_answer_opens_a_gate(answer: dict[str, Any] | None, world:
     assert (world.struck, run.reason) == ([], RunReason.REJECTED)
 
 
+@pytest.mark.thorough
 async def test_somebody_who_may_not_answer_is_told_so_and_asked_again(world: World) -> None:
     going = run_in_prefect(world, policy=ApprovalPolicy(known_by=["form"], self_approval=False))
     first, flow_run_id = await shown(world)
@@ -133,6 +141,7 @@ async def test_somebody_who_may_not_answer_is_told_so_and_asked_again(world: Wor
     assert (await going).status is PlanStatus.COMPLETED
 
 
+@pytest.mark.thorough
 async def test_a_run_that_is_cancelled_in_the_ui_at_its_gate_is_cancelled(world: World) -> None:
     going = run_in_prefect(world)
     _, flow_run_id = await shown(world)
@@ -197,6 +206,7 @@ async def compiled_run(world: World) -> AsyncIterator[tuple[Any, "asyncio.Future
 
 
 @pytest.mark.parametrize("parameters", [{"target": "b"}, {"target": "a"}], ids=["edited", "the_same"])
+@pytest.mark.thorough
 async def test_a_run_again_of_a_flow_run_that_waited_is_not_let_through_whatever_its_parameters_are(
     parameters: dict[str, str], world: World
 ) -> None:

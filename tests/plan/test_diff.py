@@ -71,6 +71,7 @@ def test_a_step_that_now_always_runs_is_another_step() -> None:
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(plans, plans)
+@pytest.mark.thorough
 def test_something_differs_exactly_where_the_digests_do(old: ExecutionPlan, new: ExecutionPlan) -> None:
     for one, other in ((old, new), (old, old.model_copy(deep=True))):
         if any(len({step.id for step in it.steps}) < len(it.steps) for it in (one, other)):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter import PlanStatus, PlanStore, RunConflictError, ToolRegistry, aresume_run, tool
+from plan_adapter import PlanRun, PlanStatus, PlanStore, RunConflictError, ToolRegistry, aresolve_step, aresume_run, tool
 from plan_adapter.record import Outcome, RunReason
 
 SCRIPT = """\
@@ -75,6 +75,20 @@ def start_and_wait_until_it_acts(world: Path, effect: str) -> "subprocess.Popen[
     return process
 
 
+async def _is_resolved(run: PlanRun, store: PlanStore, tools: ToolRegistry) -> None:
+    """A person says that it was done: the run goes on from there, and nothing is done twice."""
+    with pytest.raises(RunConflictError, match=r"the outcome of `before` in run .* is not unknown; that of `act` is"):
+        await aresolve_step(run.id, "before", "again", by="ana", store=store)
+    with pytest.raises(RunConflictError, match="`before` has succeeded"):
+        await aresolve_step(run.id, "before", "done", by="ana", store=store)
+    said = await aresolve_step(run.id, "act", "done", by="ana", result="it was", note="我看过了", store=store)
+    assert (said.reason, said.step("act").outcome) == (RunReason.INTERRUPTED, Outcome.SUCCEEDED)
+    again = await aresume_run(run.id, tools=tools, store=store, offline=True)
+    assert (again.status, again.step("act").result, again.step("act").carried, looked) == (PlanStatus.COMPLETED, "it was", True, ["after"])
+    receipt = next(receipt for receipt in await store.receipts(run.id) if receipt.step_id == "act")
+    assert (receipt.by, receipt.known_by, receipt.note) == ("ana", "unverified", "我看过了")
+
+
 @pytest.mark.parametrize(("effect", "expected"), [("idempotent_write", PlanStatus.COMPLETED), ("write", PlanStatus.PARTIAL)])
 async def test_after_a_kill_only_what_may_be_repeated_is(effect: str, expected: PlanStatus, tmp_path: Path, url: str) -> None:
     process = start_and_wait_until_it_acts(tmp_path, effect)
@@ -82,7 +96,7 @@ async def test_after_a_kill_only_what_may_be_repeated_is(effect: str, expected: 
     async with PlanStore(url) as store:
         held = (await store.runs())[0]
         assert held.status is PlanStatus.EXECUTING
-        with pytest.raises(RunConflictError, match="lives"):
+        with pytest.raises(RunConflictError, match="is executed by process"):
             await aresume_run(held.id, tools=tools, store=store, offline=True)
 
         os.kill(process.pid, signal.SIGKILL)
@@ -97,6 +111,7 @@ async def test_after_a_kill_only_what_may_be_repeated_is(effect: str, expected: 
         if effect == "write":
             assert looked == []
             assert (run.reason, run.step("act").outcome) == (RunReason.UNKNOWN, Outcome.UNKNOWN)
+            await _is_resolved(run, store, tools)
         else:
             assert looked == ["acted", "after"]
             first, second = [attempt for attempt in await store.attempts(run.id) if attempt.step_id == "act"]

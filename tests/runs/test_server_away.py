@@ -16,15 +16,15 @@ from plan_adapter.plan import StepStatus
 from plan_adapter.runner import Occasion, execute_plan
 from plan_adapter.settings import Settings
 from plan_adapter.validation import bind_inputs, validate
-from tests.conftest import _migrated_before  # pyright: ignore[reportPrivateUsage]
+from tests.conftest import PrepareServer
 
 
 @pytest.fixture
-def server(home: Path, pytestconfig: pytest.Config) -> Iterator[Server]:
+def server(home: Path, prepare_server: PrepareServer) -> Iterator[Server]:
     """A server of the test's own, to be killed."""
     settings = Settings(home=home)
-    with _migrated_before(home / "server/prefect/prefect.db", pytestconfig):
-        server = ensure_server(settings, notify=lambda _: None)
+    prepare_server(home)
+    server = ensure_server(settings, notify=lambda _: None)
     yield server
     stop_server(settings)
 
@@ -70,6 +70,7 @@ async def test_a_server_that_is_killed_in_the_middle_of_a_run_changes_nothing_ab
     assert ("Traceback" in shown, "Error logging" in shown) == (False, False)
 
 
+@pytest.mark.thorough
 async def test_a_server_that_is_gone_before_the_first_step_is_named_and_the_run_may_be_resumed(server: Server, store: PlanStore) -> None:
     @tool(effect="read")
     def lose() -> str:

@@ -9,13 +9,13 @@ import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from sqlalchemy import inspect
 
 from plan_adapter.errors import StoreError
 from plan_adapter.plan import PlanStatus
@@ -26,13 +26,45 @@ from tests.postgres import PostgresServer
 from tests.store.builders import a_plan, begun
 
 
-async def test_the_migrations_make_exactly_the_tables(store: PlanStore):
+async def test_the_migrations_make_exactly_the_tables_that_a_new_store_has(store: PlanStore):
     options = {"version_table": REVISION_TABLE, "compare_type": True}
 
     def differences(connection) -> list:
         return compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
 
+    def migrate(connection) -> None:
+        command.downgrade(schema._config(connection), "base")
+        command.upgrade(schema._config(connection), "head")
+
+    made = await store._database.read(_described)
     assert await store._database.read(differences) == []
+    await store._database.write(migrate)
+    assert await store._database.read(_described) == made
+    assert await store._database.read(differences) == []
+
+
+def _described(connection) -> dict:
+    """Everything that the database tells of its tables; of what is listed in no order the order is taken away."""
+    inspector = inspect(connection)
+    parts = ("columns", "pk_constraint", "indexes", "foreign_keys", "unique_constraints", "check_constraints")
+    found = {
+        (table, part): _sorted(getattr(inspector, f"get_{part}")(table)) for table in sorted(inspector.get_table_names()) for part in parts
+    }
+    if connection.dialect.name == "sqlite":
+        statements = connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE sql LIKE '%WITHOUT ROWID%' ORDER BY name")
+        found["", "without row ids"] = str(statements.scalars().all())
+        triggers = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' ORDER BY name"
+    else:
+        triggers = "SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgisinternal ORDER BY tgname"
+    found["", "triggers"] = str(connection.exec_driver_sql(triggers).all())
+    assert "audit" in found["", "triggers"]
+    return found
+
+
+def _sorted(found) -> str:
+    if isinstance(found, dict):
+        return str(sorted((key, _sorted(value)) for key, value in found.items()))
+    return str(sorted(map(_sorted, found))) if isinstance(found, list) else str(found)
 
 
 async def test_a_file_of_the_first_revision_is_migrated_with_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -64,7 +96,7 @@ async def test_the_newest_migration_can_be_taken_back(store: PlanStore):
 async def _make_first(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a store of revision 0001 with a run, an attempt and an approval."""
     monkeypatch.setattr(schema, "REVISION", "0001")
-    monkeypatch.setattr(schema, "load", lambda: SimpleNamespace(upgrade=lambda config, _head: command.upgrade(config, "0001")))
+    monkeypatch.setattr(schema, "_make", lambda connection: command.upgrade(schema._config(connection), "0001"))
     async with PlanStore(url) as store:
         await store.upgrade()
         await store._database.write(lambda connection: [connection.exec_driver_sql(statement) for statement in FIRST_ROWS] and None)
@@ -174,11 +206,13 @@ def _use_at_once(url: str, how: str, processes: int) -> list[int]:
     return [int(process.communicate(timeout=120)[0]) for process in started]
 
 
+@pytest.mark.thorough
 def test_processes_that_use_a_new_file_at_once_share_it(tmp_path: Path):
     versions = _use_at_once(f"sqlite:///{tmp_path / 'new' / 'plans.db'}", "use", 4)
     assert sorted(versions) == [1, 2, 3, 4]
 
 
+@pytest.mark.thorough
 def test_processes_that_upgrade_a_server_at_once_wait_for_each_other(postgres_database: str):
     assert sorted(_use_at_once(postgres_database, "upgrade", 3)) == [1, 2, 3]
 

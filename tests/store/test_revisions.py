@@ -94,7 +94,7 @@ async def test_a_run_that_has_completed_or_is_executed_is_not_revised(store: Pla
     for run, words in ((completed, "has completed: start a new run"), (executed, "is executed by process")):
         with pytest.raises(RunConflictError, match=words):
             await store.revise_run(run.id, validated(a_plan("new")), NEW, by="ana", note="")
-    dead = tables.runs.update().where(tables.runs.c.id == executed.id).values(runner=str(replace(Holder.this(), pid=2**22 + 1)))
+    dead = tables.leases.update().where(tables.leases.c.run_id == executed.id).values(holder=str(replace(Holder.this(), pid=2**22 + 1)))
     await store._database.write(lambda connection: connection.execute(dead) and None)
     assert (await store.revise_run(executed.id, validated(a_plan("new")), NEW, by="ana", note="")).reason is None
 

@@ -4,13 +4,14 @@ import asyncio
 import os
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import pytest
 
-from plan_adapter.errors import RunConflictError
+from plan_adapter.errors import LeaseLostError, RunConflictError
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import Outcome, PlanRun, RunContext, RunReason
-from plan_adapter.store import runs
+from plan_adapter.store import tables
 from plan_adapter.store.holder import Holder
 from plan_adapter.store.store import PlanStore
 from tests.store.builders import a_gate, a_plan, a_receipt, a_run, an_attempt, begun, ended, validated
@@ -197,7 +198,7 @@ async def test_the_record_tells_what_happened_in_order(store: PlanStore):
 
 async def test_a_run_that_a_living_process_executes_cannot_be_claimed(store: PlanStore):
     run = await begun(store)
-    assert await store.is_held(run.id)
+    assert await store.holder(run.id) is not None
     with pytest.raises(RunConflictError, match=f"executed by process {os.getpid()} on this host"):
         await store.claim(await store.run(run.id))
 
@@ -206,11 +207,11 @@ async def test_an_ended_run_is_held_by_nobody(store: PlanStore):
     run = await begun(store)
     run.status = PlanStatus.FAILED
     await store.update_run(run)
-    assert not await store.is_held(run.id)
+    assert await store.holder(run.id) is None
     again = await store.run(run.id)
     again.status = PlanStatus.EXECUTING
     await store.claim(again)
-    assert await store.is_held(run.id)
+    assert await store.holder(run.id) is not None
 
 
 async def test_of_two_that_resume_a_run_at_once_one_gets_it(store: PlanStore, store_url: str):
@@ -228,7 +229,7 @@ async def test_a_run_that_was_changed_since_it_was_read_cannot_be_claimed(store:
     await store.request_cancel(run.id, "never mind")
     with pytest.raises(RunConflictError, match=r"changed by another process.*never mind"):
         await store.claim(run)
-    assert not await store.is_held(run.id)
+    assert await store.holder(run.id) is None
 
 
 async def test_a_run_whose_process_died_is_shown_as_interrupted_and_may_be_claimed(store: PlanStore):
@@ -241,17 +242,56 @@ async def test_a_run_whose_process_died_is_shown_as_interrupted_and_may_be_claim
     assert (shown.status, shown.reason) == (PlanStatus.EXECUTING, RunReason.INTERRUPTED)
     assert (shown.steps[0].status, shown.steps[0].outcome) == (StepStatus.RUNNING, Outcome.UNKNOWN)
     assert (await store.runs())[0].reason is RunReason.INTERRUPTED
-    assert not await store.is_held(run.id)
+    assert await store.holder(run.id) is None
     shown.reason = None
     await store.claim(shown)
-    assert await store.is_held(run.id)
+    assert await store.holder(run.id) is not None
 
 
-async def test_a_process_of_another_host_is_not_declared_dead(store: PlanStore):
+async def test_a_process_of_another_host_is_declared_dead_once_it_has_not_renewed_for_long(store: PlanStore):
     run = await begun(store)
     await _let_hold(store, run, replace(Holder.this(), place="elsewhere"))
     assert (await store.run(run.id)).reason is None
-    assert not await store.is_held(run.id)
+    assert "on elsewhere" in (await store.holder(run.id) or "")
+    with pytest.raises(RunConflictError, match="on elsewhere; wait for its end"):
+        await store.claim(await store.run(run.id))
+    await _let_lease_end(store, run, seconds_ago=14)
+    assert (await store.run(run.id)).reason is None
+    await _let_lease_end(store, run, seconds_ago=16)
+    shown = await store.run(run.id)
+    assert (shown.reason, await store.holder(run.id)) == (RunReason.INTERRUPTED, None)
+    shown.reason = None
+    await store.claim(shown)
+
+
+async def test_a_process_whose_run_was_taken_over_writes_nothing_more(store: PlanStore, store_url: str):
+    run = await begun(store)
+    recorder = await store.recorder(run)
+    await recorder.intent(first := an_attempt(run, at=recorder.now()))
+    await _let_lease_end(store, run, seconds_ago=16)
+    async with PlanStore(store_url) as other:
+        taken = await other.run(run.id)
+        taken.reason = None
+        await other.claim(taken)
+        recorder.receipt(a_receipt(first, at=recorder.now()))
+        with pytest.raises(LeaseLostError, match="taken over by another process"):
+            await recorder.flush()
+        for write in (partial(store.renew, run.id), partial(store.update_run, run)):
+            with pytest.raises(LeaseLostError, match="taken over"):
+                await write()
+        with pytest.raises(LeaseLostError, match="taken over"):
+            await recorder.intent(an_attempt(run, at=recorder.now(), number=2))
+        assert (await other.receipts(run.id), len(await other.attempts(run.id))) == ([], 1)
+        await store.release(run.id)
+        assert await other.holder(run.id) is not None
+        await other.renew(run.id)
+
+
+async def test_a_lease_that_is_renewed_goes_on(store: PlanStore):
+    run = await begun(store)
+    await _let_lease_end(store, run, seconds_ago=16)
+    await store.renew(run.id)
+    assert await store.holder(run.id) is not None
 
 
 async def test_a_run_that_was_let_go_is_shown_as_interrupted(store: PlanStore):
@@ -313,7 +353,13 @@ async def test_a_run_that_does_not_exist_cannot_be_written(store: PlanStore):
 
 
 async def _let_hold(store: PlanStore, run: PlanRun, holder: Holder) -> None:
-    statement = runs.runs.update().where(runs.runs.c.id == run.id).values(runner=str(holder))
+    statement = tables.leases.update().where(tables.leases.c.run_id == run.id).values(holder=str(holder))
+    await store._database.write(lambda connection: connection.execute(statement) and None)
+
+
+async def _let_lease_end(store: PlanStore, run: PlanRun, *, seconds_ago: float) -> None:
+    ended = await store.now() - timedelta(seconds=seconds_ago)
+    statement = tables.leases.update().where(tables.leases.c.run_id == run.id).values(until=ended)
     await store._database.write(lambda connection: connection.execute(statement) and None)
 
 

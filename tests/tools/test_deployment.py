@@ -74,6 +74,7 @@ async def test_a_flow_run_that_fails_fails_the_step_and_the_next_attempt_starts_
     assert (await again)["flow_run_id"] == str(second.id)
 
 
+@pytest.mark.thorough
 async def test_a_step_that_is_repeated_goes_on_with_its_flow_run(client: PrefectClient, another_step: Callable[[str], ToolContext]) -> None:
     context = another_step("repeated")
     both = started(context), started(context)
@@ -95,6 +96,7 @@ async def test_a_cancelled_step_cancels_its_flow_run(client: PrefectClient, anot
     assert state.name in ("Cancelling", "Cancelled")
 
 
+@pytest.mark.thorough
 async def test_what_the_server_would_evaluate_is_refused(client: PrefectClient, context: ToolContext) -> None:
     with pytest.raises(ToolError, match="`__prefect_kind`, which Prefect's server would evaluate"):
         await run_deployment(NAME, context, {"sizes": [{"__prefect_kind": "jinja", "template": "{{ 1 }}"}]})

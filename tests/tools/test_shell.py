@@ -93,7 +93,8 @@ async def test_stdin_is_the_given_text_or_empty(context: ToolContext) -> None:
 async def test_a_command_does_not_inherit_the_credentials_of_prefect_and_of_the_store(
     context: ToolContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_DATABASE_PASSWORD", "PLAN_ADAPTER_DATABASE_URL"):
+    ours = ("PLAN_ADAPTER_DATABASE_URL", "PLAN_ADAPTER_SECRET_TOKEN")
+    for name in ("PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_DATABASE_PASSWORD", *ours):
         monkeypatch.setenv(name, "canary")
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
     printed = (await run_command(["env"], context))["stdout"]
@@ -179,6 +180,7 @@ async def test_an_output_that_just_fits_is_whole(context: ToolContext) -> None:
     assert result["stdout"] == "x" * (2 * KEPT_CHARACTERS)
 
 
+@pytest.mark.thorough
 async def test_lines_without_end_do_not_flood_the_log(context: ToolContext, lines: Lines) -> None:
     await run_command(["seq", str(LOGGED_LINES * 3)], context)
     assert len(lines.seen) == LOGGED_LINES + 1
@@ -228,6 +230,7 @@ async def test_an_orphan_that_holds_the_pipes_open_does_not_hold_the_step(contex
     assert is_alive(left_over[0])
 
 
+@pytest.mark.thorough
 async def test_an_orphan_that_fills_the_pipe_does_not_hold_the_step(context: ToolContext, lines: Lines, left_over: list[int]) -> None:
     await bash("setsid yes >&2 & echo orphan $!", context)
     left_over.append(int((await lines.has(r"orphan (\d+)"))[0]))

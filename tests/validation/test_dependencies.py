@@ -68,6 +68,7 @@ def test_a_cycle_behind_another_one_is_found_too() -> None:
     assert found(checked) == [("cycle", "steps[0].depends_on"), ("cycle", "steps[2].depends_on")]
 
 
+@pytest.mark.thorough
 def test_a_cycle_of_ten_thousand_steps_is_shown_in_short() -> None:
     ring = plan(*(step(f"s{number}", depends_on=[f"s{(number + 1) % 10_000}"]) for number in range(10_000)))
     (problem,) = find_problems(ring, TOOLS)
@@ -105,6 +106,7 @@ def test_order_cycles_and_reduction_are_those_of_graph_theory(graph: list[set[in
 
 
 @pytest.mark.parametrize("implied", [False, True], ids=["written", "implied"])
+@pytest.mark.thorough
 def test_a_plan_of_ten_thousand_steps_is_validated(implied: bool) -> None:
     layers = [[set(range(start - 100, start, 20)) if start else set[int]() for _ in range(100)] for start in range(0, 10_000, 100)]
     validated = validate(plan_of([after for layer in layers for after in layer], implied=implied), TOOLS)

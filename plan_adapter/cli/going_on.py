@@ -1,0 +1,59 @@
+"""What a person asks for when a run goes on, and what would become of its steps."""
+
+from typing import TYPE_CHECKING
+
+from plan_adapter.cli import output
+from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.cli.sources import open_store, tools_of
+from plan_adapter.settings import Settings
+
+if TYPE_CHECKING:
+    from plan_adapter.execution.redrive import Redrive
+
+
+def asked_for(from_step: str | None, *, only_failed: bool, skip: list[str], because: str) -> "Redrive | None":
+    """Return what the options ask for, None where they ask for nothing special; raises UsageError."""
+    from plan_adapter.approval import os_user
+    from plan_adapter.execution.redrive import Redrive
+
+    if bool(skip) != bool(because.strip()):
+        raise UsageError("--skip STEP and --because WHY go together")
+    if from_step is None and not only_failed and not skip:
+        return None
+    return Redrive(from_step, only_failed, dict.fromkeys(skip, f"left out by {os_user()}: {because}"))
+
+
+async def preview_resume(run: str, asked: "Redrive | None", *, tools: list[str], as_json: bool) -> int:
+    """Print what would become of each step of a run that goes on, without doing anything."""
+    from plan_adapter.execution.redrive import Redrive
+    from plan_adapter.runs.performing import past_of
+    from plan_adapter.runs.redrive import fates_of
+    from plan_adapter.validation import validate
+
+    async with open_store(Settings()) as store:
+        found = await store.run(run)
+        validated = validate(await store.get(found.digest), tools_of(tools))
+        unknown = {attempt.step_id for attempt in await store.unknown(found.id)}
+        past = await past_of(found, store)
+    fates = fates_of(found, validated, past, asked or Redrive())
+    shown = {step_id: ("unknown" if step_id in unknown and fate.kind == "run" else fate.kind) for step_id, fate in fates.items()}
+    if as_json:
+        steps = [{"id": step_id, "fate": kind, "reason": fates[step_id].reason or None} for step_id, kind in shown.items()]
+        output.json_line({"run_id": found.id, "steps": steps})
+        return ExitCode.DONE
+    rows = [(step_id, _WORDS[kind] + _because(fates[step_id].reason)) for step_id, kind in shown.items()]
+    output.table(("STEP", "WHAT BECOMES OF IT"), rows)
+    return ExitCode.DONE
+
+
+_WORDS = {
+    "carried": "carried: it has succeeded",
+    "run": "run, if its condition and its dependencies let it",
+    "skipped": "skipped, and what depends on it goes on",
+    "left": "left for another time, with what depends on it",
+    "unknown": "not run: whether it was done is unknown (`plan resolve` says it)",
+}
+
+
+def _because(reason: str) -> str:
+    return f": {reason}" if reason else ""

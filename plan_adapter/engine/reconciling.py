@@ -1,0 +1,53 @@
+"""Whether Prefect shows a run as the store knows it, and how it is told otherwise."""
+
+from uuid import UUID
+
+import httpx
+from prefect import get_client
+from prefect.client.schemas.objects import State
+from prefect.exceptions import ObjectNotFound
+from prefect.states import Crashed
+
+from plan_adapter.engine.states import state_of_run
+from plan_adapter.errors import NoServerError
+from plan_adapter.plan import PlanStatus
+from plan_adapter.record import PlanRun, RunReason
+
+INTERRUPTED = "Interrupted"
+
+
+async def mend_flow_run(run: PlanRun, *, hint: str) -> str | None:
+    """Have Prefect show `run` as it is and return what it showed; None where that fits, or where Prefect does not know it.
+
+    A run that has ended is shown with its end; one whose process is gone as Crashed, named Interrupted, with `hint`. Raises NoServerError.
+    """
+    if run.flow_run_id is None:
+        return None
+    try:
+        async with get_client() as client:
+            shown = (await client.read_flow_run(UUID(run.flow_run_id))).state
+            wanted = _state_of(run, hint)
+            if shown is None or wanted is None or _fits(shown, wanted):
+                return None
+            await client.set_flow_run_state(UUID(run.flow_run_id), wanted, force=True)
+            return shown.name
+    except ObjectNotFound:
+        return None
+    except httpx.HTTPError as error:
+        raise NoServerError(f"Prefect cannot be asked how run {run.id} stands: {type(error).__name__}: {error}") from error
+
+
+def _state_of(run: PlanRun, hint: str) -> State | None:
+    if run.completed_at is not None:
+        state = state_of_run(run)
+        state.data = None  # what it holds never leaves this process
+        return state
+    if run.status is PlanStatus.EXECUTING and run.reason is RunReason.INTERRUPTED:
+        return Crashed(name=INTERRUPTED, message=hint)
+    return None
+
+
+def _fits(shown: State, wanted: State) -> bool:
+    if wanted.name == INTERRUPTED:  # one that is scheduled to go on is left alone
+        return shown.name == INTERRUPTED or shown.is_scheduled() or shown.is_pending()
+    return shown.type == wanted.type

@@ -1,0 +1,283 @@
+"""`RunSecrets`: the secrets of one run, looked up once and kept in memory; `Scrubber`, which hides their values in all that is kept."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import re
+import threading
+import traceback
+from base64 import b64encode
+from collections.abc import Collection, Generator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pydantic import JsonValue
+
+from plan_adapter.errors import ExpressionError
+from plan_adapter.readable import MASK
+from plan_adapter.secrets import SecretChain
+
+LINE_CHARACTERS = 8
+"""A line of a value of several lines is hidden by itself from this length on."""
+
+WRAPPED_BYTES = 256
+"""Up to this size of a value line ends inside its base64 are looked for, too: `base64` wraps its output."""
+
+_ANCHOR_CHARACTERS = 16
+_RUN = re.compile(r"[A-Za-z0-9]{3,}")
+_SHORT = {"\n": "n", "\t": "t", "\r": "r", "\b": "b", "\f": "f", "\v": "v", "\a": "a"}
+_ENTITIES = {"&": "amp", "<": "lt", ">": "gt", '"': "quot", "'": "apos"}
+_ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+_BASE64 = {character: character for character in _ALPHABET} | {"+": r"(?:[+-]|%2[bB])", "/": r"(?:\\{0,7}/|_|%2[fF])"}
+_PADDING = r"(?:=|%3[dD]|\\{1,8}u003[dD]){0,2}"
+_WRAP = r"(?:\r?\n|(?:\\{1,8}r)?\\{1,8}n)?"
+
+
+@dataclass(frozen=True)
+class _Form:
+    """One way in which a value may stand in a text; where none of `anchors` is in a text, the pattern is not either."""
+
+    anchors: frozenset[str]
+    source: str
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """The compiled pattern: most forms of a value never come up."""
+        return re.compile(self.source)
+
+    def hide_in(self, text: str) -> str:
+        """Return `text` with `***` in place of this form."""
+        return self.pattern.sub(MASK, text) if any(anchor in text for anchor in self.anchors) else text
+
+
+class Scrubber:
+    """Puts `***` in place of every value that it knows: as it is, inside of longer text, and encoded.
+
+    Known encodings are base64 (both alphabets, at any place of what was encoded, with or without padding), hex, those of URLs, JSON, HTML
+    and of `repr`, also mixed, and JSON in JSON. Of a value of several lines each longer line is hidden by itself. What was cut in
+    half, compressed, encrypted or spelt out cannot be found.
+    """
+
+    def __init__(self) -> None:
+        """Know no value yet; then everything stays as it is, at no cost."""
+        self._pieces: dict[str, list[_Form]] = {}
+        self._anchors: tuple[str, ...] = ()
+        self._forms: tuple[_Form, ...] = ()
+        self._hides_numbers = False
+
+    def __bool__(self) -> bool:
+        """Return whether there is anything to hide."""
+        return bool(self._pieces)
+
+    def add(self, value: str) -> None:
+        """Hide `value`, too, from now on."""
+        lines = [line for line in re.split(r"[\r\n]+", value) if len(line) >= LINE_CHARACTERS]
+        for piece in {value, value.strip("\r\n"), *lines} - {""}:
+            self._pieces.setdefault(piece, _forms(piece))
+        longest_first = sorted(self._pieces, key=len, reverse=True)
+        self._forms = tuple(form for piece in longest_first for form in self._pieces[piece])
+        self._anchors = tuple({anchor for form in self._forms for anchor in form.anchors})
+        self._hides_numbers = any(re.fullmatch(r"[0-9.eE+-]+", piece) for piece in self._pieces)
+
+    def text(self, text: str) -> str:
+        """Return `text` without the values."""
+        while self._may_be_in(text):  # once more where a mask and its neighbour make a value
+            before = text
+            for form in self._forms:
+                text = form.hide_in(text)
+            if text == before:
+                break
+        return text
+
+    def value(self, value: JsonValue) -> JsonValue:
+        """Return a JSON value without the values, in keys and numbers, too."""
+        if not self._pieces or value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, str):
+            return self.text(value)
+        try:
+            # The anchors are letters and digits, which stand in JSON as they are.
+            return self._member(value) if self._may_be_in(json.dumps(value, ensure_ascii=False)) else value
+        except RecursionError:
+            return MASK
+
+    def _may_be_in(self, text: str) -> bool:
+        return any(anchor in text for anchor in self._anchors)
+
+    def _member(self, value: JsonValue) -> JsonValue:
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, list):
+            return [self._member(member) for member in value]
+        if isinstance(value, dict):
+            shown: dict[str, JsonValue] = {}
+            for key, member in value.items():
+                name = self.text(key)
+                while name != key and (name in shown or name in value):
+                    name += " "
+                shown[name] = self._member(member)
+            return shown
+        if not self._hides_numbers or value is None or isinstance(value, bool):
+            return value
+        written = json.dumps(value)
+        return value if self.text(written) == written else MASK
+
+
+class RunSecrets:
+    """The secrets of one run: each is looked up once, and forgotten with the run. Belongs to one event loop."""
+
+    def __init__(self, chain: SecretChain | None = None) -> None:
+        """Look secrets up in `chain`; there is none without one."""
+        self.scrubber = Scrubber()
+        self._chain = chain or SecretChain(())
+        self._known: dict[str, str] = {}
+        self._looking = asyncio.Lock()
+
+    async def values(self, names: Collection[str]) -> Mapping[str, str]:
+        """Return the values by name, which are hidden everywhere from now on; raises ExpressionError, see `SecretChain.value`."""
+        async with self._looking:
+            for name in sorted(names):
+                if name not in self._known:
+                    value = await self._chain.value(name)
+                    self.scrubber.add(value)
+                    self._known[name] = value
+        return {name: self._known[name] for name in names}
+
+    async def expect(self, names: Collection[str]) -> None:
+        """Look `names` up before any step runs, so that no step shows what a later one uses; one without a value is left to its step."""
+        for name in sorted(names):
+            with contextlib.suppress(ExpressionError):
+                await self.values([name])
+
+
+def clean(record: logging.LogRecord, scrubber: Scrubber) -> None:
+    """Take what `scrubber` hides out of the message and the traceback of `record`."""
+    try:
+        message = record.getMessage()
+    except Exception:  # wrong arguments: logging would print them
+        message = f"{record.msg} {record.args}"
+    if (shown := scrubber.text(message)) != message:
+        record.msg, record.args = shown, None
+    if record.exc_info and record.exc_info[0] is not None:
+        trace = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
+        if (shown := scrubber.text(trace)) != trace:
+            record.exc_info, record.exc_text = None, shown
+
+
+_HIDDEN: ContextVar[Scrubber | None] = ContextVar("hidden", default=None)
+_lock = threading.Lock()
+_users = 0
+
+
+@contextlib.contextmanager
+def hidden_in_logs(scrubber: Scrubber) -> Generator[None]:
+    """Let `scrubber` clean what is logged by any logger in this context, and in the tasks and threads begun in it."""
+    token = _HIDDEN.set(scrubber)
+    _use_cleaner(1)
+    try:
+        yield
+    finally:
+        _use_cleaner(-1)
+        _HIDDEN.reset(token)
+
+
+class _Cleaner:
+    """Makes log records as `before` does, cleaned."""
+
+    def __init__(self, before: Any) -> None:
+        self.before = before
+
+    def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
+        record: logging.LogRecord = self.before(*args, **kwargs)
+        if scrubber := _HIDDEN.get():
+            clean(record, scrubber)
+        return record
+
+
+def _use_cleaner(change: int) -> None:
+    """Have records cleaned while any run of this process has secrets."""
+    global _users  # noqa: PLW0603  # logging has one factory of records in a process
+    with _lock:
+        _users += change
+        factory = logging.getLogRecordFactory()
+        if _users and not isinstance(factory, _Cleaner):
+            logging.setLogRecordFactory(_Cleaner(factory))
+        elif not _users and isinstance(factory, _Cleaner):
+            logging.setLogRecordFactory(factory.before)
+
+
+def _forms(piece: str) -> list[_Form]:
+    content = piece.encode()
+    digits = content.hex()
+    shown = digits[:_ANCHOR_CHARACTERS]
+    return [
+        _Form(_anchors_of([piece]), _escaped(piece)),
+        *(_base64(content, shift) for shift in range(3)),
+        _Form(frozenset({shown, shown.upper()}), f"(?i:{digits})"),
+    ]
+
+
+def _anchors_of(parts: list[str]) -> frozenset[str]:
+    """Return of each part its longest run of letters and digits, which no encoding changes; without one `""`, which is in every text."""
+    runs = (max(_RUN.findall(part), key=len, default="")[:_ANCHOR_CHARACTERS] for part in parts)
+    return frozenset(runs)
+
+
+def _escaped(piece: str) -> str:
+    """Return the pattern of `piece` with each character but letters and digits as it is, or escaped in any of the ways that are known."""
+    return "".join(
+        re.escape(part) if part[0].isascii() and part[0].isalnum() else _backslashes(len(part)) if part[0] == "\\" else _character(part)
+        for part in re.findall(r"[A-Za-z0-9]+|\\+|[\s\S]", piece)
+    )
+
+
+def _backslashes(count: int) -> str:
+    escapes = (r"(?:%(?:25){0,2}5[cC])", r"(?:\\{1,8}u005[cC])", r"(?:\\{1,8}x5[cC])")
+    return rf"(?:\\{{{count},{8 * count}}}|" + "|".join(f"{escape}{{{count}}}" for escape in escapes) + ")"
+
+
+def _character(character: str) -> str:
+    content = character.encode()
+    utf16 = character.encode("utf-16-be")
+    units = [utf16[index : index + 2].hex() for index in range(0, len(utf16), 2)]
+    ways = [
+        rf"\\{{0,7}}{re.escape(character)}",
+        "(?i:" + "".join(f"%(?:25){{0,2}}{byte:02x}" for byte in content) + ")",
+        "(?i:" + "".join(rf"\\{{1,8}}x{byte:02x}" for byte in content) + ")",
+        "(?i:" + "".join(rf"\\{{1,8}}u{unit}" for unit in units) + ")",
+        rf"(?i:\\{{1,8}}(?:u{ord(character):08x}|x{ord(character):02x})|&#(?:0*{ord(character)}|x0*{ord(character):x});)",
+    ]
+    if character in _SHORT:
+        ways.append(rf"\\{{1,8}}{_SHORT[character]}")
+    if character in _ENTITIES:
+        ways.append(f"&{_ENTITIES[character]};")
+    return "(?:" + "|".join([*ways, *([r"\+"] if character == " " else [])]) + ")"
+
+
+def _base64(content: bytes, shift: int) -> _Form:
+    """Return how base64 shows `content` where `shift` bytes (modulo 3) were encoded before it.
+
+    At either end a letter may hold bits of its neighbour, too.
+    """
+    first, last = 8 * shift, 8 * (shift + len(content))
+    letters = b64encode(b"\0" * shift + content + b"\0" * 3).decode()
+    begin, end = -(-first // 6), last // 6
+    core = letters[begin:end]
+    parts = [_BASE64[letter] for letter in core]
+    pattern = (_WRAP if len(content) <= WRAPPED_BYTES else "").join(parts)
+    if known := begin * 6 - first:
+        low = _ALPHABET.index(letters[begin - 1]) % (1 << known)
+        pattern = _one_of(high << known | low for high in range(1 << (6 - known))) + pattern
+    if known := last - end * 6:
+        high = _ALPHABET.index(letters[end]) >> (6 - known) << (6 - known)
+        pattern += _one_of(high | low for low in range(1 << (6 - known)))
+    count = len(core) // 32 + 2  # more pieces than line ends, which stand at least 64 letters apart, can break
+    pieces = [core[len(core) * index // count : len(core) * (index + 1) // count] for index in range(count)]
+    return _Form(_anchors_of(pieces), pattern + _PADDING)
+
+
+def _one_of(indices: Any) -> str:
+    return "(?:" + "|".join(_BASE64[_ALPHABET[index]] for index in indices) + ")?"

@@ -1,0 +1,74 @@
+"""`roll_back`: undoes what a run did that has ended, or goes on undoing where that was interrupted."""
+
+from dataclasses import replace
+
+from plan_adapter.approval import approved_plan
+from plan_adapter.errors import NotApprovedError, RunConflictError
+from plan_adapter.execution.carry import Past
+from plan_adapter.execution.rollback import Rollback
+from plan_adapter.execution.scope import RunScope
+from plan_adapter.execution.status import ended_status
+from plan_adapter.plan import PlanStatus, StepStatus
+from plan_adapter.record import Approval, Outcome, PlanRun, RunReason
+from plan_adapter.runs.approving import is_of_run
+from plan_adapter.runs.occasion import Occasion
+from plan_adapter.runs.performing import Way, end_run, scope_of, undo, without_rollback
+from plan_adapter.store.store import PlanStore
+from plan_adapter.validation import BoundPlan
+
+
+async def roll_back(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Occasion, /, *, past: Past, way: Way) -> PlanRun:
+    """Undo what the completed steps of `run` did, as a continuation of it, and keep the record; the approval that it used covers that.
+
+    Raises NotApprovedError where the run has used none of this content, and RunConflictError where another process executes it or the
+    outcome of a step is unknown.
+    """
+    approved = approved_plan(bound, await _used_approval(run, store), now=await store.now())
+    reason = await store.reason_of(run.id) or RunReason.CANCELLED
+    run.status, run.reason, run.message, run.completed_at = PlanStatus.EXECUTING, reason, without_rollback(run.message), None
+    await store.claim(run, keeps_ends=True)
+    scope = scope_of(approved, run, await store.recorder(run), occasion, past=past, way=way)
+    _end_steps(scope)
+    rollback = Rollback(scope, past, way.call_step)
+    scope.tell("run_started")
+    try:
+        await undo(rollback, store, way)
+    finally:
+        run.status = ended_status(run, reason)
+        await end_run(scope, store, rollback)
+    return run
+
+
+def refuse_doubt(run: PlanRun, past: Past) -> None:
+    """Raise RunConflictError where nobody knows whether a step was done: undoing around it could do harm."""
+    if unknown := past.unknown_steps:
+        names = ", ".join(f"`{step_id}`" for step_id in unknown)
+        raise RunConflictError(
+            f"nothing of run {run.id} is undone while it is unknown whether {names} was done: `plan resolve {run.id} {unknown[0]} "
+            f"done|again|abort`, then `plan cancel {run.id} --rollback`"
+        )
+
+
+async def _used_approval(run: PlanRun, store: PlanStore) -> Approval:
+    rows = [row for row in await store.approvals(run.id) if is_of_run(row, run) and row.used_at is not None]
+    used = [row for row in rows if row.approval_digest == run.approval_digest and row.decision == "approve"]
+    if not used:
+        raise NotApprovedError(f"run {run.id} has used no approval of its plan: there is nothing that it could undo")
+    return replace(used[-1], expires_at=None)
+
+
+def _end_steps(scope: RunScope) -> None:
+    """Let expressions use the ends of the steps, and end those that a process which died left in the middle."""
+    for step in scope.run.steps:
+        if step.completed_at is None:
+            receipt = scope.past.succeeded.get((step.id, None))
+            if receipt is not None:
+                step.status, step.outcome, step.result = StepStatus.COMPLETED, Outcome.SUCCEEDED, receipt.result
+            elif step.attempts or any(step_id == step.id for step_id, _ in scope.past.attempts):
+                step.status, step.outcome, step.reason = StepStatus.FAILED, Outcome.FAILED, "cancelled"
+                step.error = "its process ended before it did"
+            else:
+                step.status, step.reason = StepStatus.SKIPPED, scope.run.message
+            step.completed_at = scope.recorder.now()
+            scope.recorder.step_ended(step)
+        scope.values[step.id] = {"result": step.result, "status": step.status.value, "error": step.error}

@@ -1,0 +1,119 @@
+"""The audit of a run as a chain: each entry holds a digest of itself and of the digest before it. Functions of a connection.
+
+Entries are appended in the transaction that does what they tell, and last in it. Transactions that write about one run take their
+locks in this order: run, lease, gates, approvals, chain. The last one is this module's own, so whoever waits for it holds nothing
+that its holder could still want.
+"""
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from pydantic import JsonValue
+from sqlalchemy import Connection, func, insert, select
+
+from plan_adapter.store.digests import Plain, digest_of, instant_of, plain, row_digest
+from plan_adapter.store.entries import Entry
+from plan_adapter.store.tables import attempts, audit, receipts, runs
+
+
+class _Head(NamedTuple):
+    """The newest entry of a chain, and whose the run is."""
+
+    number: int
+    digest: str
+    tenant_id: str
+    agent_id: str | None
+    org_id: str | None
+    task_id: str | None
+
+
+def append(connection: Connection, run_id: str, entries: Sequence[Entry]) -> None:
+    """Append `entries` to the audit of a run, in this order; the last thing that a transaction does about the run."""
+    if not entries:
+        return
+    head = _locked_head(connection, run_id)
+    if head is None:
+        row = connection.execute(select(runs).where(runs.c.id == run_id)).mappings().first()
+        if row is None:  # an approval may be used up for a run that this store does not hold
+            return
+        run = plain(runs, row)
+        head = _Head(0, beginning(run), *(run[name] for name in _WHOSE))  # pyright: ignore[reportArgumentType]  # columns of these types
+        if entries[0].kind != "run_created":
+            entries = [_adoption(connection, run, entries), *entries]
+    whose = head[2:]
+    number, before = head.number, head.digest
+    rows = list[tuple[Any, ...]]()
+    for entry in entries:
+        number += 1
+        told = (run_id, number, *whose, *entry)  # the columns of the table in their order; a test holds that
+        before = digest_of(dict(zip(_FIELDS, (*told, before), strict=True)))
+        rows.append((*told, before))
+    _insert(connection, rows)
+
+
+def beginning(run: Plain) -> str:
+    """Return the digest before the first entry: of the run and of what it was created with."""
+    return digest_of({name: run[name] for name in ("id", "plan_id", "inputs", "requested_by", "created_at")})
+
+
+def entry_digest(entry: Plain, before: str) -> str:
+    """Return the digest that an entry of the table must have."""
+    told: dict[str, JsonValue] = {name: value for name, value in entry.items() if name != "digest"}
+    return digest_of({**told, "before": before})
+
+
+def digest_of_adopted(rows: Iterable[tuple[str, Plain]]) -> str:
+    """Return the digest of rows, each with the name of its table, from before a run was audited; their order says nothing."""
+    return digest_of(list[JsonValue](sorted(row_digest(table, row) for table, row in rows)))
+
+
+def _adoption(connection: Connection, run: Plain, entries: Sequence[Entry]) -> Entry:
+    """Return the entry that takes over what is there of a run of an earlier version, but for the rows that `entries` tell of."""
+    told = {(entry.kind == "attempt_started", entry.row_id) for entry in entries}
+    found = list[tuple[str, Plain]]()
+    for table, name in ((attempts, "id"), (receipts, "attempt_id")):
+        for row in connection.execute(select(table).where(table.c.run_id == run["id"])).mappings():
+            if (table is attempts, row[name]) not in told:
+                found.append((table.name, plain(table, row)))
+    words = f"made by an earlier version; {len(found)} attempts and receipts are there"
+    return Entry(entries[0].at, "run_adopted", message=words, row_digest=digest_of_adopted(found))
+
+
+def _locked_head(connection: Connection, run_id: str) -> _Head | None:
+    """Return the newest entry; nobody else appends to this chain until the transaction ends."""
+    if connection.dialect.name == "sqlite":
+        # Its transactions that write exclude each other. Not through SQLAlchemy, which would take ten times as long.
+        row = _driver(connection).execute(_HEAD_ON_SQLITE, (run_id,)).fetchone()
+        return None if row is None else _Head(*row)
+    connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(f"plan_adapter.audit {run_id}", 0))))
+    # A statement of its own: it sees what was committed while the lock was waited for.
+    found = connection.execute(select(*_HEAD).where(audit.c.run_id == run_id).order_by(audit.c.number.desc()).limit(1)).first()
+    return None if found is None else _Head(*found)
+
+
+def _insert(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
+    if connection.dialect.name == "sqlite":
+        _driver(connection).executemany(_INSERT_ON_SQLITE, [(*row[:_AT], _sqlite_instant(row[_AT]), *row[_AT + 1 :]) for row in rows])
+        return
+    written = [dict(zip(_COLUMNS, row, strict=True)) for row in rows]
+    connection.execute(_INSERT, [row | {"at": instant_of(row["at"])} for row in written])
+
+
+def _driver(connection: Connection) -> sqlite3.Connection:
+    return connection.connection.driver_connection  # pyright: ignore[reportReturnType]
+
+
+def _sqlite_instant(at: str) -> str:
+    return at[:-1].replace("T", " ", 1)
+
+
+_WHOSE = ("tenant_id", "agent_id", "org_id", "task_id")
+_COLUMNS = tuple(column.name for column in audit.c)
+_FIELDS = (*_COLUMNS[:-1], "before")
+_AT = _COLUMNS.index("at")
+_HEAD = (audit.c.number, audit.c.digest, *(audit.c[name] for name in _WHOSE))
+_HEAD_ON_SQLITE = f"SELECT number, digest, {', '.join(_WHOSE)} FROM audit WHERE run_id = ? ORDER BY number DESC LIMIT 1"  # noqa: S608
+_names = ", ".join(f'"{name}"' for name in _COLUMNS)
+_INSERT_ON_SQLITE = f"INSERT INTO audit ({_names}) VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608  # names of our own
+_INSERT = insert(audit)

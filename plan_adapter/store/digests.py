@@ -1,0 +1,74 @@
+"""Rows as JSON values, and the digests that the audit keeps of them.
+
+A digest is the SHA-256 of the RFC 8785 form of a row: of its columns by name, times as UTC with microseconds.
+"""
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import cache
+from hashlib import sha256
+from typing import Any, TypeAlias, cast
+
+from pydantic import JsonValue
+from sqlalchemy import RowMapping, Table
+
+from plan_adapter.store.columns import Instant, Words, readable_words
+
+Plain: TypeAlias = dict[str, JsonValue]
+"""A row, as it stands in an exported file, too."""
+
+_LEFT_OUT: dict[str, frozenset[str]] = {
+    "runs": frozenset({"updated_at"}),
+    "gates": frozenset({"openings", "holder", "flow_run_id", "keyset"}),  # who shows it where, which may change while it is open
+}
+_END_OF_GATE = frozenset({"closed_at", "end"})
+
+# A row holds texts, integers, booleans and None under ASCII names: of these json's own writer makes the bytes of RFC 8785, in a
+# seventh of the time. Each step pays for it several times; a test holds that the two are the same.
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, check_circular=False).encode
+
+
+def plain(table: Table, row: Mapping[str, Any] | RowMapping) -> Plain:
+    """Return a row that is to be written, or was read, as JSON values; a column that it does not name is None."""
+    blank, instants, words = _kinds(table)
+    found: dict[str, Any] = {**blank, **cast("Mapping[str, Any]", row)}
+    for name in instants:
+        if found[name] is not None:
+            found[name] = instant_text(found[name])
+    for name in words:
+        if found[name] is not None:
+            found[name] = readable_words(found[name])
+    return found
+
+
+def digest_of(value: JsonValue) -> str:
+    """Return the SHA-256, in hex, of the canonical form of `value`, which is of what rows hold."""
+    return sha256(_encode(value).encode(errors="surrogatepass")).hexdigest()
+
+
+def row_digest(table: str, row: Plain, *, open_gate: bool = False) -> str:
+    """Return the digest of a row of `table`; with `open_gate` that of a gate as it was before it was closed."""
+    if (left_out := _LEFT_OUT.get(table)) is None:
+        return digest_of(row)
+    left_out |= _END_OF_GATE if open_gate else frozenset()
+    return digest_of({name: value for name, value in row.items() if name not in left_out})
+
+
+def instant_text(at: datetime) -> str:
+    """Return a time as text: `2026-11-21T09:30:00.123456Z`."""
+    at = at if at.tzinfo is UTC else at.astimezone(UTC)
+    return at.isoformat(timespec="microseconds")[:-6] + "Z"
+
+
+def instant_of(text: str) -> datetime:
+    """Return the time that `instant_text` wrote."""
+    return datetime.fromisoformat(text)
+
+
+@cache
+def _kinds(table: Table) -> tuple[dict[str, None], tuple[str, ...], tuple[str, ...]]:
+    """Return the columns of a table without values, in the order of their names, those that are times, and those that are words."""
+    columns = sorted(table.c, key=lambda column: column.name)
+    instants, words = (tuple(column.name for column in columns if isinstance(column.type, kind)) for kind in (Instant, Words))
+    return dict.fromkeys(column.name for column in columns), instants, words

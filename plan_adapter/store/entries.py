@@ -1,0 +1,156 @@
+"""What the rows of a run say as entries of its audit. The same functions make the entries and check them."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
+
+from plan_adapter.store.digests import Plain, row_digest
+from plan_adapter.store.rows import NO_ITEM
+
+AuditKind: TypeAlias = Literal[
+    "run_created",
+    "run_adopted",  # a run that an earlier version made goes on: from here on it is audited
+    "approved",
+    "rejected",
+    "changes_requested",
+    "approval_used",
+    "gate_opened",
+    "gate_answered",  # `message` begins with the decision
+    "gate_expired",
+    "gate_cancelled",
+    "gate_superseded",
+    "revised",
+    "new_version",  # the run as it is after `revised`
+    "run_started",
+    "run_changed",
+    "attempt_started",
+    "attempt_succeeded",
+    "attempt_failed",
+    "step_completed",
+    "step_failed",
+    "step_skipped",
+    "cancel_requested",
+    "run_ended",
+]
+
+RUN_KINDS = frozenset({"run_created", "new_version", "run_started", "run_changed", "cancel_requested", "run_ended"})
+"""The kinds of entries about the row of the run itself: the newest one has its digest."""
+
+_DECISIONS: dict[Any, AuditKind] = {"approve": "approved", "reject": "rejected", "request_changes": "changes_requested"}
+_GATE_ENDS: dict[Any, AuditKind] = {"expired": "gate_expired", "cancelled": "gate_cancelled", "superseded": "gate_superseded"}
+_STEP_ENDS: dict[Any, AuditKind] = {"completed": "step_completed", "failed": "step_failed", "skipped": "step_skipped"}
+
+
+class Entry(NamedTuple):
+    """An entry that is to be appended; `at` as `digests.instant_text` writes it."""
+
+    at: str
+    kind: AuditKind
+    step_id: str | None = None
+    item: int = NO_ITEM
+    attempt: int | None = None
+    by: str | None = None
+    known_by: str | None = None
+    message: str | None = None
+    row_id: str | None = None
+    row_digest: str | None = None
+
+
+def of_run(row: Plain, kind: AuditKind, *, at: str | None = None, message: str | None = None, row_id: str | None = None) -> Entry:
+    """Return the entry of a kind about a run as it is now; its time is that of the last change unless one is given."""
+    return Entry(at or _text(row["updated_at"]), kind, message=message, row_id=row_id, row_digest=row_digest("runs", row))
+
+
+def of_run_end(row: Plain) -> Entry:
+    """Return the entry about a run that has ended."""
+    outcome = _text(row["status"]) + (f" ({row['reason']})" if row["reason"] else "") + (f": {row['message']}" if row["message"] else "")
+    return of_run(row, "run_ended", at=_optional(row["completed_at"]), message=outcome)
+
+
+def of_attempt(row: Plain) -> Entry:
+    """Return the entry about an intent."""
+    what, digest = f"{row['tool_name']} ({row['effect']})", row_digest("attempts", row)
+    where = cast("tuple[str, int, int]", (row["step_id"], row["item"], row["number"]))
+    return Entry(_text(row["started_at"]), "attempt_started", *where, message=what, row_id=_text(row["id"]), row_digest=digest)
+
+
+def of_receipt(row: Plain) -> Entry:
+    """Return the entry about the end of an attempt."""
+    where = cast("tuple[str, int, int]", (row["step_id"], row["item"], row["number"]))
+    return Entry(
+        _text(row["ended_at"]),
+        "attempt_succeeded" if row["outcome"] == "succeeded" else "attempt_failed",
+        *where,
+        by=_optional(row["by"]),
+        known_by=_optional(row["known_by"]),
+        message=_optional(row["error"] or row["note"]),
+        row_id=_text(row["attempt_id"]),
+        row_digest=row_digest("receipts", row),
+    )
+
+
+def of_step(row: Plain) -> Entry:
+    """Return the entry about a step that has ended."""
+    kind = _STEP_ENDS.get(row["status"], "step_failed")
+    message = _optional(row["error"] or row["reason"])
+    return Entry(_text(row["completed_at"]), kind, _text(row["step_id"]), message=message, row_digest=row_digest("step_runs", row))
+
+
+def of_approval(row: Plain) -> Entry:
+    """Return the entry about an answer, at a gate or without one."""
+    note = _optional(row["note"] or None)
+    if row["gate_id"] is None:
+        return _about_approval(row, _DECISIONS.get(row["decision"], "rejected"), _text(row["at"]), note)
+    return _about_approval(row, "gate_answered", _text(row["at"]), _text(row["decision"]) + (f": {note}" if note else ""))
+
+
+def of_use(row: Plain) -> Entry:
+    """Return the entry about an approval that was used up."""
+    return _about_approval(row, "approval_used", _text(row["used_at"]), _text(row["approval_digest"]))
+
+
+def of_gate(row: Plain) -> Entry:
+    """Return the entry about a gate that was opened."""
+    return _about_gate(row, "gate_opened", _text(row["opened_at"]), _optional(row["description"]), is_open=True)
+
+
+def of_gate_end(row: Plain) -> Entry:
+    """Return the entry about a gate that was closed without an answer."""
+    return _about_gate(row, _GATE_ENDS.get(row["end"], "gate_cancelled"), _text(row["closed_at"]), None, is_open=False)
+
+
+def of_revision(row: Plain) -> Entry:
+    """Return the entry about a version that was replaced."""
+    note, digest = _optional(row["note"] or None), row_digest("revisions", row)
+    return Entry(_text(row["at"]), "revised", by=_text(row["by"]), message=note, row_id=str(row["number"]), row_digest=digest)
+
+
+def in_time(entries: Sequence[Entry]) -> list[Entry]:
+    """Return entries of one transaction in the order in which things happened."""
+    return sorted(entries, key=lambda entry: entry.at)
+
+
+def _about_approval(row: Plain, kind: AuditKind, at: str, message: str | None) -> Entry:
+    return Entry(
+        at,
+        kind,
+        step_id=_optional(row["step_id"]),
+        item=cast("int", row["item"]),
+        by=_text(row["by"]),
+        known_by=_text(row["known_by"]),
+        message=message,
+        row_id=_text(row["id"]),
+        row_digest=row_digest("approvals", row),
+    )
+
+
+def _about_gate(row: Plain, kind: AuditKind, at: str, message: str | None, *, is_open: bool) -> Entry:
+    step_id, digest = _optional(row["step_id"] or None), row_digest("gates", row, open_gate=is_open)
+    return Entry(at, kind, step_id, cast("int", row["item"]), message=message, row_id=_text(row["id"]), row_digest=digest)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else str(value)
+
+
+def _optional(value: Any) -> str | None:
+    return None if value is None else _text(value)

@@ -1,0 +1,38 @@
+-- What each role may do in a plan store on PostgreSQL. `plan store grants | psql …` as the owner of the tables, again after each upgrade.
+--
+--   plan_runner    runs plans: the command line, workers, the API. Adds to attempts, receipts and audit, and never changes them.
+--   plan_operator  approves, rejects, resolves and cancels; reads everything. Runs nothing: it can write no attempt and no plan.
+--   plan_auditor   reads everything, which is all that `plan runs verify` and `plan export` need.
+--
+-- They cannot log in themselves: CREATE ROLE ana LOGIN PASSWORD '…' IN ROLE plan_operator;
+
+DO $$
+DECLARE
+    role text;
+BEGIN
+    FOREACH role IN ARRAY ARRAY['plan_runner', 'plan_operator', 'plan_auditor'] LOOP
+        IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role) THEN
+            EXECUTE format('CREATE ROLE %I NOLOGIN', role);
+        END IF;
+        EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', current_schema(), role);
+    END LOOP;
+END
+$$;
+
+REVOKE ALL ON plans, versions, runs, leases, step_runs, attempts, receipts, approvals, gates, standing_approvals, used_codes, revisions,
+    audit, plan_adapter_revision FROM PUBLIC, plan_runner, plan_operator, plan_auditor;
+
+GRANT SELECT ON plans, versions, runs, leases, step_runs, attempts, receipts, approvals, gates, standing_approvals, used_codes, revisions,
+    audit, plan_adapter_revision TO plan_runner, plan_operator, plan_auditor;
+
+GRANT INSERT ON plans, versions, runs, leases, step_runs, attempts, receipts, approvals, gates, standing_approvals, used_codes, revisions,
+    audit TO plan_runner;
+GRANT UPDATE, DELETE ON plans, versions, runs, leases, step_runs, approvals, gates, standing_approvals, used_codes, revisions TO plan_runner;
+
+GRANT INSERT ON approvals, standing_approvals, used_codes, receipts, audit TO plan_operator;
+GRANT UPDATE (closed_at, "end") ON gates TO plan_operator;
+GRANT UPDATE (revoked_at, revoked_by) ON standing_approvals TO plan_operator;
+GRANT UPDATE (status, reason, message, updated_at, completed_at, cancel_reason, cancel_requested_at, cancel_rollback) ON runs
+    TO plan_operator;
+GRANT UPDATE (status, outcome, error, reason) ON step_runs TO plan_operator;
+GRANT UPDATE (holder) ON leases TO plan_operator;

@@ -1,0 +1,97 @@
+"""Leases: at most one process executes a run. Functions of a connection.
+
+A lease has an epoch, which every process that takes the run counts up. What a process writes about the run names its epoch, and in the
+transaction that would write it the epoch is compared: one that was stalled, and whose run another process has taken, writes nothing.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from sqlalchemy import Connection, bindparam, insert, select, update
+
+from plan_adapter.errors import LeaseLostError, RunConflictError
+from plan_adapter.readable import moment
+from plan_adapter.store.columns import now_of
+from plan_adapter.store.holder import Holder
+from plan_adapter.store.rows import Row
+from plan_adapter.store.tables import leases
+
+GRACE_SECONDS = 15.0
+"""How long after the end of a lease nobody else takes the run: a holder that is only slow may still renew."""
+
+
+def is_free(lease: Row | None, now: datetime) -> bool:
+    """Return whether nobody can be executing the run of `lease` at `now`, the database's time.
+
+    A holder that ended on this host is known to have ended. Of any other one the lease decides: one that lives but does not renew for
+    so long is stalled, and what it writes later is refused.
+    """
+    if lease is None or lease["holder"] is None:
+        return True
+    return Holder.parse(lease["holder"]).has_died or lease["until"] + timedelta(seconds=GRACE_SECONDS) < now
+
+
+def who(lease: Row) -> str:
+    """Return the holder of `lease` in words."""
+    holder = Holder.parse(lease["holder"])
+    return f"process {holder.pid} on this host" if holder.is_here else f"process {holder.pid} on {holder.host}"
+
+
+def of_run(connection: Connection, run_id: str, *, lock: bool = False) -> Row | None:
+    """Return the lease of the run, None if no process ever took it."""
+    query = select(leases).where(leases.c.run_id == run_id)
+    return connection.execute(query.with_for_update() if lock else query).mappings().first()
+
+
+def of_runs(connection: Connection, run_ids: Collection[str]) -> Sequence[Row]:
+    """Return the leases of these runs."""
+    return connection.execute(select(leases).where(leases.c.run_id.in_(run_ids))).mappings().all()
+
+
+def take(connection: Connection, run_id: str, holder: Holder, *, whose: Mapping[str, str | None], seconds: float) -> int:
+    """Make `holder` the one that executes the run and return the epoch of its lease; raises RunConflictError where another one may be.
+
+    The caller has locked the run.
+    """
+    lease, now = of_run(connection, run_id, lock=True), now_of(connection)
+    if lease is not None and not is_free(lease, now):
+        until = lease["until"] + timedelta(seconds=GRACE_SECONDS)
+        raise RunConflictError(
+            f"run {run_id} is executed by {who(lease)}; wait for its end, or cancel it (if it gives no sign of life, the run is free at "
+            f"{moment(until)})"
+        )
+    epoch: int = 1 if lease is None else lease["epoch"] + 1
+    values = {"holder": str(holder), "until": now + timedelta(seconds=seconds), "epoch": epoch}
+    if lease is None:
+        connection.execute(insert(leases).values(run_id=run_id, **whose, **values))
+    else:
+        connection.execute(update(leases).where(leases.c.run_id == run_id).values(**values))
+    return epoch
+
+
+def renew(connection: Connection, run_id: str, epoch: int, *, seconds: float) -> None:
+    """Let the lease last `seconds` from now; raises LeaseLostError where it is another one's by now."""
+    mine = (leases.c.run_id == run_id, leases.c.epoch == epoch, leases.c.holder.is_not(None))
+    until = now_of(connection) + timedelta(seconds=seconds)
+    if connection.execute(update(leases).where(*mine).values(until=until)).rowcount != 1:
+        raise _lost(run_id)
+
+
+def require(connection: Connection, run_id: str, epoch: int) -> None:
+    """Raise LeaseLostError unless `epoch` is that of the run's lease; nobody takes the run until the transaction ends."""
+    if connection.scalar(_EPOCH, {"run": run_id}) != epoch:
+        raise _lost(run_id)
+
+
+# Every commit of a run asks this: it is put together once.
+_EPOCH = select(leases.c.epoch).where(leases.c.run_id == bindparam("run")).with_for_update(read=True)
+
+
+def let_go(connection: Connection, run_id: str, epoch: int | None = None) -> bool:
+    """Let anybody take the run, with `epoch` only if the lease is still that one; return whether somebody had it."""
+    mine = (leases.c.run_id == run_id, *(() if epoch is None else (leases.c.epoch == epoch,)))
+    return connection.execute(update(leases).where(*mine).values(holder=None)).rowcount == 1
+
+
+def _lost(run_id: str) -> LeaseLostError:
+    return LeaseLostError(f"run {run_id} was taken over by another process: this one writes nothing more about it")

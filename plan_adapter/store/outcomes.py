@@ -1,0 +1,150 @@
+"""Outcomes that nobody knows: the attempts that have an intent and no receipt, and the word of a person that ends one.
+
+The word is a receipt like any other, with whose it is. Functions of a connection.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from pydantic import JsonValue
+from sqlalchemy import Connection, func, insert, select, update
+
+from plan_adapter.errors import RunConflictError
+from plan_adapter.plan import PlanStatus, StepStatus, new_id
+from plan_adapter.record import Attempt, Outcome, Receipt, Resolution, RunReason
+from plan_adapter.store import chain, entries, runs
+from plan_adapter.store.changes import signal
+from plan_adapter.store.columns import database_now, now_of
+from plan_adapter.store.digests import plain
+from plan_adapter.store.rows import Row, attempt_of, attempt_row, context_of, item_column, load_json, receipt_row, whose
+from plan_adapter.store.tables import attempts, receipts, step_runs
+from plan_adapter.store.tables import runs as run_table
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What a person says about an attempt whose outcome is unknown, and how they were known."""
+
+    resolution: Resolution
+    by: str
+    known_by: str
+    note: str = ""
+    result: JsonValue = None  # of the step, where it was done
+
+
+def unknown_of(connection: Connection, run_id: str) -> list[Attempt]:
+    """Return the writes of a run that were begun and of which nobody knows the outcome, in their order."""
+    same = (receipts.c.run_id == attempts.c.run_id, receipts.c.step_id == attempts.c.step_id, receipts.c.item == attempts.c.item)
+    ended = (receipts.c.number == attempts.c.number) | (receipts.c.outcome == Outcome.SUCCEEDED.value)
+    done = select(receipts.c.number).where(*same, ended)
+    query = select(attempts).where(attempts.c.run_id == run_id, attempts.c.effect == "write", ~done.exists())
+    return [attempt_of(row) for row in connection.execute(query.order_by(attempts.c.started_at, attempts.c.id)).mappings()]
+
+
+def resolve(connection: Connection, tenant: str | None, run_id: str, step_id: str, item: int | None, word: Word) -> Receipt:
+    """Keep what a person says about the outcome of a step and return it as the receipt that it is.
+
+    A step of which nothing is unknown and that has not succeeded can be said to be done, too: somebody did it by hand. Raises
+    RunConflictError where a process executes the run, for other words about such a step, and where an item must be named.
+    """
+    run = _locked(connection, tenant, run_id)
+    ended_at = now_of(connection)
+    unknown = unknown_of(connection, run["id"])
+    told = list[entries.Entry]()
+    if word.resolution == "done" and all(attempt.step_id != step_id for attempt in unknown):
+        attempt = _by_hand(connection, run, step_id, item, at=ended_at)
+        begun = {**whose(context_of(run)), **attempt_row(attempt)}
+        connection.execute(insert(attempts).values(begun))
+        told.append(entries.of_attempt(plain(attempts, begun)))
+    else:
+        attempt = _meant(unknown, run["id"], step_id, item)
+    receipt = Receipt(
+        attempt_id=attempt.id,
+        run_id=attempt.run_id,
+        step_id=attempt.step_id,
+        item=attempt.item,
+        number=attempt.number,
+        outcome=Outcome.SUCCEEDED if word.resolution == "done" else Outcome.FAILED,
+        result=word.result if word.resolution == "done" else None,
+        error=None if word.resolution == "done" else _ERRORS[word.resolution],
+        ended_at=ended_at,
+        duration_ms=0,
+        by=word.by,
+        known_by=word.known_by,
+        note=word.note or None,
+    )
+    row = {**whose(context_of(run)), **receipt_row(receipt)}
+    connection.execute(insert(receipts).values(row))
+    changed = _tell_run(connection, run, attempt, word)
+    chain.append(connection, run["id"], [*told, entries.of_receipt(plain(receipts, row)), *changed])
+    signal(connection)
+    return receipt
+
+
+_ERRORS = {"again": "it was not done, and is to be done again", "abort": "the run is to end here"}
+
+
+def _locked(connection: Connection, tenant: str | None, run_id: str) -> Row:
+    found: str = runs.row_of(connection, tenant, run_id)["id"]
+    run = connection.execute(select(run_table).where(run_table.c.id == found).with_for_update(key_share=True)).mappings().one()
+    if (holder := runs.holder_of(connection, tenant, found)) is not None:
+        raise RunConflictError(f"run {found} is executed by {holder}, which says itself how its steps end; wait for its end, or cancel it")
+    return run
+
+
+def _by_hand(connection: Connection, run: Row, step_id: str, item: int | None, *, at: datetime) -> Attempt:
+    """Return the attempt of a step that a person made in place of its tool."""
+    step = next((step for step in load_json(run["steps"]) if step["id"] == step_id), None)
+    if step is None:
+        raise RunConflictError(f"no step of run {run['id']} is called `{step_id}`")
+    if step["is_list"] and item is None:
+        raise RunConflictError(f"`{step_id}` has a `for_each`: name an item with --item")
+    same = (attempts.c.run_id == run["id"], attempts.c.step_id == step_id, attempts.c.item == item_column(item))
+    ended = (receipts.c.run_id == run["id"], receipts.c.step_id == step_id, receipts.c.item == item_column(item))
+    if connection.scalar(select(receipts.c.number).where(*ended, receipts.c.outcome == Outcome.SUCCEEDED.value)) is not None:
+        raise RunConflictError(f"`{step_id}` has succeeded: there is nothing to say about it")
+    number = (connection.scalar(select(func.max(attempts.c.number)).where(*same)) or 0) + 1
+    return Attempt(new_id(), run["id"], step_id, item, number, step["tool_name"], "write", {}, "", at)
+
+
+def _meant(unknown: Sequence[Attempt], run_id: str, step_id: str, item: int | None) -> Attempt:
+    of_step = [attempt for attempt in unknown if attempt.step_id == step_id]
+    meant = [attempt for attempt in of_step if item is None or attempt.item == item]
+    if len(meant) == 1:
+        return meant[0]
+    if meant:
+        items = ", ".join(str(attempt.item) for attempt in meant)
+        raise RunConflictError(f"of several items of `{step_id}` the outcome is unknown ({items}): name one with --item")
+    names = ", ".join(f"`{a.step_id}`" if a.item is None else f"`{a.step_id}` item {a.item}" for a in unknown)
+    raise RunConflictError(f"the outcome of `{step_id}` in run {run_id} is not unknown" + (f"; that of {names} is" if names else ""))
+
+
+def _tell_run(connection: Connection, run: Row, attempt: Attempt, word: Word) -> list[entries.Entry]:
+    """Let the run and its step say what was decided, and return what the audit is told; the next start goes on from the receipts."""
+    left = unknown_of(connection, run["id"])
+    said = f"{word.by} says of `{attempt.step_id}`: {word.resolution}" + (f" ({word.note})" if word.note else "")
+    changed: dict[str, object] = {"message": said, "updated_at": database_now()}
+    if word.resolution == "abort":
+        changed |= {"status": PlanStatus.CANCELLED.value, "reason": RunReason.CANCELLED.value, "completed_at": database_now()}
+    elif left:
+        names = ", ".join(sorted({f"`{other.step_id}`" for other in left}))
+        changed["message"] = f"{said}; whether {names} was done is still unknown"
+    elif run["reason"] == RunReason.UNKNOWN.value:
+        changed["reason"] = RunReason.INTERRUPTED.value
+    renewed = update(run_table).where(run_table.c.id == run["id"]).values(**changed).returning(run_table)
+    now = plain(run_table, connection.execute(renewed).mappings().one())
+    told = list[entries.Entry]()
+    if all(other.step_id != attempt.step_id for other in left):
+        ended = (step_runs.c.run_id == run["id"], step_runs.c.step_id == attempt.step_id, step_runs.c.status == StepStatus.FAILED.value)
+        steps = update(step_runs).where(*ended).values(**_end_of_step(attempt, word, said)).returning(step_runs)
+        told = [entries.of_step(plain(step_runs, row)) for row in connection.execute(steps).mappings()]
+    is_end = word.resolution == "abort" or now["completed_at"] is not None
+    return [*told, entries.of_run_end(now) if is_end else entries.of_run(now, "run_changed", message=said)]
+
+
+def _end_of_step(attempt: Attempt, word: Word, said: str) -> dict[str, object]:
+    """Return what the step is shown with until the run goes on; of a step with items only the next start knows whether all are done."""
+    if word.resolution == "done" and attempt.item is None:
+        return {"status": StepStatus.COMPLETED.value, "outcome": Outcome.SUCCEEDED.value, "error": None, "reason": said}
+    return {"outcome": Outcome.FAILED.value, "error": said}

@@ -1,0 +1,145 @@
+"""`plan export` and `plan runs verify`: a record that another machine can verify."""
+
+import json
+import shutil
+import sqlite3
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plan_adapter.approval import signed_text
+from tests.cli.conftest import Plan
+
+DOCUMENT = """
+name: 发布
+description: Write a file
+inputs: {text: {type: string, default: 你好}}
+options: {require_approval: false}
+steps:
+  - {id: write, tool_name: write_file, parameters: {path: note.txt, content: "${{ inputs.text }}"}, description: 写}
+  - {id: read, tool_name: read_file, parameters: {path: note.txt}, description: 读, depends_on: [write]}
+"""
+
+
+@pytest.fixture
+def run_id(plan: Plan) -> str:
+    """The id of a run that has completed."""
+    Path("plan.yaml").write_text(DOCUMENT, encoding="utf-8")
+    said = plan("run", "plan.yaml", "--offline", "--json")
+    assert said.code == 0, said.err
+    return said.run["id"]
+
+
+def test_a_run_that_nobody_touched_is_intact(plan: Plan, run_id: str):
+    said = plan("runs", "verify", run_id[:13])
+    assert (said.code, said.err) == (0, "")
+    head = json.loads(plan("export", run_id).out)["head"]
+    assert said.out.endswith(f" entries, intact: digest {head}\n")
+    (line,) = plan("runs", "verify", run_id, "--json").lines
+    assert (line["ok"], line["digest"], line["run"], line["problem"], line["signatures"]) == (True, head, run_id, None, [])
+
+
+def test_what_was_altered_in_the_store_is_named(plan: Plan, run_id: str, home: Path):
+    with sqlite3.connect(home / "plans.db") as database:
+        database.execute("UPDATE receipts SET result = '{}' WHERE step_id = 'read'")
+    said = plan("runs", "verify", run_id)
+    assert said.code == 1
+    assert said.out.startswith("altered: receipts, step `read`, attempt 1: the row was altered")
+    (line,) = plan("runs", "verify", run_id, "--json").lines
+    assert (line["ok"], line["problem"]["table"], line["problem"]["step_id"], line["problem"]["attempt"]) == (False, "receipts", "read", 1)
+
+
+def test_an_exported_file_is_verified_without_a_store(plan: Plan, run_id: str, home: Path):
+    assert plan("export", run_id, "--output", "run.json").code == 0
+    first = Path("run.json").read_bytes()
+    assert plan("export", run_id).out.encode() == first
+    document = json.loads(first)
+    assert {"plans", "run", "approvals", "gates", "attempts", "receipts", "revisions", "audit", "head"} <= set(document)
+    assert "你好" in first.decode()
+    shutil.rmtree(home)
+    said = plan("runs", "verify", "run.json")
+    assert (said.code, f"intact: digest {document['head']}" in said.out) == (0, True)
+    assert not home.exists()
+
+
+def _change(document: dict[str, Any], *path: Any, value: Any) -> None:
+    for name in path[:-1]:
+        document = document[name]
+    document[path[-1]] = value
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (("receipts", 0, "result"), "{}", "altered: receipts, step `"),
+        (("audit", 2, "at"), "2026-01-01T00:00:00.000000Z", "altered: audit, entry 3"),
+        (("head",), "f" * 64, "altered: audit: the newest entries are missing"),
+        (("run", "status"), "failed", "altered: runs"),
+        (("audit",), None, "altered: document"),
+        (("run",), [], "altered: document"),
+    ],
+    ids=str,
+)
+def test_what_was_altered_in_a_file_is_named(plan: Plan, run_id: str, path: tuple[Any, ...], value: Any, words: str):
+    document = json.loads(plan("export", run_id).out)
+    _change(document, *path, value=value)
+    Path("run.json").write_text(json.dumps(document))
+    said = plan("runs", "verify", "run.json")
+    assert (said.code, said.out[: len(words)]) == (1, words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"), [(("verify",), "verify what?"), (("list", "x"), "takes no run"), (("verify", "no.json"), "no file")]
+)
+def test_wrong_words_are_a_usage_error(plan: Plan, arguments: tuple[str, ...], words: str):
+    said = plan("runs", *arguments)
+    assert (said.code, words in said.err) == (2, True)
+
+
+def test_a_file_that_is_no_run_is_refused(plan: Plan):
+    Path("a.json").write_text("[1]")
+    Path("b.json").write_text("{")
+    assert [plan("runs", "verify", name).code for name in ("a.json", "b.json")] == [2, 2]
+
+
+def test_signatures_are_checked_where_the_signers_are_known(plan: Plan, run_id: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("no ssh-keygen here")
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    document = json.loads(plan("export", run_id).out)
+    document["approvals"][0] |= {"signature": _signature(key, document["approvals"][0], run_id), "gate_id": "g-1", "by": "ana"}
+    _told_anew(document)
+    Path("run.json").write_text(json.dumps(document))
+    said = plan("runs", "verify", "run.json")
+    assert (said.code, "the signature of ana is not checked" in said.err) == (0, True)
+    signers = tmp_path / "signers"
+    signers.write_text(f"ana {key.with_suffix('.pub').read_text()}")
+    monkeypatch.setenv("PLAN_ADAPTER_ALLOWED_SIGNERS", str(signers))
+    said = plan("runs", "verify", "run.json")
+    assert (said.code, said.err) == (0, "")
+    signers.write_text(f"bo {key.with_suffix('.pub').read_text()}")
+    said = plan("runs", "verify", "run.json")
+    assert (said.code, said.out.startswith("altered: approvals: the signature of ana")) == (1, True)
+
+
+def _signature(key: Path, row: dict[str, Any], run_id: str) -> str:
+    text = signed_text(approval_digest=row["approval_digest"], decision=row["decision"], run_id=run_id, gate_id="g-1")
+    command = ["ssh-keygen", "-Y", "sign", "-q", "-f", str(key), "-n", "prefect-plan-adapter"]
+    return subprocess.run(command, input=text, text=True, capture_output=True, check=True).stdout
+
+
+def _told_anew(document: dict[str, Any]) -> None:
+    """Write the audit anew, as one who may write everything could."""
+    from plan_adapter.store import chain, entries
+
+    approval = document["approvals"][0]
+    before = chain.beginning(document["run"])
+    for entry in document["audit"]:
+        if entry["row_id"] == approval["id"]:
+            told = entries.of_use(approval) if entry["kind"] == "approval_used" else entries.of_approval(approval)
+            entry |= {name: getattr(told, name) for name in ("kind", "by", "known_by", "message", "row_digest")}
+        entry["digest"] = before = chain.entry_digest(entry, before)
+    document["head"] = before

@@ -1,0 +1,107 @@
+"""What a run that goes on will do, for any plan, any record and any wish."""
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from plan_adapter import graph
+from plan_adapter.errors import RunConflictError
+from plan_adapter.execution.redrive import Fate, Record, Redrive, fates
+
+CHAIN = {"build": (), "test": ("build",), "publish": ("test",), "notes": ("build",), "tell": ("publish", "notes")}
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> dict[str, tuple[str, ...]]:
+    names = [f"s{number}" for number in range(draw(st.integers(1, 8)))]
+    return {name: tuple(draw(st.lists(st.sampled_from(names[:place]), unique=True))) if place else () for place, name in enumerate(names)}
+
+
+@st.composite
+def records(draw: st.DrawFn) -> tuple[dict[str, tuple[str, ...]], Record]:
+    """A plan and how far it came: what has succeeded had dependencies that have."""
+    plan = draw(plans())
+    succeeded, failed = set[str](), set[str]()
+    for name, dependencies in plan.items():
+        if succeeded.issuperset(dependencies):
+            end = draw(st.sampled_from(["succeeded", "failed", "pending"]))
+            if end != "pending":
+                (succeeded if end == "succeeded" else failed).add(name)
+    return plan, Record(succeeded, failed)
+
+
+@given(records(), st.data())
+def test_whatever_is_asked_what_has_succeeded_is_carried_and_nothing_else_is(
+    made: tuple[dict[str, tuple[str, ...]], Record], data: st.DataObject
+) -> None:
+    plan, record = made
+    asked = Redrive(
+        from_step=data.draw(st.none() | st.sampled_from([*plan])),
+        only_failed=data.draw(st.booleans()),
+        skipped=dict.fromkeys(data.draw(st.lists(st.sampled_from([*plan]), unique=True)), "没有必要"),
+    )
+    try:
+        found = fates(plan, record, asked)
+    except RunConflictError:
+        assume(False)
+        raise
+    assert list(found) == list(plan)
+    assert {name for name, fate in found.items() if fate.kind == "carried"} == set(record.succeeded)
+    assert {name for name, fate in found.items() if fate.kind == "skipped"} == set(asked.skipped)
+    running = {name for name, fate in found.items() if fate.kind == "run"}
+    for name in running:
+        assert asked.from_step is None or _reaches(plan, asked.from_step, name)
+        assert not asked.only_failed or any(_reaches(plan, failed, name) for failed in record.failed)
+    if asked.from_step is not None and not asked.only_failed:
+        assert asked.from_step in running
+
+
+@given(records())
+def test_without_a_wish_everything_that_has_not_succeeded_is_run(made: tuple[dict[str, tuple[str, ...]], Record]) -> None:
+    plan, record = made
+    found = fates(plan, record, Redrive())
+    assert {name for name, fate in found.items() if fate.kind == "run"} == set(plan) - set(record.succeeded)
+
+
+def _reaches(plan: dict[str, tuple[str, ...]], first: str, last: str) -> bool:
+    after = graph.successors(plan)
+    return first == last or any(_reaches(plan, following, last) for following in after[first])
+
+
+def test_from_a_step_only_it_and_what_depends_on_it_is_run() -> None:
+    found = fates(CHAIN, Record({"build", "test"}, {"publish"}), Redrive(from_step="publish"))
+    assert {name: fate.kind for name, fate in found.items()} == {
+        "build": "carried",
+        "test": "carried",
+        "publish": "run",
+        "notes": "left",
+        "tell": "run",
+    }
+    assert found["notes"] == Fate("left", "the run was resumed from `publish` only")
+
+
+def test_a_step_that_is_left_out_keeps_its_reason_and_lets_the_others_go_on() -> None:
+    found = fates(CHAIN, Record({"build"}, {"test"}), Redrive(skipped={"test": "它坏了"}))
+    assert found["test"] == Fate("skipped", "它坏了")
+    assert found["publish"].kind == "run"
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (Redrive(from_step="nowhere"), "no step is called `nowhere`"),
+        (Redrive(from_step="build"), "`build` has succeeded, and is never run again in this run"),
+        (Redrive(from_step="publish"), "`publish` depends on `test`, which has not succeeded"),
+        (Redrive(skipped={"build": "x"}), "`build` has succeeded: it cannot be left out"),
+        (Redrive(skipped={"test": " "}), "why `test` is left out is not said"),
+        (Redrive(from_step="test", skipped={"test": "x"}), "cannot be both left out and begun with"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_words(asked: Redrive, said: str) -> None:
+    with pytest.raises(RunConflictError, match=said):
+        fates(CHAIN, Record({"build"}, {"test"}), asked)
+
+
+def test_everything_that_cannot_be_done_is_said_at_once() -> None:
+    with pytest.raises(RunConflictError, match=r"no step is called `x`; no step is called `y`; .*no step has failed"):
+        fates(CHAIN, Record({"build"}), Redrive(from_step="x", skipped={"y": ""}, only_failed=True))

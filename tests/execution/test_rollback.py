@@ -1,0 +1,257 @@
+"""How a run is undone: in which order, with what, what holds what up, and what is said about where it stands."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from plan_adapter.errors import UnknownOutcomeError
+from plan_adapter.execution.carry import Past
+from plan_adapter.execution.direct import DirectCalls
+from plan_adapter.execution.rollback import Rollback
+from plan_adapter.execution.status import rolls_back
+from plan_adapter.plan import ExecutionPlan, StepStatus
+from plan_adapter.plan import Rollback as RollbackCall
+from plan_adapter.record import Outcome, RunReason
+from plan_adapter.tools.tool import ToolContext, tool
+from tests.execution.support import Execution, plan_of
+
+
+class World:
+    """What was done and is not undone, and every undoing in its order; what is named `failing` or `unknown` cannot be undone."""
+
+    def __init__(self, *, failing: tuple[str, ...] = (), unknown: tuple[str, ...] = (), held: str = "") -> None:
+        self.done: list[str] = []
+        self.undone: list[Any] = []
+        self.keys: dict[str, str] = {}
+        self.held = asyncio.Event()
+
+        @tool(effect="write")
+        async def work(name: str) -> dict[str, str]:
+            """Do what is broken or not."""
+            if name.startswith("broken"):
+                raise ValueError(f"{name} is broken")
+            if name == "slow":
+                await asyncio.sleep(60)
+            self.done.append(name)
+            return {"name": name, "id": f"{name}-1"}
+
+        @tool(effect="write")
+        async def undo(name: Any, context: ToolContext) -> str:
+            """Undo what has this name."""
+            self.undone.append(name)
+            self.keys[context.step_id] = context.idempotency_key
+            self.held.set()
+            if name in failing:
+                raise ValueError(f"{name} is stuck: 卡住了")
+            if name in unknown:
+                raise UnknownOutcomeError("the connection was lost")
+            if name == held:
+                await asyncio.sleep(60)
+            return f"{name} is gone"
+
+        self.tools = [work, undo]
+
+
+def undoable(edges: dict[str, list[str]], *, without: tuple[str, ...] = (), **options: Any) -> ExecutionPlan:
+    """Return a plan of `edges`, each of whose steps but those `without` is undone by its own name."""
+    plan = plan_of(edges, **options)
+    for step in plan.steps:
+        if step.id not in without:
+            step.rollback = RollbackCall(tool_name="undo", parameters={"name": "${{ result.name }}"})
+    return plan
+
+
+def rollback_of(execution: Execution) -> Rollback:
+    """Return what undoes the execution as it is recorded now."""
+    return Rollback(execution.scope, Past.of(execution.recorder.attempts, execution.recorder.receipts), DirectCalls())
+
+
+async def run_and_undo(plan: ExecutionPlan, world: World, **fields: Any) -> tuple[Execution, Rollback]:
+    execution = Execution(plan, world.tools, **fields)
+    await execution.go()
+    rollback = rollback_of(execution)
+    await rollback.undo()
+    return execution, rollback
+
+
+DIAMOND = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"], "broken": ["d"]}
+
+
+@pytest.mark.parametrize("allow_parallel", [False, True])
+async def test_what_was_done_is_undone_in_the_reverse_order_of_dependencies(allow_parallel: bool) -> None:
+    world = World()
+    execution, rollback = await run_and_undo(undoable(DIAMOND, allow_parallel=allow_parallel), world)
+    assert (world.done, world.undone) == (["a", "b", "c", "d"], ["d", "c", "b", "a"])
+    assert {step.id: step.rolled_back for step in execution.run.steps} == {"a": True, "b": True, "c": True, "d": True, "broken": False}
+    assert rollback.standing() == "undone: `d`, `c`, `b`, `a`"
+
+
+async def test_each_rollback_has_an_intent_a_receipt_a_key_and_events_of_its_own() -> None:
+    world = World()
+    execution, _ = await run_and_undo(undoable({"a": [], "broken": ["a"]}), world)
+    attempt = execution.recorder.attempts[-1]
+    assert (attempt.step_id, attempt.item, attempt.number, attempt.tool_name, attempt.effect) == ("rollback a", None, 1, "undo", "write")
+    assert attempt.parameters == {"name": "a"}
+    receipt = execution.recorder.receipts[-1]
+    assert (receipt.attempt_id, receipt.outcome, receipt.result) == (attempt.id, Outcome.SUCCEEDED, "a is gone")
+    assert world.keys["rollback a"] == attempt.idempotency_key != execution.recorder.attempts[0].idempotency_key
+    assert execution.kinds("rollback a") == ["step_started", "step_completed"]
+    assert (execution.run.step("a").attempts, execution.run.step("a").status) == (1, StepStatus.COMPLETED)
+
+
+async def test_of_a_loop_each_item_that_succeeded_is_undone_with_its_own_result_and_item() -> None:
+    world = World()
+    plan = plan_of({})
+    plan.add_step(
+        "work", "Do all", {"name": "${{ item }}"}, id="all", for_each="${{ ['一', '二', 'broken', '三'] }}", on_error="continue",
+        rollback=RollbackCall(tool_name="undo", parameters={"name": "${{ result.id + '/' + item }}"}),
+    )  # fmt: skip
+    execution, rollback = await run_and_undo(plan, world)
+    assert world.undone == ["三-1/三", "二-1/二", "一-1/一"]
+    assert [(attempt.step_id, attempt.item) for attempt in execution.recorder.attempts[4:]] == [
+        ("rollback all", 3), ("rollback all", 1), ("rollback all", 0),
+    ]  # fmt: skip
+    assert execution.run.step("all").rolled_back
+    assert rollback.standing() == "undone: `all`"
+
+
+async def test_of_a_loop_the_items_that_could_not_be_undone_are_named() -> None:
+    world = World(failing=("二",))
+    plan = undoable({})
+    plan.add_step(
+        "work", "Do all", {"name": "${{ item }}"}, id="all", for_each="${{ ['一', '二', '三'] }}",
+        rollback=RollbackCall(tool_name="undo", parameters={"name": "${{ item }}"}),
+    )  # fmt: skip
+    execution, rollback = await run_and_undo(plan, world)
+    assert world.undone == ["三", "二", "一"]
+    assert not execution.run.step("all").rolled_back
+    assert rollback.standing() == (
+        "undone: `all[0]`, `all[2]`; not undone: `all[1]` (its rollback failed: ValueError: 二 is stuck: 卡住了)"
+    )
+
+
+async def test_a_failed_rollback_holds_up_what_stands_below_it_and_nothing_else() -> None:
+    edges = {"base": [], "left": ["base"], "leaf": ["left"], "right": ["base"], "other": [], "broken": ["leaf", "right", "other"]}
+    world = World(failing=("left",))
+    execution, rollback = await run_and_undo(undoable(edges, without=("leaf",)), world)
+    assert world.undone == ["other", "right", "left"]
+    assert rollback.standing() == (
+        "undone: `other`, `right`; not undone: `left` (its rollback failed: ValueError: left is stuck: 卡住了), "
+        "`base` (`left` must be undone first); cannot be undone: `leaf` (writes, declares no rollback)"
+    )
+    assert execution.kinds("rollback left") == ["step_started", "step_failed"]
+    assert execution.kinds("rollback base") == ["step_skipped"]
+
+
+async def test_what_stands_on_an_undone_step_through_one_without_rollback_must_be_undone_before() -> None:
+    world = World(failing=("c",))
+    _, rollback = await run_and_undo(undoable({"a": [], "b": ["a"], "c": ["b"], "broken": ["c"]}, without=("b",)), world)
+    assert world.undone == ["c"]
+    assert "`a` (`c` must be undone first)" in rollback.standing()
+
+
+async def test_a_rollback_is_tried_once_whatever_its_step_says() -> None:
+    world = World(failing=("a",))
+    plan = undoable({"a": [], "broken": ["a"]})
+    plan.step("a").max_retries = 3
+    await run_and_undo(plan, world)
+    assert world.undone == ["a"]
+
+
+async def test_a_rollback_without_an_answer_in_time_is_unknown_and_waits_for_a_person() -> None:
+    world = World(held="b")
+    plan = undoable({"a": [], "b": ["a"], "broken": ["b"]})
+    plan.step("b").timeout_ms = 30
+    execution, rollback = await run_and_undo(plan, world)
+    run_id = execution.run.id
+    told = f'`plan resolve {run_id} "rollback b" done|again|abort`, then `plan cancel {run_id} --rollback`'
+    assert rollback.standing() == (
+        f"undone: nothing; not undone: `b` (whether its rollback was done is unknown: {told}), `a` (`b` must be undone first)"
+    )
+    again = rollback_of(execution)
+    await again.undo()
+    assert world.undone == ["b"]  # it is not called again
+    assert again.standing() == rollback.standing()
+
+
+async def test_what_was_undone_before_is_not_undone_again_and_what_failed_is_tried_again() -> None:
+    world = World(failing=("b",))
+    execution, _ = await run_and_undo(undoable({"a": [], "b": ["a"], "c": ["b"], "broken": ["c"]}), world)
+    assert world.undone == ["c", "b"]
+    world.undone.clear()
+    mended = World()
+    execution.scope.approved = (await _fresh(execution, mended)).scope.approved
+    rollback = rollback_of(execution)
+    assert rollback.left == [("a", None), ("b", None)]
+    await rollback.undo()
+    assert (world.undone, mended.undone) == ([], ["b", "a"])
+    assert [attempt.number for attempt in execution.recorder.attempts if attempt.step_id == "rollback b"] == [1, 2]
+    assert rollback.standing() == "undone: `c`, `b`, `a`"
+    assert all(execution.run.step(name).rolled_back for name in "abc")
+
+
+async def _fresh(execution: Execution, world: World) -> Execution:
+    fresh = Execution(execution.plan, world.tools)
+    await fresh.go()
+    return fresh
+
+
+async def test_while_the_outcome_of_a_step_is_unknown_nothing_is_undone() -> None:
+    world = World()
+    plan = undoable({"a": [], "slow": ["a"]})
+    plan.step("slow").timeout_ms = 20
+    execution, rollback = await run_and_undo(plan, world)
+    assert (execution.run.reason, world.undone) == (RunReason.UNKNOWN, [])
+    assert rollback.standing() == (
+        f"nothing was undone, because whether `slow` was done is unknown: `plan resolve {execution.run.id} slow done|again|abort`, "
+        f"then `plan cancel {execution.run.id} --rollback`"
+    )
+
+
+async def test_what_was_carried_is_undone_too_with_the_result_it_had() -> None:
+    world = World()
+    plan = undoable({"a": [], "broken": ["a"]})
+    first = Execution(plan, world.tools)
+    await first.go()
+    past = Past.of(first.recorder.attempts, first.recorder.receipts)
+    execution, rollback = await run_and_undo(plan, world, past=past, recorder=first.recorder)
+    assert execution.run.step("a").carried
+    assert (world.undone, rollback.standing()) == (["a"], "undone: `a`")
+
+
+async def test_a_rollback_goes_on_after_the_stop_of_its_run_and_has_a_stop_of_its_own() -> None:
+    world = World(held="b")
+    plan = undoable({"a": [], "b": ["a"], "c": ["b"], "broken": ["c"]})
+    execution = Execution(plan, world.tools)
+    await execution.go()
+    execution.scope.stop.set("timed_out", "the total timeout of 1 s was spent")
+    rollback = rollback_of(execution)
+    going = asyncio.create_task(rollback.undo())
+    while world.undone != ["c", "b"]:
+        await asyncio.sleep(0)
+    rollback.scope.stop.set("cancelled", "enough (by ana)")
+    await going
+    assert world.undone == ["c", "b"]
+    assert rollback.standing().startswith("undone: `c`; not undone: `b` (whether its rollback was done is unknown: ")
+
+
+@pytest.mark.parametrize(
+    ("policy", "of_step", "expected"),
+    [("stop", None, True), ("continue", None, False), ("continue", "stop", True), ("stop", "continue", False)],
+)
+async def test_only_a_failure_that_ends_the_run_undoes_it_by_itself(policy: str, of_step: Any, expected: bool) -> None:
+    plan = undoable({"a": [], "broken": ["a"]}, stop_on_error=policy == "stop")
+    plan.step("broken").on_error = of_step
+    run = await Execution(plan, World().tools).go()
+    assert (run.reason, rolls_back(run, plan)) == (RunReason.STEP_FAILED, expected)
+
+
+async def test_a_rollback_whose_parameters_cannot_be_computed_says_so_and_calls_nothing() -> None:
+    world = World()
+    plan = undoable({"a": [], "broken": ["a"]})
+    plan.step("a").rollback = RollbackCall(tool_name="undo", parameters={"name": "${{ result.gone }}"})
+    execution, rollback = await run_and_undo(plan, world)
+    assert world.undone == []
+    assert rollback.standing().startswith("undone: nothing; not undone: `a` (its rollback failed: `result.gone`: ")
+    assert execution.kinds("rollback a") == ["step_failed"]

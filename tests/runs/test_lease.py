@@ -1,0 +1,101 @@
+"""At most one process executes a run: a second one is refused, and one that was stalled for too long writes nothing more."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from plan_adapter import PlanStatus, PlanStore, RunConflictError, ToolRegistry, aresume_run, tool
+from plan_adapter.store import leases
+
+SCRIPT = """\
+import os, sys, time
+from pathlib import Path
+from plan_adapter import ExecutionPlan, ToolRegistry, run_plan, tool
+
+world = Path(sys.argv[1])
+
+def note(line):
+    with (world / "world").open("a") as file:
+        file.write(line + chr(10))
+
+@tool(effect="idempotent_write")
+def wait() -> str:
+    "Begin, and go on once the world says so."
+    (world / "begun").write_text("")
+    while not (world / "go on").exists():
+        time.sleep(0.01)
+    return "the stalled one"
+
+@tool(effect="write")
+def act() -> str:
+    "Act once."
+    note("acted by the stalled one")
+    return "acted"
+
+plan = ExecutionPlan(description="Wait, then act")
+plan.options.require_approval = False
+plan.add_step("wait", "Wait", id="wait")
+plan.add_step("act", "Act", id="act", depends_on=["wait"])
+run_plan(plan, tools=ToolRegistry([wait, act]), offline=True)
+"""
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the store that both processes use; leases are as short as they can be."""
+    monkeypatch.setenv("PLAN_ADAPTER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PLAN_ADAPTER_LEASE_SECONDS", "1")
+    monkeypatch.setenv("PLAN_ADAPTER_DATABASE_URL", f"sqlite:///{tmp_path / 'plans.db'}")
+    return f"sqlite:///{tmp_path / 'plans.db'}"
+
+
+async def test_a_holder_that_was_stalled_for_two_leases_writes_nothing_after_another_one_took_over(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @tool(effect="idempotent_write")
+    def wait() -> str:
+        """Go on at once."""
+        return "the second one"
+
+    @tool(effect="write")
+    def act() -> str:
+        """Act once."""
+        with (tmp_path / "world").open("a") as file:
+            file.write("acted by the second one\n")
+        return "acted"
+
+    tools = ToolRegistry([wait, act])
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+    with subprocess.Popen(command, env={**os.environ}, stderr=subprocess.PIPE, text=True) as stalled:
+        try:
+            while not (tmp_path / "begun").exists():
+                assert stalled.poll() is None
+                time.sleep(0.01)
+            async with PlanStore(url) as store:
+                [held] = await store.runs()
+                with pytest.raises(RunConflictError, match=f"executed by process {stalled.pid} on this host"):
+                    await aresume_run(held.id, tools=tools, store=store, offline=True)
+                os.kill(stalled.pid, signal.SIGSTOP)
+                monkeypatch.setattr(leases, "GRACE_SECONDS", 1.0)
+                while await store.holder(held.id) is not None:
+                    time.sleep(0.05)
+
+                run = await aresume_run(held.id, tools=tools, store=store, offline=True)
+                assert run.status is PlanStatus.COMPLETED
+                before = await store.receipts(run.id)
+                (tmp_path / "go on").write_text("")
+                os.kill(stalled.pid, signal.SIGCONT)
+                _, told = stalled.communicate(timeout=60)
+                assert "was taken over by another process" in told
+                assert stalled.returncode != 0
+                assert await store.receipts(run.id) == before
+                assert (await store.run(run.id)).status is PlanStatus.COMPLETED
+        finally:
+            stalled.kill()
+    assert (tmp_path / "world").read_text() == "acted by the second one\n"
+    assert [receipt.result for receipt in before] == ["the second one", "acted"]

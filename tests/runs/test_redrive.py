@@ -1,0 +1,105 @@
+"""A run that goes on with some of its steps only, or without one that a person leaves out."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from plan_adapter.cli.app import main
+from plan_adapter.store.store import PlanStore
+
+PLAN = """
+name: 发布
+description: Build, then check and note, then tell
+options: {{require_approval: false, stop_on_error: false}}
+steps:
+  - {{id: build, tool_name: bash, description: Build, parameters: {{command: "echo build >> {log}"}}}}
+  - {{id: check, tool_name: bash, description: C, depends_on: [build], parameters: {{command: "test -e {ready} && echo check >> {log}"}}}}
+  - {{id: note, tool_name: bash, description: N, depends_on: [build], parameters: {{command: "test -e {ready} && echo note >> {log}"}}}}
+  - {{id: tell, tool_name: bash, description: Tell, parameters: {{command: "echo tell >> {log}"}}, depends_on: [check]}}
+"""
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def run_id(tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return a run of which the first step has succeeded, two have failed and the last was not reached."""
+    (tmp_path / "plan.yaml").write_text(PLAN.format(log=log, ready=tmp_path / "ready"), encoding="utf-8")
+    assert main(["run", str(tmp_path / "plan.yaml"), "--offline", "--json"]) == 1
+    return json.loads(capsys.readouterr().out.splitlines()[-1])["id"]
+
+
+def lines(log: Path) -> list[str]:
+    return log.read_text().split()
+
+
+def test_only_a_step_and_what_depends_on_it_is_run_and_the_rest_is_left_for_another_time(run_id: str, tmp_path: Path, log: Path) -> None:
+    (tmp_path / "ready").touch()
+    assert main(["resume", run_id, "--offline", "--from", "check"]) == 1  # not done: `note` was not asked for
+    assert lines(log) == ["build", "check", "tell"]
+    assert main(["resume", run_id, "--offline"]) == 0
+    assert lines(log) == ["build", "check", "tell", "note"]
+
+
+def test_a_step_that_is_left_out_lets_the_others_go_on_and_says_why(
+    run_id: str, tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["resume", run_id, "--offline", "--only-failed", "--skip", "check", "--because", "它没有用", "--json"]) == 1
+    run = json.loads(capsys.readouterr().out.splitlines()[-1])
+    ends = {step["id"]: (step["status"], step["reason"]) for step in run["steps"]}
+    assert ends["check"][0] == "skipped"
+    assert "它没有用" in ends["check"][1]
+    assert (ends["tell"][0], ends["note"][0]) == ("completed", "failed")
+    assert lines(log) == ["build", "tell"]
+
+
+def test_only_who_may_approve_leaves_a_step_out(
+    run_id: str, log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_APPROVERS", "ana-of-elsewhere")
+    assert main(["resume", run_id, "--offline", "--skip", "check", "--because", "快点"]) != 0
+    assert "a step may not be left out" in capsys.readouterr().err
+    assert lines(log) == ["build"]
+
+
+def test_a_step_that_somebody_did_by_hand_is_carried_with_the_result_that_they_say(
+    run_id: str, tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--mark-done", "check", "--result", '{"checked": "人工"}', "--from", "tell", "--json"]
+    assert main(["resume", run_id, "--offline", *options]) == 1
+    run = json.loads(capsys.readouterr().out.splitlines()[-1])
+    ends = {step["id"]: (step["status"], step["carried"], step["result"]) for step in run["steps"]}
+    assert ends["check"] == ("completed", True, {"checked": "人工"})
+    assert lines(log) == ["build", "tell"]
+    assert main(["runs", "verify", run_id]) == 0
+
+
+async def test_preview_says_what_a_resume_would_do(run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
+    import asyncio
+
+    assert await asyncio.to_thread(main, ["preview", "--resume", run_id, "--from", "check", "--json"]) == 0
+    fates = json.loads(capsys.readouterr().out)["steps"]
+    assert [(fate["id"], fate["fate"]) for fate in fates] == [("build", "carried"), ("check", "run"), ("note", "left"), ("tell", "run")]
+    async with PlanStore() as store:
+        assert (await store.run(run_id)).status == "partial"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--from", "build"], "`build` has succeeded, and is never run again in this run"),
+        (["--from", "tell"], "`tell` depends on `check`, which has not succeeded"),
+        (["--skip", "check"], "--skip STEP and --because WHY go together"),
+        (["--skip", "nowhere", "--because", "x"], "no step is called `nowhere`"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_anything_runs(
+    options: list[str], said: str, run_id: str, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["resume", run_id, "--offline", *options]) == 2
+    assert said in capsys.readouterr().err
+    assert lines(log) == ["build"]

@@ -1,0 +1,421 @@
+"""A run that is undone: by itself when it failed, on request when it was cancelled or has ended, and once, whatever is killed."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plan_adapter import (
+    ExecutionPlan,
+    Input,
+    NotApprovedError,
+    PlanRun,
+    PlanStatus,
+    PlanStore,
+    RunConflictError,
+    ToolRegistry,
+    acancel_run,
+    aresolve_step,
+    aresume_run,
+    arevise_run,
+    arun_plan,
+    format_plan,
+    tool,
+)
+from plan_adapter.cli.app import main
+from plan_adapter.engine.connection import Server
+from plan_adapter.gate_text import plan_gate_text, step_gate_text
+from plan_adapter.plan import Rollback
+from plan_adapter.preview import preview_plan, preview_text
+from plan_adapter.record import Outcome, RunReason
+from plan_adapter.validation import bind_inputs, validate
+from tests.engine.calls import task_runs
+from tests.store.conftest import migrated, postgres_server, store_at
+
+__all__ = ["migrated", "postgres_server"]
+
+
+class World:
+    """A pool of nodes; what is `stuck` cannot be put back."""
+
+    def __init__(self) -> None:
+        self.drained: list[str] = []
+        self.put_back: list[str] = []
+        self.stuck: set[str] = set()
+        self.waits = asyncio.Event()
+
+        @tool(effect="write")
+        def drain(node: str) -> dict[str, str]:
+            """Take a node out of the pool."""
+            self.drained.append(node)
+            return {"node": node}
+
+        @tool(effect="write")
+        def undrain(node: str) -> str:
+            """Put a node back into the pool."""
+            if node in self.stuck:
+                raise ValueError(f"{node} 卡住了")
+            self.put_back.append(node)
+            return f"{node} serves"
+
+        @tool(effect="read")
+        def verify() -> None:
+            """Find that nothing works."""
+            raise ValueError("nothing answers")
+
+        @tool(effect="read")
+        async def wait() -> None:
+            """Wait until somebody ends it."""
+            self.waits.set()
+            await asyncio.Event().wait()
+
+        @tool(effect="write")
+        async def hang() -> None:
+            """Begin something and never come back."""
+            self.waits.set()
+            await asyncio.Event().wait()
+
+        self.tools = ToolRegistry([drain, undrain, verify, wait, hang])
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of an empty store with the newest schema."""
+    yield from store_at(request, tmp_path)
+
+
+@pytest.fixture
+async def either(store_url: str) -> AsyncIterator[PlanStore]:
+    """An empty store on each database."""
+    async with PlanStore(store_url) as opened:
+        yield opened
+
+
+def pool(last: str = "verify", **options: Any) -> ExecutionPlan:
+    """Two nodes drained one after the other, and a last step."""
+    plan = ExecutionPlan(description="Drain both, then look", name="排空两个节点")
+    plan.options.require_approval = False
+    undrain = Rollback(tool_name="undrain", parameters={"node": "${{ result.node }}"})
+    plan.add_step("drain", "The first", {"node": "web-1"}, id="one", rollback=undrain)
+    plan.add_step("drain", "The second", {"node": "节点-2"}, id="two", depends_on=["one"], rollback=undrain)
+    plan.add_step(last, "The last", id="last", depends_on=["two"])
+    for name, value in options.items():
+        setattr(plan.options, name, value)
+    return plan
+
+
+def undone(run: PlanRun) -> dict[str, bool]:
+    return {step.id: step.rolled_back for step in run.steps}
+
+
+async def test_a_run_that_a_step_fails_undoes_itself_and_does_not_go_on(either: PlanStore, world: World) -> None:
+    run = await arun_plan(pool(), tools=world.tools, store=either, offline=True)
+    assert (run.status, run.reason) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED)
+    assert run.message == "`last` failed: ValueError: nothing answers; rollback: undone: `two`, `one`"
+    assert world.put_back == ["节点-2", "web-1"]
+    kept = await either.run(run.id)
+    assert (kept.message, undone(kept)) == (run.message, {"one": True, "two": True, "last": False})
+    assert format_plan(kept).count("undone by its rollback") == 2
+    assert [(row.step_id, row.parameters) for row in (await either.attempts(run.id))[-2:]] == [
+        ("rollback two", {"node": "节点-2"}),
+        ("rollback one", {"node": "web-1"}),
+    ]
+    assert await either.holder(run.id) is None
+    with pytest.raises(RunConflictError, match="was rolled back, so that its steps cannot go on: start a new run"):
+        await aresume_run(run.id, tools=world.tools, store=either, offline=True)
+    with pytest.raises(RunConflictError, match="was rolled back"):
+        await arevise_run(run.id, pool("wait"), tools=world.tools, by="ana", store=either)
+    again = await acancel_run(run.id, rollback=True, tools=world.tools, store=either)
+    assert (again.message, len(world.put_back)) == (run.message, 2)
+
+
+async def test_a_run_whose_time_is_up_undoes_itself(store: PlanStore, world: World) -> None:
+    run = await arun_plan(pool("wait", total_timeout_ms=150), tools=world.tools, store=store, offline=True)
+    assert (run.status, run.reason, world.put_back) == (PlanStatus.PARTIAL, RunReason.TIMED_OUT, ["节点-2", "web-1"])
+    assert run.message == "the total timeout of 0.15 s was spent; rollback: undone: `two`, `one`"
+
+
+async def test_a_run_that_goes_on_after_failures_is_undone_on_request_only(store: PlanStore, world: World) -> None:
+    run = await arun_plan(pool(stop_on_error=False), tools=world.tools, store=store, offline=True)
+    assert (run.status, world.put_back, run.message) == (PlanStatus.PARTIAL, [], "`last` failed: ValueError: nothing answers")
+    with pytest.raises(RunConflictError, match="what undoes it needs `tools`"):
+        await acancel_run(run.id, rollback=True, store=store)
+    later = await acancel_run(run.id, rollback=True, tools=world.tools, store=store)
+    assert (later.status, later.reason, later.completed_at is not None) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED, True)
+    assert later.message == "`last` failed: ValueError: nothing answers; rollback: undone: `two`, `one`"
+    assert (await store.run(run.id)).step("last").error == "ValueError: nothing answers"  # the ends of the steps are kept
+
+
+async def test_a_failed_rollback_says_where_things_stand_and_is_tried_again_on_request(store: PlanStore, world: World) -> None:
+    world.stuck.add("节点-2")
+    run = await arun_plan(pool(), tools=world.tools, store=store, offline=True)
+    assert run.message == (
+        "`last` failed: ValueError: nothing answers; rollback: undone: nothing; not undone: `two` (its rollback failed: "
+        "ValueError: 节点-2 卡住了), `one` (`two` must be undone first)"
+    )
+    with pytest.raises(RunConflictError, match="was rolled back"):
+        await aresume_run(run.id, tools=world.tools, store=store, offline=True)
+    world.stuck.clear()
+    later = await acancel_run(run.id, rollback=True, tools=world.tools, store=store)
+    assert (world.put_back, undone(later)) == (["节点-2", "web-1"], {"one": True, "two": True, "last": False})
+    assert later.message == "`last` failed: ValueError: nothing answers; rollback: undone: `two`, `one`"
+
+
+@pytest.mark.parametrize("rollback", [False, True])
+async def test_a_run_that_is_cancelled_is_undone_if_that_was_asked_for(rollback: bool, store: PlanStore, world: World) -> None:
+    running = asyncio.create_task(arun_plan(pool("wait"), tools=world.tools, store=store, offline=True))
+    await world.waits.wait()
+    held = (await store.runs())[0]
+    asked = await acancel_run(held.id, reason="enough (by ana)", rollback=rollback, tools=world.tools, store=store)
+    assert asked.status is PlanStatus.EXECUTING  # who executes it undoes it
+    run = await running
+    assert (run.status, run.reason) == (PlanStatus.CANCELLED, RunReason.CANCELLED)
+    assert run.message == "enough (by ana)" + ("; rollback: undone: `two`, `one`" if rollback else "")
+    assert world.put_back == (["节点-2", "web-1"] if rollback else [])
+    if not rollback:
+        later = await acancel_run(run.id, rollback=True, tools=world.tools, store=store)
+        assert (later.status, later.message) == (PlanStatus.CANCELLED, "enough (by ana); rollback: undone: `two`, `one`")
+
+
+async def test_whoever_cancels_a_run_while_it_is_undone_ends_that_and_is_told_what_is_left(store: PlanStore, world: World) -> None:
+    plan = pool()
+    plan.step("two").rollback = Rollback(tool_name="wait")
+    running = asyncio.create_task(arun_plan(plan, tools=world.tools, store=store, offline=True))
+    await world.waits.wait()
+    shown = (await store.runs())[0]
+    assert (shown.status, shown.reason) == (PlanStatus.EXECUTING, RunReason.STEP_FAILED)
+    await acancel_run(shown.id, reason="enough (by ana)", store=store)
+    run = await running
+    assert (run.status, run.reason) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED)
+    assert run.message == (
+        "`last` failed: ValueError: nothing answers; rollback: undone: nothing; not undone: `two` (its rollback was ended: "
+        "enough (by ana)), `one` (`two` must be undone first)"
+    )
+
+
+async def test_a_run_that_had_nothing_to_undo_says_nothing_of_it(store: PlanStore, world: World) -> None:
+    plan = pool()
+    for step in plan.steps:
+        step.rollback = None
+    run = await arun_plan(plan, tools=world.tools, store=store, offline=True)
+    assert run.message == "`last` failed: ValueError: nothing answers"
+    assert (await acancel_run(run.id, rollback=True, store=store)).message == run.message
+
+
+async def test_nothing_is_undone_around_a_step_of_which_nobody_knows_whether_it_was_done(store: PlanStore, world: World) -> None:
+    plan = pool("hang")
+    plan.step("last").timeout_ms = 30
+    run = await arun_plan(plan, tools=world.tools, store=store, offline=True)
+    assert (run.reason, world.put_back) == (RunReason.UNKNOWN, [])
+    assert (run.message or "").endswith(
+        f"; rollback: nothing was undone, because whether `last` was done is unknown: `plan resolve {run.id} last done|again|abort`, "
+        f"then `plan cancel {run.id} --rollback`"
+    )
+    with pytest.raises(RunConflictError, match="while it is unknown whether `last` was done"):
+        await acancel_run(run.id, rollback=True, tools=world.tools, store=store)
+    await aresolve_step(run.id, "last", "done", by="ana", store=store)
+    later = await acancel_run(run.id, rollback=True, tools=world.tools, store=store)
+    assert world.put_back == ["节点-2", "web-1"]
+    assert "rollback: undone: `two`, `one`; cannot be undone: `last` (writes, declares no rollback)" in (later.message or "")
+
+
+async def test_what_has_completed_or_has_other_tools_now_is_not_undone(store: PlanStore, world: World) -> None:
+    plan = pool()
+    plan.steps.pop()
+    done = await arun_plan(plan, tools=world.tools, store=store, offline=True)
+    with pytest.raises(RunConflictError, match="has completed: only a run that failed or was cancelled is rolled back"):
+        await acancel_run(done.id, rollback=True, tools=world.tools, store=store)
+
+    failed = await arun_plan(pool(stop_on_error=False), tools=world.tools, store=store, offline=True)
+
+    def undrain(node: str, force: bool = True) -> None:
+        """Put it back otherwise."""
+
+    changed = ToolRegistry([*(world.tools.get(name) for name in world.tools.names() if name != "undrain"), tool(undrain)])
+    with pytest.raises(NotApprovedError, match="have changed since it was approved"):
+        await acancel_run(failed.id, rollback=True, tools=changed, store=store)
+    assert world.put_back == []
+
+
+SCRIPT = """\
+import os, sys, time
+from pathlib import Path
+from plan_adapter import ExecutionPlan, ToolRegistry, run_plan, tool
+from plan_adapter.plan import Rollback
+
+world = Path(sys.argv[1])
+
+def note(name, line):
+    with (world / name).open("a") as file:
+        file.write(line + chr(10))
+
+@tool(effect="write")
+def drain(node: str) -> dict:
+    "Take it out."
+    note("done", node)
+    return {"node": node}
+
+@tool(effect=sys.argv[2])
+def undrain(node: str) -> str:
+    "Put it back, or never come back."
+    if node == "two":
+        (world / "begun").write_text(str(os.getpid()))
+        time.sleep(600)
+    note("undone", node)
+    return node
+
+@tool(effect="read")
+def verify() -> None:
+    "Fail."
+    raise ValueError("nothing answers")
+
+plan = ExecutionPlan(description="Drain three, then look")
+plan.options.require_approval = False
+before = []
+for name in ("one", "two", "three"):
+    undo = Rollback(tool_name="undrain", parameters={"node": "${{ result.node }}"})
+    plan.add_step("drain", name, {"node": name}, id=name, depends_on=before, rollback=undo)
+    before = [name]
+plan.add_step("verify", "Look", id="last", depends_on=before)
+run_plan(plan, tools=ToolRegistry([drain, undrain, verify]), offline=True)
+"""
+
+
+def kill_in_the_middle(folder: Path, effect: str) -> None:
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(folder), effect], env={**os.environ})
+    while not (folder / "begun").exists():
+        assert process.poll() is None, "the run ended before it was undone"
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.parametrize("effect", ["idempotent_write", "write"])
+async def test_a_rollback_that_was_killed_goes_on_and_nothing_is_undone_twice(
+    effect: Any, store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: World
+) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_DATABASE_URL", store_url)
+    kill_in_the_middle(tmp_path, effect)
+    undoing: list[str] = []
+
+    def undrain(node: str) -> str:
+        """Put it back, or never come back."""
+        undoing.append(node)
+        return node
+
+    tools = ToolRegistry([*(world.tools.get(name) for name in ("drain", "verify")), tool(effect=effect)(undrain)])
+    async with PlanStore(store_url) as store:
+        run = (await store.runs())[0]
+        assert (run.status, run.reason) == (PlanStatus.EXECUTING, RunReason.INTERRUPTED)
+        gone_on = await aresume_run(run.id, tools=tools, store=store, offline=True)  # goes on undoing
+        assert (gone_on.status, gone_on.reason) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED)
+        if effect == "write":
+            assert undoing == []
+            assert f'`plan resolve {run.id} "rollback two" done|again|abort`' in (gone_on.message or "")
+            assert undone(gone_on) == {"one": False, "two": False, "three": True, "last": False}
+            await aresolve_step(run.id, "rollback two", "done", by="ana", note="我看过了", store=store)
+            gone_on = await acancel_run(run.id, rollback=True, tools=tools, store=store)
+        assert undoing == (["one"] if effect == "write" else ["two", "one"])
+        assert (tmp_path / "undone").read_text() == "three\n"
+        assert undone(gone_on) == {"one": True, "two": True, "three": True, "last": False}
+        assert (gone_on.message or "").endswith("rollback: undone: `three`, `two`, `one`")
+        keys = {row.idempotency_key for row in await store.attempts(run.id) if row.step_id == "rollback two"}
+        assert len(keys) == 1
+        assert all(row.outcome is Outcome.SUCCEEDED for row in await store.receipts(run.id) if row.step_id.startswith("rollback"))
+
+
+def test_the_command_line_undoes_a_run_that_nobody_executes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = {
+        "description": "Leave a file, then fail",
+        "options": {"require_approval": False, "stop_on_error": False},
+        "steps": [
+            {
+                "id": "leave", "tool_name": "run_command", "parameters": {"argv": ["touch", str(tmp_path / "文件")]},
+                "rollback": {"tool_name": "run_command", "parameters": {"argv": ["rm", str(tmp_path / "文件")]}},
+            },
+            {"id": "fail", "tool_name": "run_command", "parameters": {"argv": ["false"]}, "depends_on": ["leave"]},
+        ],
+    }  # fmt: skip
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(document))
+    assert main(["run", str(path), "--offline", "--json"]) == 1
+    run = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (tmp_path / "文件").exists()
+    assert main(["cancel", run["id"], "--rollback"]) == 0
+    said = capsys.readouterr()
+    assert "rollback: undone: `leave`" in said.out
+    assert "rollback leave: completed in" in said.err
+    assert "a run that was rolled back does not go on: start a new one" in said.err
+    assert not (tmp_path / "文件").exists()
+    assert main(["show", run["id"], "--json"]) == 0
+    assert [step["rolled_back"] for step in json.loads(capsys.readouterr().out)["steps"]] == [True, False]
+    assert main(["preview", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"][0]["rollback"] == {
+        "tool_name": "run_command",
+        "effect": "write",
+        "parameters": {"argv": ["rm", str(tmp_path / "文件")]},
+    }
+
+
+async def test_rollbacks_are_task_runs_of_the_flow_run_then_and_later(prefect_server: Server, store: PlanStore, world: World) -> None:
+    world.stuck.add("web-1")
+    run = await arun_plan(pool(), tools=world.tools, store=store)
+    assert run.flow_run_id is not None
+    flow_run_id: Any = run.flow_run_id
+    names = ["one", "two", "last", "rollback two", "rollback one"]
+    runs = await task_runs(flow_run_id, names)
+    states = {name: runs[name].state_name for name in names}
+    assert states == {"one": "Completed", "two": "Completed", "last": "Failed", "rollback two": "Completed", "rollback one": "Failed"}
+    upstream = {found.id for found in runs["rollback one"].task_inputs["wait_for"]}
+    assert upstream == {runs["one"].id, runs["rollback two"].id}
+    world.stuck.clear()
+    later = await acancel_run(run.id, rollback=True, tools=world.tools, store=store)
+    assert (later.flow_run_id, undone(later)["one"], later.status) == (run.flow_run_id, True, PlanStatus.PARTIAL)
+    while (await task_runs(flow_run_id, names))["rollback one"].state_name != "Completed":
+        await asyncio.sleep(0.1)
+
+
+async def test_how_each_step_is_undone_is_read_before_anything_is_approved(world: World) -> None:
+    plan = pool("hang", stop_on_error=True)
+    plan.inputs = {"api_token": Input()}
+    undo: dict[str, Any] = {"node": "${{ result.node + inputs.api_token }}\n| <b>第二</b> " + "长" * 90}
+    plan.step("two").rollback = Rollback(tool_name="undrain", parameters=undo)
+    bound = bind_inputs(validate(plan, world.tools), {"api_token": "s3cr3t-值"})
+    text = plan_gate_text(bound, gated=[], approval_digest=bound.approval_digest, expires_ms=0)
+    assert "- **cannot be undone: `last`**\n- undone if the run fails: `one`, `two`\n" in text
+    assert "**undone by** `undrain` (**write**) · undone with `node` `${{ result.node }}`" in text
+    assert "- `two` undone with `node` (2 lines" in text
+    assert "s3cr3t" not in text
+    asked = step_gate_text(
+        bound, plan.step("one"), effect="write", parameters={"node": "web-1"}, item=None, approval_digest="a" * 64, expires_ms=0
+    )
+    assert "- `one` **writes**; if the run fails after it, it is undone as below" in asked
+    assert "### How it is undone\n\nBy `undrain` (**write**), without asking again:\n\n- `node`: `${{ result.node }}`\n" in asked
+    shown = preview_text(preview_plan(bound.validated, inputs=bound.inputs, approval_digest=None, requires_approval=True))
+    assert "   - undone by `undrain` (write)\n   - undone with `node`: `${{ result.node }}`\n" in shown
+    assert format_plan(plan).count("   - undone by `undrain`\n") == 2
+
+
+async def test_a_secret_of_a_rollback_is_handed_to_its_tool_and_kept_nowhere(
+    store: PlanStore, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_SECRET_POOL", "geheim-密码-42")
+    plan = pool()
+    plan.step("two").rollback = Rollback(tool_name="undrain", parameters={"node": "${{ secrets.POOL }}"})
+    run = await arun_plan(plan, tools=world.tools, store=store, offline=True)
+    assert world.put_back == ["geheim-密码-42", "web-1"]
+    kept = [await store.run(run.id), *await store.attempts(run.id), *await store.receipts(run.id)]
+    assert "geheim" not in "\n".join(map(repr, kept))

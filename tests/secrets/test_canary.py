@@ -1,0 +1,183 @@
+"""A run whose tools give a secret away in every way that they have; afterwards it is looked for everywhere."""
+
+import json
+import logging
+import sqlite3
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from plan_adapter import Approval, ExecutionPlan, Hooks, PlanStore, aresume_run, arun_plan, read_document
+from plan_adapter.approval import answer_to
+from plan_adapter.execution.printing import captured_prints
+from plan_adapter.record import ApprovalRequest, PlanRun
+from plan_adapter.runner import execute_plan
+from plan_adapter.runs.occasion import Occasion
+from plan_adapter.validation import bind_inputs, validate
+from tests.secrets import leaks
+from tests.secrets.encodings import encodings, found_in
+
+CANARY = 'Kanarie/ vögel+"7"\\x=&token'
+
+
+class Yes:
+    """Approves whatever it is asked, and keeps it."""
+
+    def __init__(self) -> None:
+        self.requests = list[ApprovalRequest]()
+
+    async def ask(self, request: ApprovalRequest) -> Approval:
+        self.requests.append(request)
+        return answer_to(request, decision="approve", by="ana", known_by="unverified")
+
+
+def plan_of(text: str) -> ExecutionPlan:
+    """Return the plan of a document."""
+    plan, problems = read_document(text)
+    assert plan is not None and problems == []
+    return plan
+
+
+async def dump(url: str) -> str:
+    """Return every row of a store as text."""
+    if url.startswith("sqlite"):
+        with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
+            return "\n".join(connection.iterdump())
+    connection = await asyncpg.connect(url)
+    try:
+        names = [row[0] for row in await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")]
+        rows = [await connection.fetch(f'SELECT t::text FROM "{name}" t') for name in names]
+        return "\n".join(row[0] for found in rows for row in found)
+    finally:
+        await connection.close()
+
+
+def files(folder: Path) -> Iterable[tuple[Path, bytes]]:
+    """Yield every file below `folder`."""
+    yield from ((path, path.read_bytes()) for path in folder.rglob("*") if path.is_file())
+
+
+async def test_a_canary_is_nowhere_but_in_the_tools_after_a_run(
+    store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_SECRET_CANARY", CANARY)
+    caplog.set_level(logging.DEBUG)
+    leaks.seen.clear()
+    told, yes = list[str](), Yes()
+
+    def hear(*values: Any) -> None:
+        told.append(repr(values))
+
+    hooks = Hooks(on_step_start=hear, on_step_complete=hear, on_step_failed=hear, on_plan_complete=hear, on_gate_open=hear)
+    occasion = Occasion(approver=yes, hooks=hooks, listener=lambda event: told.append(repr(event)), tools=leaks.tools())
+    bound = bind_inputs(validate(plan_of(leaks.PLAN), leaks.tools()))
+    async with PlanStore(store_url) as store:
+        with captured_prints():
+            run = await execute_plan(bound, occasion=occasion, store=store, offline=True)
+        attempts, receipts = await store.attempts(run.id), await store.receipts(run.id)
+
+    # The tools were handed it, all of them ended, and their ways of telling it were really used.
+    assert leaks.seen.count(CANARY) == 3 and f"token={CANARY}" in leaks.seen
+    ends = {step.id: step.status.value for step in run.steps}
+    assert ends == {name: "failed" if name in ("fail", "misfit", "command") else "completed" for name in ends}
+    assert "printed ***" in "".join(told)
+    assert "logged elsewhere: {'token': '***'}" in caplog.text and "ValueError: raised with ***" in caplog.text
+    assert run.step("later").result == "*** token=***"
+    assert [attempt.parameters for attempt in attempts if attempt.step_id == "leak"] == [{"token": "${{ secrets.canary }}"}]
+    (request,) = yes.requests
+    assert "`${{ 'token=' + secrets.canary }}`" in request.text
+    assert "uses the secrets: `canary`" in request.text
+    large = run.step("grow").result
+    assert isinstance(large, dict) and "8999 ***" in Path(str(large["path"])).read_text()
+
+    everything = {
+        "the run": repr(run) + json.dumps(asdict(run), default=str, ensure_ascii=False),
+        "the record": repr(attempts) + repr(receipts),
+        "listener and hooks": "\n".join(told),
+        "the gate": request.text,
+        "logs": caplog.text + repr([vars(record) for record in caplog.records]),
+        "stdout and stderr": "".join(capfd.readouterr()),
+        "the store": await dump(store_url),
+    }
+    found = {place: found_in(text, CANARY) for place, text in everything.items()}
+    assert found == {place: [] for place in everything}
+    forms = {name: form.encode() for name, form in encodings(CANARY).items()}
+    assert [(path, name) for path, content in files(tmp_path) for name, form in forms.items() if form in content] == []
+
+
+def one_step(tool_name: str, **fields: Any) -> ExecutionPlan:
+    """Return a plan of one step that is handed `secrets.canary`."""
+    plan = ExecutionPlan(description="One step")
+    plan.add_step(tool_name, "Do it", {"token": "${{ secrets.canary }}"}, id="one", **fields)
+    plan.options.require_approval = False
+    return plan
+
+
+async def run_one(plan: ExecutionPlan, tmp_path: Path, **options: Any) -> tuple[PlanRun, int]:
+    """Return the run of `plan` offline, and how many attempts it recorded."""
+    async with PlanStore(f"sqlite:///{tmp_path / 'plans.db'}") as store:
+        run = await arun_plan(plan, tools=leaks.tools(), store=store, offline=True, **options)
+        return run, len(await store.attempts(run.id))
+
+
+async def test_a_missing_secret_fails_its_step_before_anything_is_called(tmp_path: Path) -> None:
+    run, attempts = await run_one(one_step("guarded", max_retries=3), tmp_path)
+    assert attempts == 0
+    assert run.step("one").error is not None
+    assert run.step("one").error.startswith("there is no secret `canary`; looked at: the environment variable PLAN_ADAPTER_SECRET_CANARY; ")
+    assert "no Prefect server is known" in run.step("one").error
+
+
+async def test_nobody_is_asked_about_a_call_whose_secret_is_missing(tmp_path: Path) -> None:
+    yes = Yes()
+    run, attempts = await run_one(one_step("guarded", requires_approval=True), tmp_path, approver=yes)
+    assert (attempts, yes.requests, run.step("one").status.value) == (0, [], "failed")
+
+
+async def test_what_is_approved_at_a_gate_does_not_depend_on_the_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = list[str]()
+    for value in ("first-value", "second-value"):
+        monkeypatch.setenv("PLAN_ADAPTER_SECRET_CANARY", value)
+        yes = Yes()
+        await run_one(one_step("guarded", requires_approval=True), tmp_path, approver=yes)
+        digests += [request.approval_digest for request in yes.requests]
+    assert len(digests) == 2 and len(set(digests)) == 1
+
+
+async def test_a_secret_becomes_the_type_that_the_tool_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_SECRET_CANARY", "81726354")
+    plan = ExecutionPlan(description="One step")
+    plan.add_step("guarded", "Do it", {"token": "x", "at": "${{ secrets.canary }}"}, id="one")
+    plan.options.require_approval = False
+    run, _ = await run_one(plan, tmp_path)
+    assert run.step("one").result == "x"
+
+
+async def test_what_is_printed_elsewhere_than_into_a_log_holds_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_SECRET_CANARY", CANARY)
+    before = sys.stdout, sys.stderr, logging.getLogRecordFactory()
+    await run_one(one_step("leak"), tmp_path)
+    assert before == (sys.stdout, sys.stderr, logging.getLogRecordFactory())
+    out, err = capsys.readouterr()
+    assert "printed ***" in out
+    assert found_in(out + err, CANARY) == []
+
+
+async def test_a_run_that_goes_on_looks_its_secrets_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = one_step("leak")
+    plan.add_step("guarded", "Then this", {"token": "${{ secrets.later }}"}, id="two", depends_on=["one"])
+    monkeypatch.setenv("PLAN_ADAPTER_SECRET_CANARY", CANARY)
+    async with PlanStore(f"sqlite:///{tmp_path / 'plans.db'}") as store:
+        run = await arun_plan(plan, tools=leaks.tools(), store=store, offline=True)
+        assert (run.step("one").status.value, run.step("two").status.value) == ("completed", "failed")
+        monkeypatch.setenv("PLAN_ADAPTER_SECRET_LATER", "another-value")
+        run = await aresume_run(run.id, tools=leaks.tools(), store=store, offline=True)
+    assert run.step("one").carried and run.step("two").result == "***"
+    assert leaks.seen[-1] == "another-value"

@@ -1,0 +1,117 @@
+"""Where `secrets.name` may stand, and what is shown in its place."""
+
+from typing import Any
+
+import pytest
+
+from plan_adapter.expressions import Declarations, Template, Variables, compile_template
+from plan_adapter.plan import ExecutionPlan, Input, Rollback, Step
+from plan_adapter.tools.deployment import run_deployment
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.tools.tool import tool
+from plan_adapter.validation import find_problems, validate
+
+DECLARED = Declarations(frozenset({"check"}), {"user": Input(type="string")}, item=True, secrets=True)
+VARIABLES = Variables(
+    steps={"check": {"result": {"id": 7}, "status": "completed"}},
+    inputs={"user": 'a"b'},
+    item={"n": [1]},
+    secrets={"token": "T0ken", "a/b": "block", "my-key": "dashed"},
+)
+
+
+@tool
+def push(value: Any = None) -> None:
+    """Push a value."""
+
+
+def compiled(value: Any) -> Template:
+    template, problems = compile_template(value, DECLARED, at="here")
+    assert problems == []
+    return template
+
+
+@pytest.mark.parametrize(
+    ("written", "value", "shown"),
+    [
+        ("${{ secrets.token }}", "T0ken", "${{ secrets.token }}"),
+        ("Bearer ${{secrets.token}} of ${{ inputs.user }}", 'Bearer T0ken of a"b', 'Bearer ${{ secrets.token }} of a"b'),
+        ('${{ secrets["my-key"] }}', "dashed", '${{ secrets["my-key"] }}'),
+        ('${{ secrets["a/b"] + "!" }}', "block!", '${{ secrets["a/b"] + "!" }}'),
+        ("${{ 'Bearer ' + secrets.token }}", "Bearer T0ken", "${{ 'Bearer ' + secrets.token }}"),
+        ("${{ inputs.user + ':' + secrets.token }}", 'a"b:T0ken', '${{ "a\\"b" + \':\' + secrets.token }}'),
+        ("${{ [secrets.token, item.n[0], steps.check.result.id] }}", ["T0ken", 1, 7], "${{ [secrets.token, 1, 7] }}"),
+        ("${{ size(secrets.token) }}", 5, "${{ size(secrets.token) }}"),
+        ("${{ secrets.token == 'T0ken' ? 'x' : 'y' }}", "x", "${{ secrets.token == 'T0ken' ? 'x' : 'y' }}"),
+        ("${{ 'secrets.token' + inputs.user }}", 'secrets.tokena"b', 'secrets.tokena"b'),
+    ],
+)
+def test_a_tool_gets_the_value_and_everybody_else_the_expression(written: str, value: Any, shown: Any) -> None:
+    template = compiled({"deep": [written]})
+    assert template.resolve(VARIABLES) == {"deep": [value]}
+    assert template.resolve_openly(VARIABLES) == {"deep": [shown]}
+
+
+def test_a_template_knows_the_secrets_that_it_uses() -> None:
+    assert compiled(["${{ secrets.token }}", {"a": "x${{ secrets['a/b'] + secrets.token }}"}]).secrets == {"token", "a/b"}
+    assert compiled("${{ 'secrets.token' }}").secrets == frozenset()
+
+
+def test_what_is_shown_needs_no_value() -> None:
+    nothing = Variables(steps={}, inputs={})
+    assert (
+        compiled("${{ secrets.token + steps.check.result.id }}").resolve_openly(nothing) == "${{ secrets.token + steps.check.result.id }}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "code", "says"),
+    [
+        ("${{ secrets }}", "unknown-reference", "names no secret"),
+        ("${{ secrets[inputs.user] }}", "unknown-reference", "names no secret"),
+        ("${{ secrets[0] }}", "unknown-reference", "names no secret"),
+        ("${{ secrets.my-key }}", "hyphenated-id", "secrets.my-key"),
+        ("${{ secrets.token.part }}", "expression-type", "a string has no `part`"),
+        ("${{ secrets.token + 1 }}", "expression-type", "string()"),
+        ('${{ secrets["../x"] }}', "bad-secret-name", "../x"),
+        ('${{ secrets["a b"] }}', "bad-secret-name", "a b"),
+        ('${{ secrets["a/b/c"] }}', "bad-secret-name", "a/b/c"),
+        ('${{ secrets["密码"] }}', "bad-secret-name", "密码"),
+        ('${{ secrets["x."] }}', "bad-secret-name", "x."),
+        (f'${{{{ secrets["{"x" * 65}"] }}}}', "bad-secret-name", "xxx"),
+    ],
+)
+def test_a_secret_that_cannot_be_named_so_is_refused(written: str, code: str, says: str) -> None:
+    (problem,) = compile_template(written, DECLARED, at="here")[1]
+    assert problem.code == code
+    assert says in problem.message + problem.hint
+
+
+@pytest.mark.parametrize(
+    ("fields", "at"),
+    [
+        ({"when": "${{ secrets.token == 'a' }}"}, "when"),
+        ({"for_each": "${{ [secrets.token] }}"}, "for_each"),
+        ({"done_when": "${{ result == secrets.token }}"}, "done_when"),
+        ({"parameters": {"value": {"${{ secrets.token }}": 1}}}, "parameters.value.${{ secrets.token }}"),
+    ],
+)
+def test_nothing_but_the_parameters_of_a_tool_may_hold_a_secret(fields: dict[str, Any], at: str) -> None:
+    plan = ExecutionPlan(description="Push", steps=[Step(**({"id": "a", "tool_name": "push", "description": "Push"} | fields))])
+    (problem, *_) = find_problems(plan, ToolRegistry([push]))
+    assert (problem.code, problem.at) in (("misplaced-secret", f"steps[0].{at}"), ("expression-syntax", f"steps[0].{at}"))
+
+
+def test_no_output_holds_a_secret_and_a_rollback_may_be_handed_one() -> None:
+    undo = Rollback(tool_name="push", parameters={"value": "${{ secrets.undo }}"})
+    step = Step(id="a", tool_name="push", description="Push", parameters={"value": "${{ secrets.token }}"}, rollback=undo)
+    assert validate(ExecutionPlan(description="Push", steps=[step]), ToolRegistry([push])).secrets == {"token", "undo"}
+    plan = ExecutionPlan(description="Push", steps=[step], outputs={"out": "${{ secrets.token }}"})
+    assert [(problem.code, problem.at) for problem in find_problems(plan, ToolRegistry([push]))] == [("misplaced-secret", "outputs.out")]
+
+
+def test_a_deployment_is_handed_no_secret_because_prefect_would_keep_it() -> None:
+    parameters: dict[str, Any] = {"name": "flow/deployment", "parameters": {"token": "${{ secrets.token }}"}}
+    step = Step(id="a", tool_name="run_deployment", description="Run it", parameters=parameters)
+    (problem,) = find_problems(ExecutionPlan(description="Run it", steps=[step]), ToolRegistry([run_deployment]))
+    assert (problem.code, problem.at) == ("misplaced-secret", "steps[0].parameters.parameters.token")

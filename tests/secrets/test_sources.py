@@ -1,0 +1,145 @@
+"""Where a secret is looked for, and what is said where it is not found."""
+
+import asyncio
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plan_adapter import secrets
+from plan_adapter.errors import ExpressionError
+from plan_adapter.secrets import EnvironmentSecrets, MountedSecrets, SecretChain, SecretUnavailableError, secret_chain
+from plan_adapter.settings import Settings
+
+
+class Blocks:
+    """A place that has `answers`."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers = answers
+        self.asked = list[str]()
+
+    def place(self, name: str) -> str:
+        return f"the block {name}"
+
+    async def secret(self, name: str) -> Any:
+        self.asked.append(name)
+        answer = self.answers.get(name)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def answer_sync(name: str) -> str | None:
+    return f"from a vault: {name}" if name == "vaulted" else None
+
+
+async def answer_async(name: str) -> str | None:
+    return "from another vault" if name == "later" else None
+
+
+def answer_badly(name: str) -> str:
+    raise ValueError(f"canary of {name}")
+
+
+def install(monkeypatch: pytest.MonkeyPatch, *functions: str) -> None:
+    """Let packages offer these functions of this module."""
+    points = [EntryPoint(name, f"{__name__}:{name}", "plan_adapter.secrets") for name in functions]
+    monkeypatch.setattr(secrets, "entry_points", lambda group: EntryPoints(points).select(group=group))
+
+
+async def test_the_first_place_that_has_a_secret_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, "answer_sync", "answer_async")
+    blocks = Blocks(token="from a block", blocked="from a block", vaulted=None)
+    for name in ("token", "mounted"):
+        (tmp_path / name).write_text("from a file\n")
+    for name in ("TOKEN", "SET"):
+        monkeypatch.setenv(f"PLAN_ADAPTER_SECRET_{name}", "from the environment")
+    monkeypatch.setenv("PLAN_ADAPTER_SECRETS_DIR", str(tmp_path))
+    chain = secret_chain(Settings(), blocks=blocks)
+    names = ["token", "mounted", "set", "blocked", "vaulted", "later"]
+    assert {name: await chain.value(name) for name in names} == {
+        "token": "from a file",
+        "mounted": "from a file",
+        "set": "from the environment",
+        "blocked": "from a block",
+        "vaulted": "from a vault: vaulted",
+        "later": "from another vault",
+    }
+    assert blocks.asked == ["blocked", "vaulted", "later"]
+
+
+async def test_a_missing_secret_names_every_place_that_was_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, "answer_sync")
+    chain = secret_chain(Settings(secrets_dir=tmp_path), blocks=Blocks())
+    with pytest.raises(ExpressionError) as raised:
+        await chain.value("db-pass.word")
+    assert str(raised.value) == (
+        f"there is no secret `db-pass.word`; looked at: the file {tmp_path}/db-pass.word; the environment variable "
+        "PLAN_ADAPTER_SECRET_DB_PASS_WORD; the block db-pass.word; the entry points plan_adapter.secrets (answer_sync)"
+    )
+
+
+@pytest.mark.parametrize("name", ["../token", "a/b", "/etc/hostname", "..", ".", "", "a\\b", "a\0b"])
+async def test_no_name_leads_out_of_the_folder_of_mounted_secrets(tmp_path: Path, name: str) -> None:
+    (tmp_path / "token").write_text("outside")
+    (tmp_path / "folder/a").mkdir(parents=True)
+    (tmp_path / "folder/a/b").write_text("below")
+    assert await MountedSecrets(tmp_path / "folder").secret(name) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "value"),
+    [
+        (b"token", "token"),
+        (b"token\n", "token"),
+        (b"token\r\n", "token"),
+        (b" two\nlines\n\n", " two\nlines\n"),
+        ("密码密码".encode(), "密码密码"),
+    ],
+)
+async def test_of_a_file_all_but_the_newline_at_its_end_counts(tmp_path: Path, content: bytes, value: str) -> None:
+    (tmp_path / "token").write_bytes(content)
+    assert await SecretChain([MountedSecrets(tmp_path)]).value("token") == value
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(b"abc", "fewer than 4"), (b"", "fewer than 4"), (b"\xff\xfe\xfd\xfc", "UTF-8"), (b"x" * 70_000, "64 KiB"), (b"abc\0def", "NUL")],
+)
+async def test_a_value_that_cannot_be_hidden_or_handed_on_is_refused_without_showing_it(tmp_path: Path, content: bytes, says: str) -> None:
+    (tmp_path / "token").write_bytes(content)
+    with pytest.raises(ExpressionError, match=says) as raised:
+        await SecretChain([MountedSecrets(tmp_path)]).value("token")
+    assert not isinstance(raised.value, SecretUnavailableError)
+    assert "xxx" not in str(raised.value) and "def" not in str(raised.value)
+
+
+async def test_a_folder_is_no_secret_and_an_empty_variable_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "token").mkdir()
+    monkeypatch.setenv("PLAN_ADAPTER_SECRET_TOKEN", "")
+    assert await MountedSecrets(tmp_path).secret("token") is None
+    assert await EnvironmentSecrets().secret("token") is None
+
+
+async def test_a_value_that_is_no_text_is_refused() -> None:
+    with pytest.raises(ExpressionError, match="is a int, not text"):
+        await SecretChain([Blocks(token=12345)]).value("token")
+
+
+async def test_a_place_that_fails_ends_the_search_and_its_words_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, "answer_badly", "answer_sync")
+    with pytest.raises(SecretUnavailableError) as raised:
+        await secret_chain(Settings()).value("vaulted")
+    assert "ValueError" in str(raised.value) and "canary" not in str(raised.value)
+
+
+async def test_a_place_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent(Blocks):
+        async def secret(self, name: str) -> Any:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(secrets, "ANSWER_SECONDS", 0.01)
+    with pytest.raises(SecretUnavailableError, match=r"the block token did not answer within 0\.01 s"):
+        await SecretChain([Silent()]).value("token")

@@ -1,0 +1,101 @@
+"""The roles on PostgreSQL: each can do its work, and no more."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from plan_adapter import ExecutionPlan, ToolRegistry, run_plan, tool
+from plan_adapter.errors import StoreError
+from plan_adapter.plan import PlanStatus
+from plan_adapter.store import schema
+from plan_adapter.store.outcomes import Word
+from plan_adapter.store.store import PlanStore
+from plan_adapter.store.tables import metadata
+from tests.postgres import PASSWORD, PostgresServer
+from tests.store.builders import a_gate, a_standing_approval, an_answer, an_approval, an_attempt, begun, created
+
+GRANTS = Path(schema.__file__).with_name("grants.sql").read_text(encoding="utf-8")
+PEOPLE = {"rita": "plan_runner", "olga": "plan_operator", "abel": "plan_auditor"}
+
+
+@tool(effect="write")
+def note(text: str) -> dict[str, str]:
+    """Note a text."""
+    return {"text": text}
+
+
+@pytest.fixture
+async def stores(postgres_server: PostgresServer, postgres_database: str) -> AsyncIterator[dict[str, PlanStore]]:
+    """A store as its owner and as a person of each role."""
+    name = postgres_database.rpartition("/")[2]
+    async with PlanStore(postgres_database) as owner:
+        await owner.upgrade()
+        for _ in range(2):  # again after an upgrade
+            await postgres_server._execute(GRANTS, name)
+        for person, role in PEOPLE.items():
+            logs_in = f"CREATE ROLE {person} LOGIN PASSWORD '{PASSWORD}' IN ROLE {role}"
+            await postgres_server._execute(f"DROP ROLE IF EXISTS {person}; {logs_in}", name)
+        opened = {person: PlanStore(postgres_server.url(name, user=person)) for person in PEOPLE}
+        yield opened | {"owner": owner}
+        await asyncio.gather(*(store.close() for store in opened.values()))
+
+
+async def _refused(store: PlanStore, statement: str) -> bool:
+    try:
+        await store._database.write(lambda connection: connection.exec_driver_sql(statement) and None)
+    except StoreError as error:
+        return "does not let this user do that" in str(error)
+    return False
+
+
+async def test_each_role_can_do_its_work(stores: dict[str, PlanStore]):
+    rita, olga, abel = stores["rita"], stores["olga"], stores["abel"]
+    plan = ExecutionPlan(description="记下")
+    plan.add_step("note", "Note it", {"text": "你好"})
+    plan.options.require_approval = False
+    done = await asyncio.to_thread(run_plan, plan, tools=ToolRegistry([note]), store=rita, offline=True)
+    assert done.status is PlanStatus.COMPLETED
+
+    waiting = await created(rita)
+    gate = await rita.open_gate(a_gate(waiting), timeout_ms=0)
+    await olga.answer_gate(gate.id, an_answer(gate))
+    await olga.add_approval(an_approval(run_id=waiting.id))
+    await olga.add_standing(standing := a_standing_approval())
+    await olga.revoke_standing(standing.id, by="olga")
+    assert await olga.use_code("olga", 1)
+
+    stopped = await begun(rita)
+    recorder = await rita.recorder(stopped)
+    await recorder.intent(an_attempt(stopped, at=recorder.now(), effect="write"))
+    await rita.release(stopped.id)
+    await olga.resolve(stopped.id, "check", Word("done", "olga", "os_user"))
+    await olga.cancel(stopped.id, "够了")
+    assert (await rita.run(stopped.id)).status is PlanStatus.CANCELLED
+
+    for run in (done, waiting, stopped):
+        found = await abel.verify(run.id)
+        assert found.ok, str(found.problem)
+        assert (await abel.export(run.id))["head"] == found.digest
+
+
+async def test_no_role_can_do_more(stores: dict[str, PlanStore]):
+    run = await begun(stores["rita"])
+    tables = [table.name for table in metadata.sorted_tables]
+    for table in tables:
+        for statement in (f"INSERT INTO {table} DEFAULT VALUES", f"DELETE FROM {table}", f"UPDATE {table} SET tenant_id = 'x'"):
+            assert await _refused(stores["abel"], statement), statement
+        assert await _refused(stores["olga"], f"DELETE FROM {table}"), table
+        assert await _refused(stores["olga"], f"UPDATE {table} SET tenant_id = 'x'"), table
+    for table in ("plans", "runs", "leases", "attempts", "step_runs", "gates", "versions", "revisions"):
+        assert await _refused(stores["olga"], f"INSERT INTO {table} DEFAULT VALUES"), table
+    for table in ("audit", "attempts", "receipts"):
+        assert await _refused(stores["rita"], f"DELETE FROM {table}"), table
+        assert await _refused(stores["rita"], f"UPDATE {table} SET tenant_id = 'x'"), table
+    for person in PEOPLE:
+        for statement in ("ALTER TABLE audit DISABLE TRIGGER ALL", "TRUNCATE audit CASCADE", "DROP TABLE used_codes", "CREATE TABLE x ()"):
+            assert await _refused(stores[person], statement), (person, statement)
+    with pytest.raises(StoreError):
+        await stores["olga"].update_run(run)
+    assert (await stores["abel"].verify(run.id)).ok

@@ -10,6 +10,7 @@ from prefect.context import FlowRunContext, TagsContext
 from prefect.exceptions import MissingContextError
 from prefect.logging import get_run_logger
 
+from plan_adapter.crash_points import reached
 from plan_adapter.engine.plain import PlainTaskRuns
 from plan_adapter.execution.ports import AttemptEnd, StepCall
 from plan_adapter.record import StepRun
@@ -41,6 +42,7 @@ class PrefectSteps:
     async def __call__(self, call: StepCall) -> AttemptEnd:
         """Make attempts of `call` until it succeeded or `retry_delay` gives None; return the last end."""
         task_run_id, end = await self._task_runs.drive(call, self._upstream(call.upstream))
+        reached("after-prefect-state")
         self._ids[call.step_run.id].append(task_run_id)
         return end
 

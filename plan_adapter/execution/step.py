@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from plan_adapter.canonical import call_digest
+from plan_adapter.crash_points import reached
 from plan_adapter.errors import (
     MAX_ERROR_CHARACTERS,
     ExpressionError,
@@ -186,17 +187,20 @@ class Call:
             return self._stopped_end()
         self._number += 1
         intent = self._intent(parameters, context.idempotency_key)
+        reached("before-intent", self.effect)
         try:
             await self._scope.recorder.intent(intent)
         except NotApprovedError as error:  # what is checked there: that the approval is there now
             self._number -= 1
             return AttemptEnd("failed", self._number, error=error_text(error), can_retry=False)
+        reached("after-intent", self.effect)
         self.step_run.attempts += 1
         if self.step_run.started_at is None:
             await self._begin(intent)
         started = time.monotonic()
         with prints_of_call(context.logger):
             end = await self._act(arguments)
+        reached("after-effect", self.effect)
         if end.outcome in ("succeeded", "failed") or (end.outcome != "unknown" and self.effect != "write"):
             self._scope.recorder.receipt(self._receipt(intent, end, round((time.monotonic() - started) * 1000)))
         return end

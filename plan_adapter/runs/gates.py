@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Literal
 
 from plan_adapter.approval import Approver, Asking, refusal, rules_of
+from plan_adapter.crash_points import reached
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.cancellation import first_reason
 from plan_adapter.hooks import Event, call_hook, tell
@@ -69,7 +70,9 @@ class GateKeeper:
 
     async def open(self, gate: Gate, *, timeout_ms: int) -> Gate:
         """Return `gate` as it is open now: a new one, or that of an earlier start of the run."""
-        return await self.store.open_gate(gate, timeout_ms=timeout_ms)
+        opened = await self.store.open_gate(gate, timeout_ms=timeout_ms)
+        reached("gate-opened")
+        return opened
 
     async def ask(self, gate: Gate, step: StepRun | None = None, *, until: "asyncio.Future[None] | None" = None) -> Gate:
         """Return an open gate closed: by an answer, by its expiry, by somebody who cancelled, or because `until` was done.
@@ -93,6 +96,7 @@ class GateKeeper:
             if form is not None:
                 await self._leave_form(form, asking)
         closed = asking.closed.result()
+        reached("gate-answered")
         answer = await self.store.answer_to_gate(closed.id)
         said = _said(closed, answer)
         await self._tell("gate_answered", closed, step, said)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pydantic import JsonValue
 
 from plan_adapter.approval import ApprovedPlan
+from plan_adapter.crash_points import reached
 from plan_adapter.errors import ExpressionError, LeaseLostError, StoreError
 from plan_adapter.execution.cancellation import Stop, watch
 from plan_adapter.execution.carry import Past
@@ -127,6 +128,7 @@ async def _perform(approved: ApprovedPlan, keeper: GateKeeper, *, past: Past, wa
     run.started_at = run.started_at or await store.now()
     run.steps = _step_runs(approved.bound.validated, past)
     await store.claim(run)
+    reached("claimed")
     scope = scope_of(approved, run, await store.recorder(run), occasion, past=past, way=way)
     scope.gates = CallGates(approved, keeper, scope.stop)
     scope.tell("run_started")
@@ -263,7 +265,9 @@ async def end_run(scope: RunScope, store: PlanStore, rollback: Rollback | None) 
         run.outputs = {name: scrubber.value(value) for name, value in run.outputs.items()}
     run.completed_at = run.updated_at = now
     run.total_duration_ms = round((now - (run.started_at or now)).total_seconds() * 1000)
+    reached("before-end")
     await store.update_run(run)
+    reached("after-end")
     scope.tell("run_ended", message=run.message)
     await scope.call_hook(scope.hooks.on_plan_complete, run)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select
 
+from plan_adapter.crash_points import reached
 from plan_adapter.errors import NotApprovedError, StoreError
 from plan_adapter.record import Attempt, PlanRun, Receipt, StepRun
 from plan_adapter.store import chain, entries, leases, permission
@@ -86,6 +87,7 @@ class _Batch:
         told += [entries.of_use(row) for row in _used(connection, unused)] if unused else []
         told += [entries.of_attempt(plain(attempts, row)) for row in rows]
         chain.append(connection, self.run_id, entries.in_time(told))
+        reached("in-transaction")
         return refused
 
 
@@ -174,6 +176,8 @@ class StoreRecorder:
         refused: dict[str, str] = {}
         try:
             refused = await self._database.write(batch.write)
+            if batch.receipts:
+                reached("after-receipt")
         except BaseException as error:
             self._failure = _failure_of(error)
             batch.take(self._batch)

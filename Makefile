@@ -1,6 +1,6 @@
 # `make demo` and `make test` set up what is missing first: only Python 3.11 or later, make and git are assumed.
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests thorough check format browser bench blocks automations lock clean
+.PHONY: help demo test tests thorough check format browser faults bench blocks automations lock clean
 
 PYTHON := .venv/bin/python
 STAMP := .venv/ready
@@ -33,6 +33,10 @@ format: $(STAMP)  ## mend what lint and formatting can mend by themselves
 browser: $(STAMP)  ## answer gates in Prefect's UI with Chromium; keeps what it sees in screenshots/
 	@$(PYTHON) -m pytest tests/browser -m "not benchmark" --screenshots screenshots
 
+# On both databases, on two cores; a violation is shown with what replays it.
+faults: $(STAMP)  ## kill runs N times (1000) at every place where it matters, race N/2 times, from SEED on, and compare with the world
+	@$(PYTHON) -m tests.faults N=$(N) SEED=$(SEED) REPLAY=$(REPLAY)
+
 bench: $(STAMP)  ## measure against hand-written Prefect flows
 	@$(PYTHON) -m pytest tests/benchmarks -m benchmark -s -n 0
 
@@ -40,6 +44,7 @@ blocks: $(STAMP)  ## create or update the Prefect blocks that the deployments us
 	@$(PYTHON) -m blocks
 
 automations: $(STAMP)  ## tell people of open gates: BLOCK=type/name (a notification block) AFTER=minutes (until a reminder)
+	@$(if $(BLOCK),,echo "say by which notification block: make automations BLOCK=type/name, as in slack-webhook/oncall" >&2; exit 2)
 	@$(PYTHON) -m deployments.automations --block $(BLOCK) $(if $(AFTER),--after $(AFTER))
 
 lock:  ## pin the newest versions that pyproject.toml allows

@@ -7,12 +7,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from plan_adapter.agent.model import Model, OpenAIModel
+    from plan_adapter.agent.planner import Planner
     from plan_adapter.approval import Approver, approve, reject
     from plan_adapter.approvers import CallbackApprover, PolicyApprover, PrefectApprover, TerminalApprover
     from plan_adapter.documents import dump_plan, load_plan, read_document
+    from plan_adapter.drafts import Draft, PlanRequest
     from plan_adapter.errors import (
+        DraftError,
         ExpressionError,
         InvalidPlanError,
+        ModelError,
         NoServerError,
         NotApprovedError,
         PlanAdapterError,
@@ -40,19 +45,26 @@ if TYPE_CHECKING:
         revise_run,
         run_plan,
     )
+    from plan_adapter.session import PlanSession
     from plan_adapter.store.store import PlanStore
+    from plan_adapter.tools.probing import Done, NotDone
     from plan_adapter.tools.registry import ToolRegistry
     from plan_adapter.tools.shell import command_tool
     from plan_adapter.tools.tool import Tool, ToolContext, as_tool, tool
     from plan_adapter.validation import ValidatedPlan, find_problems, lint, validate
 
 _HOMES = {
+    "agent.model": ("Model", "OpenAIModel"),
+    "agent.planner": ("Planner",),
     "approval": ("Approver", "approve", "reject"),
     "approvers": ("CallbackApprover", "PolicyApprover", "PrefectApprover", "TerminalApprover"),
     "documents": ("dump_plan", "load_plan", "read_document"),
+    "drafts": ("Draft", "PlanRequest"),
     "errors": (
+        "DraftError",
         "ExpressionError",
         "InvalidPlanError",
+        "ModelError",
         "NoServerError",
         "NotApprovedError",
         "PlanAdapterError",
@@ -80,7 +92,9 @@ _HOMES = {
         "revise_run",
         "run_plan",
     ),
+    "session": ("PlanSession",),
     "store.store": ("PlanStore",),
+    "tools.probing": ("Done", "NotDone"),
     "tools.registry": ("ToolRegistry",),
     "tools.shell": ("command_tool",),
     "tools.tool": ("Tool", "ToolContext", "as_tool", "tool"),
@@ -94,6 +108,9 @@ __all__ = [
     "ApprovalRequest",
     "Approver",
     "CallbackApprover",
+    "Done",
+    "Draft",
+    "DraftError",
     "ExecutionOptions",
     "ExecutionPlan",
     "ExpressionError",
@@ -101,13 +118,20 @@ __all__ = [
     "Hooks",
     "Input",
     "InvalidPlanError",
+    "Model",
+    "ModelError",
     "NoServerError",
     "NotApprovedError",
+    "NotDone",
+    "OpenAIModel",
     "PlanAdapterError",
+    "PlanRequest",
     "PlanRun",
+    "PlanSession",
     "PlanStatus",
     "PlanStore",
     "PlanSummary",
+    "Planner",
     "PolicyApprover",
     "PrefectApprover",
     "Problem",

@@ -6,15 +6,18 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.plan import ApprovalPolicy, Effect, ExecutionPlan, Step, new_id
 from plan_adapter.readable import one_line
-from plan_adapter.record import Answer, Approval, ApprovalRequest, Decision, Gate, GateRules
+from plan_adapter.record import AUTHOR, Answer, Approval, ApprovalRequest, Decision, Gate, GateRules
 from plan_adapter.settings import Settings
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import BoundPlan, bind_inputs, validate
+
+Operation: TypeAlias = Literal["run", "resume", "revise", "cancel", "rollback"]
+"""What the operators of a plan may do with its runs; all else is the approvers' or anyone's."""
 
 
 class Approver(Protocol):
@@ -104,7 +107,7 @@ def answer_to(
     )
 
 
-def rules_of(plan: ExecutionPlan, settings: Settings, *, requested_by: str) -> GateRules:
+def rules_of(plan: ExecutionPlan, settings: Settings, *, requested_by: str, revised_by: str = "") -> GateRules:
     """Return what an answer must fit: the stricter of the plan's policy and the settings, groups resolved to names."""
     policy = plan.approval or ApprovalPolicy()
     return GateRules(
@@ -112,6 +115,7 @@ def rules_of(plan: ExecutionPlan, settings: Settings, *, requested_by: str) -> G
         known_by=_both(tuple(policy.known_by), tuple(settings.known_by)),
         self_approval=policy.self_approval and settings.allow_self_approval,
         requested_by=requested_by,
+        revised_by=revised_by,
         expires=policy.expires,
         remind_after_ms=policy.remind_after_ms,
         release=policy.release,
@@ -125,9 +129,28 @@ def refusal(rules: GateRules, *, by: str, known_by: str, decision: Decision) -> 
     if rules.known_by is not None and known_by not in rules.known_by:
         ways = " or ".join(rules.known_by) or "in no way: the plan and the settings exclude each other"
         return f"{one_line(by)} is known by {known_by} only, and an answer here needs {ways}"
-    if decision == "approve" and not rules.self_approval and by == rules.requested_by:
-        return f"{one_line(by)} started this run and may not approve it; somebody else must"
+    if decision == "approve" and not rules.self_approval and by in (rules.requested_by, rules.revised_by):
+        did = "started this run" if by == rules.requested_by else "changed this run"
+        return f"{one_line(by)} {did} and may not approve it; somebody else must"
     return None
+
+
+def refuse_operation(plan: ExecutionPlan, settings: Settings, *, by: str, operation: Operation) -> None:
+    """Return if `by` may do this with runs of `plan`, by the stricter of its policy and the settings; raises NotApprovedError."""
+    policy = plan.approval or ApprovalPolicy()
+    operators = _both(_members(policy.operators, settings), _members(settings.operators, settings))
+    if operators is not None and by not in operators:
+        who = ", ".join(one_line(name) for name in operators) or "nobody: the plan and the settings exclude each other"
+        raise NotApprovedError(f"{one_line(by)} may not {_DOES[operation]} `{one_line(plan.name)}`; who may: {who}")
+
+
+_DOES: dict[Operation, str] = {
+    "run": "run",
+    "resume": "resume runs of",
+    "revise": "revise runs of",
+    "cancel": "cancel runs of",
+    "rollback": "roll back runs of",
+}
 
 
 def needs_gate(step: Step, effect: Effect, plan: ExecutionPlan, settings: Settings) -> bool:
@@ -178,7 +201,7 @@ def approved_plan(bound: BoundPlan, approval: Approval, *, now: datetime) -> App
 
 def without_approval(bound: BoundPlan, *, now: datetime) -> Approval:
     """Return the record that this plan's author asked for no approval."""
-    return Approval(id=new_id(), approval_digest=bound.approval_digest, decision="approve", by="author", known_by="not_required", at=now)
+    return Approval(id=new_id(), approval_digest=bound.approval_digest, decision="approve", by=AUTHOR, known_by="not_required", at=now)
 
 
 def requires_approval(plan: ExecutionPlan, *, allow_unapproved: bool) -> bool:
@@ -197,6 +220,8 @@ def _answer(
     note: str,
     valid_for: timedelta | None,
 ) -> Approval:
+    if valid_for is not None and not isinstance(valid_for, timedelta):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may not check
+        raise TypeError(f"valid_for is {valid_for!r}: give a timedelta, as in timedelta(minutes=30)")
     bound = bind_inputs(validate(plan, tools), inputs)
     request = ApprovalRequest(bound.approval_digest, plan.name, plan.description, text="")
     answer = answer_to(request, decision=decision, by=by, known_by="unverified", note=note)

@@ -3,7 +3,37 @@
 from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, SecretStr
 
+from plan_adapter.agent.model import OpenAIModel
 from plan_adapter.store.store import PlanStore
+
+
+class LanguageModel(Block):
+    """The model that drafts plans, behind OpenAI or any server that speaks its chat completions.
+
+    Example:
+        Load the model that a deployment drafts with:
+        ```python
+        from plan_adapter.blocks import LanguageModel
+
+        model = LanguageModel.load("BLOCK_NAME").get_model()
+        ```
+    """
+
+    _block_type_name = "Language Model"
+    _block_type_slug = "language-model"
+    _logo_url = HttpUrl("https://cdn.sanity.io/images/3ugk85nk/production/fb3f4debabcda1c5a3aeea4f5b3f94c28845e23e-250x250.png")
+    _documentation_url = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")
+    _description = "The model that drafts plans, behind OpenAI or any server that speaks its chat completions."
+
+    model: str = Field(description="The model's name, as its server knows it.")
+    base_url: str | None = Field(default=None, description="The server's base URL, mostly ending in /v1; empty for OpenAI's own.")
+    api_key: SecretStr | None = Field(default=None, description="The server's key; a server of your own mostly needs none.")
+    timeout_seconds: float = Field(default=120.0, gt=0, description="How long the model may take for one answer.")
+
+    def get_model(self) -> OpenAIModel:
+        """Return the model, of which nothing was asked yet; close it with `aclose`."""
+        key = self.api_key.get_secret_value() if self.api_key is not None else None
+        return OpenAIModel(self.model, base_url=self.base_url, api_key=key, timeout_seconds=self.timeout_seconds)
 
 
 class PlanStoreDatabase(Block):

@@ -11,7 +11,7 @@ CrashPoint: TypeAlias = Literal[
     "gate-answered",  # the answer is a row, the run does not go on yet
     "claimed",  # the lease is this process's
     "before-intent",
-    "in-transaction",  # everything of a commit is written, and nothing of it is committed
+    "in-transaction",  # everything of a commit about a run is written, its audit last, and nothing of it is committed
     "after-intent",
     "mid-effect",  # inside the tool, which says so itself
     "after-effect",  # the tool has returned
@@ -26,6 +26,9 @@ listener: Callable[[CrashPoint, str], None] | None = None
 
 
 def reached(point: CrashPoint, detail: str = "") -> None:
-    """Tell `listener` that this place is reached; `detail` is the effect of a call, where there is one."""
+    """Tell `listener` that this place is reached.
+
+    `detail` is of a call its effect, for what undoes a step after the word `rollback`; of a transaction the newest entry of the audit.
+    """
     if listener is not None:
         listener(point, detail)

@@ -10,6 +10,8 @@ PlanAdapterError
 ├── ToolDefinitionError   mend the function that is to be a tool, or the import string that names it
 ├── ToolError             a tool's own way to say that it failed
 │   └── UnknownOutcomeError   … or that it cannot tell whether it did what it was asked to
+├── ModelError            a language model cannot be asked; the message says why and what to do
+├── DraftError            no valid plan came of a task; why, and every round, is on `.draft`
 ├── ExpressionError       an expression failed at run time; it fails its step
 └── RunFailedError        only from `run.raise_for_status()`; the run is on `.run`
 """
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING
 from plan_adapter.problems import Problem
 
 if TYPE_CHECKING:
+    from plan_adapter.drafts import Draft
     from plan_adapter.record import PlanRun
 
 
@@ -66,6 +69,19 @@ class ToolError(PlanAdapterError):
 
 class UnknownOutcomeError(ToolError):
     """Raise it in a tool that began to write and cannot tell whether it was done; of a tool that only reads it is a failure."""
+
+
+class ModelError(PlanAdapterError):
+    """A language model gives no answer: its server cannot be reached, refuses, or does not speak the protocol."""
+
+
+class DraftError(PlanAdapterError):
+    """A model made no valid plan of a task; `draft` is the whole story, with the problems of the last answer."""
+
+    def __init__(self, message: str, draft: "Draft") -> None:
+        """Keep `draft`, and name what was wrong with the last answer."""
+        self.draft = draft
+        super().__init__(message + "".join(f"\n  {problem}" for problem in draft.problems))
 
 
 class ExpressionError(PlanAdapterError):

@@ -1,4 +1,4 @@
-"""The flows that deployments offer: their entrypoints are `plan_adapter.flows.run_plan` and `plan_adapter.flows.reconcile`."""
+"""The flows that deployments offer: entrypoints are `plan_adapter.flows.run_plan`, `.draft_plan` and `.reconcile`."""
 
 import re
 from typing import Any, cast
@@ -7,9 +7,15 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from plan_adapter.blocks import PlanStoreDatabase
+from plan_adapter.agent.model import Model, ModelAnswer, OpenAIModel, Question
+from plan_adapter.agent.planner import Planner
+from plan_adapter.blocks import LanguageModel, PlanStoreDatabase
+from plan_adapter.canonical import plan_digest
 from plan_adapter.documents import load_plan
-from plan_adapter.errors import PlanAdapterError
+from plan_adapter.draft_text import cost_of, draft_text
+from plan_adapter.drafts import PlanRequest
+from plan_adapter.engine.drafting import as_task_run, ask_in_form, current_flow_run, publish_draft
+from plan_adapter.errors import ModelError, PlanAdapterError
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.runner import compile_plan
 from plan_adapter.runs.door import end_released
@@ -43,6 +49,61 @@ async def run_plan(plan: str, inputs: dict[str, Any] | None = None, tools: list[
         return Failed(message=str(error))
 
 
+@flow(name="draft-plan", persist_result=False)
+async def draft_plan(
+    task: str,
+    context: dict[str, Any] | None = None,
+    constraints: list[str] | None = None,
+    max_steps: int | None = None,
+    available_tools: list[str] | None = None,
+    available_secrets: list[str] | None = None,
+    tools: list[str] | None = None,
+    model: str | None = None,
+    database: str | None = None,
+) -> State:
+    """Draft a plan for a task in words, and keep it with every round: each question to the model is a task run.
+
+    A retry of the flow run asks nothing again that has an answer. The plan runs nothing by itself: `run-plan` takes its digest, and a
+    person approves it there.
+
+    Args:
+        task: What is to be done, in words.
+        context: Facts that the plan may need, by name.
+        constraints: What the plan has to keep, each in a sentence.
+        max_steps: The most steps that it may have.
+        available_tools: Names of the tools that it may use; empty for all of `tools`. Built-in ones are never offered.
+        available_secrets: Names of the secrets that it may use.
+        tools: Import strings package.module:name of tools or registries.
+        model: Name of a Language Model block; without one the worker's settings name the model.
+        database: Name of a Plan Store Database block; without one the worker's settings name the store.
+
+    """
+    request = PlanRequest(
+        task=task,
+        context=context or {},
+        constraints=tuple(constraints or ()),
+        max_steps=max_steps,
+        available_tools=tuple(available_tools) if available_tools else None,
+        available_secrets=tuple(available_secrets or ()),
+    )
+    asked = await _open_model(model)
+    try:
+        async with await _open_store(database) as store:
+            registry = ToolRegistry.named([*Settings().tools, *(tools or [])])
+            planner = Planner(asked, registry, asker=ask_in_form, keep=store.drafts, ask_model=_ask_as_task_run)
+            draft = await planner.drafted(request, draft_id=current_flow_run())
+            await publish_draft(draft_text(draft))
+    finally:
+        await asked.aclose()
+    if draft.plan is None:
+        return Failed(message=draft.failure or "no plan came of the task")
+    return Completed(message=f"plan {plan_digest(draft.plan)} by {draft.model}: {cost_of(draft)}; `plan show --draft {draft.id}` tells all")
+
+
+async def _ask_as_task_run(model: Model, question: Question) -> ModelAnswer:
+    return await as_task_run(f"ask {model.name}", lambda: model.ask(question))
+
+
 @flow(name="reconcile", persist_result=False)
 async def reconcile(database: str | None = None) -> State:
     """Find what ended processes left behind, mend what needs nobody's word, and say in the state's message what a person must do.
@@ -61,6 +122,16 @@ async def reconcile(database: str | None = None) -> State:
     left = [finding for finding in found if not finding.is_mended]
     commands = "; ".join(f"`{finding.command}`" for finding in left[:5])
     return Completed(message=f"{len(found) - len(left)} mended, {len(left)} for a person" + (f": {commands}" if left else ""))
+
+
+async def _open_model(block: str | None) -> OpenAIModel:
+    if block is not None:
+        return (await LanguageModel.aload(block)).get_model()
+    settings = Settings()
+    if not settings.model:
+        raise ModelError("no model is configured: name a Language Model block, or set PLAN_ADAPTER_MODEL where the worker runs")
+    key = settings.model_key.get_secret_value() if settings.model_key is not None else None
+    return OpenAIModel(settings.model, base_url=settings.model_url, api_key=key, timeout_seconds=settings.model_timeout_seconds)
 
 
 async def _open_store(block: str | None) -> PlanStore:

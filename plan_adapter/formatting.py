@@ -6,15 +6,18 @@ from plan_adapter.expressions import Declarations, compile_template
 from plan_adapter.listing import policy_facts, step_listing, step_patience
 from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Input, Step, StepStatus
 from plan_adapter.readable import as_text, code, counted, duration, moment, prose
-from plan_adapter.record import Outcome, PlanRun, StepRun
+from plan_adapter.record import AUTHOR, Outcome, PlanRun, StandingApproval, StepRun
 
 SHOWN_CHARACTERS = 400
 """How much of a result or an error a text shows; the store keeps all of it."""
 
 
-def format_plan(plan_or_run: ExecutionPlan | PlanRun) -> str:
-    """Return a plan with every dependency, those made by references marked, or a run with its steps' ends, as Markdown."""
-    lines = _plan_lines(plan_or_run) if isinstance(plan_or_run, ExecutionPlan) else _run_lines(plan_or_run)
+def format_plan(plan_or_run: ExecutionPlan | PlanRun, *, standing: StandingApproval | None = None) -> str:
+    """Return a plan with every dependency, those made by references marked, or a run with its steps' ends, as Markdown.
+
+    `standing` is the standing approval that a run has used, which its record does not name.
+    """
+    lines = _plan_lines(plan_or_run) if isinstance(plan_or_run, ExecutionPlan) else _run_lines(plan_or_run, standing)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -98,7 +101,7 @@ def _options(options: ExecutionOptions) -> list[str]:
     return facts
 
 
-def _run_lines(run: PlanRun) -> list[str]:
+def _run_lines(run: PlanRun, standing: StandingApproval | None) -> list[str]:
     summary = run.summary()
     reason = f", {run.reason}" if run.reason else ""
     lines = [f"# {prose(run.name)}: {run.status}{reason}", "", prose(run.description), "", f"- run: `{run.id}`"]
@@ -106,15 +109,20 @@ def _run_lines(run: PlanRun) -> list[str]:
         lines.append(f"- {prose(run.message)}")
     ends = ("completed", "failed", "skipped", "running", "pending")
     counts = ", ".join(f"{getattr(summary, name)} {name}" for name in ends if getattr(summary, name))
-    lines.append(f"- steps: {summary.total_steps}" + (f" ({counts})" if counts else "") + f", {summary.progress:g} %")
+    lines.append(f"- steps: {summary.total_steps}" + (f" ({counts})" if counts else "") + f", {summary.progress:g} % ended")
     lines.append(f"- plan digest: `{run.digest}`")
     if run.flow_run_id:
         lines.append(f"- flow run: `{run.flow_run_id}`")
     if run.approved_by:
-        lines.append(f"- approved by {prose(run.approved_by)} at {moment(run.approved_at)}")
+        by_author = " (its author asks for no approval)" if run.approved_by == AUTHOR else ""
+        given = "" if standing is None else f", with the standing approval `{standing.id}`, given at {moment(standing.at)} and used"
+        lines.append(f"- approved by {prose(run.approved_by)}{by_author}{given} at {moment(run.approved_at)}")
     if run.rejection_note:
         lines.append(f"- rejected: {prose(run.rejection_note)}")
-    lines.append(f"- started {moment(run.started_at)}, ended {moment(run.completed_at)}, took {duration(run.total_duration_ms)}")
+    took = (
+        f", took {duration(run.total_duration_ms)}, waits included" if run.started_at is not None and run.completed_at is not None else ""
+    )
+    lines.append(f"- started {moment(run.started_at)}, ended {moment(run.completed_at)}{took}")
     lines += [f"- input {code(name)}: {code(_cut(as_text(value)))}" for name, value in run.inputs.items()]
     lines += [f"- output {code(name)}: {code(_cut(as_text(value)))}" for name, value in run.outputs.items()]
     lines += ["", "## Steps", ""]

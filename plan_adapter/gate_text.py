@@ -12,6 +12,7 @@ from pydantic import JsonValue
 
 from plan_adapter.canonical import Change, diff_plans
 from plan_adapter.expressions import Foresight
+from plan_adapter.listing import operators_fact
 from plan_adapter.pictures import mermaid
 from plan_adapter.plan import EFFECTS, ApprovalPolicy, Effect, ExecutionPlan, Step
 from plan_adapter.preview import Preview, RollbackPreview, StepPreview, preview_plan, preview_rollback
@@ -24,10 +25,12 @@ from plan_adapter.readable import (
     fenced,
     is_secret_name,
     masked,
+    moment,
     secret_parameters,
     visible,
     words,
 )
+from plan_adapter.record import Attempt
 from plan_adapter.validation import BoundPlan
 
 LIMIT_BYTES = 200_000
@@ -98,11 +101,13 @@ def plan_gate_text(
     earlier: ExecutionPlan | None = None,
     notices: Sequence[str] = (),
     kept: Collection[str] = (),
+    tools: Sequence[str] = (),
     limit_bytes: int = LIMIT_BYTES,
 ) -> str:
     """Return what an approval of a plan covers: what it does, what changed since `earlier`, every call, what cannot be undone, digests.
 
-    `gated` are the steps that ask again before they run, `kept` those whose approvals stay valid; `expires_ms` 0 is no limit.
+    `gated` are the steps that ask again before they run, `kept` those whose approvals stay valid; `expires_ms` 0 is no limit; `tools` is
+    the section that says which tools changed.
     Above `limit_bytes` steps at the end of the table are left out, and the text says so; nothing else is.
     """
     validated, gates = bound.validated, frozenset(gated)
@@ -116,6 +121,7 @@ def plan_gate_text(
     head = [*_notices(notices), f"## {_title(plan)}", "", *about, *_inputs(bound.inputs, values)]
     if earlier is not None:
         head += _changes(earlier, bound, preview, kept, schemas)
+    head += tools
     effects: dict[str, Effect] = {step.step.id: step.effect for step in preview.steps}
     picture = mermaid([step.step for step in preview.steps], validated.reduced, effects=effects, gated=gates)
     head += ["### Order", "", *fenced(picture, "mermaid").split("\n"), "", _LEGEND, "", "### Steps", ""]
@@ -168,6 +174,40 @@ def step_gate_text(
     return _document([*lines, *_digests(("approval digest", approval_digest), ("plan digest", validated.digest))])
 
 
+def outcome_text(bound: BoundPlan, step: Step, lost: Attempt, *, why: str, made_by: str | None, run_id: str) -> str:
+    """Return what a person is asked who is to say how the attempt `lost` ended: what it was to do, since when, and what each answer does.
+
+    `made_by` is the start of the run, and its process, that made the attempt; `why` says why nobody knows how it ended.
+    """
+    validated = bound.validated
+    values = _Values(bound.inputs, expressions=bool(validated.parameters[step.id].secrets))
+    schema = next((tool["parameters"] for tool in validated.definitions if tool["name"] == validated.tools[step.id].name), None)
+    which = f", item {lost.item + 1}" if lost.item is not None else ""
+    lines = [f"## {words(step.id)}{which}: {_title(validated.plan)}", "", *_quoted(step.description)]
+    lines += [f"**Asked: how did attempt {lost.number} of {code(step.id)} end?** It is a write, and nobody knows whether it was done.", ""]
+    lines += [
+        f"- it called {code(lost.tool_name)} with the parameters below",
+        f"- it began at {moment(lost.started_at)}" + (f", in {words(made_by)} of run {words(run_id)}" if made_by else ""),
+        f"- why nobody knows: {words(why)}",
+        "",
+        "Look at what it was to change, and say what you found:",
+        "",
+        "- **done**: it was done. It is not made again; what you give as its result (JSON, empty for none) is what later steps are given",
+        "- **again**: it was not done. It is made again" + (", once it is approved anew" if lost.approval_id is not None else ""),
+        "- **abort**: the run ends here, as cancelled. Whether it was done stays unknown, so a rollback does not undo it",
+        "",
+        "Your answer is recorded as a receipt, with your name. It approves nothing.",
+        "",
+        "### Parameters",
+        "",
+    ]
+    for name, value in lost.parameters.items():
+        lines += _value_lines(code(name), values.masked(name, value, schema if isinstance(schema, dict) else None))
+    lines += [] if lost.parameters else ["None."]
+    lines += ["", *_masked_note(values)]
+    return _document([*lines, *_digests(("plan digest", validated.digest))])
+
+
 def for_terminal(text: str) -> str:
     """Return the text of a gate without its picture, whose source says nothing to people."""
     before, order, rest = text.partition("### Order\n")
@@ -212,14 +252,19 @@ def _at_a_glance(preview: Preview, gates: frozenset[str], plan: ExecutionPlan, e
         "**Asked: may exactly this plan run?**",
         "",
         f"- {counted(len(preview.steps), 'step')}: {counts}",
-        f"- **cannot be undone: {_named(writes)}**" if writes else "- nothing in it that could not be repeated",
-        *([f"- undone if the run fails: {_named(undone)}"] if undone else []),
+        f"- **cannot be undone: {_named(writes)}**" if writes else "- nothing in it that could not be undone",
+        *([f"- undone if the run fails{_or_asked(gates)}: {_named(undone)}"] if undone else []),
         *([f"- asks again before {_named(asks)}"] if asks else []),
         *_uses(preview.secrets),
+        *([f"- {operators_fact(plan.approval)}"] if plan.approval is not None and plan.approval.operators else []),
         f"- takes at most: {longest}" + (", waiting for answers apart" if asks else ""),
         _expiry(plan, expires_ms, None),
         "",
     ]
+
+
+def _or_asked(gates: Collection[str]) -> str:
+    return ", or if somebody who may approve it asks for that" if gates else ""
 
 
 def _uses(secrets: Sequence[str]) -> list[str]:
@@ -420,14 +465,15 @@ def _folded(line: str) -> list[str]:
 
 
 def _final(preview: Preview) -> list[StepPreview]:
-    return [step for step in preview.steps if step.effect == "write" and step.step.rollback is None]
+    """Return the steps that write and declare nothing that would undo it, those that may be repeated, too."""
+    return [step for step in preview.steps if step.effect != "read" and step.step.rollback is None]
 
 
 def _irreversible(preview: Preview) -> list[str]:
     final = _final(preview)
     lines = ["### What cannot be undone", ""]
     if not final:
-        return [*lines, "No step writes what could not be repeated.", ""]
+        return [*lines, "No step writes what could not be undone.", ""]
     if len(final) <= NAMED:
         return [*lines, *(f"- {code(step.step.id)} writes and cannot be undone by this plan" for step in final), ""]
     names = ", ".join(code(step.step.id) for step in final)
@@ -440,14 +486,21 @@ def _danger(step_id: str, effect: Effect, undo: RollbackPreview | None) -> str:
         return f"- {code(step_id)} {does}; if the run fails after it, it is undone as below"
     if effect == "write":
         return f"- **{code(step_id)} writes and cannot be undone by this plan**"
-    return f"- {code(step_id)} " + ("reads, and changes nothing" if effect == "read" else "writes, and may be repeated safely")
+    return f"- {code(step_id)} " + (
+        "reads, and changes nothing" if effect == "read" else "writes, may be repeated safely, and **cannot be undone by this plan**"
+    )
 
 
 def _rollback_section(undo: RollbackPreview | None, schemas: Mapping[str, JsonValue], values: _Values) -> list[str]:
     """Return what undoes a call: it is approved with the plan, and nobody is asked again before."""
     if undo is None:
         return []
-    lines = ["### How it is undone", "", f"By {code(undo.tool_name)} ({_EFFECT[undo.effect]}), without asking again:", ""]
+    lines = [
+        "### How it is undone",
+        "",
+        f"By {code(undo.tool_name)} ({_EFFECT[undo.effect]}), without asking again: if the run fails, or if who may approve asks for it:",
+        "",
+    ]
     for name, value in _rollback_values(undo, schemas, values):
         lines += _value_lines(code(name), value)
     return [*lines, ""]

@@ -92,3 +92,12 @@ def transitive_reduction(graph: Graph, order: Collection[str]) -> dict[str, tupl
         for dependency in direct:
             above[node] |= bit[dependency]
     return reduced
+
+
+def ancestors_of(graph: Graph) -> dict[str, frozenset[str]]:
+    """Return for each id everything that it depends on, directly or not; ids of a cycle are left out."""
+    above: dict[str, frozenset[str]] = {}
+    for node in topological_order(graph):
+        direct = [dependency for dependency in graph[node] if dependency in above]
+        above[node] = frozenset(direct).union(*(above[dependency] for dependency in direct))
+    return above

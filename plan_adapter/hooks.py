@@ -21,6 +21,7 @@ EventKind: TypeAlias = Literal[
     "step_failed",
     "step_skipped",
     "gate_opened",  # somebody is asked: about the step, or about the whole plan where `step` is None; `gate` says what
+    "gate_refused",  # an answer given in a form is not taken, and is asked for again; `message` says whose and why
     "gate_answered",  # the gate is closed; `gate` says how, `message` by whom and their note
     "log",  # a line of a step's log (a command's output, the tool's own logger)
     "run_ended",
@@ -37,6 +38,7 @@ class Event:
     message: str | None = None
     delay_ms: int | None = None
     gate: Gate | None = None
+    in_form: bool = False  # of a gate that opened: whether a form on the run's page asks, too
 
 
 Listener: TypeAlias = Callable[[Event], None]
@@ -52,7 +54,8 @@ GateHook: TypeAlias = Callable[[PlanRun, StepRun | None, Gate], Awaitable[None] 
 class Hooks:
     """The caller's functions, sync or async; each is given the run, then the step run, then the error or the gate.
 
-    At the gate of a whole plan the step run is None.
+    At the gate of a whole plan the step run is None. What undoes a step is told by the same hooks as steps are: its step run is none of
+    the run's, its `undoes` is the id of the step, which of a step itself is None.
 
     Sync hooks are called on the event loop: keep them short.
     """

@@ -61,20 +61,26 @@ def step_patience(step: Step, timeout_ms: int) -> str:
 
 
 def policy_facts(plan: ExecutionPlan, *, asks: bool, gate_effects: Collection[Effect] = ()) -> list[str]:
-    """Return who may approve, how they must be known, how long is waited and what happens then, in words, a fact a line.
+    """Return who may operate and approve, how they must be known, how long is waited and what happens then, in words, a fact a line.
 
-    Nothing where nobody is asked: `asks` says whether the plan or a step of it waits for an approval. What the settings demand
+    Of approvals nothing where nobody is asked: `asks` says whether the plan or a step of it waits for one. What the settings demand
     beyond the plan is theirs, but for `gate_effects`.
     """
     policy, timeout = plan.approval or ApprovalPolicy(), plan.options.approval_timeout_ms
+    facts = [operators_fact(policy)] if policy.operators else []
     if not asks or not (plan.approval or timeout or gate_effects):
-        return []
+        return facts
     who = " or ".join(code(name) for name in policy.approvers) or "anyone"
-    facts = [f"who may approve: {who}" + ("" if policy.self_approval else ", but not who started the run")]
+    facts.append(f"who may approve: {who}" + ("" if policy.self_approval else ", but not who started the run"))
     facts.append("how an approver must be known: " + (" or ".join(policy.known_by) or "in any way"))
     if effects := [effect for effect in EFFECTS if effect in policy.effects or effect in gate_effects]:
         facts.append(f"steps that wait for an approval of their own: those of effect {' or '.join(effects)}")
     return [*facts, _waiting(policy, timeout)]
+
+
+def operators_fact(policy: ApprovalPolicy) -> str:
+    """Return who may operate, where the policy names them."""
+    return f"who may run, resume, revise, cancel and roll back: {' or '.join(code(name) for name in policy.operators)}"
 
 
 def _waiting(policy: ApprovalPolicy, timeout_ms: int) -> str:

@@ -115,9 +115,12 @@ class Concurrency(_Model):
 
 
 class ApprovalPolicy(_Model):
-    """Who may approve, how they must be known, which steps wait at a gate of their own, and what happens when nobody answers."""
+    """Who may approve and operate, how approvers must be known, which steps wait at a gate, and what happens when nobody answers."""
 
     approvers: list[str] = Field(default_factory=list, description="Names and groups that may answer; empty: anyone.")
+    operators: list[str] = Field(
+        default_factory=list, description="Names, groups and deployments that may run, resume, revise, cancel and roll back; empty: anyone."
+    )
     self_approval: bool = Field(default=True, description="Whether who started the run may approve it.")
     known_by: list[KnownBy] = Field(default_factory=list, description="How an approver may be known; empty: in any way.")
     effects: list[Effect] = Field(default_factory=list, description="Steps of these effects wait at a gate of their own, too.")
@@ -233,7 +236,7 @@ class ExecutionPlan(_Model):
     steps: list[Step] = Field(default_factory=list, description="The steps; one runs when its dependencies have completed.")
     finally_: list[Step] = Field(default_factory=list, alias="finally", description="Steps that always run at the end. Not executed yet.")
     concurrency: Concurrency | None = Field(default=None, description="Which runs exclude each other. Not executed yet.")
-    approval: ApprovalPolicy | None = Field(default=None, description="Who may approve, and how.")
+    approval: ApprovalPolicy | None = Field(default=None, description="Who may approve and operate, and how.")
     isolation: Isolation | None = Field(default=None, description="Where sync tools run, for every step that does not say.")
     outputs: dict[str, JsonValue] = Field(default_factory=dict, description="What a run gives back, by name; may hold `${{ }}`.")
     metadata: dict[str, JsonValue] = Field(default_factory=dict, description="Anything about the plan; not read by the engine.")

@@ -135,7 +135,7 @@ class Preview:
     waves: tuple[tuple[str, ...], ...]  # steps by depth; nothing waits for a wave
     worst_case_ms: float | None  # without waiting for approvals; None is no limit
     gate_effects: tuple[Effect, ...] = ()  # steps of these effects have a gate of their own by the settings, whatever the plan says
-    secrets: tuple[str, ...] = ()  # the names of those that are handed to tools; a preview never looks one up
+    secrets: tuple[str, ...] = ()  # the names of those that are handed to tools
 
     @property
     def effects(self) -> dict[Effect, int]:
@@ -257,8 +257,8 @@ def _delays(step: Step) -> float:
 
 
 def _longest_run(steps: Mapping[str, StepPreview], checked: CheckedPlan, options: ExecutionOptions) -> float | None:
-    # A step starts when it is ready and a slot is free, so a run takes at most its work shared among the slots, plus its longest path
-    # (Graham's bound for list scheduling); and never more than everything in a row.
+    # A step starts when it is ready and a slot is free, so while a slot is idle the longest path goes on (Graham's bound for list
+    # scheduling); and nothing takes longer than everything in a row.
     limit = float(options.total_timeout_ms) if options.total_timeout_ms else None
     calls = {step_id: preview.worst_case_ms for step_id, preview in steps.items()}
     known = {step_id: longest for step_id, longest in calls.items() if longest is not None}
@@ -266,7 +266,8 @@ def _longest_run(steps: Mapping[str, StepPreview], checked: CheckedPlan, options
         return limit
     paths = graph.path_lengths(checked.dependencies, checked.order, known)
     in_a_row = sum(known.values())
-    longest = min(in_a_row, in_a_row / options.parallel_limit + max(paths.values(), default=0.0))
+    slots, path = options.parallel_limit, max(paths.values(), default=0.0)
+    longest = min(in_a_row, in_a_row / slots + path * (1 - 1 / slots))
     return longest if limit is None else min(limit, longest)
 
 

@@ -115,6 +115,10 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
             "A name under `approvers` is empty, or has white space at an end or an invisible character, so nobody is called so. Write "
             "names and groups as the settings and the approvers write them."
         ),
+        "bad-operator": (
+            "A name under `operators` is empty, or has white space at an end or an invisible character, so nobody is called so. Write "
+            "names, groups and deployments (`flow/deployment`) as the settings, the accounts and Prefect write them."
+        ),
         "duplicate-entry": "A list of the approval's policy names the same thing twice; it counts once.",
         "idle-policy": (
             "What is written about approvals changes nothing as the plan is: nobody is asked, or no time is set after which it would "
@@ -138,6 +142,13 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         "cycle": "Steps depend on each other in a circle, so none of them could start. The message shows the path.",
         "not-an-ancestor": "An expression uses a step that cannot have ended before this one starts.",
         "duplicate-dependency": "A dependency is written twice; it counts once.",
+        # of what a model drafts
+        "dropped-dependency": "A corrected answer leaves out a dependency that the answer before had, and with which nothing was wrong.",
+        "broken-constraint": "The plan does not keep the order that a constraint asks for. Let the later step depend on the earlier one.",
+        "unnamed-secret": (
+            "A model used a secret that was not named to it. Name it in the request's `available_secrets`, or let the plan do without."
+        ),
+        "too-many-steps": "The plan has more steps than the request allows.",
         # tools
         "unknown-tool": (
             "No tool of this name is in the registry. Give it with --tools package.module:name, PLAN_ADAPTER_TOOLS, or the entry "
@@ -176,5 +187,9 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         "missing-input": "An input without a default was not given. Give it with --input name=value.",
         "unknown-input": "The plan has no input of this name.",
         "bad-input": "The value does not fit the input's type or limits.",
+        "missing-secret": (
+            "A step uses a secret that no place has: a file in PLAN_ADAPTER_SECRETS_DIR, the environment's PLAN_ADAPTER_SECRET_NAME, a "
+            "Prefect block, an entry point. A secret that is used only after steps that write is looked for when its step is called."
+        ),
     }
 )

@@ -23,6 +23,7 @@ _BLANKS = frozenset("\u115f\u1160\u2800\u3164\uffa0")  # letters and symbols tha
 _TICKS = re.compile(r"`+")
 _SPAN = re.compile(r"`([^`]+)`")
 _SPECIAL = re.compile(r"[\\*\[\]<|~`]|&(?=[#A-Za-z])|(?<![^\W_])_|_(?![^\W_])")  # an underscore inside a word is no emphasis
+_ACTIVE = re.compile(r"[\\<\[\]]|&(?=[#A-Za-z])")  # an entity would bring back the characters that `one_line` shows
 _START = re.compile(r"(\d{0,9})([#>+=.)-])")  # of a heading, quote, list or rule
 _LINKED = re.compile(r"://|www\.|@|\b(?:mailto|xmpp):", re.IGNORECASE)  # GFM makes links of these by itself
 _EXPRESSION = re.compile(r"\$\{\{.*?\}\}", re.DOTALL)
@@ -135,8 +136,8 @@ def code(text: str) -> str:
 
 
 def prose(text: str) -> str:
-    """Return `text` in one line that makes no block, link or HTML in Markdown; emphasis and inline code cannot leave the line."""
-    shown = "".join("\\" + character if character in "\\<[]" else character for character in one_line(text))
+    """Return `text` in one line that makes no block, link, HTML or other character in Markdown; emphasis and code cannot leave the line."""
+    shown = _ACTIVE.sub(r"\\\g<0>", one_line(text))
     return "\\" + shown if _BLOCK.match(shown) else shown
 
 

@@ -13,6 +13,13 @@ from pydantic import JsonValue
 from plan_adapter.errors import RunFailedError
 from plan_adapter.plan import Effect, PlanStatus, StepStatus
 
+AUTHOR = "author"
+"""By whom a run is approved whose plan says that it needs no approval."""
+
+
+ABORTED = "the run is to end here"
+"""The error of a receipt that says nothing of how the call ended, because a person had the run end instead."""
+
 
 class RunReason(StrEnum):
     """Why a run ended as it did, where its status alone does not say."""
@@ -61,6 +68,7 @@ class Attempt:
     started_at: datetime
     approval_id: str | None = None  # of a step that waited at a gate of its own
     approval_digest: str | None = None  # of that call, as it is made now
+    code_digest: str | None = None  # of the source of the tool that was called; no approval binds to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,11 @@ class Receipt:
     by: str | None = None  # whose word it is, where not the tool has told the outcome: a person's, or the tool's probe's
     known_by: str | None = None  # a `KnownBy`, or `probe`
     note: str | None = None
+
+    @property
+    def is_abort(self) -> bool:
+        """Whether a person ended the run by it, and did not say whether the call was done."""
+        return self.by is not None and self.error == ABORTED
 
 
 @dataclass(slots=True)
@@ -102,6 +115,7 @@ class StepRun:
     attempts: int = 0
     carried: bool = False  # its result comes from an earlier start of the same run
     rolled_back: bool = False  # all that it did was undone by its rollback
+    undoes: str | None = None  # of what is no step of the run, but the rollback of one, as hooks and events are given it: that step's id
     started_at: datetime | None = None
     completed_at: datetime | None = None
     duration_ms: int = 0
@@ -217,8 +231,12 @@ Resolution: TypeAlias = Literal["done", "again", "abort"]
 """What a person says about an unknown outcome: it was done; it was not, run it again; end the run here."""
 
 Decision: TypeAlias = Literal["approve", "reject", "request_changes"]
-GateEnd: TypeAlias = Literal["answered", "expired", "cancelled", "superseded"]
-"""`superseded`: what the gate asked about is not asked any more, because a new version of the plan took its place."""
+GateKind: TypeAlias = Literal["approval", "outcome"]
+"""What a gate asks: whether the plan, or a call, may run; or how a call ended of which nobody knows it, whose answer approves nothing."""
+
+GateEnd: TypeAlias = Literal["answered", "expired", "cancelled", "superseded"] | Resolution
+"""`superseded`: what the gate asked about is not asked any more, because a new version of the plan took its place. A gate that asks how
+a call ended is closed with what was said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,12 +264,13 @@ class Approval:
 class Answer:
     """What somebody says at a gate, before it is looked at; all of it is untrusted text."""
 
-    decision: Decision
+    decision: Decision | Resolution  # by the kind of the gate
     by: str
     note: str = ""
     channel: Literal["os_user", "form", "unverified"] = "unverified"  # how `by` is known without `code` and `signature`
     code: str | None = None  # a one-time code
     signature: str | None = None  # an armored SSH signature of `signed_text`
+    result: JsonValue = None  # with `done`: what the call gave back
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +281,7 @@ class GateRules:
     known_by: tuple[str, ...] | None = None  # None: in any way
     self_approval: bool = True
     requested_by: str = ""  # who started the run
+    revised_by: str = ""  # who put what is asked about in the place of an earlier version
     expires: Literal["reject", "skip"] = "reject"
     remind_after_ms: int = 0
     release: bool = False
@@ -269,7 +289,7 @@ class GateRules:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """The pause before a plan (`step_id` None) or a step."""
+    """The pause before a plan (`step_id` None) or a step; or, of the kind `outcome`, after a call of which nobody knows how it ended."""
 
     id: str
     run_id: str
@@ -288,6 +308,12 @@ class Gate:
     keyset: str | None = None  # under which Prefect keeps the form's answer
     openings: int = 1  # how often it was shown: after a kill, a forced state, a refused answer
     attended: bool | None = None  # whether a process waits at it; None: one on another host, of which nothing is known
+    kind: GateKind = "approval"
+
+    @property
+    def is_released(self) -> bool:
+        """Whether its run gave its worker back, and starts again by itself once it is answered."""
+        return self.rules.release and self.attended is False and (self.keyset or "").startswith("suspended-")
 
     def is_over(self, now: datetime) -> bool:
         """Return whether, of an open gate, the time to answer is over at `now` and no process is there to end it."""
@@ -310,6 +336,7 @@ class ApprovalRequest:
     expires_at: datetime | None = None
     rules: GateRules = field(default_factory=GateRules)
     refused: str | None = None  # why the answer before was not taken
+    kind: GateKind = "approval"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,25 +13,31 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import JsonValue
 
-from plan_adapter.approval import Approver, refusal, rules_of
+from plan_adapter.approval import Approver, refuse_operation, requires_approval
 from plan_adapter.approvers.form import PrefectApprover
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.carry import Past
 from plan_adapter.execution.redrive import Redrive
 from plan_adapter.execution.rollback import units_to_undo
+from plan_adapter.execution.standing import aborted_steps, resolve_command, unit_names
 from plan_adapter.hooks import Hooks
 from plan_adapter.plan import ExecutionPlan, PlanStatus
+from plan_adapter.readable import one_line
 from plan_adapter.record import Approval, PlanRun, Resolution, RunContext, RunReason
-from plan_adapter.runs.approving import is_answered, not_approved, open_detached
+from plan_adapter.runs.approving import end_overdue, is_answered, not_approved, open_detached, refuse_approver
 from plan_adapter.runs.occasion import Occasion
 from plan_adapter.runs.performing import Work, create_run, past_of, perform, perform_anywhere, prefect_way
+from plan_adapter.runs.permitting import refuse_going_on, require_approver, require_operator
 from plan_adapter.runs.redrive import fates_of
-from plan_adapter.runs.rollback import refuse_doubt, roll_back
+from plan_adapter.runs.reopening import askable
+from plan_adapter.runs.retooling import is_same_but_for_tools, refuse_other_tools, take_tools
+from plan_adapter.runs.rollback import refuse_doubt, require_asker, roll_back
+from plan_adapter.runs.secrets import refuse_missing
 from plan_adapter.settings import Settings
 from plan_adapter.store.outcomes import Word
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
-from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate
+from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate, validate_recorded
 
 if TYPE_CHECKING:
     from prefect import Flow
@@ -70,14 +76,16 @@ async def arun_plan(
     hooks: Hooks | None = None,
     context: RunContext | None = None,
     offline: bool = False,
+    by: str | None = None,
 ) -> PlanRun:
     """Run `plan` and return the record of the run, however its steps ended.
 
     With a Prefect API URL in Prefect's settings the run is a flow run there; without one, on a local server that is started once.
-    `offline` runs without Prefect. `store` None is the store of the settings. Raises InvalidPlanError, NotApprovedError (before
-    anything is run), NoServerError and StoreError.
+    `offline` runs without Prefect. `store` None is the store of the settings. `by` is who starts it, taken at its word; None: the
+    operating system's user. Raises InvalidPlanError, NotApprovedError (before anything is run; also for who is no operator of the
+    plan), NoServerError and StoreError.
     """
-    occasion = replace(_occasion(approval, approver, hooks), context=context or RunContext(), tools=tools)
+    occasion = replace(_occasion(approval, approver, hooks, by), context=context or RunContext(), tools=tools)
     return await execute_plan(bind_inputs(validate(plan, tools), inputs), occasion=occasion, store=store, offline=offline)
 
 
@@ -92,6 +100,7 @@ def run_plan(
     hooks: Hooks | None = None,
     context: RunContext | None = None,
     offline: bool = False,
+    by: str | None = None,
 ) -> PlanRun:
     """Run `plan` and return the record of the run, however its steps ended; see `arun_plan`, which a running event loop needs."""
     return _complete(
@@ -105,6 +114,7 @@ def run_plan(
             hooks=hooks,
             context=context,
             offline=offline,
+            by=by,
         ),
         twin="arun_plan",
     )
@@ -119,14 +129,17 @@ async def aresume_run(
     store: PlanStore | None = None,
     hooks: Hooks | None = None,
     offline: bool = False,
+    by: str | None = None,
 ) -> PlanRun:
     """Go on with a run that stopped, and return its record: what has a succeeded receipt is carried, the rest is run.
 
     Uses the recorded plan and inputs. Resuming approves nothing: a run that waits for an approval needs one, and one whose tools
-    have changed since it was approved raises NotApprovedError. Raises RunConflictError for a run that has completed, was rejected,
-    or is held by a process that lives.
+    have changed since it was approved (name, parameters, effect, permissions) opens its gate again, which shows what of them changed.
+    `by` is who resumes it, taken at its word; None: the operating system's user. Raises NotApprovedError, and changes nothing, where
+    nobody is there to be asked, and for who is no operator of the plan; RunConflictError for a run that has completed, was rejected, or
+    is held by a process that lives.
     """
-    return await go_on(run_id, tools=tools, occasion=_occasion(approval, approver, hooks), store=store, offline=offline)
+    return await go_on(run_id, tools=tools, occasion=_occasion(approval, approver, hooks, by), store=store, offline=offline)
 
 
 async def go_on(
@@ -137,22 +150,33 @@ async def go_on(
     store: PlanStore | None = None,
     offline: bool = False,
     asked: Redrive | None = None,
+    record_pending: bool = False,
 ) -> PlanRun:
-    """Go on with a run that stopped: `aresume_run` for callers that have an occasion, and who want only some of its steps."""
+    """Go on with a run that stopped: `aresume_run` for callers that have an occasion, and who want only some of its steps.
+
+    With `record_pending` a run that nobody is there to approve is left waiting at its gate and returned, not raised.
+    """
     async with _opened(store, occasion.settings) as opened:
-        run = await opened.run(run_id)
-        await _refuse_resume(run, opened)
+        run = await end_overdue(await opened.run(run_id, with_results=False), opened)
         plan = await opened.get(run.digest)
+        await refuse_going_on(run, plan, opened, occasion, skips=asked is not None and bool(asked.skipped))
+        await _refuse_resume(run, opened)
+        past = await past_of(run, opened)
+        if past.has_rollbacks:
+            run = await opened.run(run_id)  # with the results, which what undoes the steps may use
+        work = _work_for(run, past)
+        _refuse_what_was_aborted(run, plan, past, skipped=() if asked is None else asked.skipped)
         bound = _as_recorded(run, plan, tools)
         occasion = replace(occasion, tools=tools)
-        if run.status is PlanStatus.PENDING_APPROVAL and not await is_answered(bound, opened, occasion, run=run):
-            raise not_approved(bound)
-        past = await past_of(run, opened)
-        work = _work_for(run, past)
         if asked is not None:
-            if asked.skipped:
-                _refuse_to_leave_out(plan, run, occasion)
             past = replace(past, fates=fates_of(run, bound.validated, past, asked))
+        if work is not perform:
+            await refuse_other_tools(bound, run, opened, then="only with those that were approved its rollback can go on")
+        elif await _must_be_asked(bound, run, opened, occasion):
+            await refuse_approver(bound, opened, occasion, run=run)
+            run, is_waiting = await askable(bound, run, opened, occasion, record_pending=record_pending)
+            if is_waiting:
+                return await opened.run(run.id)
         server = None if offline else await _server(occasion)
         return await perform_anywhere(bound, run, opened, occasion, past=past, server=server, work=work)
 
@@ -166,10 +190,11 @@ def resume_run(
     store: PlanStore | None = None,
     hooks: Hooks | None = None,
     offline: bool = False,
+    by: str | None = None,
 ) -> PlanRun:
     """Go on with a run that stopped, and return its record; see `aresume_run`."""
     return _complete(
-        aresume_run(run_id, tools=tools, approval=approval, approver=approver, store=store, hooks=hooks, offline=offline),
+        aresume_run(run_id, tools=tools, approval=approval, approver=approver, store=store, hooks=hooks, offline=offline, by=by),
         twin="aresume_run",
     )
 
@@ -182,10 +207,12 @@ async def acancel_run(
     tools: ToolRegistry | None = None,
     store: PlanStore | None = None,
     offline: bool = False,
+    by: str | None = None,
 ) -> PlanRun:
     """Ask the process that holds the run to end it, and return the run as it is now.
 
-    A run that nobody holds is cancelled at once. Raises RunConflictError for a run that has ended.
+    A run that nobody holds is cancelled at once. `by` is who cancels it, taken at its word; None: the operating system's user. Raises
+    RunConflictError for a run that has ended, and NotApprovedError for who is no operator of the plan.
 
     With `rollback` what its steps did is undone, too: by the process that holds it, else here, with `tools`; that of a run that has
     ended failed, partial or cancelled as well, in its flow run if it has one and not `offline`. Raises RunConflictError for a run that
@@ -193,17 +220,22 @@ async def acancel_run(
     """
     settings = Settings()
     async with _opened(store, settings) as opened:
-        run = await opened.run(run_id)
+        run, occasion = await opened.run(run_id), _occasion(None, None, None, by)
         if not rollback:
+            plan = await opened.get(run.digest)
+            await require_operator(plan, run, opened, settings, by=occasion.operator, operation="cancel")
             await opened.cancel(run.id, reason)
             return await opened.run(run.id)
-        return await undo_run(run, reason=reason, tools=tools, occasion=Occasion(settings=settings), store=opened, offline=offline)
+        return await undo_run(run, reason=reason, tools=tools, occasion=occasion, store=opened, offline=offline)
 
 
 async def undo_run(
     run: PlanRun, *, reason: str, tools: ToolRegistry | None, occasion: Occasion, store: PlanStore, offline: bool = False
 ) -> PlanRun:
     """Cancel `run` unless it has ended, and have what it did undone: `acancel_run` with `rollback`, for callers that have an occasion."""
+    plan = await store.get(run.digest)
+    await require_operator(plan, run, store, occasion.settings, by=occasion.operator, operation="rollback")
+    await require_asker(run, plan, store, occasion)
     if run.status is PlanStatus.COMPLETED:
         raise RunConflictError(f"run {run.id} has completed: only a run that failed or was cancelled is rolled back")
     past = await past_of(run, store)
@@ -213,13 +245,14 @@ async def undo_run(
     if await store.holder(run.id) is not None:  # who executes it undoes it
         return await store.run(run.id)
     run = await store.run(run.id)
-    past, plan = await past_of(run, store), await store.get(run.digest)
+    past = await past_of(run, store)
     refuse_doubt(run, past)
     if not units_to_undo(plan, past) and not was_interrupted:
         return run
     if tools is None:
         raise RunConflictError(f"nobody executes run {run.id}: what undoes it needs `tools`")
     bound = _as_recorded(run, plan, tools)
+    await refuse_other_tools(bound, run, store, then="only with those that were approved it can be undone")
     server = None if offline or run.flow_run_id is None else await _server(occasion)
     return await perform_anywhere(bound, run, store, occasion, past=past, server=server, work=roll_back)
 
@@ -232,9 +265,12 @@ def cancel_run(
     tools: ToolRegistry | None = None,
     store: PlanStore | None = None,
     offline: bool = False,
+    by: str | None = None,
 ) -> PlanRun:
     """Ask the process that holds the run to end it, and return the run as it is now; see `acancel_run`."""
-    return _complete(acancel_run(run_id, reason=reason, rollback=rollback, tools=tools, store=store, offline=offline), twin="acancel_run")
+    return _complete(
+        acancel_run(run_id, reason=reason, rollback=rollback, tools=tools, store=store, offline=offline, by=by), twin="acancel_run"
+    )
 
 
 async def aresolve_step(
@@ -252,15 +288,15 @@ async def aresolve_step(
     """Say how a write ended of which nobody knows it, and return the run, which `resume_run` then goes on with.
 
     `done`: it was done, with this `result`; `again`: it was not, and is to be done; `abort`: the run ends as cancelled. The word is kept as
-    the receipt of the attempt, with who gave it. Raises NotApprovedError for somebody who may not answer at the gates of this plan, and
-    RunConflictError where a process executes the run or nothing of the step is unknown.
+    the receipt of the attempt, with who gave it; a process that waits for it, in a form or at its terminal, goes on at once. Raises
+    NotApprovedError for somebody who may not answer at the gates of this plan, and RunConflictError where a process executes the run
+    that does not ask about it, or nothing of the step is unknown.
     """
     settings = Settings()
     async with _opened(store, settings) as opened:
         run = await opened.run(run_id)
-        rules = rules_of(await opened.get(run.digest), settings, requested_by=run.requested_by or "")
-        if (why := refusal(rules, by=by, known_by=known_by, decision="reject")) is not None:
-            raise NotApprovedError(why)
+        plan, doing = await opened.get(run.digest), f"`{one_line(step_id)}` is not resolved"
+        await require_approver(plan, run, opened, settings, by=by, known_by=known_by, decision="reject", doing=doing)
         await opened.resolve(run.id, step_id, Word(resolution, by, known_by, note, result), item=item)
         return await opened.run(run.id)
 
@@ -296,16 +332,30 @@ async def execute_plan(
 
     With `record_pending` a plan that nobody is there to approve is recorded as pending_approval and returned, not raised.
     """
+    refuse_operation(bound.validated.plan, occasion.settings, by=occasion.operator, operation="run")
     server = None if offline else await _server(occasion)
     async with _opened(store, occasion.settings) as opened:
         answered = await is_answered(bound, opened, occasion)
         if not answered and not record_pending:
-            raise not_approved(bound)
+            raise await not_approved(bound, opened, occasion.settings)
+        if answered and bound.validated.secrets:
+            await _refuse_missing_secrets(bound, occasion, server)
+        await refuse_approver(bound, opened, occasion)
         run = await create_run(bound, opened, occasion)
         if not answered:
             await open_detached(bound, run, opened, occasion.settings)
             return run
         return await perform_anywhere(bound, run, opened, occasion, past=Past(), server=server)
+
+
+async def _refuse_missing_secrets(bound: BoundPlan, occasion: Occasion, server: "Server | None") -> None:
+    """Raise InvalidPlanError where a secret is missing that must be there before the run begins, also as a block of `server`."""
+    if server is None:
+        return await refuse_missing(bound.validated, occasion.settings)
+    from plan_adapter.engine.connection import use_server
+
+    with use_server(server):
+        return await refuse_missing(bound.validated, occasion.settings)
 
 
 async def arevise_run(
@@ -314,18 +364,20 @@ async def arevise_run(
     """Put `plan`, as a new version, into a run that has not ended, and return the run, which waits for its approval again.
 
     The run keeps its inputs, its receipts and the approvals of single steps that the new version leaves as they are. A process that
-    waits at the run's gate asks anew, and shows what differs. Raises InvalidPlanError, and RunConflictError where the run has ended,
-    is being executed, was rolled back, or has begun a step that the new version changes.
+    waits at the run's gate asks anew, and shows what differs. Raises InvalidPlanError, NotApprovedError for who is no operator of the
+    plan that the run has, and RunConflictError where the run has ended, is being executed, was rolled back, or has begun a step that the
+    new version changes.
     """
     settings = Settings()
     async with _opened(store, settings) as opened:
         run = await opened.run(run_id)
+        await require_operator(await opened.get(run.digest), run, opened, settings, by=by, operation="revise")
         if (await past_of(run, opened)).has_rollbacks:
             raise _rolled_back(run)
         bound = bind_inputs(validate(plan, tools), run.inputs)
         attended = any(gate.attended is not False for gate in await opened.gates(run_id=run.id))
         revised = await opened.revise_run(run.id, bound.validated, bound.approval_digest, by=by, note=note)
-        if not attended:
+        if not attended and requires_approval(bound.validated.plan, allow_unapproved=settings.allow_unapproved):
             await open_detached(bound, revised, opened, settings)
         return revised
 
@@ -378,30 +430,39 @@ async def _flow_body(
     from plan_adapter.engine.flow_runs import origin
 
     came_from = await origin()
-    occasion = given(requested_by=came_from.requested_by, schedule=came_from.schedule)
+    occasion = given(requested_by=came_from.requested_by, schedule=came_from.schedule, deployment=came_from.deployment)
     bound = bind_inputs(validated, inputs)
-    async with _opened(store, occasion.settings) as opened:
+    async with _opened(store, occasion.settings) as impatient:
+        opened = impatient.patient(occasion.settings.store_patience_seconds)
         run, past = await opened.run_of_flow(flow_run_id), Past()
         if run is None:
+            refuse_operation(bound.validated.plan, occasion.settings, by=occasion.operator, operation="run")
+            await refuse_missing(bound.validated, occasion.settings)
             run = await create_run(bound, opened, occasion, flow_run_id=flow_run_id)
         elif run.reason in (RunReason.REJECTED, RunReason.EXPIRED):  # while it had given its worker back
             return run
         else:
+            await refuse_going_on(run, bound.validated.plan, opened, occasion)
             await _refuse_resume(run, opened)
-            if bound.approval_digest != run.approval_digest:
+            if not is_same_but_for_tools(bound, run):
                 raise NotApprovedError(
-                    f"the plan, the inputs or the tools of run {run.id} are not those that it was made with: start a new run, "
+                    f"the plan or the inputs of run {run.id} are not those that it was made with: start a new run, "
                     f"or `plan revise {run.id}` and `plan resume {run.id}`"
                 )
             past = await past_of(run, opened)
-        return await _work_for(run, past)(bound, run, opened, occasion, past=past, way=prefect_way(flow_run_id, opened))
+            _refuse_what_was_aborted(run, bound.validated.plan, past)
+            if _work_for(run, past) is not perform:
+                await refuse_other_tools(bound, run, opened, then="only with those that were approved its rollback can go on")
+            elif bound.approval_digest != run.approval_digest:
+                run = await take_tools(bound, run, opened, by=occasion.requested_by)
+        return await _work_for(run, past)(bound, run, opened, occasion, past=past, way=prefect_way(flow_run_id, opened, occasion.settings))
 
 
-def _occasion(approval: Approval | None, approver: Approver | None, hooks: Hooks | None) -> Occasion:
+def _occasion(approval: Approval | None, approver: Approver | None, hooks: Hooks | None, by: str | None) -> Occasion:
     """Return the occasion of a call from code; a PrefectApprover is the form itself."""
-    if isinstance(approver, PrefectApprover):
-        return Occasion(approval, None, asks_in_form=True, hooks=hooks or Hooks())
-    return Occasion(approval, approver, hooks=hooks or Hooks())
+    is_form = isinstance(approver, PrefectApprover)
+    occasion = Occasion(approval, None if is_form else approver, asks_in_form=is_form, hooks=hooks or Hooks())
+    return occasion if by is None else replace(occasion, requested_by=by)
 
 
 async def _server(occasion: Occasion) -> "Server":
@@ -410,6 +471,12 @@ async def _server(occasion: Occasion) -> "Server":
     from plan_adapter.engine.local_server import server_for
 
     return await asyncio.to_thread(server_for, occasion.settings)
+
+
+async def _must_be_asked(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Occasion) -> bool:
+    """Return whether `run` may have to be asked about before it goes on: it waits for that, its tools are others, or nobody approved it."""
+    is_as_it_was = run.status is not PlanStatus.PENDING_APPROVAL and bound.approval_digest == run.approval_digest
+    return not is_as_it_was or not await is_answered(bound, store, replace(occasion, approver=None, asks_in_form=False), run=run)
 
 
 def _work_for(run: PlanRun, past: Past) -> Work:
@@ -429,21 +496,9 @@ def _rolled_back(run: PlanRun) -> RunConflictError:
     )
 
 
-def _refuse_to_leave_out(plan: ExecutionPlan, run: PlanRun, occasion: Occasion) -> None:
-    """Raise NotApprovedError unless who goes on may answer at the gates of the plan: without a step it is not what was approved."""
-    rules = rules_of(plan, occasion.settings, requested_by=run.requested_by or "")
-    if (why := refusal(rules, by=occasion.requested_by, known_by="os_user", decision="approve")) is not None:
-        raise NotApprovedError(f"a step may not be left out: {why}")
-
-
 def _as_recorded(run: PlanRun, plan: ExecutionPlan, tools: ToolRegistry) -> BoundPlan:
-    """Return the recorded plan of `run` with its inputs; raises NotApprovedError where its tools are not those that were approved."""
-    bound = bind_inputs(validate(plan, tools), run.inputs)
-    if bound.approval_digest != run.approval_digest:
-        raise NotApprovedError(
-            f"the tools of run {run.id} have changed since it was approved (name, parameters, effect or permissions); start a new run"
-        )
-    return bound
+    """Return the recorded plan of `run` with its inputs, and with the tools as they are now."""
+    return bind_inputs(validate_recorded(plan, tools, digest=run.digest), run.inputs)
 
 
 async def _refuse_resume(run: PlanRun, store: PlanStore) -> None:
@@ -452,9 +507,23 @@ async def _refuse_resume(run: PlanRun, store: PlanStore) -> None:
     if run.reason in (RunReason.REJECTED, RunReason.EXPIRED):
         raise RunConflictError(f"run {run.id} was {run.reason}; resuming approves nothing, start a new run")
     if run.status is PlanStatus.PENDING_APPROVAL and any(gate.attended for gate in await store.gates(run_id=run.id)):
-        raise RunConflictError(f"a process on this host waits for an approval of run {run.id}: `plan approve {run.id}` answers there")
+        raise RunConflictError(
+            f"a process on this host waits for an approval of run {run.id}: `plan approve {run.id}` answers there, and "
+            f"`plan resume {run.id} --wait` waits for its end"
+        )
     if run.status is PlanStatus.EXECUTING and (holder := await store.holder(run.id)) is not None:
-        raise RunConflictError(f"run {run.id} is executed by {holder}; cancel it first, or wait for its end")
+        raise RunConflictError(f"run {run.id} is executed by {holder}; cancel it first, or `plan resume {run.id} --wait` waits for its end")
+
+
+def _refuse_what_was_aborted(run: PlanRun, plan: ExecutionPlan, past: Past, *, skipped: Collection[str] = ()) -> None:
+    """Raise RunConflictError where a step that is still to be done may have been: who ended the run over it did not say."""
+    left = [unit for unit in aborted_steps(plan, past) if unit[0] not in skipped]
+    if left and not past.has_rollbacks:
+        names, command = ", ".join(unit_names(left)), resolve_command(run.id, left[0], "done")
+        raise RunConflictError(
+            f"run {run.id} was ended by `abort`, and whether {names} was done was never known, so it is not called again: look; if it was "
+            f"done, `{command}` says so, else leave it out (`plan resume {run.id} --skip {left[0][0]} --because …`) or start a new run"
+        )
 
 
 @asynccontextmanager

@@ -109,7 +109,19 @@ class SecretChain:
     places: Sequence[SecretPlace]
 
     async def value(self, name: str) -> str:
-        """Return the value of `secrets.<name>`.
+        """Return the value of `secrets.<name>`; raises what `find` raises."""
+        return (await self.find(name))[1]
+
+    async def look(self, name: str) -> "Sight":
+        """Return where the secret comes from, or why it cannot be used; never its value."""
+        try:
+            place, _ = await self.find(name)
+        except ExpressionError as error:
+            return Sight(name, None, str(error), is_known=not isinstance(error, SecretUnavailableError))
+        return Sight(name, place.place(name), None)
+
+    async def find(self, name: str) -> tuple[SecretPlace, str]:
+        """Return the place that has the secret, and its value.
 
         Raises ExpressionError, which names every place but never a value, where no place has one that can be used, and
         SecretUnavailableError where a place could not be asked: a later one might hold another value under the same name.
@@ -124,9 +136,19 @@ class SecretChain:
             except SecretUnavailableError as error:
                 raise SecretUnavailableError(f"`secrets.{name}`: {error}") from None
             if value is not None:
-                return _usable(value, name, place)
+                return place, _usable(value, name, place)
         looked = "; ".join(place.place(name) for place in self.places)
         raise ExpressionError(f"there is no secret `{name}`; looked at: {looked or 'nothing'}")
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What was seen of a secret without showing it: the place that has it, in words, or why it cannot be used."""
+
+    name: str
+    place: str | None
+    problem: str | None
+    is_known: bool = True  # false where a place could not be asked, so that it may have it
 
 
 def secret_chain(settings: Settings, *, blocks: SecretPlace | None = None) -> SecretChain:

@@ -4,7 +4,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from plan_adapter.plan import Effect, KnownBy
@@ -51,8 +51,18 @@ class Settings(BaseSettings):
     lease_seconds: float = Field(default=20.0, ge=1.0)
     """How long a process that executes a run may give no sign of life; 15 s later another one may take the run over."""
 
+    store_patience_seconds: float = Field(default=120.0, ge=0.0)
+    """How long a run under way waits for a database that is away, locked or full before it stops, to be resumed; 0: not at all."""
+
+    carried_task_runs: int = Field(default=200, ge=0)
+    """Up to how many steps that a resumed run carries are shown as task runs of their own in Prefect; more are shown as one, `Carried`."""
+
     approvers: Annotated[tuple[str, ...], NoDecode] = ()
     """Names and groups that may answer at any gate; empty: whom the plan names. With both, who is in both."""
+
+    operators: Annotated[tuple[str, ...], NoDecode] = ()
+    """Names, groups and deployments (`flow/deployment`) that may run, resume, revise, cancel and roll back any plan; empty: whom the
+    plan names. With both, who is in both."""
 
     groups: dict[str, list[str]] = Field(default_factory=dict)
     """The members of groups, as JSON: `{"sre": ["ana", "bo"]}`."""
@@ -72,7 +82,22 @@ class Settings(BaseSettings):
     signing_key: Path | None = None
     """The SSH key that `plan approve --sign` signs with; None: the first of ~/.ssh/id_ed25519, id_ecdsa, id_rsa."""
 
-    @field_validator("tools", "python_prefixes", "approvers", "known_by", "gate_effects", mode="before")
+    model: str | None = None
+    """The language model that drafts plans, by the name that its server knows."""
+
+    model_url: str | None = None
+    """Where it is asked: the base URL of a server that speaks OpenAI's chat completions. None: OPENAI_BASE_URL, else OpenAI's own."""
+
+    model_key: SecretStr | None = None
+    """The key of that server. None: OPENAI_API_KEY where no URL is set; a server of one's own mostly needs none."""
+
+    model_timeout_seconds: float = Field(default=120.0, gt=0)
+    """How long the model may take for one answer."""
+
+    draft_timeout_seconds: float = Field(default=600.0, gt=0)
+    """How long a draft may take, all rounds together, without the time that a person takes to answer the model's questions."""
+
+    @field_validator("tools", "python_prefixes", "approvers", "operators", "known_by", "gate_effects", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value

@@ -49,7 +49,7 @@ PrepareServer = Callable[[Path], None]
 
 LINES = (
     ("tests/browser/", "tests/cli/test_with_server.py", "tests/cli/test_gates_with_server.py", "tests/gates/test_with_server.py"),
-    ("tests/deployments/", "tests/secrets/test_with_prefect.py"),
+    ("tests/deployments/", "tests/secrets/test_with_prefect.py", "tests/gates/test_outcomes_with_server.py"),
     ("tests/engine/test_local_server.py", "tests/test_readme.py", "tests/runs/"),
 )
 """Files whose tests keep servers busy, or wait for them: each line of them runs in one process, from the beginning. The first two lines

@@ -78,6 +78,13 @@ class PostgresServer:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """The session's PostgreSQL server."""
+    with running_server() as server:
+        yield server
+
+
+@contextlib.contextmanager
+def running_server() -> Iterator[PostgresServer]:
+    """Yield a server of one's own; skips where there can be none."""
     programs = _programs()
     if programs is None:
         pytest.skip("no PostgreSQL here: initdb is neither on PATH nor in /usr/lib/postgresql/*/bin")

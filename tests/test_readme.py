@@ -1,5 +1,6 @@
 """The README's tour, run as it is written: files as they stand, commands in their order, and what they must print."""
 
+import json
 import os
 import re
 import shlex
@@ -27,6 +28,12 @@ def commands(text: str) -> list[tuple[str, list[str]]]:
     return found
 
 
+def newest_run(environment: dict[str, str]) -> str:
+    """Return the id that somebody copies by hand where `RUN` stands."""
+    listed = subprocess.run(["plan", "runs", "--limit", "1", "--json"], env=environment, capture_output=True, text=True, check=True)
+    return json.loads(listed.stdout)["id"]
+
+
 def test_the_tour_works_as_it_is_written(tmp_path: Path, prepare_server: PrepareServer) -> None:
     prepare_server(tmp_path / "home")
     binaries = Path(sys.executable).parent
@@ -40,7 +47,8 @@ def test_the_tour_works_as_it_is_written(tmp_path: Path, prepare_server: Prepare
         if block["file"]:
             (tmp_path / block["file"]).write_text(block["text"], encoding="utf-8")
             continue
-        for command, expected in commands(block["text"]):
+        for written, expected in commands(block["text"]):
+            command = re.sub(r"\bRUN\b", lambda _: newest_run(environment), written)
             done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
             printed = done.stdout + done.stderr
             assert done.returncode == 0, f"{command}\n{printed}"

@@ -22,7 +22,7 @@ def gate_summary(request: ApprovalRequest) -> str:
         shown.append(f"… {len(rest)} more lines; all of it: v, or `plan approve {request.run_id} --show`")
     if not lines:
         shown.append(one_line(f"{request.name}{f', step {request.step_id}' if request.step_id else ''}: {request.description}"))
-    shown += ["", f"approval digest: `{request.approval_digest}`"]
+    shown += ["", f"approval digest: `{request.approval_digest}`"] if request.kind == "approval" else []
     if request.expires_at is not None:
         shown.append(f"an answer is waited for until {moment(request.expires_at)}")
     return visible("\n".join(shown))

@@ -1,14 +1,17 @@
 """`TerminalApprover`: the person at this process's terminal."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from typing import TypeAlias, cast
+
+from pydantic import JsonValue
 
 from plan_adapter.approval import answer_to, os_user, refusal
 from plan_adapter.approvers.conversation import Conversation
 from plan_adapter.approvers.summary import gate_summary
 from plan_adapter.gate_text import for_terminal
-from plan_adapter.record import Approval, ApprovalRequest
+from plan_adapter.record import Answer, Approval, ApprovalRequest, Resolution
 
 Edit: TypeAlias = Callable[[ApprovalRequest, Conversation], Awaitable[bool]]
 """Lets the person change what is asked about; returns whether a new version took its place, which is then asked about instead."""
@@ -20,6 +23,14 @@ _HELP = {
     "n": "no: nothing of it is run; you may say why",
     "v": "view all of what you are asked about",
     "e": "edit the plan in your editor; what comes of it is asked about anew",
+}
+
+
+_OUTCOME_HELP = {
+    "done": "it was done: it is not made again, and you are asked for its result",
+    "again": "it was not done: it is made again",
+    "abort": "end the run here, as cancelled",
+    "v": "view all of what you are asked about",
 }
 
 
@@ -56,12 +67,49 @@ class TerminalApprover:
         conversation.say("the input has ended here; the form and `plan approve` still answer")
         return await _never()
 
+    async def ask_outcome(self, request: ApprovalRequest) -> Answer | None:
+        """Return what the person says of a call of which nobody knows how it ended; None where the input has ended."""
+        conversation = self._conversation
+        async with conversation.turn:
+            with conversation.foreground():
+                self._show(request)
+                question = f"How did {step_name(request)} end, says {self._user}? done, again, abort, [v]iew, [?] "
+                while (word := await conversation.ask(question, forget=True)) is not None:
+                    if word.casefold() in ("done", "again", "abort"):
+                        return await self._outcome(cast("Resolution", word.casefold()))
+                    if word.casefold() in ("v", "view"):
+                        conversation.say(for_terminal(request.text))
+                    else:
+                        conversation.say("\n".join(f"  {key:5}  {text}" for key, text in _OUTCOME_HELP.items()))
+        if not self._is_alone:
+            conversation.say("the input has ended here; the form and `plan resolve` still answer")
+        return None
+
+    async def _outcome(self, resolution: Resolution) -> Answer | None:
+        result: JsonValue = None
+        while resolution == "done":
+            text = await self._conversation.ask("What did it give back? (JSON, empty for none) ")
+            if text is None:
+                return None
+            try:
+                result = json.loads(text) if text else None
+                break
+            except ValueError as error:
+                self._conversation.say(f'that is no JSON ({error}); a text is written with quotes, as in "v3"')
+        note = await self._conversation.ask("How do you know? (one line, may be empty) ")
+        return None if note is None else Answer(resolution, self._user, note=note, channel="os_user", result=result)
+
     def _show(self, request: ApprovalRequest) -> None:
         say = self._conversation.say
         if request.refused is not None:
             say(f"this answer is not taken: {request.refused}")
             return
         say("\n" + gate_summary(request))
+        if request.kind == "outcome":
+            reason = refusal(request.rules, by=self._user, known_by="os_user", decision="reject")
+            if reason is not None:
+                say(f"you cannot answer here: {reason}")
+            return
         reason = refusal(request.rules, by=self._user, known_by="os_user", decision="approve")
         if reason is not None:
             say(f"you cannot approve it here: {reason}; {_other_ways(request)}")

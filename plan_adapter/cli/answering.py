@@ -7,8 +7,10 @@ from uuid import UUID
 
 from plan_adapter.cli import output
 from plan_adapter.cli.aside import aside
+from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import answer_command, gate_json, gate_place
+from plan_adapter.cli.servers import has_only_the_api
 from plan_adapter.cli.waiting import after_changes
 from plan_adapter.plan import PlanStatus
 from plan_adapter.record import Decision
@@ -26,7 +28,7 @@ class Place:
     """Which gate is meant."""
 
     run: str  # an id, its beginning, or the id of a flow run
-    step: str | None = None  # None: whichever is the only one that is open
+    step: str | None = None  # None: the plan's, else, where a person confirms it, whichever of a step is the only one that is open
     item: int | None = None
 
 
@@ -55,16 +57,45 @@ async def answer_here(place: Place, words: Words, store: "PlanStore", settings: 
 
     run, gate = await find_gate(place, store)
     request = request_of(gate)
+    is_named = gate.step_id is None or place.step is not None
+    if not is_named:
+        refuse_unnamed(run.id, command_of(gate, words), is_asked=not as_json)
     if not as_json:
         output.note(gate_summary(request) + "\n")
+    if not is_named:
+        await confirm(f"step {gate_place(gate)}", words)
     closed, approval = await _given(words, gate, request, store, settings)
     if words.decision == "reject" and gate.step_id is None and gate.attended is False:
         await _end_rejected(run, approval, store)
     follows = what_follows(gate, words.decision)
-    if words.decision != "request_changes" and gate.rules.release:
-        await _wake(closed, approval, settings)
+    if words.decision != "request_changes" and gate.rules.release and not await _wake(closed, approval, settings) and gate.is_released:
+        follows = "its run was released, and no Prefect server could be told from here: `plan reconcile` lets it go on"
     tell(closed, approval, follows, as_json=as_json)
     return ExitCode.DONE
+
+
+def command_of(gate: "Gate", words: Words) -> str:
+    """Return the command that gives the same answer and names the gate."""
+    verb = "approve" if words.decision == "approve" else "reject"
+    return answer_command(gate, verb=verb) + (" --changes --note …" if words.decision == "request_changes" else "")
+
+
+def refuse_unnamed(run_id: str, command: str, *, is_asked: bool) -> None:
+    """Raise UsageError unless somebody at a terminal can be asked whether they mean the one step whose gate is open.
+
+    Whoever answered about the plan, and types the same again, does not mean a step that asks meanwhile.
+    """
+    if not (is_asked and is_at_terminal()):
+        raise UsageError(f"of run {run_id} only the gate of a step is open; say that it is meant: `{command}`")
+
+
+async def confirm(what: str, words: Words) -> None:
+    """Ask the person at the terminal whether they mean `what`; raises UsageError where they do not."""
+    from plan_adapter.approvers.conversation import Conversation
+
+    does = {"approve": "Approve", "reject": "Reject", "request_changes": "Ask for changes of"}[words.decision]
+    if (await Conversation().ask(f"{does} {what}? [y]es, [n]o ", forget=True) or "").casefold() not in ("y", "yes"):
+        raise UsageError("nothing was answered")
 
 
 def tell(gate: "Gate", approval: "Approval", follows: str, *, as_json: bool) -> None:
@@ -81,17 +112,25 @@ def tell(gate: "Gate", approval: "Approval", follows: str, *, as_json: bool) -> 
 
 def what_follows(gate: "Gate", decision: Decision) -> str:
     """Return what happens now that `gate` was answered; `gate` is as it was before."""
+    run = gate.run_id
+    if decision == "request_changes" and gate.attended is False:
+        return after_changes(run)
+    if decision == "request_changes" and gate.step_id is not None:
+        return (
+            "the process that waits for it asks again, with your note; it takes no new version of the plan: "
+            f"`plan cancel {run}` ends it, `plan revise {run} FILE` and `plan resume {run}` go on with what is done"
+        )
     if decision == "request_changes":
-        if gate.step_id is None and gate.attended is False:
-            return after_changes(gate.run_id)
-        return f"`plan revise {gate.run_id} FILE` puts a new version in its place, which is asked about then"
+        return f"`plan revise {run} FILE` puts a new version in its place, which is asked about then"
     if gate.attended:
         return "the process that waits for it goes on at once" if decision == "approve" else "the process that waits for it ends the run"
     if gate.attended is None:
         return "the process that waits for it, on another host, has the answer at once"
     if decision == "reject" and gate.step_id is None:
-        return f"`plan show {gate.run_id}` tells more"
-    return f"nobody waits for it now: `plan resume {gate.run_id}` goes on"
+        return f"`plan show {run}` tells more"
+    if gate.is_released:
+        return "its run was released, and goes on by itself: a worker starts it again"
+    return f"nobody waits for it now: `plan resume {run}` goes on"
 
 
 async def show_gate(place: Place, store: "PlanStore", *, as_json: bool) -> int:
@@ -105,14 +144,31 @@ async def show_gate(place: Place, store: "PlanStore", *, as_json: bool) -> int:
 
 
 async def find_gate(place: Place, store: "PlanStore") -> "tuple[PlanRun, Gate]":
-    """Return the open gate that is meant, with its text, and its run. Raises UsageError where none is, or several are."""
-    run = await find_run(place.run, store)
-    fitting = [gate for gate in await store.gates(run_id=run.id) if _fits(gate, place)]
+    """Return the open gate that is meant, with its text, and its run: that of the plan, where it is open and no step is named.
+
+    Raises UsageError where none is, or several of steps are. Those are ended first at which nobody answered in time.
+    """
+    from plan_adapter.errors import RunConflictError
+    from plan_adapter.runs.approving import end_overdue
+
+    try:
+        run = await end_overdue(await find_run(place.run, store), store)
+    except RunConflictError as error:
+        if not has_only_the_api(Settings()):
+            raise
+        raise UsageError(f"{error}, in the store of this machine; `--api` answers through Prefect's API alone") from error
+    open_gates = [gate for gate in await store.gates(run_id=run.id) if _fits(gate, place)]
+    fitting = [gate for gate in open_gates if gate.kind == "approval"]
+    of_plan = [gate for gate in fitting if gate.step_id is None]
+    if not fitting and open_gates:
+        raise UsageError(f"run {run.id} asks how a call ended, which no approval answers: `{answer_command(open_gates[0])}` does")
     if not fitting:
         raise UsageError(await _why_none(run, place, store))
+    if of_plan:
+        return run, of_plan[0]
     if len(fitting) > 1:
         listed = "".join(f"\n  {answer_command(gate)}" for gate in fitting)
-        raise UsageError(f"run {run.id} waits at {len(fitting)} gates; say which one:{listed}")
+        raise UsageError(f"run {run.id} waits at {len(fitting)} gates of steps; say which one:{listed}")
     return run, fitting[0]
 
 
@@ -154,7 +210,8 @@ async def _why_none(run: "PlanRun", place: Place, store: "PlanStore") -> str:
 
     if place.step is not None and place.step not in [step.id for step in run.steps]:
         return f"run {run.id} has no step `{place.step}`; steps: {', '.join(step.id for step in run.steps[:20])}"
-    closed = [gate for gate in await store.gates(run_id=run.id, open_only=False) if gate.end is not None and _fits(gate, place)]
+    gates = await store.gates(run_id=run.id, open_only=False)
+    closed = [gate for gate in gates if gate.end is not None and gate.kind == "approval" and _fits(gate, place)]
     if closed:
         try:  # a closed gate takes nothing, and says why
             await store.answer_gate(closed[-1].id, answer_to(request_of(closed[-1]), decision="reject", by="", known_by="unverified"))
@@ -171,12 +228,16 @@ async def _why_none(run: "PlanRun", place: Place, store: "PlanStore") -> str:
 
 async def _given(words: Words, gate: "Gate", request: "ApprovalRequest", store: "PlanStore", settings: Settings) -> "tuple[Gate, Approval]":
     """Return the gate as it was closed, and the answer that closed it; raises UsageError with why the answer is not taken."""
+    from plan_adapter.approval import os_user
     from plan_adapter.errors import NotApprovedError, RunConflictError
 
     try:
         approval = await _proved(proofs(words, request, settings), request, store, settings)
         return await store.answer_gate(gate.id, approval), approval
     except (NotApprovedError, RunConflictError) as error:
+        if isinstance(error, NotApprovedError):
+            said = f"{words.decision} is not taken: {error}"
+            await store.note_refusal(gate.run_id, said, by=words.by or os_user(), step_id=gate.step_id)
         raise UsageError(str(error)) from error
 
 
@@ -199,7 +260,6 @@ def proofs(words: Words, request: "ApprovalRequest", settings: Settings) -> "Ans
 
 
 async def _proved(answer: "Answer", request: "ApprovalRequest", store: "PlanStore", settings: Settings) -> "Approval":
-    from plan_adapter.identity.codes import WrongCodes
     from plan_adapter.identity.known import approval_from
 
     secrets, context = None, nullcontext()
@@ -213,7 +273,7 @@ async def _proved(answer: "Answer", request: "ApprovalRequest", store: "PlanStor
 
             secrets, context = PrefectSecrets(), use_server(server)
     with context:
-        return await approval_from(answer, request, settings=settings, secrets=secrets, use_code=store.use_code, codes=WrongCodes())
+        return await approval_from(answer, request, settings=settings, secrets=secrets, codes=store)
 
 
 async def _end_rejected(run: "PlanRun", approval: "Approval", store: "PlanStore") -> None:
@@ -227,8 +287,8 @@ async def _end_rejected(run: "PlanRun", approval: "Approval", store: "PlanStore"
         await end_unapproved(fresh, store, RunReason.REJECTED, f"rejected by {approval.by}")
 
 
-async def _wake(gate: "Gate", approval: "Approval", settings: Settings) -> None:
-    """Let a run that gave its worker back come back, where its server can be reached."""
+async def _wake(gate: "Gate", approval: "Approval", settings: Settings) -> bool:
+    """Let a run that gave its worker back come back; return whether a Prefect server could be told."""
     from plan_adapter.cli.servers import answering_server
     from plan_adapter.engine.connection import use_server
     from plan_adapter.errors import NoServerError
@@ -236,10 +296,12 @@ async def _wake(gate: "Gate", approval: "Approval", settings: Settings) -> None:
     try:
         server = await aside(lambda: answering_server(settings))
         if server is None:
-            return
+            return False
         from plan_adapter.engine.gate_forms import resume_released
 
         with use_server(server):
             await resume_released(gate, approval)
     except NoServerError as error:
         output.note(f"plan: the run cannot be woken from here: {error}")
+        return False
+    return True

@@ -36,6 +36,7 @@ VERBS = (
     Verb("resume", "Go on with a run that stopped", first=True),
     Verb("show", "Show a plan, or a run with its steps", first=True),
     Verb("reject", "Reject what a run waits for, or ask for changes"),
+    Verb("draft", "Draft a plan from a task in words, with a language model or by way of any chat"),
     Verb("revise", "Put a new version of its plan into a run"),
     Verb("cancel", "Cancel a run"),
     Verb("resolve", "Say how a write ended of which nobody knows it"),

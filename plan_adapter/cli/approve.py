@@ -26,6 +26,7 @@ async def approve(
     tools: list[str] | None = None,
     file: bool = False,
     enroll: str | None = None,
+    force: bool = False,
     json: bool = False,
 ) -> int:
     """Approve what a run waits for: its plan, or one of its steps. What is approved is shown first.
@@ -50,13 +51,16 @@ async def approve(
         tools: With `--standing`: `package.module:name` of a tool or registry that the plan uses; may be repeated.
         file: With `--standing`: write it beside the plan as NAME.approval.yaml, signed, instead of into the store.
         enroll: Make a secret of one-time codes for this person, keep it in a Prefect Secret block, and print its otpauth URI once.
+        force: With `--enroll`: put the secret in the place of one that the person has, without asking.
         json: Print one JSON object.
     """
     settings = Settings()
     if enroll is not None:
         from plan_adapter.cli.enrolling import enroll_person
 
-        return await enroll_person(enroll, settings, as_json=json)
+        return await enroll_person(enroll, settings, force=force, as_json=json)
+    if force:
+        raise UsageError("--force goes with --enroll")
     words = Words("approve", note=note, sign=sign, code=code, by=by)
     if standing is not None:
         from plan_adapter.cli.standings import Wish, approve_standing

@@ -3,8 +3,9 @@
 import sys
 from typing import TYPE_CHECKING
 
-from plan_adapter.approval import answer_to, os_user
-from plan_adapter.record import Approval, ApprovalRequest
+from plan_adapter.approval import answer_to, os_user, refusal
+from plan_adapter.errors import NotApprovedError
+from plan_adapter.record import Approval, ApprovalRequest, GateRules
 
 if TYPE_CHECKING:
     from plan_adapter.approval import Approver
@@ -12,16 +13,20 @@ if TYPE_CHECKING:
     from plan_adapter.approvers.terminal import Edit
 
 
+class YesRefusedError(NotApprovedError):
+    """The operating system's user may not approve what `--yes` would approve; nothing was begun."""
+
+
 class YesApprover:
     """Approves what it is asked, in the name of the operating system's user: `--yes`."""
 
-    def __init__(self) -> None:
-        """Nobody has asked yet."""
-        self.asked: ApprovalRequest | None = None
+    def foresee(self, rules: GateRules) -> None:
+        """Raise YesRefusedError where the approval would not be taken."""
+        if (reason := refusal(rules, by=os_user(), known_by="os_user", decision="approve")) is not None:
+            raise YesRefusedError(reason)
 
     async def ask(self, request: ApprovalRequest) -> Approval:
         """Return the approval."""
-        self.asked = request
         return answer_to(request, decision="approve", by=os_user(), known_by="os_user", note="--yes")
 
 

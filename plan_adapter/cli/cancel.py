@@ -24,6 +24,7 @@ async def cancel(
     """Cancel a run: the process that executes it ends its steps and records the reason; one that nobody executes is ended at once.
 
     With `--rollback` what its steps did is undone, as far as they declare how; also of a run that has ended failed, partial or cancelled.
+    Without it a rollback that is under way, or was asked for, is ended: what is being undone is, and nothing further.
 
     Args:
         run: The id of a run, or its beginning.
@@ -52,6 +53,7 @@ async def cancel(
 
 async def _roll_back(run: str, reason: str, tools: list[str], *, offline: bool, json: bool) -> int:
     from plan_adapter.execution.rollback import units_to_undo
+    from plan_adapter.execution.standing import aborted_steps, after_abort
     from plan_adapter.runner import undo_run
     from plan_adapter.runs.performing import past_of
 
@@ -67,7 +69,10 @@ async def _roll_back(run: str, reason: str, tools: list[str], *, offline: bool, 
         if code == ExitCode.INTERRUPTED:
             return code
         past = await past_of(found, store)
-        left = units_to_undo(await store.get(found.digest), past)
+        plan = await store.get(found.digest)
+        left, doubtful = units_to_undo(plan, past), aborted_steps(plan, past)
         if not left and not past.has_rollbacks:
             output.note("nothing was undone: no step that has completed declares a rollback")
-        return ExitCode.FAILED if left else ExitCode.DONE
+        if doubtful:
+            output.note(after_abort(found.id, doubtful))
+        return ExitCode.FAILED if left or doubtful else ExitCode.DONE

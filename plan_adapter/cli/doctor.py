@@ -6,26 +6,32 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from plan_adapter.cli import output
-from plan_adapter.cli.codes import ExitCode
-from plan_adapter.cli.sources import open_store, tools_of
-from plan_adapter.readable import counted
+from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.cli.secrets import seen, sight_line
+from plan_adapter.cli.sources import model_of, open_store, plan_of, tools_of
+from plan_adapter.readable import counted, duration, one_line
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
+    from plan_adapter.agent.model import Probe
     from plan_adapter.engine.diagnosis import Finding
 
 
-def doctor(*, tools: list[str] | None = None, json: bool = False) -> int:
-    """Say what is wrong with this installation, its server, store, tools and signers; starts no server. Ends with 2 if anything is.
+def doctor(plan: str | None = None, /, *, tools: list[str] | None = None, model: bool = False, json: bool = False) -> int:
+    """Say what is wrong with this installation, its server, store, tools, signers and model; starts no server. Ends with 2 if anything is.
 
     Args:
+        plan: A plan whose secrets are looked for, too: where each comes from, or that it is missing; its value is never shown.
         tools: `package.module:name` of tools to look at, too; may be repeated.
+        model: Ask the language model, too: whether it answers, in what form, how soon, and what its server refuses. It costs a few tokens.
         json: Print one JSON object per finding.
     """
     from plan_adapter.engine.diagnosis import diagnose
 
     settings = Settings()
-    findings = diagnose(settings, checks=(lambda: _store(settings), lambda: _tools(tools or []), lambda: _signatures(settings)))
+    own = (lambda: _tools(tools or []), lambda: _signatures(settings), lambda: _model(settings, ask=model))
+    findings = diagnose(settings, checks=(lambda: _store(settings), *own))
+    findings += [] if plan is None else _secrets(plan, tools or [], settings)
     for finding in findings:
         if json:
             output.json_line(asdict(finding))
@@ -57,6 +63,56 @@ def _tools(imports: list[str]) -> "Finding":
         return Finding(ok=True, what=f"{len(tools_of(imports))} tools")
     except ToolDefinitionError as error:
         return Finding(ok=False, what=str(error))
+
+
+def _model(settings: Settings, *, ask: bool) -> "Finding":
+    """Whether a language model is configured, and with `ask` how it answers."""
+    from plan_adapter.engine.diagnosis import Finding
+    from plan_adapter.errors import ModelError
+
+    try:
+        model = model_of(settings)
+    except UsageError as error:
+        unset = not settings.model
+        what = "no language model is configured: `plan draft` needs one" if unset else str(error)
+        return Finding(ok=unset and not ask, what=what, hint=str(error) if unset else "")
+    named = repr(model).strip("<>").replace("OpenAIModel", "language model")
+    if not ask:
+        return Finding(ok=True, what=f"{named} is configured", hint="`plan doctor --model` asks it")
+
+    async def probe() -> "Probe":
+        try:
+            return await model.probe()
+        finally:
+            await model.aclose()
+
+    try:
+        found = asyncio.run(probe())
+    except ModelError as error:
+        return Finding(ok=False, what=str(error))
+    took = f"{duration(found.seconds * 1000)}, {counted(found.requests, 'request')}"
+    what = f"{named} answers as `{one_line(found.model)}` on the rung {found.rung} ({took})"
+    return Finding(ok=True, what=what, hint=f"refuses {', '.join(found.refuses)}" if found.refuses else "")
+
+
+def _secrets(plan: str, imports: list[str], settings: Settings) -> "list[Finding]":
+    """Whether each secret of a plan is there."""
+    from plan_adapter.engine.diagnosis import Finding
+    from plan_adapter.errors import InvalidPlanError
+    from plan_adapter.validation import validate
+
+    try:
+        validated = validate(asyncio.run(plan_of(plan)), tools_of(imports))
+    except InvalidPlanError as error:
+        what = f"{plan} has {counted(len(error.problems), 'problem')}, so its secrets are not looked for"
+        return [Finding(ok=False, what=what, hint=f"`plan validate {plan}` names them")]
+    if not validated.secrets:
+        return [Finding(ok=True, what=f"{plan} uses no secrets")]
+    hint = "keep it in one of these places"
+    return [
+        Finding(ok=sight.problem is None, what=sight_line(sight), hint="" if sight.problem is None else hint)
+        for sight in seen(validated.secrets, settings)
+    ]
 
 
 def _signatures(settings: Settings) -> "Finding":

@@ -1,8 +1,10 @@
 """`plan export`."""
 
-import json as json_module
 import sys
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
+from typing import IO
 
 from plan_adapter.cli import output as streams
 from plan_adapter.cli.codes import ExitCode
@@ -21,21 +23,29 @@ async def export(run: str, /, *, output: Path | None = None, json: bool = False)
         output: The file to write; stdout if it is not given.
         json: Print the document in one line.
     """
+    from plan_adapter.store.export import write_document
+
+    only_ascii = output is None and not streams.is_unicode(sys.stdout)
     async with open_store(Settings()) as store:
-        document = await store.export(run)
-    text = json_module.dumps(document, ensure_ascii=False, sort_keys=True, indent=None if json else 1)
-    if not _is_utf8(text) or (output is None and not streams.is_unicode(sys.stdout)):
-        text = json_module.dumps(document, sort_keys=True, indent=None if json else 1)
-    if output is None:
-        sys.stdout.write(text + "\n")
-    else:
-        streams.write_file(output, text + "\n")
+        with nullcontext(sys.stdout) if output is None else streams.whole_file(output) as file:
+            write = partial(_write, file)
+            try:
+                await store.read_export(run, partial(write_document, write=write, in_lines=not json, only_ascii=only_ascii))
+            except _UnwrittenError as error:
+                raise error.cause from None
     return ExitCode.DONE
 
 
-def _is_utf8(text: str) -> bool:
+class _UnwrittenError(Exception):
+    """The output could not be written, which is no fault of the store that is read."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__()
+        self.cause = cause
+
+
+def _write(file: IO[str], text: str) -> None:
     try:
-        text.encode()
-    except UnicodeEncodeError:  # a row that was altered to what is no text
-        return False
-    return True
+        file.write(text)
+    except OSError as error:
+        raise _UnwrittenError(error) from None

@@ -1,5 +1,6 @@
 """What a person asks for when a run goes on, and what would become of its steps."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from plan_adapter.cli import output
@@ -28,21 +29,27 @@ async def preview_resume(run: str, asked: "Redrive | None", *, tools: list[str],
     from plan_adapter.execution.redrive import Redrive
     from plan_adapter.runs.performing import past_of
     from plan_adapter.runs.redrive import fates_of
+    from plan_adapter.runs.retooling import changes_of_tools, code_notices
     from plan_adapter.validation import validate
 
     async with open_store(Settings()) as store:
         found = await store.run(run)
         validated = validate(await store.get(found.digest), tools_of(tools))
+        changes, notices = await changes_of_tools(validated, found, store), await code_notices(validated, found, store)
         unknown = {attempt.step_id for attempt in await store.unknown(found.id)}
         past = await past_of(found, store)
     fates = fates_of(found, validated, past, asked or Redrive())
     shown = {step_id: ("unknown" if step_id in unknown and fate.kind == "run" else fate.kind) for step_id, fate in fates.items()}
     if as_json:
         steps = [{"id": step_id, "fate": kind, "reason": fates[step_id].reason or None} for step_id, kind in shown.items()]
-        output.json_line({"run_id": found.id, "steps": steps})
+        output.json_line({"run_id": found.id, "steps": steps, "tools": [asdict(change) for change in changes], "code": notices})
         return ExitCode.DONE
     rows = [(step_id, _WORDS[kind] + _because(fates[step_id].reason)) for step_id, kind in shown.items()]
     output.table(("STEP", "WHAT BECOMES OF IT"), rows)
+    for change in changes:
+        output.line(f"first it is asked about: tool `{change.name}` changed since it was approved ({change.summary})")
+    for notice in notices:
+        output.line(notice)
     return ExitCode.DONE
 
 
@@ -51,7 +58,7 @@ _WORDS = {
     "run": "run, if its condition and its dependencies let it",
     "skipped": "skipped, and what depends on it goes on",
     "left": "left for another time, with what depends on it",
-    "unknown": "not run: whether it was done is unknown (`plan resolve` says it)",
+    "unknown": "asked about: whether it was done is unknown (its tool's probe, the form, the terminal or `plan resolve` says it)",
 }
 
 

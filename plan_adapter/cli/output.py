@@ -3,7 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -39,6 +40,11 @@ def line(text: str) -> None:
     sys.stdout.write(visible(text) + "\n")
 
 
+def document(text: str) -> None:
+    """Print a whole text to stdout: as it is into a file or a pipe, visible on a terminal."""
+    sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
+
+
 def note(text: str) -> None:
     """Print a line about the work to stderr; a reader that is gone stops nothing."""
     try:
@@ -50,8 +56,18 @@ def note(text: str) -> None:
 
 def json_line(value: Mapping[str, Any]) -> None:
     """Print one JSON object in one line to stdout, at once."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=not is_unicode(sys.stdout), allow_nan=False, default=_written) + "\n")
+    sys.stdout.write(json_text(value, is_ascii=not is_unicode(sys.stdout)) + "\n")
     sys.stdout.flush()
+
+
+def json_text(value: Mapping[str, Any], *, is_ascii: bool = False, indent: int | None = None) -> str:
+    """Return `value` as JSON that any UTF-8 stream takes: half a character, which no UTF-8 holds, makes all of it ASCII."""
+    text = json.dumps(value, ensure_ascii=is_ascii, allow_nan=False, default=_written, indent=indent)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json_text(value, is_ascii=True, indent=indent)
+    return text
 
 
 def _written(value: object) -> str:
@@ -103,13 +119,22 @@ def _narrow(widths: list[int], limit: int) -> None:
 
 def write_file(path: Path, text: str) -> None:
     """Write `text` to `path` whole or not at all; raises UsageError where it cannot be written."""
+    with whole_file(path) as file:
+        file.write(text)
+
+
+@contextmanager
+def whole_file(path: Path) -> Generator[IO[str]]:
+    """Yield a file that is `path` once the block has ended, and gone if it raised; raises UsageError where it cannot be written."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        unfinished.write_text(text, encoding="utf-8", newline="\n")
+        with unfinished.open("w", encoding="utf-8", newline="\n") as file:
+            yield file
         unfinished.replace(path)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def console(stream: IO[str]) -> "Console":

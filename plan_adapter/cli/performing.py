@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from plan_adapter.approvers.conversation import Conversation
 from plan_adapter.cli import output
-from plan_adapter.cli.asking import YesApprover, approver_for, asks_in_form
+from plan_adapter.cli.asking import YesRefusedError, approver_for, asks_in_form
 from plan_adapter.cli.codes import ExitCode, code_of_run
 from plan_adapter.cli.editing import PlanEditing
 from plan_adapter.cli.progress import Display, JsonDisplay, Links, PlainDisplay
 from plan_adapter.cli.records import run_end, run_json
-from plan_adapter.errors import NotApprovedError, RunConflictError, StoreError
+from plan_adapter.cli.waiting import standing_of
+from plan_adapter.errors import RunConflictError, StoreError
 from plan_adapter.execution.printing import captured_prints
 from plan_adapter.hooks import Event
 from plan_adapter.plan import PlanStatus
@@ -28,7 +29,7 @@ from plan_adapter.record import Outcome, RunReason
 if TYPE_CHECKING:
     from plan_adapter.engine.connection import Server
     from plan_adapter.engine.local_server import PendingServer
-    from plan_adapter.record import ApprovalRequest, PlanRun
+    from plan_adapter.record import PlanRun
     from plan_adapter.runner import Occasion
     from plan_adapter.settings import Settings
     from plan_adapter.store.store import PlanStore
@@ -88,6 +89,7 @@ class Performance:
         self._tools = tools
         self._as_json = wanted.json
         conversation = Conversation()
+        self._waits = not (wanted.yes or wanted.detach)
         self.asks_in_form = asks_in_form(yes=wanted.yes, detach=wanted.detach, has_server=server is not None)
         edit = PlanEditing(store, tools)
         self.approver = approver_for(
@@ -122,6 +124,7 @@ class Performance:
         return Occasion(
             approver=self.approver,
             asks_in_form=self.asks_in_form,
+            waits=self._waits,
             tools=self._tools,
             listener=self.listen,
             settings=settings,
@@ -143,11 +146,9 @@ class Performance:
             self._display.close()
             await self._tell_forced_end()
             return ExitCode.INTERRUPTED
-        except NotApprovedError as error:
+        except YesRefusedError as error:
             self._display.close()
-            if not isinstance(self.approver, YesApprover) or self.approver.asked is None:
-                raise
-            return self._refuse_yes(error, self.approver.asked)
+            return self._refuse_yes(error)
         except StoreError:
             self._display.close()
             self._tell_left()
@@ -157,7 +158,8 @@ class Performance:
             keeping.cancel()
             for number in numbers:
                 loop.remove_signal_handler(number)
-        show_result(run, as_json=self._as_json)
+        hint = (await standing_of(run, self._store)).hint() if run.status is PlanStatus.PENDING_APPROVAL else None
+        show_result(run, as_json=self._as_json, hint=hint)
         return ExitCode.INTERRUPTED if self._interrupts and run.status is PlanStatus.CANCELLED else code_of_run(run)
 
     async def _keep_signals(self) -> None:
@@ -168,12 +170,10 @@ class Performance:
                 self._take_signals()
                 ours = signal.getsignal(signal.SIGTERM)
 
-    def _refuse_yes(self, error: NotApprovedError, asked: "ApprovalRequest") -> int:
+    def _refuse_yes(self, error: YesRefusedError) -> int:
         if self._as_json:
-            output.json_line({"error": "NotApprovedError", "message": str(error), "run_id": asked.run_id})
-        output.note(f"plan: --yes is not taken: {error}")
-        step = f" --step {asked.step_id}" if asked.step_id is not None else ""
-        output.note(f"run {asked.run_id} goes on waiting: `plan approve {asked.run_id}{step}`, then `plan resume {asked.run_id}`")
+            output.json_line({"error": "NotApprovedError", "message": str(error)})
+        output.note(f"plan: --yes is not taken, and nothing was begun: {error}; with --detach it waits for who may")
         return ExitCode.REJECTED
 
     def _interrupt(self, number: signal.Signals, task: "asyncio.Future[PlanRun]") -> None:
@@ -224,8 +224,8 @@ def _end_process() -> None:
     os._exit(ExitCode.INTERRUPTED)
 
 
-def show_result(run: "PlanRun", *, as_json: bool, hint: str | None = None) -> None:
-    """Print how the run stands to stdout, and what to do next, `hint` where one is given, to stderr."""
+def show_result(run: "PlanRun", *, as_json: bool, hint: str | None) -> None:
+    """Print how the run stands to stdout, and what to do next, `hint` where there is one, to stderr."""
     if as_json:
         output.json_line(run_json(run, steps=True))
     else:
@@ -237,11 +237,6 @@ def show_result(run: "PlanRun", *, as_json: bool, hint: str | None = None) -> No
 
 def next_command(run: "PlanRun") -> str:
     """Return the line that says what a person may do about `run` now."""
-    if run.status is PlanStatus.PENDING_APPROVAL:
-        return (
-            f"it waits for an approval: `plan approve {run.id}` gives it, then `plan resume {run.id}` goes on; "
-            "`plan gates` lists all that waits"
-        )
     if run.reason is RunReason.UNKNOWN:
         unknown = next((step.id for step in run.steps if step.outcome is Outcome.UNKNOWN), "STEP")
         return (

@@ -1,6 +1,7 @@
 """`plan preview`."""
 
 import asyncio
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +11,7 @@ from cyclopts import Parameter
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.going_on import asked_for, preview_resume
+from plan_adapter.cli.secrets import seen, sight_line
 from plan_adapter.cli.sources import input_texts, plan_of, tools_of
 from plan_adapter.settings import Settings
 
@@ -33,6 +35,8 @@ def preview(
     json: bool = False,
 ) -> int:
     """Show what a run would do, without doing it: order, waves, resolved parameters, retries, effects, the longest it may take.
+
+    Of each secret it says where it would come from, or that it is missing.
 
     Expressions that depend on results are shown as they are written, and so are those that use inputs that are still missing.
 
@@ -59,11 +63,14 @@ def preview(
     from plan_adapter.validation import validate
 
     given = input_texts(input or [], inputs)
-    shown = _preview(validate(asyncio.run(plan_of(plan)), tools_of(tools or [])), given)
+    validated = validate(asyncio.run(plan_of(plan)), tools_of(tools or []))
+    shown, sights = _preview(validated, given), seen(validated.secrets, Settings())
     if json:
-        output.json_line(shown.as_json())
+        output.json_line(shown.as_json() | {"secret_places": [asdict(sight) for sight in sights]})
     else:
         output.line(preview_text(shown).rstrip("\n"))
+        if sights:
+            output.line("\n".join(["", "## Secrets", "", *(f"- {sight_line(sight)}" for sight in sights)]))
     return ExitCode.DONE
 
 

@@ -104,17 +104,21 @@ def gate_line(event: Event) -> str:
     """Return one line about a gate that is open, or how it was closed."""
     assert event.gate is not None
     place = gate_place(event.gate)
+    if event.kind == "gate_refused":
+        return f"{place}: {one_line(event.message or 'an answer is not taken')}"
     if event.kind == "gate_answered":
-        closed = {"superseded": "a new version takes the place of what was asked about", "cancelled": "nobody answered: the run ends"}
-        return f"{place}: {closed.get(event.gate.end or '') or one_line(event.message or 'its gate was closed')}"
+        closed = "a new version takes the place of what was asked about" if event.gate.end == "superseded" else event.message
+        return f"{place}: {one_line(closed or 'its gate was closed')}"
     until = f" until {moment(event.gate.expires_at)}" if event.gate.expires_at is not None else ""
-    return f"{place}: waits for an approval{until}"
+    waits = "nobody knows how it ended, and a person is asked" if event.gate.kind == "outcome" else f"waits for an approval{until}"
+    why = f"; {one_line(event.run.message)}" if event.run.message and event.gate.step_id is None else ""
+    return f"{place}: {waits}{why}"
 
 
 def how_to_answer(event: Event) -> str:
     """Return the line that says how an open gate is answered."""
     assert event.gate is not None
-    form = "in the form on that page, or " if event.run.flow_run_id is not None else ""
+    form = "in the form on that page, or " if event.in_form else ""
     return f"answer {form}with `{answer_command(event.gate)}`"
 
 
@@ -128,7 +132,7 @@ def plain_lines(event: Event) -> list[str]:
             return [f"{step}: started"]
         case "attempt_failed":
             return [f"{step}: {failed_attempt(event)}"]
-        case "gate_opened" | "gate_answered":
+        case "gate_opened" | "gate_refused" | "gate_answered":
             return [gate_line(event)]
         case "log":
             return [f"{step} | {text}" for text in (event.message or "").splitlines()]

@@ -47,6 +47,7 @@ def gate_json(gate: Gate) -> dict[str, Any]:
     rules = gate.rules
     return {
         "id": gate.id,
+        "asks": gate.kind,
         "run_id": gate.run_id,
         "step": gate.step_id,
         "item": gate.item,
@@ -60,13 +61,16 @@ def gate_json(gate: Gate) -> dict[str, Any]:
         "known_by": rules.known_by,
         "self_approval": rules.self_approval,
         "requested_by": rules.requested_by,
+        "revised_by": rules.revised_by,
         "flow_run_id": gate.flow_run_id,
         "attended": gate.attended,
     }
 
 
 def answer_command(gate: Gate, *, verb: str = "approve") -> str:
-    """Return the command that answers at `gate`."""
+    """Return the command that answers at `gate`; one that asks how a call ended has a verb of its own."""
+    if gate.kind == "outcome":
+        return f"plan resolve {gate.run_id} {gate.step_id} done|again|abort" + (f" --item {gate.item}" if gate.item is not None else "")
     step = f" --step {gate.step_id}" if gate.step_id is not None else ""
     return f"plan {verb} {gate.run_id}{step}" + (f" --item {gate.item}" if gate.item is not None else "")
 

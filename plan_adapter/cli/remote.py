@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from plan_adapter.approvers.summary import gate_summary
 from plan_adapter.cli import output
-from plan_adapter.cli.answering import DONE_WORDS, Place, Words, proofs
+from plan_adapter.cli.answering import DONE_WORDS, Place, Words, confirm, proofs, refuse_unnamed
 from plan_adapter.cli.aside import aside
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.servers import answering_server
-from plan_adapter.cli.waiting import age
-from plan_adapter.readable import one_line
+from plan_adapter.cli.waiting import age, time_left
 from plan_adapter.record import ApprovalRequest, GateRules
 
 if TYPE_CHECKING:
@@ -50,19 +50,28 @@ async def answer_remotely(place: Place, words: Words, settings: "Settings", *, s
     from plan_adapter.errors import NotApprovedError, RunConflictError
 
     async with _server(settings) as server:
-        from plan_adapter.engine.gate_forms import answer_form, open_forms
+        from plan_adapter.engine.gate_forms import answer_form, open_forms, text_of
 
         form = _the_one(await open_forms(), place)
         page = server.run_url(form.flow_run_id)
-        if show:
-            raise UsageError("without the store the whole text is only on its page" + (f": {page}" if page else ""))
-        if not as_json:
-            step = f", step {_step(form)}" if form.step_id is not None else ""
-            output.note(
-                f"{one_line(form.name)}{step}\napproval digest: `{form.approval_digest}`" + (f"\nall of it: {page}" if page else "")
+        if form.kind == "outcome" and not show:
+            raise UsageError(
+                f"this form asks how step {_step(form)} ended, which no approval answers: answer on its page"
+                + (f" ({page})" if page else "")
             )
+        is_named = form.step_id is None or place.step is not None or show
+        if not is_named:
+            refuse_unnamed(form.run_id, _command(form, words), is_asked=not as_json)
+        request = _request(form, await text_of(form))
+        if show:
+            _show_text(form, request, server, as_json=as_json)
+            return ExitCode.DONE
+        if not as_json:
+            output.note(gate_summary(request) + (f"\nall of it: {page}" if page else "") + "\n")
+        if not is_named:
+            await confirm(f"step {_step(form)}", words)
         try:
-            await answer_form(form, proofs(words, _request(form), settings))
+            await answer_form(form, proofs(words, request, settings))
         except (NotApprovedError, RunConflictError) as error:
             raise UsageError(str(error)) from error
         refused = await _refusal(form)
@@ -95,6 +104,8 @@ def _the_one(forms: "list[OpenForm]", place: Place) -> "OpenForm":
     ]
     if not fitting:
         raise UsageError(f"no form waits for an answer of run `{place.run}`; `plan gates --api` lists those that do")
+    if of_plan := [form for form in fitting if form.step_id is None]:
+        return of_plan[0]
     if len(fitting) > 1:
         listed = "".join(f"\n  plan approve {form.run_id} --api{_arguments(form)}" for form in fitting)
         raise UsageError(f"{len(fitting)} forms of run `{place.run}` wait; say which one:{listed}")
@@ -114,12 +125,19 @@ async def _refusal(form: "OpenForm") -> str | None:
     return None
 
 
-def _request(form: "OpenForm") -> ApprovalRequest:
+def _show_text(form: "OpenForm", request: ApprovalRequest, server: "Server", *, as_json: bool) -> None:
+    if as_json:
+        output.json_line({**_form_json(form, server), "text": request.text})
+    else:
+        output.line(request.text.rstrip("\n"))
+
+
+def _request(form: "OpenForm", text: str) -> ApprovalRequest:
     return ApprovalRequest(
         approval_digest=form.approval_digest,
         name=form.name,
         description="",
-        text="",
+        text=text,
         run_id=form.run_id,
         step_id=form.step_id,
         item=form.item,
@@ -131,6 +149,7 @@ def _request(form: "OpenForm") -> ApprovalRequest:
 def _form_json(form: "OpenForm", server: "Server") -> dict[str, Any]:
     return {
         "id": form.gate_id,
+        "asks": form.kind,
         "run_id": form.run_id,
         "step": form.step_id,
         "item": form.item,
@@ -147,13 +166,20 @@ def _form_json(form: "OpenForm", server: "Server") -> dict[str, Any]:
 
 def _row(form: "OpenForm", now: datetime) -> tuple[str, ...]:
     since = "-" if form.opened_at is None else age(now, form.opened_at)
-    until = "-" if form.expires_at is None else f"in {age(form.expires_at, now)}"
+    until = time_left(form.expires_at, now)
     known = " or ".join(form.known_by) if form.known_by is not None else "anyhow"
-    return (form.run_id, form.name, _step(form) if form.step_id is not None else "-", since, until, known)
+    step = (_step(form) + (": how did it end?" if form.kind == "outcome" else "")) if form.step_id is not None else "-"
+    return (form.run_id, form.name, step, since, until, known)
 
 
 def _step(form: "OpenForm") -> str:
     return f"{form.step_id}" + (f"[{form.item}]" if form.item is not None else "")
+
+
+def _command(form: "OpenForm", words: Words) -> str:
+    verb = "approve" if words.decision == "approve" else "reject"
+    changes = " --changes --note …" if words.decision == "request_changes" else ""
+    return f"plan {verb} {form.run_id} --api{_arguments(form)}{changes}"
 
 
 def _arguments(form: "OpenForm") -> str:

@@ -24,8 +24,9 @@ async def resolve(
     note: str = "",
     json: bool = False,
 ) -> int:
-    """Say how a write ended of which nobody knows it: it was `done`, do it `again`, or `abort` the run. `plan resume` then goes on.
+    """Say how a write ended of which nobody knows it: it was `done`, do it `again`, or `abort` the run.
 
+    A process that waits for this word, in a form or at its terminal, goes on at once; where none does, `plan resume` goes on.
     Of any other step that has not succeeded it can be said that it is `done`: somebody did it by hand.
 
     Args:
@@ -39,6 +40,7 @@ async def resolve(
     """
     from plan_adapter.approval import os_user
     from plan_adapter.runner import aresolve_step
+    from plan_adapter.runs.doubt import hint_of
 
     if result is not None and resolution != "done":
         raise UsageError("--result is what a step that was done gave back: it goes with `done` only")
@@ -46,13 +48,19 @@ async def resolve(
         found = await aresolve_step(
             run, step, resolution, by=os_user(), known_by="os_user", item=item, result=_value(result), note=note, store=store
         )
-        unknown = await store.unknown(found.id)
+        is_executed = await store.holder(found.id) is not None
+        unknown = [] if is_executed else await store.unknown(found.id)
+        hint = await hint_of(found, store) if resolution == "abort" and not is_executed else None
     if json:
         output.json_line(run_json(found, steps=False))
         return ExitCode.DONE
     output.line(run_end(found))
-    if unknown:
+    if is_executed:
+        output.note("the process that waits for it " + ("ends the run" if resolution == "abort" else "goes on at once"))
+    elif unknown:
         output.note(f"`plan resolve {found.id} {unknown[0].step_id} done|again|abort` says the next one")
+    elif hint is not None:
+        output.note(hint)
     elif resolution != "abort":
         goes_on = f"plan cancel {found.id} --rollback" if step.startswith("rollback ") else f"plan resume {found.id}"
         output.note(f"`{goes_on}` goes on")

@@ -8,11 +8,10 @@ from cyclopts import Parameter
 from plan_adapter.cli.aside import aside
 from plan_adapter.cli.codes import UsageError, code_of_run
 from plan_adapter.cli.going_on import asked_for
+from plan_adapter.cli.holding import has_nothing_left, held, until_free
 from plan_adapter.cli.performing import Performance, Wanted, begin_server, show_result
 from plan_adapter.cli.resolve import mark_step_done
 from plan_adapter.cli.sources import open_store, tools_of
-from plan_adapter.cli.waiting import standing_of
-from plan_adapter.plan import PlanStatus
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
@@ -33,9 +32,12 @@ def resume(
     offline: bool = False,
     yes: bool = False,
     detach: bool = False,
+    wait: bool = False,
     json: bool = False,
 ) -> int:
     """Go on with a run that stopped: what has succeeded is carried over, the rest is run. Resuming approves nothing by itself.
+
+    Where its tools are not those that were approved, what changed of them is asked about first.
 
     Args:
         run: The id of a run, or its beginning.
@@ -49,18 +51,30 @@ def resume(
         offline: Run without Prefect.
         yes: Approve what is asked, in the name of the operating system's user, where the policy allows that.
         detach: Wait for nobody: a run that waits for an approval goes on waiting, and the command ends with 6.
+        wait: Where another process has the run, wait until it has ended or its lease is free, and go on then.
         json: Print events as JSON Lines; the last line is the run.
     """
     asked = asked_for(from_, only_failed=only_failed, skip=skip or [], because=because)
     if mark_done is not None:
-        asyncio.run(mark_step_done(run, mark_done, result, note=because))
+        asyncio.run(_mark_done(run, mark_done, result, note=because, skips=bool(skip)))
     elif result is not None:
         raise UsageError("--result goes with --mark-done STEP")
-    return asyncio.run(_resume(run, tools or [], Wanted(yes=yes, detach=detach, json=json), asked, offline=offline))
+    return asyncio.run(_resume(run, tools or [], Wanted(yes=yes, detach=detach, json=json), asked, offline=offline, waits=wait))
 
 
-async def _resume(run: str, tools: list[str], wanted: Wanted, asked: "Redrive | None", *, offline: bool) -> int:
-    from plan_adapter.errors import NotApprovedError
+async def _mark_done(run: str, step: str, result: str | None, *, note: str, skips: bool) -> None:
+    """Keep that somebody did a step by hand, if whoever says so may do all the rest of the command, too."""
+    from plan_adapter.runs.occasion import Occasion
+    from plan_adapter.runs.permitting import refuse_going_on
+
+    async with open_store(Settings()) as store:
+        found = await store.run(run)
+        await refuse_going_on(found, await store.get(found.digest), store, Occasion(), skips=skips)
+    await mark_step_done(run, step, result, note=note)
+
+
+async def _resume(run: str, tools: list[str], wanted: Wanted, asked: "Redrive | None", *, offline: bool, waits: bool) -> int:
+    from plan_adapter.errors import RunConflictError
     from plan_adapter.runner import go_on
 
     settings = Settings()
@@ -69,13 +83,16 @@ async def _resume(run: str, tools: list[str], wanted: Wanted, asked: "Redrive | 
     async with open_store(settings) as store:
         found = await store.run(run)
         server = await aside(pending.wait) if pending is not None else None
-        performance = Performance(server, wanted, store=store, tools=registry)
-        occasion = performance.occasion(settings)
-        work = go_on(found.id, tools=registry, occasion=occasion, store=store, offline=offline, asked=asked)
-        try:
-            return await performance.complete(work)
-        except NotApprovedError:
-            if performance.asks or found.status is not PlanStatus.PENDING_APPROVAL:
-                raise
-            show_result(found, as_json=wanted.json, hint=(await standing_of(found, store)).hint())  # it goes on waiting
-            return code_of_run(found)
+        while True:
+            now = await until_free(found, store) if waits else found
+            if has_nothing_left(found, now):
+                show_result(now, as_json=wanted.json, hint=None)
+                return code_of_run(now)
+            performance = Performance(server, wanted, store=store, tools=registry)
+            occasion = performance.occasion(settings)
+            work = go_on(found.id, tools=registry, occasion=occasion, store=store, offline=offline, asked=asked, record_pending=True)
+            try:
+                return await performance.complete(work)
+            except RunConflictError:
+                if not waits or await held(found.id, store) is None:  # else another one was quicker
+                    raise

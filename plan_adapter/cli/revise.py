@@ -59,13 +59,14 @@ async def revise(
             revised = await arevise_run(found.id, new, tools=registry, by=os_user(), note=note, store=store)
         except RunConflictError as error:
             raise UsageError(str(error)) from error
+        is_asked = bool(await store.gates(run_id=revised.id))
     lines = difference_lines(old, new)
     if json:
         output.json_line({**run_json(revised, steps=False), "changes": lines})
     else:
         output.line("\n".join([difference_title(lines), *lines]))
         output.line(f"run {revised.id} has the new version: {revised.status}")
-    _tell_next(revised, is_attended=is_attended)
+    _tell_next(revised, is_attended=is_attended, is_asked=is_asked)
     return ExitCode.DONE
 
 
@@ -78,8 +79,10 @@ async def _edited(run: "PlanRun", store: "PlanStore", tools: "ToolRegistry") -> 
     return await edited_plan(run, store, tools, Conversation())
 
 
-def _tell_next(run: "PlanRun", *, is_attended: bool) -> None:
+def _tell_next(run: "PlanRun", *, is_attended: bool, is_asked: bool) -> None:
     if is_attended:
         output.note("the process that waits for its approval asks about the new version")
+    elif not is_asked:
+        output.note(f"it needs no approval: `plan resume {run.id}` goes on")
     else:
         output.note(f"`plan approve {run.id}` approves it, then `plan resume {run.id}` goes on")

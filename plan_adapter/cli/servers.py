@@ -34,3 +34,10 @@ def known_server(settings: "Settings") -> "Server | None":
     if status.api_url is None:
         return None
     return Server(api_url=status.api_url, ui_url=status.ui_url, log_path=status.log_path, pid=status.pid)
+
+
+def has_only_the_api(settings: "Settings") -> bool:
+    """Return whether the store is only the default one of this machine, while Prefect's settings name a server."""
+    from plan_adapter.engine.connection import configured_api_url
+
+    return settings.database_url is None and configured_api_url() is not None

@@ -1,6 +1,6 @@
 """`plan show`."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,23 +10,32 @@ from plan_adapter.cli.records import gate_json, run_json
 from plan_adapter.cli.sources import STDIN, STORED, is_stored, open_store, plan_of
 from plan_adapter.cli.waiting import Standing, standing_of
 from plan_adapter.settings import Settings
+from plan_adapter.tool_changes import CodeChange, code_changes
 
 if TYPE_CHECKING:
     from plan_adapter.plan import ExecutionPlan
 
 
-async def show(plan_or_run: str, /, *, json: bool = False) -> int:
+async def show(plan_or_run: str | None = None, /, *, draft: bool = False, json: bool = False) -> int:
     """Show a plan with every dependency, those that references make, too, or a run with its steps, their ends and why, and its approvals.
+
+    Of a run also: where the code of a tool was not the same from one attempt to the next.
 
     Args:
         plan_or_run: A plan document, `-` for stdin, `store:name@version`, the id of a run or its beginning, or a plan's digest.
-        json: Print one JSON object; that of a run has its `steps`, open `gates` and `approvals`.
+        draft: Show the draft of that id with every question to the model and its answer; without an id list the newest drafts.
+        json: Print one JSON object; that of a run has its `steps`, open `gates`, `approvals` and `code_changes`.
     """
     from plan_adapter.canonical import plan_digest
     from plan_adapter.formatting import format_plan
 
+    if draft:
+        await _show_drafts(plan_or_run, as_json=json)
+        return ExitCode.DONE
+    if plan_or_run is None:
+        raise UsageError("say what to show: a plan, a run, or `--draft` for the newest drafts")
     found = await _find(plan_or_run)
-    if isinstance(found, Standing):
+    if isinstance(found, ShownRun):
         _show_run(found, as_json=json)
         return ExitCode.DONE
     as_object = _plan_json(found, plan_digest(found))  # a plan whose document has problems has no digest: they are raised
@@ -37,27 +46,61 @@ async def show(plan_or_run: str, /, *, json: bool = False) -> int:
     return ExitCode.DONE
 
 
-def _show_run(found: Standing, *, as_json: bool) -> None:
+async def _show_drafts(beginning: str | None, *, as_json: bool) -> None:
+    from plan_adapter.cli.drafting import draft_json
+    from plan_adapter.draft_text import draft_line, draft_text
+
+    async with open_store(Settings()) as store:
+        found = await store.drafts.newest() if beginning is None else [await store.drafts.get(beginning)]
+    for draft in found:
+        if as_json:
+            output.json_line(draft_json(draft, question=None))
+        else:
+            output.line(draft_line(draft) if beginning is None else draft_text(draft, whole=True).rstrip("\n"))
+    if not found:
+        output.note("no plan was drafted yet")
+
+
+@dataclass(frozen=True, slots=True)
+class ShownRun:
+    """A run with what is told about it beside its own record."""
+
+    standing: Standing
+    code: list[CodeChange]
+
+
+def _show_run(found: ShownRun, *, as_json: bool) -> None:
     from plan_adapter.formatting import format_plan
 
+    standing, run = found.standing, found.standing.run
     if as_json:
-        gates, answers = [gate_json(gate) for gate in found.gates], [asdict(answer) for answer in found.answers]
-        output.json_line({**run_json(found.run, steps=True), "gates": gates, "approvals": answers})
+        gates, answers = [gate_json(gate) for gate in standing.gates], [asdict(answer) for answer in standing.answers]
+        changed = [_code_json(change) for change in found.code]
+        output.json_line({**run_json(run, steps=True), "gates": gates, "approvals": answers, "code_changes": changed})
         return
-    output.line("\n".join([format_plan(found.run).rstrip("\n"), *found.lines()]))
-    if (hint := found.hint()) is not None:
+    code = ["", "## Code", "", *(f"- {change}" for change in found.code)] if found.code else []
+    output.line("\n".join([format_plan(run, standing=standing.used).rstrip("\n"), *code, *standing.lines()]))
+    if (hint := standing.hint()) is not None:
         output.note(hint)
 
 
-async def _find(word: str) -> "ExecutionPlan | Standing":
+def _code_json(change: CodeChange) -> dict[str, Any]:
+    attempts = {"before": change.before, "after": change.after}
+    where = {name: {"step": one.step_id, "item": one.item, "attempt": one.number} for name, one in attempts.items()}
+    return {"tool": change.tool_name, **where}
+
+
+async def _find(word: str) -> "ExecutionPlan | ShownRun":
     # Ids of runs and digests of plans are both hexadecimal; a file of that name goes before both, a run before a plan.
     from plan_adapter.errors import RunConflictError, StoreError
+    from plan_adapter.runs.approving import end_overdue
 
     if word == STDIN or word.startswith(STORED) or _looks_like_a_file(word):
         return await plan_of(word)
     async with open_store(Settings()) as store:
         try:
-            return await standing_of(await store.run(word), store)
+            run = await end_overdue(await store.run(word), store)
+            return ShownRun(await standing_of(run, store), code_changes(await store.attempts(run.id)))
         except RunConflictError as no_run:
             if not is_stored(word):
                 raise UsageError(f"`{word}` is no file, and {no_run}") from no_run

@@ -1,16 +1,19 @@
 """Where a verb's plan, tools, inputs, store and run come from: what the words of a command line mean."""
 
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from plan_adapter.cli import output
 from plan_adapter.cli.codes import UsageError
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
+    from plan_adapter.agent.model import OpenAIModel
     from plan_adapter.plan import ExecutionPlan
     from plan_adapter.problems import Problem
     from plan_adapter.store.store import PlanStore
@@ -19,6 +22,11 @@ if TYPE_CHECKING:
 STORED = "store:"
 STDIN = "<stdin>"
 """What `-` is turned into, which the parser of arguments would take for an option."""
+
+NO_KEY = (
+    "set PLAN_ADAPTER_MODEL_KEY or OPENAI_API_KEY, or PLAN_ADAPTER_MODEL_URL (or --model-url) to the base URL of a server that needs none"
+)
+NO_MODEL = f"no model is configured: set PLAN_ADAPTER_MODEL (or give --model) to its name, and {NO_KEY}"
 
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})")
 
@@ -35,6 +43,35 @@ def open_store(settings: Settings) -> "PlanStore":
     from plan_adapter.store.store import PlanStore
 
     return PlanStore(settings.store_url)
+
+
+def drafting_tools_of(imports: Sequence[str], names: Sequence[str]) -> "ToolRegistry":
+    """Return the tools that a model may plan with: of the built-in ones those that `names` says, of all others too, or else every one.
+
+    Raises ToolDefinitionError for a name that no tool has.
+    """
+    from plan_adapter.tools.registry import ToolRegistry
+
+    brought = ToolRegistry.named([*Settings().tools, *imports])
+    chosen = tools_of(imports).subset(*names)
+    return chosen if any(name in brought for name in names) else ToolRegistry([brought, chosen])
+
+
+def model_of(settings: Settings, name: str | None = None, url: str | None = None) -> "OpenAIModel":
+    """Return the model of the command line, else of the settings, of which nothing was asked; raises UsageError with what to set."""
+    name, url = name or settings.model or None, url or settings.model_url or None
+    if name is None:
+        raise UsageError(NO_MODEL)
+    if url is not None and not url.startswith(("http://", "https://")):
+        raise UsageError("PLAN_ADAPTER_MODEL_URL or --model-url is no URL: write it as in http://127.0.0.1:8080/v1")
+    key = settings.model_key.get_secret_value().strip() if settings.model_key is not None else ""
+    if not (key.isascii() and key.isprintable()):
+        raise UsageError("PLAN_ADAPTER_MODEL_KEY holds a character that no header can carry")
+    if url is None and not key and not os.environ.get("OPENAI_API_KEY"):
+        raise UsageError(f"there is no key for the model `{name}`: {NO_KEY}")
+    from plan_adapter.agent.model import OpenAIModel
+
+    return OpenAIModel(name, base_url=url, api_key=key or None, timeout_seconds=settings.model_timeout_seconds)
 
 
 def read_plan(source: str) -> "tuple[ExecutionPlan | None, list[Problem]]":
@@ -72,6 +109,21 @@ async def _stored_plan(source: str, store: "PlanStore | None") -> "ExecutionPlan
     if at and not version.isdecimal():
         raise UsageError(f"`{source}`: a version is a number, as in `store:{name}@3`")
     return await store.get(name, version=int(version)) if at else await store.get(version)
+
+
+def text_of(source: str, what: str) -> str:
+    """Return the text of a file, or of `-`, stdin; raises UsageError, which calls it `what`."""
+    try:
+        if source == STDIN:
+            if sys.stdin.isatty():
+                output.note(f"{what}, then Ctrl-D:")
+            text = sys.stdin.read()
+        else:
+            text = Path(source).read_bytes().decode()
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a NUL in the path
+        reason = "it is no UTF-8 text" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"{what} cannot be read from {source}: {reason}") from error
+    return text.removeprefix("\ufeff")
 
 
 def input_texts(given: Sequence[str], file: Path | None) -> dict[str, str]:

@@ -57,18 +57,21 @@ async def approve_standing(wish: Wish, words: Words, settings: Settings, *, as_j
     return ExitCode.DONE
 
 
-async def list_standing(settings: Settings, *, limit: int, as_json: bool) -> int:
-    """Print the standing approvals that runs may still use, the newest first."""
+async def list_standing(settings: Settings, *, limit: int, with_ended: bool, as_json: bool) -> int:
+    """Print the standing approvals that runs may still use, the newest first; `with_ended` also the others, with how they ended."""
     async with open_store(settings) as store:
-        found = list(reversed(await store.standing()))[:limit]
+        found, now = list(reversed(await store.standing(include_ended=with_ended)))[:limit], await store.now()
     if as_json:
         for standing in found:
             output.json_line(standing_json(standing))
     elif found:
-        columns = ("STANDING", "PLAN", "BY", "LEFT", "UNTIL", "SCHEDULES", "INPUTS", "STEPS")
-        output.table(columns, [_row(standing) for standing in found])
+        columns = ("STANDING", "PLAN", "BY", "LEFT", "UNTIL", "SCHEDULES", "INPUTS", "STEPS", *(["ENDED"] if with_ended else []))
+        output.table(columns, [(*_row(standing), *([_end(standing, now)] if with_ended else [])) for standing in found])
     else:
-        output.note("there is no standing approval; `plan approve --standing PLAN --schedule flow/deployment --until DATE` gives one")
+        usable = "" if with_ended else " that a run may use (`--all` lists those that have ended, too)"
+        output.note(
+            f"there is no standing approval{usable}; `plan approve --standing PLAN --schedule flow/deployment --until DATE` gives one"
+        )
     return ExitCode.DONE
 
 
@@ -168,6 +171,14 @@ def _limits(standing: "StandingApproval") -> str:
     until = f"until {moment(standing.until)}" if standing.until is not None else ""
     runs = f"for {counted(standing.max_runs, 'run')}" if standing.max_runs is not None else ""
     return ", ".join(part for part in (until, runs) if part) + f", schedules {', '.join(standing.schedules)}"
+
+
+def _end(standing: "StandingApproval", now: datetime) -> str:
+    if standing.revoked_at is not None:
+        return f"revoked by {standing.revoked_by} at {moment(standing.revoked_at)}"
+    if standing.until is not None and standing.until <= now:
+        return f"over since {moment(standing.until)}"
+    return "used up" if _left(standing) == 0 else "-"
 
 
 def _row(standing: "StandingApproval") -> tuple[str, ...]:

@@ -1,6 +1,5 @@
 """`plan runs verify`: whether the record of a run, in the store or in an exported file, is as it was written."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,18 +16,17 @@ if TYPE_CHECKING:
 
 async def verify_run(run_or_file: str, *, as_json: bool) -> int:
     """Say whether the record is whole, or name the first row that was altered; a file is verified without a store."""
-    from plan_adapter.store.verification import verify
-
     settings = Settings()
     document = _read(Path(run_or_file))
-    if document is None:
+    if document is not None:
+        found, signed, run_id = _examined(document)
+    else:
         async with open_store(settings) as store:
-            document = await store.export(run_or_file)
-    found = verify(document)
-    checked = _signatures(document, settings) if found.ok else []
+            found, signed, run_id = await store.read_export(run_or_file, _examined)
+    checked = [_signature(row, settings) for row in signed]
     bad = [line for line in checked if line["problem"] is not None]
     if as_json:
-        output.json_line({**asdict(found), "ok": found.ok and not bad, "run": _run_id(document), "signatures": checked})
+        output.json_line({**asdict(found), "ok": found.ok and not bad, "run": run_id, "signatures": checked})
     else:
         _tell(found, checked)
     return ExitCode.DONE if found.ok and not bad else ExitCode.FAILED
@@ -53,13 +51,18 @@ def _tell(found: "Verification", checked: list[dict[str, Any]]) -> None:
             )
 
 
-def _signatures(document: dict[str, Any], settings: Settings) -> list[dict[str, Any]]:
-    """Return of each signed answer by whom it is, whether its signature was looked at, and what is wrong with it."""
-    signed = [row for row in document["approvals"] if row["signature"] is not None and row["standing_id"] is None]
-    return [_signature(row, settings) for row in signed]
+def _examined(document: dict[str, Any]) -> "tuple[Verification, list[dict[str, Any]], str | None]":
+    """Return what was found, the signed answers where that is well, and the id of the run."""
+    from plan_adapter.store.verification import verify
+
+    found, run = verify(document), document.get("run")
+    rows = document["approvals"] if found.ok else ()
+    signed = [row for row in rows if row["signature"] is not None and row["standing_id"] is None]
+    return found, signed, run.get("id") if isinstance(run, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
 
 
 def _signature(row: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """Return of a signed answer by whom it is, whether its signature was looked at, and what is wrong with it."""
     from plan_adapter.approval import signed_text
     from plan_adapter.errors import NotApprovedError
     from plan_adapter.identity.signatures import allowed_signers, signer
@@ -78,19 +81,16 @@ def _signature(row: dict[str, Any], settings: Settings) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     """Return what a file holds, None where there is none and `path` is an id; raises UsageError for what is no exported run."""
+    from plan_adapter.store.exported import read_exported
+
     if not path.is_file():
         if path.suffix == ".json":
             raise UsageError(f"there is no file {path}")
         return None
     try:
-        document: Any = json.loads(path.read_bytes())
+        document = read_exported(path)
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} is no exported run: {error}") from None
-    if not isinstance(document, dict):
+    if document is None:
         raise UsageError(f"{path} is no exported run: write one with `plan export RUN --output {path}`")
-    return document  # pyright: ignore[reportUnknownVariableType]  # what JSON holds; verification looks at it
-
-
-def _run_id(document: dict[str, Any]) -> str | None:
-    run = document.get("run")
-    return run.get("id") if isinstance(run, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    return document

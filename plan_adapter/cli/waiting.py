@@ -1,20 +1,21 @@
 """How runs stand with their approvals: what they wait for, who answered what, and what a person types next."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from plan_adapter.cli.records import answer_command, gate_place
 from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import duration, moment, prose
-from plan_adapter.record import Approval, Gate, PlanRun
+from plan_adapter.record import Approval, Gate, PlanRun, StandingApproval
 
 if TYPE_CHECKING:
     from plan_adapter.store.revisions import Revision
     from plan_adapter.store.store import PlanStore
 
 ANSWERED = {"approve": "approved", "reject": "rejected", "request_changes": "changes requested"}
+RELEASED = "its run was released, and goes on by itself once it is answered"
 ATTENDED = {True: "a process waits for it", False: "no process waits for it", None: "a process of another host may wait for it"}
 
 
@@ -27,6 +28,8 @@ class Standing:
     answers: Sequence[Approval]
     replaced: "Sequence[Revision]"
     now: datetime
+    stopped: str | None = None  # what a person may type, where the run has stopped with something in doubt
+    standing: "Mapping[str, StandingApproval]" = field(default_factory=dict[str, "StandingApproval"])  # those that gave it answers, by id
 
     @property
     def answer(self) -> Approval | None:
@@ -34,25 +37,47 @@ class Standing:
         of_plan = [row for row in self.answers if row.step_id is None and row.approval_digest == self.run.approval_digest]
         return of_plan[-1] if of_plan else None
 
+    @property
+    def used(self) -> "StandingApproval | None":
+        """The standing approval that gave that answer, if one did."""
+        return self.standing.get(self.answer.standing_id) if self.answer is not None and self.answer.standing_id is not None else None
+
+    @property
+    def changes(self) -> Approval | None:
+        """The last answer, about the plan or a step of it, where that asks for changes and no new version has come since."""
+        last = next((row for row in reversed(self.answers) if row.gate_id is not None), None)
+        if last is None or last.decision != "request_changes" or (self.replaced and self.replaced[-1].at > last.at):
+            return None
+        return last
+
     def lines(self) -> list[str]:
         """Return a Markdown section; nothing where nobody was ever asked."""
         listed = [(row.at, _version_line(row)) for row in self.replaced]
-        listed += [(row.at, _answer_line(row)) for row in self.answers if row.known_by != "not_required"]
+        listed += [(row.at, _answer_line(row, self.standing)) for row in self.answers if row.known_by != "not_required"]
         found = [line for _, line in sorted(listed, key=lambda pair: pair[0])] + [_gate_line(gate, self.now) for gate in self.gates]
         return ["", "## Approvals", "", *found] if found else []
 
     def hint(self) -> str | None:
-        """Return what a person may type now that the run waits; None where it does not."""
+        """Return what a person may type now that the run waits, or has stopped; None where nothing is to be done."""
+        asks_how_it_ended = any(gate.kind == "outcome" for gate in self.gates)
+        stopped = None if asks_how_it_ended else self.stopped  # the gate's own command says that, too
+        return "; ".join(part for part in (self._waits(), stopped) if part) or None
+
+    def _waits(self) -> str | None:
         run = self.run
         if self.gates:
             commands = ", ".join(f"`{answer_command(gate)}`" for gate in self.gates[:5])
-            then = f", then `plan resume {run.id}` goes on" if all(gate.attended is False for gate in self.gates) else ""
-            return f"it waits for an approval: {commands} gives it{then}; `plan gates` lists all that waits"
+            is_left = all(gate.attended is False and not gate.is_released for gate in self.gates)
+            then = f", then `plan resume {run.id}` goes on" if is_left else ""
+            asked = {gate.kind for gate in self.gates}
+            what = "an answer" if len(asked) > 1 else "an approval" if "approval" in asked else "somebody to say how a write ended"
+            give = "gives" if len(self.gates) == 1 else "give"
+            return f"it waits for {what}: {commands} {give} it{then}; `plan gates` lists all that waits"
         if run.status is not PlanStatus.PENDING_APPROVAL:
             return None
         if self.answer is None:
             return f"nobody has been asked yet: `plan resume {run.id}` asks"
-        if self.answer.decision == "request_changes":
+        if self.changes is not None:
             return after_changes(run.id)
         return f"it was answered, and no process goes on with it: `plan resume {run.id}` does"
 
@@ -63,9 +88,13 @@ def after_changes(run_id: str) -> str:
 
 
 async def standing_of(run: PlanRun, store: "PlanStore") -> Standing:
-    """Return how `run` stands with its approvals."""
-    gates, answers = await store.gates(run_id=run.id), await store.approvals(run.id)
-    return Standing(run, gates, answers, await store.revisions(run.id), await store.now())
+    """Return how `run` stands with its approvals, and with what is in doubt of it."""
+    from plan_adapter.runs.doubt import hint_of
+
+    gates, answers, stopped = await store.gates(run_id=run.id), await store.approvals(run.id), await hint_of(run, store)
+    used = {row.standing_id for row in answers if row.standing_id is not None}
+    standing = {one.id: one for one in await store.standing(include_ended=True) if one.id in used} if used else {}
+    return Standing(run, gates, answers, await store.revisions(run.id), await store.now(), stopped, standing)
 
 
 async def statuses_of(runs: Sequence[PlanRun], store: "PlanStore") -> dict[str, str]:
@@ -80,9 +109,11 @@ async def statuses_of(runs: Sequence[PlanRun], store: "PlanStore") -> dict[str, 
 async def _waits(run: PlanRun, gates: list[Gate], store: "PlanStore") -> str:
     if run.completed_at is None and gates:
         words = [] if gates[0].step_id is None else [f"waits at {gate_place(gates[0]) if len(gates) == 1 else f'{len(gates)} gates'}"]
-        return _bracketed([*words, *(["no process waits"] if all(gate.attended is False for gate in gates) else [])])
+        is_left = all(gate.attended is False and not gate.is_released for gate in gates)
+        return _bracketed([*words, *(["no process waits"] if is_left else [])])
     if run.status is PlanStatus.PENDING_APPROVAL:
-        answer = (await standing_of(run, store)).answer
+        standing = await standing_of(run, store)
+        answer = standing.changes or standing.answer
         return _bracketed(["nobody was asked" if answer is None else ANSWERED[answer.decision], "no process goes on"])
     return _bracketed([str(run.reason)] if run.reason else [])
 
@@ -91,9 +122,15 @@ def _bracketed(words: list[str]) -> str:
     return f" ({', '.join(words)})" if words else ""
 
 
-def _answer_line(row: Approval) -> str:
+def _answer_line(row: Approval, standing: "Mapping[str, StandingApproval]") -> str:
     step = "" if row.step_id is None else f" step {row.step_id}" + (f"[{row.item}]" if row.item is not None else "")
-    return f"- {ANSWERED[row.decision]}{step} by {prose(row.by)} ({row.known_by}) at {moment(row.at)}{_noted(row.note)}"
+    said = f"- {ANSWERED[row.decision]}{step} by "
+    if row.standing_id is None:
+        return f"{said}{prose(row.by)} ({row.known_by}) at {moment(row.at)}{_noted(row.note)}"
+    given = standing.get(row.standing_id)
+    whose = f", which {prose(row.by)} ({row.known_by}) gave" + (f" at {moment(given.at)}" if given is not None else "")
+    of_plan = f" of {prose(given.name)}" if given is not None else ""
+    return f"{said}the standing approval `{row.standing_id}`{of_plan}{whose}; used at {moment(row.at)}{_noted(row.note)}"
 
 
 def _version_line(row: "Revision") -> str:
@@ -103,12 +140,20 @@ def _version_line(row: "Revision") -> str:
 def _gate_line(gate: Gate, now: datetime) -> str:
     what = "of the plan" if gate.step_id is None else f"of step {gate_place(gate)}"
     since = f" since {moment(gate.opened_at)} ({age(now, gate.opened_at)})"
-    until = f", until {moment(gate.expires_at)} (in {age(gate.expires_at, now)})" if gate.expires_at is not None else ""
-    return f"- **waits for an approval {what}**{since}{until}; {ATTENDED[gate.attended]}"
+    until = f", until {moment(gate.expires_at)} ({time_left(gate.expires_at, now)})" if gate.expires_at is not None else ""
+    asked = f"asks how step {gate_place(gate)} ended" if gate.kind == "outcome" else f"waits for an approval {what}"
+    return f"- **{asked}**{since}{until}; {RELEASED if gate.is_released else ATTENDED[gate.attended]}"
 
 
 def _noted(note: str) -> str:
     return f": {prose(note)}" if note else ""
+
+
+def time_left(expires_at: datetime | None, now: datetime) -> str:
+    """Return how long an answer is still waited for."""
+    if expires_at is None:
+        return "-"
+    return f"in {age(expires_at, now)}" if expires_at > now else "its time is over"
 
 
 def age(later: datetime, earlier: datetime) -> str:

@@ -10,11 +10,10 @@ from typing import Annotated, Any, TypeAlias
 from prefect import Flow
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
-from prefect.states import Failed
 from pydantic import JsonValue, WithJsonSchema
 
 from plan_adapter.engine.flow_runs import run_flow
-from plan_adapter.engine.states import state_of_run
+from plan_adapter.engine.states import state_of_error, state_of_run
 from plan_adapter.errors import PlanAdapterError
 from plan_adapter.plan import Input, InputType
 from plan_adapter.readable import one_line, prose
@@ -47,7 +46,8 @@ def flow_of(validated: ValidatedPlan, body: FlowBody, *, with_inputs: bool = Tru
 
     Its parameters are the plan's inputs; without `with_inputs` it has none, for a body that has them and that they are too large for.
     `await flow(**inputs)` gives the PlanRun, or raises RunFailedError with it. Inputs that do not fit, and what `body` raises of this
-    package's errors, end the flow run as Failed with the error as its message, and are raised. Prefect persists and retries nothing.
+    package's errors, end the flow run as Failed, a StoreError as Crashed and named Interrupted, with the error as its message, and are
+    raised. Prefect persists and retries nothing.
     """
     plan = validated.plan
     return Flow(
@@ -88,7 +88,7 @@ def _function(inputs_of_plan: Mapping[str, Input], body: FlowBody) -> Callable[.
         try:
             return state_of_run(await body(inputs, str(context.flow_run.id)))
         except PlanAdapterError as error:
-            return Failed(message=str(error), data=error)
+            return state_of_error(error)
 
     run_steps.__doc__ = _docstring(inputs_of_plan)
     run_steps.__annotations__ = {}

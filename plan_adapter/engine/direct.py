@@ -9,7 +9,7 @@ from prefect.logging import get_run_logger
 from prefect.states import AwaitingRetry, Crashed, Retrying, Running
 
 from plan_adapter.engine.internals import StepTaskRun
-from plan_adapter.engine.states import state_of_call, state_of_step
+from plan_adapter.engine.states import state_of_call, state_of_carried, state_of_step
 from plan_adapter.execution.direct import wait_or_stop
 from plan_adapter.execution.ports import AttemptEnd, StepCall
 from plan_adapter.record import StepRun
@@ -45,6 +45,12 @@ class DirectTaskRuns:
         """Show `step` in its final state, the only one it had."""
         run = StepTaskRun(self._flow, step_id=step.id, name=step.id, upstream=upstream)
         run.enter(state_of_step(step))
+        return run.id
+
+    async def show_all(self, steps: Sequence[StepRun]) -> UUID:
+        """Show that all of `steps` were carried, in one task run; its key can be no step's."""
+        run = StepTaskRun(self._flow, step_id="Carried", name="Carried", key="carried steps")
+        run.enter(state_of_carried(steps))
         return run.id
 
 

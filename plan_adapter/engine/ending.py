@@ -8,6 +8,7 @@ from uuid import UUID
 
 from prefect import Flow, get_client
 from prefect.client.schemas.objects import State
+from prefect.exceptions import ObjectNotFound
 from prefect.settings import temporary_settings
 
 from plan_adapter.engine.compiler import name_of
@@ -23,6 +24,9 @@ log = logging.getLogger(__name__)
 END_SECONDS = 15.0
 """How long Prefect may take to learn that a run has ended; it would try for minutes, and then call the flow run Failed."""
 LAST_WORD_SECONDS = 3.0
+
+AWAY = "the Prefect server went away: it lacks states or logs of"
+DELETED = "the flow run is not there any more, somebody deleted it in Prefect: it shows no end of"
 
 
 async def run_to_end(flow: Flow[..., Any], parameters: Mapping[str, Any], run: PlanRun, ended: asyncio.Future[None]) -> None:
@@ -41,9 +45,11 @@ async def run_to_end(flow: Flow[..., Any], parameters: Mapping[str, Any], run: P
             flowing.cancel()
     if not ended.done():
         raise _unbegun(flowing, run)
-    if not (await _knows_end(flowing, run) and await deliver()):
+    trouble = await _untold(flowing, run) or (None if await deliver() else AWAY)
+    if trouble is not None:
         await drop()
-        log.warning("the Prefect server went away: it lacks states or logs of run %s, whose own record is complete", run.id)
+        then = "; `plan reconcile` tells it the end" if trouble == AWAY else ""
+        log.warning("%s run %s, whose record is complete%s", trouble, run.id, then)
     ended.result()
 
 
@@ -67,18 +73,20 @@ def _unbegun(flowing: "asyncio.Future[State]", run: PlanRun) -> BaseException:
     return unbegun
 
 
-async def _knows_end(flowing: "asyncio.Future[State]", run: PlanRun) -> bool:
-    """Return whether the server knows how the flow run ended; where Prefect could not tell, it is told once more."""
+async def _untold(flowing: "asyncio.Future[State]", run: PlanRun) -> str | None:
+    """Return why the server does not know how the flow run ended, None if it does; where Prefect could not tell, it is told once more."""
     told = not flowing.cancelled() and flowing.exception() is None
     if told or run.completed_at is None or run.flow_run_id is None:  # what the function raised comes out here, too, and is no end
-        return True
+        return None
     try:
         with temporary_settings({"client.max_retries": 0}):  # pyright: ignore[reportArgumentType]  # typed for its old names
             await asyncio.wait_for(_tell_end(UUID(run.flow_run_id), state_of_run(run)), LAST_WORD_SECONDS)
+    except ObjectNotFound:
+        return DELETED
     except Exception as error:
         log.info("the end of run %s could not be told: %s", run.id, error)
-        return False
-    return True
+        return AWAY
+    return None
 
 
 async def _tell_end(flow_run_id: UUID, state: State) -> None:

@@ -68,10 +68,15 @@ async def _known(flow_run_id: str) -> FlowRun | None:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who started a flow run; `schedule` names the `flow/deployment` whose schedule did."""
+    """Who started a flow run; `schedule` names the `flow/deployment` whose schedule did.
+
+    `deployment` is the `flow/deployment` of one that no person is known to have started: its schedule did, an automation, or somebody of
+    whom the server has no name.
+    """
 
     requested_by: str
     schedule: str | None = None
+    deployment: str | None = None
 
 
 async def origin() -> Origin:
@@ -84,9 +89,14 @@ async def origin() -> Origin:
     async with get_client() as client:
         deployment = f"{context.flow.name}/{(await client.read_deployment(flow_run.deployment_id)).name}"
     if flow_run.auto_scheduled:
-        return Origin(f"schedule of {deployment}", schedule=deployment)
-    creator = flow_run.created_by.display_value if flow_run.created_by is not None else None
-    return Origin(creator or f"deployment {deployment}")
+        return Origin(f"schedule of {deployment}", schedule=deployment, deployment=deployment)
+    creator = flow_run.created_by
+    name = creator.display_value if creator is not None else None
+    if creator is None or not name:
+        return Origin(f"deployment {deployment}", deployment=deployment)
+    if creator.type == "AUTOMATION":  # whoever reaches the API may call one as they like: its name is nobody's
+        return Origin(f"automation {name}", deployment=deployment)
+    return Origin(name)
 
 
 async def cancellation_of(flow_run_id: str) -> str | None:

@@ -1,24 +1,27 @@
 """The form of a gate: `form_of` makes what Prefect shows and its server checks, `answer_of` reads what comes back, which is untrusted."""
 
+import json
 import re
+from dataclasses import replace
 from typing import Any, Literal, cast, get_args
 
 from prefect.input import RunInput
-from pydantic import Field, create_model
+from pydantic import Field, JsonValue, create_model
 
 from plan_adapter.readable import counted, prose
-from plan_adapter.record import Answer, ApprovalRequest, Decision, GateRules
+from plan_adapter.record import Answer, ApprovalRequest, Decision, GateKind, GateRules, Resolution
 
 MAX_NAME_CHARACTERS = 200
 MAX_NOTE_CHARACTERS = 4000
 MAX_CODE_CHARACTERS = 16
 MAX_SIGNATURE_CHARACTERS = 20_000
+MAX_RESULT_CHARACTERS = 20_000
 MAX_LISTED_APPROVERS = 50
 MAX_TEXT_CHARACTERS = 100_000
 """Of a description. Prefect takes far more and shows it to nobody's use: browsers hang in the picture and the tables."""
 
 _REQUIRED: Any = ...
-_DECISIONS: tuple[Decision, ...] = get_args(Decision)
+_DECISIONS: dict[GateKind, tuple[str, ...]] = {"approval": get_args(Decision), "outcome": get_args(Resolution)}
 _LIMITS = {
     "decision": MAX_NAME_CHARACTERS,
     "approver": MAX_NAME_CHARACTERS,
@@ -26,6 +29,7 @@ _LIMITS = {
     "code": MAX_CODE_CHARACTERS,
     "signature": MAX_SIGNATURE_CHARACTERS,
 }
+_OUTCOME_LIMITS = {name: limit for name, limit in _LIMITS.items() if name != "signature"} | {"result": MAX_RESULT_CHARACTERS}
 
 
 class NotAnAnswerError(ValueError):
@@ -34,19 +38,46 @@ class NotAnAnswerError(ValueError):
 
 def form_of(request: ApprovalRequest) -> type[RunInput]:
     """Return the fields of the form of `request`, with every rule in its JSON schema: the server checks nothing else."""
+    if request.kind == "outcome":
+        return _outcome_form(request.rules)
     fields: dict[str, Any] = {
         "decision": (
-            Literal[_DECISIONS],
+            Literal[get_args(Decision)],
             Field(title="Decision", description="approve: it runs as shown. reject: it does not. request_changes: say in the note what."),
         ),
         "approver": (str, _approver(request.rules)),
         **_proofs(request.rules),
-        "note": (
-            str,
-            Field(default="", max_length=MAX_NOTE_CHARACTERS, title="Note", description="Kept with the answer; why, or what to change."),
-        ),
+        "note": (str, _note("Kept with the answer; why, or what to change.")),
     }
     return create_model("Answer", __base__=RunInput, **fields)
+
+
+def _outcome_form(rules: GateRules) -> type[RunInput]:
+    """Return the fields by which a person says how a call ended. No signature: it would have to be of the result, too."""
+    rules = replace(rules, known_by=None if rules.known_by is None else tuple(way for way in rules.known_by if way != "ssh_signature"))
+    fields: dict[str, Any] = {
+        "decision": (
+            Literal[get_args(Resolution)],
+            Field(title="How it ended", description="done: it was done. again: it was not, make it again. abort: end the run here."),
+        ),
+        "result": (
+            str,
+            Field(
+                default="",
+                max_length=MAX_RESULT_CHARACTERS,
+                title="Result",
+                description='With done: what it gave back, as JSON (a text in quotes: "v3"); empty for none.',
+            ),
+        ),
+        "approver": (str, _approver(rules)),
+        **_proofs(rules),
+        "note": (str, _note("Kept with the answer; how you know.")),
+    }
+    return create_model("Outcome", __base__=RunInput, **fields)
+
+
+def _note(description: str) -> Any:
+    return Field(default="", max_length=MAX_NOTE_CHARACTERS, title="Note", description=description)
 
 
 def description_of(request: ApprovalRequest, *, refused: str | None = None) -> str:
@@ -54,39 +85,58 @@ def description_of(request: ApprovalRequest, *, refused: str | None = None) -> s
     parts = [_cut(request.text, request.run_id)]
     if refused:
         nothing = "That answer started nothing." if request.step_id is None else "This call was not made."
+        nothing = "Nothing was decided." if request.kind == "outcome" else nothing
         parts.insert(0, f"**The answer before was not taken:** {prose(refused)}\n\n**{nothing} Please answer again.**\n\n---")
     return "\n\n".join(parts)
 
 
-def answer_of(raw: object) -> Answer:
-    """Return what was answered in a form, not yet verified; raises NotAnAnswerError for anything but a whole answer.
+def answer_of(raw: object, kind: GateKind = "approval") -> Answer:
+    """Return what was answered in a form of this kind, not yet verified; raises NotAnAnswerError for anything but a whole answer.
 
     An empty answer, a missing decision, an unknown field or a value that is no text is never an approval.
     """
     if not isinstance(raw, dict) or not raw:
         raise NotAnAnswerError("the form came back empty")
-    values = cast("dict[str, object]", raw)
-    if unknown := sorted(str(name) for name in values.keys() - _LIMITS.keys()):
+    values, limits = cast("dict[str, object]", raw), _LIMITS if kind == "approval" else _OUTCOME_LIMITS
+    if unknown := sorted(str(name) for name in values.keys() - limits.keys()):
         raise NotAnAnswerError(f"the answer holds fields that the form does not have: {', '.join(unknown[:5])[:200]}")
     if wrong := [name for name, value in values.items() if not isinstance(value, str) and value is not None]:
         raise NotAnAnswerError(f"`{wrong[0]}` is no text")
     texts = {name: value for name, value in cast("dict[str, str | None]", values).items() if value is not None}
-    if long := [name for name, text in texts.items() if len(text) > _LIMITS[name]]:
-        raise NotAnAnswerError(f"`{long[0]}` has more than {counted(_LIMITS[long[0]], 'character')}")
+    if long := [name for name, text in texts.items() if len(text) > limits[name]]:
+        raise NotAnAnswerError(f"`{long[0]}` has more than {counted(limits[long[0]], 'character')}")
     decision = texts.get("decision")
-    if decision not in ("approve", "reject", "request_changes"):
-        raise NotAnAnswerError(f"the decision is missing; it is one of {', '.join(_DECISIONS)}")
+    if decision not in _DECISIONS[kind]:
+        raise NotAnAnswerError(f"the decision is missing; it is one of {', '.join(_DECISIONS[kind])}")
     by = texts.get("approver", "").strip()
     if not by:
         raise NotAnAnswerError("the name of who answers is missing")
+    if decision == "request_changes" and not texts.get("note", "").strip():
+        raise NotAnAnswerError("the note is empty: say in it what is to be changed")
     return Answer(
-        decision=decision,
+        decision=cast("Decision | Resolution", decision),
         by=by,
         note=texts.get("note", ""),
         channel="form",
         code=texts.get("code", "").strip() or None,
         signature=texts.get("signature", "").strip() or None,
+        result=_result(texts.get("result", ""), decision),
     )
+
+
+def _result(text: str, decision: str) -> JsonValue:
+    if not text.strip():
+        return None
+    if decision != "done":
+        raise NotAnAnswerError(f"a result is what a call that was done gave back: it goes with `done`, not with `{decision}`")
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise NotAnAnswerError(f'the result is no JSON ({error}); a text is written with quotes, as in "v3"') from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is none")
 
 
 def values_of(answer: Answer) -> dict[str, str]:

@@ -21,7 +21,7 @@ from plan_adapter.engine.gate_logs import Tell, place_of, teller
 from plan_adapter.engine.gate_prompt import FIRST_WAIT, LAST_WORD_SECONDS, LONGEST_WAIT, TROUBLE, GateCancelledError, Prompt
 from plan_adapter.engine.gate_release import release
 from plan_adapter.readable import one_line, prose
-from plan_adapter.record import Approval, ApprovalRequest, Decision, Gate
+from plan_adapter.record import Approval, ApprovalRequest, Decision, Gate, GateKind
 
 __all__ = ["ApprovalOf", "GateCancelledError", "ask_in_form"]
 
@@ -30,6 +30,14 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
 MAX_NOTE_CHARACTERS = 500
 _NAMES: dict[Decision, str] = {"approve": "Approved", "reject": "Rejected", "request_changes": "ChangesRequested"}
+
+_VERBS: dict[GateKind, str] = {"approval": "approve", "outcome": "resolve"}
+_SAID: dict[str, Callable[[], State]] = {
+    "done": lambda: Completed(name="Done", message="it was done; the receipt of the step says by whom"),
+    "again": lambda: Completed(name="Again", message="it was not done, and is made again; the receipt of the step says by whom"),
+    "abort": lambda: Cancelled(name="Abort", message="the run is to end here; the receipt of the step says by whom"),
+}
+_UNANSWERED = {"expired": "nobody answered", "superseded": "a new version takes the place of what was asked about"}
 
 ApprovalOf: TypeAlias = Callable[[str], Awaitable[Approval | None]]
 """Gives the answer that closed the gate with this id, as `PlanStore.answer_to_gate` does."""
@@ -121,7 +129,7 @@ class _StepGate:
 
     def _flow(self) -> Flow[..., Any]:
         request = self._asking.request
-        step = place_of(request)
+        step, verb = place_of(request), _VERBS[request.kind]
 
         async def approve() -> State:
             return await self._ask()
@@ -130,8 +138,8 @@ class _StepGate:
         approve.__qualname__ = approve.__name__ = f"approve_{(request.gate_id or step).replace('-', '')}"
         return Flow(
             approve,
-            name=safe_name(f"approve {step}"),
-            flow_run_name=lambda: safe_name(f"approve {step} of {request.name}"),
+            name=safe_name(f"{verb} {step}"),
+            flow_run_name=lambda: safe_name(f"{verb} {step} of {request.name}"),
             description=prose(request.description),
             persist_result=False,
             retries=0,
@@ -148,7 +156,7 @@ class _StepGate:
 
         def tell_both(said: str) -> None:
             tell(said)
-            tell_run(f"`approve {step}`, under Subflow Runs: {said}")
+            tell_run(f"`{_VERBS[self._asking.request.kind]} {step}`, under Subflow Runs: {said}")
 
         self._prompt = Prompt(self._asking, own.flow_run.id, own.client, poll_seconds=self._poll_seconds, tell=tell_both)
         if self._stopped:
@@ -177,9 +185,11 @@ async def _settled(closed: "asyncio.Future[Gate]") -> None:
 async def _end_of(asking: Asking, approval_of: ApprovalOf | None) -> State:
     """Return how the gate ended as a final state: its name says what, its message by whom and why."""
     gate = asking.closed.result() if asking.closed.done() else None
+    if gate is not None and gate.end in _SAID:
+        return _SAID[gate.end]()
     if gate is None or gate.end != "answered":
         end = "cancelled" if gate is None or gate.end is None else gate.end
-        return Cancelled(name=end.capitalize(), message=f"{end}: nobody answered")
+        return Cancelled(name=end.capitalize(), message=f"{end}: {_UNANSWERED.get(end, 'the run ends')}")
     approval = None
     if approval_of is not None:
         try:

@@ -36,6 +36,7 @@ def emit(
             payload={
                 "link": link,
                 "plan": one_line(gate.name),
+                "asks": gate.kind,
                 "step": gate.step_id,
                 "item": gate.item,
                 "run_id": run.id,

@@ -75,6 +75,16 @@ async def answer_form(form: OpenForm, answer: Answer) -> None:
         raise _no_server(error) from error
 
 
+async def text_of(form: OpenForm) -> str:
+    """Return the Markdown that `form` shows, empty where Prefect has it no more; raises NoServerError."""
+    try:
+        key = keyset_from_base_key(form.keyset)["description"]
+        found: object = await aread_flow_run_input(key, flow_run_id=UUID(form.flow_run_id))
+    except httpx.HTTPError as error:
+        raise _no_server(error) from error
+    return found if isinstance(found, str) else ""
+
+
 async def collected_answer(gate: Gate) -> Answer | None:
     """Return what was answered in the form of this opening of `gate`; None if nobody has. Raises NotApprovedError for no whole answer.
 
@@ -85,7 +95,7 @@ async def collected_answer(gate: Gate) -> Answer | None:
     try:
         key = keyset_from_base_key(gate.keyset)["response"]
         raw = await aread_flow_run_input(key, flow_run_id=UUID(gate.flow_run_id))
-        return None if raw is None else answer_of(raw)
+        return None if raw is None else answer_of(raw, gate.kind)
     except NotAnAnswerError as error:
         raise NotApprovedError(str(error)) from error
     except (httpx.HTTPError, ValueError) as error:

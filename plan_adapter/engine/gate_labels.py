@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from plan_adapter.record import ApprovalRequest
+from plan_adapter.record import ApprovalRequest, GateKind
 
 PREFIX = "plan_adapter."
 MAX_LABEL_CHARACTERS = 1000
@@ -26,6 +26,7 @@ class GateLabels:
     known_by: tuple[str, ...] | None  # None: in any way
     keyset: str
     refused: str | None  # why the answer before was not taken
+    kind: GateKind
 
 
 def labels_of(request: ApprovalRequest, keyset: str, refused: str | None) -> dict[str, str | int | float | bool]:
@@ -42,6 +43,7 @@ def labels_of(request: ApprovalRequest, keyset: str, refused: str | None) -> dic
         "known_by": None if request.rules.known_by is None else ",".join(request.rules.known_by),
         "keyset": keyset,
         "refused": refused,
+        "kind": request.kind,
     }
     # Prefect merges labels: what does not hold any more must be written over.
     return {PREFIX + name: (value or "")[:MAX_LABEL_CHARACTERS] for name, value in labels.items()}
@@ -65,6 +67,7 @@ def read_labels(labels: Mapping[str, Any]) -> GateLabels | None:
             known_by=tuple(texts["known_by"].split(",")) if texts.get("known_by") else None,
             keyset=texts["keyset"],
             refused=texts.get("refused") or None,
+            kind="outcome" if texts.get("kind") == "outcome" else "approval",
         )
     except ValueError:
         return None

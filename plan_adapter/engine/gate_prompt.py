@@ -131,7 +131,7 @@ class Prompt:
             return ended
         self._wait = FIRST_WAIT
         try:
-            answer = answer_of(raw)
+            answer = answer_of(raw, self._asking.request.kind)
         except NotAnAnswerError as error:
             return str(error)
         return await self._asking.submit(answer)
@@ -155,7 +155,8 @@ class Prompt:
         await self._persistently(lambda: _save(form.asave(keyset, self._id)))
         await self._persistently(lambda: _save(acreate_flow_run_input(keyset["description"], text, flow_run_id=self._id)))
         await self._persistently(partial(self._client.update_flow_run_labels, self._id, labels_of(request, base, refused)))
-        paused = Paused(pause_key=key, message=f"Waiting for an approval of {one_line(request.name)[:200]}")
+        asked = "an approval of" if request.kind == "approval" else "a word about how a call ended of"
+        paused = Paused(pause_key=key, message=f"Waiting for {asked} {one_line(request.name)[:200]}")
         paused.state_details.run_input_keyset = {str(part): name for part, name in keyset.items()}
         self._shown = True
         if await self._enter(paused):

@@ -5,22 +5,26 @@ transactions, parameters. Here a step's task run goes from state to state by the
 and automations see no difference. `tasks.py` has the way through Prefect's public calls for the day when a promise is broken.
 """
 
+import asyncio
 import inspect
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from contextvars import ContextVar
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from contextvars import Context, ContextVar, copy_context
 from copy import copy
 from functools import cache
+from queue import Empty
 from typing import Any, cast
 from uuid import UUID, uuid5
 
 import httpx
 from prefect import Flow, Task
+from prefect._internal.concurrency.services import _active_services  # pyright: ignore[reportPrivateUsage]
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.objects import FlowRun, State, TaskRun, TaskRunPolicy, TaskRunResult
 from prefect.context import AsyncClientContext, FlowRunContext, TaskRunContext
 from prefect.events import Event
+from prefect.events.clients import PrefectEventsClient
 from prefect.events.worker import EventsWorker
 from prefect.flow_engine import run_flow_async
 from prefect.logging.handlers import APILogWorker
@@ -40,7 +44,7 @@ EARLY_WAITS = (0.1, 0.25, 0.5, 2.0)
 
 
 class StepTaskRun:
-    """One task run of the current flow run. Its id follows from flow run and name, so that a re-run of the flow run moves it on."""
+    """One task run of the current flow run. Its id follows from flow run and key, so that a re-run of the flow run moves it on."""
 
     def __init__(
         self,
@@ -48,22 +52,23 @@ class StepTaskRun:
         *,
         step_id: str,
         name: str,
+        key: str | None = None,
         upstream: Sequence[UUID] = (),
         retry_delays: Sequence[float] = (),
         timeout_seconds: float | None = None,
     ) -> None:
-        """Make the task run, which Prefect learns of with its first state."""
+        """Make the task run, which Prefect learns of with its first state; `key` tells it from others in the flow run, if not its name."""
         assert flow.flow_run is not None  # only Prefect's background tasks have none
         flow_run = flow.flow_run
         self._flow = flow
         self._last_event: Event | None = None
         self.task_run = TaskRun(
-            id=uuid5(flow_run.id, name),
+            id=uuid5(flow_run.id, key or name),
             name=name,
             flow_run_id=flow_run.id,
             flow_run_run_count=flow_run.run_count,
             task_key=step_id,
-            dynamic_key=name,
+            dynamic_key=key or name,
             empirical_policy=TaskRunPolicy(retries=len(retry_delays), retry_delay=list(retry_delays[:MAX_SHOWN_DELAYS])),
             task_inputs={"wait_for": [TaskRunResult(id=task_run_id) for task_run_id in upstream[:MAX_EDGES]]} if upstream else {},
             labels={} if timeout_seconds is None else {"timeout_seconds": timeout_seconds},
@@ -165,6 +170,48 @@ def undelivered() -> int:
     """Return how many states of task runs this process has not sent yet."""
     items = [getattr(queue, "_queue", None) for queue in delivery_queues() if type(queue) is EventsWorker]
     return sum(getattr(found, "unfinished_tasks", 0) for found in items)
+
+
+def rescue() -> None:
+    """Hand the states that an ended queue still holds, because no server was there when it began, to one that works."""
+    for event, context in _stranded():
+        context.run(_send, event)
+
+
+def _send(event: Event) -> None:
+    EventsWorker.instance().send(event)
+
+
+def forget() -> None:
+    """Give up the states that ended queues still hold."""
+    for _ in _stranded():
+        pass
+
+
+async def confirm() -> None:
+    """Return when the server has said that it has all that was sent; what it may have lost is sent again. Raises where it is away."""
+    for queue in delivery_queues():
+        client = getattr(queue, "_client", None)
+        if isinstance(client, PrefectEventsClient) and getattr(client, "_unconfirmed_events", None):
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_confirm(client), queue._loop))
+
+
+async def _confirm(client: Any) -> None:
+    try:
+        await client._force_checkpoint()
+    except Exception:  # the connection, or none at all: a new one sends again what was not confirmed
+        await client._reconnect()
+        await client._force_checkpoint()
+
+
+def _stranded() -> Iterator[tuple[Event, Context]]:
+    """Take from the queues that have ended what they hold."""
+    every: list[Any] = [queue for queue in list(_active_services) if isinstance(queue, EventsWorker)]
+    for ended in [queue for queue in every if queue._done_event is not None and queue._done_event.is_set()]:
+        with suppress(Empty):
+            while True:
+                if (event := ended._queue.get_nowait()) is not None:  # None marks the end
+                    yield event, ended._context_cache.pop(event.id, None) or copy_context()
 
 
 def end_queues() -> int:

@@ -1,6 +1,7 @@
 """`PlainTaskRuns`: task runs through Prefect's public calls only. Slower, and a wait for a retry is shown as Retrying."""
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, cast
 from uuid import UUID
 
@@ -9,7 +10,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, StateDetails, TaskRun
 from prefect.states import Completed, Crashed
 
-from plan_adapter.engine.states import state_of_call, state_of_step
+from plan_adapter.engine.states import state_of_call, state_of_carried, state_of_step
 from plan_adapter.execution.direct import wait_or_stop
 from plan_adapter.execution.ports import AttemptEnd, StepCall
 from plan_adapter.record import StepRun
@@ -39,12 +40,11 @@ class PlainTaskRuns:
 
     async def show(self, step: StepRun, upstream: Sequence[UUID]) -> UUID:
         """Show the end of a step that was not called."""
+        return await _show(step.id, partial(state_of_step, step), upstream)
 
-        async def end() -> State:
-            return state_of_step(step)
-
-        task = Task(end, name=step.id, task_run_name=lambda: step.id, cache_policy=NO_CACHE, persist_result=False)
-        return await _run(task, upstream)
+    async def show_all(self, steps: Sequence[StepRun]) -> UUID:
+        """Show that all of `steps` were carried, in one task run."""
+        return await _show("Carried", partial(state_of_carried, steps), ())
 
 
 class AnotherAttemptError(Exception):
@@ -78,6 +78,13 @@ class Attempts:
 
 def _another_follows(_task: Task[..., object], _run: TaskRun, state: State) -> bool:  # a plain function: a callable object ends retries
     return isinstance(state.data, AnotherAttemptError)
+
+
+async def _show(name: str, state: Callable[[], State], upstream: Sequence[UUID]) -> UUID:
+    async def end() -> State:
+        return state()  # made now: of a state that is older than Running the server takes no notice
+
+    return await _run(Task(end, name=name, task_run_name=lambda: name, cache_policy=NO_CACHE, persist_result=False), upstream)
 
 
 async def _run(task: Task[..., Any], upstream: Sequence[UUID]) -> UUID:

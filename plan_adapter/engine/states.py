@@ -1,11 +1,12 @@
 """How attempts, steps and runs end, as Prefect's final states: the type that Prefect schedules by, the name and message that people see."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 from prefect.client.schemas.objects import State
-from prefect.states import Cancelled, Completed, Failed
+from prefect.states import Cancelled, Completed, Crashed, Failed, Paused
 
-from plan_adapter.errors import RunFailedError
+from plan_adapter.errors import PlanAdapterError, RunFailedError, StoreError
 from plan_adapter.execution.ports import AttemptEnd
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.readable import one_line
@@ -13,6 +14,14 @@ from plan_adapter.record import Outcome, PlanRun, RunReason, StepRun
 
 MAX_MESSAGE_CHARACTERS = 2000
 MAX_NOTE_CHARACTERS = 500
+
+INTERRUPTED = "Interrupted"
+"""What the flow run of a run is called that nobody executes any more, and that can be resumed: Crashed by its type."""
+WAITING = "Waiting"
+"""What the flow run of a run is called that nobody executes while it waits for an approval."""
+WAITING_SECONDS = 10 * 365 * 24 * 3600
+"""How long Prefect lets it wait; the gates of the run know how long they do."""
+_MORE_CHARACTERS = 30
 
 
 def state_of_call(end: AttemptEnd) -> State:
@@ -41,14 +50,29 @@ def state_of_step(step: StepRun) -> State:
         return Failed(message=_cut(step.error or step.reason))
     if step.carried:
         return Completed(name="Carried", message="Its result comes from an earlier start of this run.")
-    return Completed(message="There was nothing to do: no items.")
+    return Completed(message=_cut(step.reason) or "There was nothing to do: no items.")
+
+
+def state_of_carried(steps: Sequence[StepRun]) -> State:
+    """Return the final state of the one task run that stands for all of `steps`, which succeeded in earlier starts."""
+    text = f"The results of {len(steps)} steps come from earlier starts of this run; `plan show` tells each. "
+    names = list[str]()
+    for step in steps:
+        if len(text) + sum(map(len, names)) + 2 * len(names) + len(step.id) > MAX_MESSAGE_CHARACTERS - _MORE_CHARACTERS:
+            names.append(f"and {len(steps) - len(names)} more")
+            break
+        names.append(step.id)
+    return Completed(name="Carried", message=text + ", ".join(names))
 
 
 def state_of_run(run: PlanRun) -> State:
-    """Return the final state of the flow run of `run`.
+    """Return the final state of the flow run of `run`; of one that was left waiting for an approval, that it is paused.
 
     In this process the state holds `run`, or RunFailedError, which `await flow()` raises; neither leaves it.
     """
+    if run.status is PlanStatus.PENDING_APPROVAL:
+        message = f"waits for an approval, and no process waits with it: `plan show {run.id}` says what to type"
+        return Paused(name=WAITING, message=message, timeout_seconds=WAITING_SECONDS)
     message = _cut(": ".join(part for part in (_counts(run), run.message, _note(run)) if part))
     if run.status is PlanStatus.COMPLETED:
         return Completed(message=message, data=run)
@@ -57,6 +81,13 @@ def state_of_run(run: PlanRun) -> State:
         return Cancelled(name=_name(run, RunReason.CANCELLED, "Cancelled"), message=message, data=error)
     fallback = "Partial" if run.status is PlanStatus.PARTIAL else "Failed"
     return Failed(name=_name(run, RunReason.STEP_FAILED, fallback), message=message, data=error)
+
+
+def state_of_error(error: PlanAdapterError) -> State:
+    """Return the final state of a flow run that `error` ended: Failed, but where only the record could not be kept, which fails no run."""
+    if isinstance(error, StoreError):
+        return Crashed(name=INTERRUPTED, message=_cut(str(error)), data=error)
+    return Failed(message=str(error), data=error)
 
 
 def _name(run: PlanRun, plain: RunReason, fallback: str) -> str:

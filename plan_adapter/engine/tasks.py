@@ -2,7 +2,7 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 from uuid import UUID
 
@@ -17,7 +17,7 @@ from plan_adapter.record import StepRun
 
 
 class TaskRuns(Protocol):
-    """A way to make task runs; both methods return the task run's id."""
+    """A way to make task runs; its methods return the task run's id."""
 
     async def drive(self, call: StepCall, upstream: Sequence[UUID]) -> tuple[UUID, AttemptEnd]:
         """Make attempts of `call` in a task run until none is left, and return the last end, too."""
@@ -27,16 +27,24 @@ class TaskRuns(Protocol):
         """Show the end of a step that was not called."""
         ...
 
+    async def show_all(self, steps: Sequence[StepRun]) -> UUID:
+        """Show in one task run that all of `steps` were carried."""
+        ...
+
 
 class PrefectSteps:
     """Drives the steps of the flow run that it is made in, each call in a task run of its own. Implements `ports.CallStep`."""
 
-    def __init__(self, *, plain: bool = False) -> None:
-        """Serve the current flow run; `plain` uses Prefect's public calls only, even where the quick way is open."""
+    def __init__(self, *, plain: bool = False, carried_task_runs: int = 200) -> None:
+        """Serve the current flow run; `plain` uses Prefect's public calls only, even where the quick way is open.
+
+        More carried steps than `carried_task_runs` are shown as one task run.
+        """
         flow = FlowRunContext.get()
         if flow is None:
             raise RuntimeError("PrefectSteps is made inside a running flow")
         self._task_runs: TaskRuns = PlainTaskRuns() if plain else _quickest(flow)
+        self._carried_task_runs = carried_task_runs
         self._ids: dict[str, list[UUID]] = defaultdict(list)
 
     async def __call__(self, call: StepCall) -> AttemptEnd:
@@ -50,8 +58,18 @@ class PrefectSteps:
         """Show a step that ended without a call."""
         self._ids[step.id].append(await self._task_runs.show(step, self._upstream(upstream)))
 
+    async def show_carried(self, steps: Sequence[StepRun], upstream: Mapping[str, tuple[str, ...]]) -> None:
+        """Show the steps that succeeded in earlier starts, each in a task run of its own, or all in one: what follows depends on that."""
+        if len(steps) <= self._carried_task_runs:
+            for step in steps:
+                await self.show(step, upstream[step.id])
+            return
+        task_run_id = await self._task_runs.show_all(steps)
+        for step in steps:
+            self._ids[step.id].append(task_run_id)
+
     def _upstream(self, step_ids: Sequence[str]) -> list[UUID]:
-        return [task_run_id for step_id in step_ids for task_run_id in self._ids[step_id]]
+        return list(dict.fromkeys(task_run_id for step_id in step_ids for task_run_id in self._ids[step_id]))
 
 
 def log_to_prefect(record: logging.LogRecord) -> None:

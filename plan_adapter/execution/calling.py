@@ -11,6 +11,8 @@ from typing import Any, TypeAlias, cast
 
 from plan_adapter.errors import ToolError
 from plan_adapter.execution.cancellation import Stop
+from plan_adapter.execution.printing import prints_stay_clean
+from plan_adapter.execution.secrets import stays_hidden
 from plan_adapter.execution.worker import call_in_process
 from plan_adapter.plan import Isolation
 from plan_adapter.tools.tool import Tool
@@ -104,6 +106,12 @@ def _look_away(work: asyncio.Future[Any]) -> None:
         work.exception()  # retrieved, so that asyncio does not report what nobody waits for
 
 
+def _without_secrets(function: Callable[[], Any]) -> Any:
+    """Call `function`; what it prints and logs is without secrets also where it is left behind and goes on after its run."""
+    with stays_hidden(), prints_stay_clean():
+        return function()
+
+
 async def _in_thread(function: Callable[[], Any], name: str) -> Any:
     """Call `function` in a daemon thread of its own: one that never ends then delays neither other calls nor the exit."""
     loop = asyncio.get_running_loop()
@@ -116,7 +124,7 @@ async def _in_thread(function: Callable[[], Any], name: str) -> Any:
     def run() -> None:
         value, error = None, None
         try:
-            value = context.run(function)
+            value = context.run(_without_secrets, function)
         except StopIteration as raised:  # a future cannot hold it
             error = ToolError(f"the tool raised StopIteration({raised})")
         except asyncio.CancelledError:  # nobody else has cancelled the call

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from plan_adapter.execution.redrive import Fate
-from plan_adapter.record import Attempt, Outcome, Receipt
+from plan_adapter.record import Attempt, Outcome, Receipt, StepRun
 
 Unit: TypeAlias = tuple[str, int | None]
 """A step, or one item of its `for_each`; or the rollback of one."""
@@ -18,6 +18,11 @@ def rollback_id(step_id: str) -> str:
     return _ROLLBACK + step_id
 
 
+def is_rollback(step_id: str) -> bool:
+    """Return whether the attempts that are kept under `step_id` are those of a rollback."""
+    return step_id.startswith(_ROLLBACK)
+
+
 @dataclass(frozen=True, slots=True)
 class Past:
     """The earlier attempts of a run by unit; empty for a first start."""
@@ -27,6 +32,8 @@ class Past:
     unknown: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])
     fates: Mapping[str, Fate] = field(default_factory=dict[str, Fate])  # of steps about which a person asked for something
     repeatable: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # idempotent writes that may have been done
+    ended: Mapping[str, StepRun] = field(default_factory=dict[str, StepRun])  # completed steps, as the record has kept their ends
+    aborted: set[Unit] = field(default_factory=set[Unit])  # writes that may have been done: a person ended the run, and did not say
 
     @property
     def left(self) -> list[str]:
@@ -36,24 +43,32 @@ class Past:
     @property
     def has_rollbacks(self) -> bool:
         """Whether the run began to undo what it had done: then no step of it starts any more."""
-        return any(step_id.startswith(_ROLLBACK) for step_id, _ in self.attempts)
+        return any(is_rollback(step_id) for step_id, _ in self.attempts)
 
     @property
     def unknown_steps(self) -> list[str]:
         """The steps of which nobody knows whether they, or an item of theirs, were done; rollbacks apart."""
-        return list(dict.fromkeys(step_id for step_id, _ in self.unknown if not step_id.startswith(_ROLLBACK)))
+        return list(dict.fromkeys(step_id for step_id, _ in self.unknown if not is_rollback(step_id)))
 
     @classmethod
     def of(cls, attempts: Iterable[Attempt], receipts: Iterable[Receipt]) -> "Past":
-        """Return what `attempts` and `receipts` say: a write without a receipt is unknown; a read without one may be repeated."""
+        """Return what `attempts` and `receipts` say: a write without a receipt is unknown; a read without one may be repeated.
+
+        Attempts that have receipts may be left out.
+        """
         past, ended = cls(), set[str]()
         for receipt in receipts:
             ended.add(receipt.attempt_id)
+            unit = (receipt.step_id, receipt.item)
+            past.attempts[unit] = max(past.attempts.get(unit, 0), receipt.number)
             if receipt.outcome is Outcome.SUCCEEDED:
-                past.succeeded[receipt.step_id, receipt.item] = receipt
+                past.succeeded[unit] = receipt
+            elif receipt.is_abort:
+                past.aborted.add(unit)
         for attempt in attempts:
             unit = (attempt.step_id, attempt.item)
             past.attempts[unit] = max(past.attempts.get(unit, 0), attempt.number)
             if attempt.id not in ended and attempt.effect != "read" and unit not in past.succeeded:
                 (past.unknown if attempt.effect == "write" else past.repeatable)[unit] = attempt
+        past.aborted.difference_update(past.succeeded)
         return past

@@ -1,6 +1,7 @@
 """`DirectCalls`: drives calls without Prefect, with the same semantics."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
 
 from plan_adapter.execution.ports import AttemptEnd, StepCall
 from plan_adapter.record import StepRun
@@ -21,6 +22,9 @@ class DirectCalls:
 
     async def show(self, step: StepRun, upstream: tuple[str, ...]) -> None:
         """Show nothing: events and the record tell it."""
+
+    async def show_carried(self, steps: Sequence[StepRun], upstream: Mapping[str, tuple[str, ...]]) -> None:
+        """Show nothing, too."""
 
 
 async def wait_or_stop(call: StepCall, seconds: float) -> AttemptEnd | None:

@@ -16,6 +16,7 @@ class Items:
         self.open = count
         self.carried = 0
         self.started = False
+        self.settled = False  # a person said how a call ended, after it was shown as unknown
         self.halted = False  # an item failed and the step stops on errors: no further item starts
         self.refused = ""  # why a call was not approved
         self.goes_on = False  # whether the run goes on without the calls that were not approved

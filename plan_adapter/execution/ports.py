@@ -1,14 +1,14 @@
 """What execution is handed, and what it hands out: the protocols between a plan's execution and the worlds around it."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from pydantic import JsonValue
 
 from plan_adapter.plan import Effect, Step
-from plan_adapter.record import Approval, PlanRun, RunReason, StepRun
+from plan_adapter.record import Approval, Attempt, PlanRun, Resolution, RunReason, StepRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,8 @@ class AttemptEnd:
     error: str | None = None
     can_retry: bool = True  # false where another attempt could only fail the same way
     in_middle: bool = False  # the run's stop ended a call that had begun
+    not_done: bool = False  # the tool's probe says that nothing was done: the next attempt costs no retry
+    said: str | None = None  # by whom, where not the tool has told that it succeeded
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,10 @@ class GatedCall:
     approval_digest: str  # of exactly this call
     withdrawn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """Done once the call will not be made whatever is answered: then nobody is to be asked any more."""
+    waiting: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """Done by whoever asks, once the gate is open and nobody has answered yet."""
+    left: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """Done once this start of the run waits for the answer no more: the gate stays open, and a later start makes the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +57,49 @@ class GateRefusal:
     ends_run: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """An attempt of which nobody knows how it ended."""
+
+    step: Step
+    step_run: StepRun
+    lost: Attempt
+    why: str  # nobody knows it
+    withdrawn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """Done once nobody is to be asked any more, because the run ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a person said about a doubt; the record has it already."""
+
+    resolution: Resolution
+    words: str  # who said it
+    result: JsonValue = None  # with `done`
+
+
+class Outcomes(Protocol):
+    """Asks people how attempts ended of which nobody knows it. Several may be asked about at once."""
+
+    async def ask(self, doubt: Doubt) -> Said | None:
+        """Return what was said, None where nobody can be asked, or was, before the doubt was withdrawn; waits for a person."""
+        ...
+
+
 class StepGates(Protocol):
     """Asks for approvals of single calls. Several may be open at once; one that is withdrawn is closed."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether people are waited for however long they take; else only as long as something else of the run goes on."""
+        ...
 
     def is_gated(self, step: Step, effect: Effect) -> bool:
         """Return whether `step`, which has `effect`, needs an approval of its own."""
         ...
 
-    async def ask(self, call: GatedCall) -> Approval | GateRefusal:
-        """Return the approval of exactly this call, or why there is none; waits for a person."""
+    async def ask(self, call: GatedCall) -> Approval | GateRefusal | None:
+        """Return the approval of exactly this call, or why there is none; waits for a person. None of a call that was left."""
         ...
 
 
@@ -130,4 +170,8 @@ class CallStep(Protocol):
 
     async def show(self, step: StepRun, upstream: tuple[str, ...]) -> None:
         """Show a step that ended without a call: skipped (with its `reason`), carried, or without items."""
+        ...
+
+    async def show_carried(self, steps: Sequence[StepRun], upstream: Mapping[str, tuple[str, ...]]) -> None:
+        """Show the steps that succeeded in earlier starts of the run, before any other, each after those that it waited for."""
         ...

@@ -73,6 +73,17 @@ def cleaned_prints(clean: Callable[[str], str]) -> Generator[None]:
         _CLEAN.reset(token)
 
 
+@contextmanager
+def prints_stay_clean() -> Generator[None]:
+    """Keep what is in force of `cleaned_prints` in this context for as long as this lasts, also where its block ends before."""
+    change = int(_CLEAN.get() is not None)
+    _use_streams(change)
+    try:
+        yield
+    finally:
+        _use_streams(-change)
+
+
 def _use_streams(change: int) -> None:
     """Have both streams cleaned while anybody needs that; one that somebody else has put something over is left to them."""
     global _streams_users  # noqa: PLW0603  # a process has one stdout

@@ -1,8 +1,10 @@
 """`Rollback`: undoes what the steps of a run did, those first that others do not stand on, and says where things stand."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 from pydantic import JsonValue
 
@@ -13,15 +15,13 @@ from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.carry import Past, Unit, rollback_id
 from plan_adapter.execution.ports import AttemptEnd, CallStep
 from plan_adapter.execution.scope import RunScope
+from plan_adapter.execution.standing import names, perhaps_done, resolve_command, standing
 from plan_adapter.execution.step import Call, Called
 from plan_adapter.plan import ExecutionPlan, Step, StepStatus
 from plan_adapter.record import Outcome, Receipt, StepRun
 
 SHOWN_CHARACTERS = 300
 """How much of an error the message of a run tells; the receipt keeps all of it."""
-
-NAMED = 20
-"""How many steps are named in one list."""
 
 _ONCE = RetryPolicy(retries=0, delay=0.0, backoff=1.0, jitter=0.0)
 
@@ -32,25 +32,50 @@ def units_to_undo(plan: ExecutionPlan, past: Past) -> list[Unit]:
     return [unit for unit in past.succeeded if unit[0] in undoable and (rollback_id(unit[0]), unit[1]) not in past.succeeded]
 
 
+@dataclass(slots=True)
+class _Undoing:
+    """The calls that undo one step: one, or one for each of its items."""
+
+    step: Step
+    run: StepRun
+    open: int
+    ends: list[AttemptEnd] = field(default_factory=list[AttemptEnd])  # of those that were called, or that nobody knows anything of
+
+
 class Rollback:
     """Undoes one run whose steps have ended; belongs to one event loop.
 
+    What no step stands on that is still to be undone is undone at once, as many calls at a time as the plan allows, later steps first.
     Each call has intents and receipts of its own under `rollback <step id>`. What was undone before is not undone again, and one whose
-    outcome is unknown waits for a person. While the outcome of a step itself is unknown nothing is undone.
+    outcome is unknown waits for a person. While the outcome of a step itself is unknown nothing is undone. Once a call has failed, or
+    `halt` is set, no further one is made, and those that are under way go on to their end.
     """
 
     def __init__(self, scope: RunScope, past: Past, call_step: CallStep) -> None:
         """Prepare to undo the run of `scope`, of which `past` is all that was attempted; a stop of the run itself ends nothing here."""
         self.scope = replace(scope, past=past, stop=Stop(), clock=None, gates=None, refusal=None)
+        self.halt = Stop()  # whoever sets it wants nothing further undone; a stop of the scope also ends what is under way
         self._past = past
         self._call_step = call_step
         self._validated = scope.approved.bound.validated
         self._steps = {step.id: step for step in self._validated.plan.steps}
         self._runs = {step.id: step for step in scope.run.steps}
         self._after = graph.successors(self._validated.reduced)
+        self._missing = {step_id: len(after) for step_id, after in self._after.items()}  # how many are to end before it
+        self._urgency = {step_id: float(position) for position, step_id in enumerate(self._validated.order)}
         self._done = _by_step(past.succeeded)
+        self._undoable = [step_id for step_id in reversed(self._validated.order) if self._is_undoable(step_id)]
         self._causes = dict[Unit, str]()  # of what was not undone, why
         self._undone = {unit for unit in past.succeeded if (rollback_id(unit[0]), unit[1]) in past.succeeded}
+        self._behind = dict[str, str]()  # by step: the one that had to be undone first and was not
+        self._failed = ""
+        self._open = len(self._undoable)
+        self._tasks = set[asyncio.Task[None]]()
+        self._error: BaseException | None = None
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def _is_undoable(self, step_id: str) -> bool:
+        return step_id in self._validated.rollbacks and bool(self._done.get(step_id))
 
     @property
     def doubt(self) -> str | None:
@@ -59,7 +84,7 @@ class Rollback:
             return None
         run_id = self.scope.run.id
         return (
-            f"nothing was undone, because whether {_names(unknown)} was done is unknown: `plan resolve {run_id} {unknown[0]} "
+            f"nothing was undone, because whether {names(unknown)} was done is unknown: `plan resolve {run_id} {unknown[0]} "
             f"done|again|abort`, then `plan cancel {run_id} --rollback`"
         )
 
@@ -69,101 +94,152 @@ class Rollback:
         return units_to_undo(self._validated.plan, self._past)
 
     async def undo(self) -> None:
-        """Undo one step after the other; returns when all of it is durable, raises StoreError where the record cannot be kept.
+        """Undo the run; returns when all of it is durable, raises StoreError where the record cannot be kept.
 
-        Being cancelled ends the call that is open and starts no further one; it is raised again then.
+        Being cancelled ends the calls that are open and starts no further one; it is raised again then.
         """
         if self.doubt is not None:
             return
-        work = asyncio.ensure_future(self._undo())
+        self._end_steps([step_id for step_id in reversed(self._validated.order) if self._missing[step_id] == 0])
+        self._end_if_done()
         try:
-            await asyncio.shield(work)
+            await asyncio.shield(self._ended)
         except asyncio.CancelledError:
             self.scope.stop.set("cancelled", "interrupted")
-            await work
+            await self._ended
             await self.scope.recorder.flush()
             raise
         await self.scope.recorder.flush()
 
-    async def _undo(self) -> None:
-        behind = dict[str, str]()  # by step: the one that had to be undone first and was not
-        for step_id in reversed(self._validated.order):
-            first = next((behind[after] for after in self._after[step_id] if after in behind), None)
-            if step_id in self._validated.rollbacks and self._done.get(step_id):
-                if not await self._undo_step(self._steps[step_id], first):
-                    behind[step_id] = step_id
-            elif first is not None:
-                behind[step_id] = first
+    @property
+    def _halted(self) -> str:
+        """Why no further call is made, empty while one may be."""
+        return self.scope.stop.message or self.halt.message or self._failed
 
-    async def _undo_step(self, step: Step, first: str | None) -> bool:
-        """Undo what was done of `step`, unless `first` had to be undone before; return whether all of it is undone."""
+    # A step becomes ready, its calls are granted slots, are made, and the step is closed.
+
+    def _end_steps(self, ready: list[str]) -> None:
+        """Begin what is `ready`, and what becomes so by steps that have nothing to undo."""
+        waiting = list(reversed(ready))
+        while waiting:
+            step_id = waiting.pop()
+            first = next((self._behind[after] for after in self._after[step_id] if after in self._behind), None)
+            if self._is_undoable(step_id):
+                self._begin(self._steps[step_id], first)
+                continue
+            if first is not None:
+                self._behind[step_id] = first
+            waiting += reversed(self._released(step_id))
+
+    def _released(self, step_id: str) -> list[str]:
+        """Return the steps that were waiting for `step_id` only, the later ones of the plan first."""
+        for before in self._validated.reduced[step_id]:
+            self._missing[before] -= 1
+        ready = [before for before in self._validated.reduced[step_id] if not self._missing[before]]
+        return sorted(ready, key=lambda before: -self._urgency[before])
+
+    def _begin(self, step: Step, first: str | None) -> None:
+        """Ask for the calls that undo what was done of `step`, unless `first` had to be undone before."""
+        left = [receipt for receipt in reversed(self._done[step.id]) if (step.id, receipt.item) not in self._undone]
+        cause = f"`{first}` must be undone first" if first is not None else self._halted
+        undoing = _Undoing(step, self._run_of(step), len(left))
+        for receipt in left:
+            if cause:
+                self._leave(undoing, receipt.item, cause)
+            elif (unit := (rollback_id(step.id), receipt.item)) in self._past.unknown:
+                error = "an earlier start of its rollback began this write"
+                self._note(undoing, receipt.item, AttemptEnd("unknown", self._past.attempts[unit], error=error))
+            else:
+                self._request(undoing, receipt)
+        if not undoing.open:
+            self._spawn(self._close(undoing))
+
+    def _request(self, undoing: _Undoing, receipt: Receipt) -> None:
+        try:
+            call = self._call_of(undoing, receipt)
+        except ExpressionError as error:
+            self._note(undoing, receipt.item, AttemptEnd("failed", 0, error=str(error), can_retry=False), halts=True)
+        else:
+            self.scope.slots.request(self._urgency[undoing.step.id], partial(self._granted, undoing, call))
+
+    def _granted(self, undoing: _Undoing, call: Call) -> None:
+        if not self._halted:
+            return self._spawn(self._perform(undoing, call))
+        self.scope.slots.release()
+        self._leave(undoing, call.item, self._halted)
+        return None if undoing.open else self._spawn(self._close(undoing))
+
+    async def _perform(self, undoing: _Undoing, call: Call) -> None:
+        end = await self._call_step(call)
+        self._note(undoing, call.item, end, halts=end.outcome != "succeeded")
+        if not undoing.open:
+            await self._close(undoing)
+
+    def _leave(self, undoing: _Undoing, item: int | None, cause: str) -> None:
+        self._causes[undoing.step.id, item] = cause
+        undoing.open -= 1
+
+    def _note(self, undoing: _Undoing, item: int | None, end: AttemptEnd, *, halts: bool = False) -> None:
+        """Keep how one call ended; one that `halts` keeps all from being called that was not yet."""
+        step = undoing.step
+        undoing.ends.append(end)
+        undoing.open -= 1
+        if end.outcome == "succeeded":
+            self._undone.add((step.id, item))
+            return
+        self._causes[step.id, item] = self._cause(step, item, end)
+        if halts and not self._failed:
+            which = f"the rollback of `{step.id}`"
+            self._failed = "left out, because " + (f"how {which} ended is unknown" if self._is_unknown(step, end) else f"{which} failed")
+
+    async def _close(self, undoing: _Undoing) -> None:
+        """Record, show and tell the end of the rollback of a step, and begin what waited for it."""
+        step, run, ends = undoing.step, undoing.run, undoing.ends
         left = [receipt for receipt in self._done[step.id] if (step.id, receipt.item) not in self._undone]
-        cause = f"`{first}` must be undone first" if first is not None else self.scope.stop.message
-        if left and cause:
-            for receipt in left:
-                self._causes[step.id, receipt.item] = cause
-            await self._leave(step, cause)
-        elif left:
-            await self._call_all(step, left)
-        if any((step.id, receipt.item) not in self._undone for receipt in left):
-            return False
-        self._runs[step.id].rolled_back = True
-        self.scope.recorder.step_ended(self._runs[step.id])
-        return True
+        if ends or left:
+            self._finish(undoing, left)
+            if run.attempts == 0:
+                await self._call_step.show(run, self._upstream(step))
+            await self.scope.tell_end(run)
+        if left:
+            self._behind[step.id] = step.id
+        elif not self._runs[step.id].rolled_back:
+            self._runs[step.id].rolled_back = True
+            self.scope.recorder.step_ended(self._runs[step.id])
+        self._open -= 1
+        self._end_steps(self._released(step.id))
 
-    async def _leave(self, step: Step, cause: str) -> None:
-        run = self._run_of(step)
-        run.status, run.reason = StepStatus.SKIPPED, cause
-        await self._call_step.show(run, self._upstream(step))
-        await self.scope.tell_end(run)
-
-    async def _call_all(self, step: Step, left: list[Receipt]) -> None:
-        """Undo the items of `step`, the last first; none stands on another one, so all are tried."""
-        run = self._run_of(step)
-        ends = [await self._call(step, run, receipt) for receipt in reversed(left)]
+    def _finish(self, undoing: _Undoing, left: list[Receipt]) -> None:
+        """Write how the rollback of a step came out: completed only if nothing is left of it."""
+        step, run, ends = undoing.step, undoing.run, undoing.ends
+        worst = next((end for end in ends if end.outcome != "succeeded"), None)
         run.completed_at = self.scope.recorder.now()
         if run.started_at is not None:
             run.duration_ms = round((run.completed_at - run.started_at).total_seconds() * 1000)
-        worst = next((end for end in ends if end.outcome != "succeeded"), None)
-        if worst is None:
-            run.status, run.outcome, run.result = StepStatus.COMPLETED, Outcome.SUCCEEDED, ends[-1].result
-        else:
+        if worst is not None:
             run.status, run.error, run.reason = StepStatus.FAILED, worst.error, worst.outcome
-            run.outcome = Outcome.UNKNOWN if self._is_unknown(step, worst) else Outcome.FAILED
-        if run.attempts == 0:
-            await self._call_step.show(run, self._upstream(step))
-        await self.scope.tell_end(run)
+            run.outcome = Outcome.UNKNOWN if any(self._is_unknown(step, end) for end in ends) else Outcome.FAILED
+        elif left:
+            run.status, run.reason = StepStatus.SKIPPED, self._causes[step.id, left[0].item]
+        else:
+            run.status, run.outcome, run.result = StepStatus.COMPLETED, Outcome.SUCCEEDED, ends[-1].result
 
-    async def _call(self, step: Step, run: StepRun, receipt: Receipt) -> AttemptEnd:
-        """Make the one call that undoes a step or an item, unless how an earlier one ended is unknown; note why it did not."""
-        unit, rollback = (rollback_id(step.id), receipt.item), self._validated.rollbacks[step.id]
-        if unit in self._past.unknown:
-            end = AttemptEnd("unknown", self._past.attempts[unit], error="an earlier start of its rollback began this write")
-        elif self.scope.stop.is_set:
-            end = AttemptEnd("cancelled", 0, error=self.scope.stop.message)
-        else:
-            try:
-                value = self._value(step, receipt.item)
-            except ExpressionError as error:
-                end = AttemptEnd("failed", 0, error=str(error), can_retry=False)
-            else:
-                called = Called(
-                    id=unit[0],
-                    tool=rollback.tool,
-                    parameters=rollback.parameters,
-                    effect=rollback.tool.effect,
-                    retry=_ONCE,
-                    upstream=self._upstream(step),
-                    result=receipt.result,
-                )
-                call = Call(self.scope, step, run, urgency=0.0, item=receipt.item, value=value, called=called)
-                await self.scope.slots.acquire(0.0)
-                end = await self._call_step(call)
-        if end.outcome == "succeeded":
-            self._undone.add((step.id, receipt.item))
-        else:
-            self._causes[step.id, receipt.item] = self._cause(step, receipt.item, end)
-        return end
+    # What is called, and what is said of its end.
+
+    def _call_of(self, undoing: _Undoing, receipt: Receipt) -> Call:
+        """Return the call that undoes a step or an item; raises ExpressionError where its item cannot be told any more."""
+        step, rollback = undoing.step, self._validated.rollbacks[undoing.step.id]
+        called = Called(
+            id=rollback_id(step.id),
+            tool=rollback.tool,
+            parameters=rollback.parameters,
+            effect=rollback.tool.effect,
+            retry=_ONCE,
+            upstream=self._upstream(step),
+            result=receipt.result,
+        )
+        value = self._value(step, receipt.item)
+        return Call(self.scope, step, undoing.run, urgency=self._urgency[step.id], item=receipt.item, value=value, called=called)
 
     def _value(self, step: Step, item: int | None) -> JsonValue:
         """Return the member of the step's `for_each` that the item was made of."""
@@ -177,11 +253,9 @@ class Rollback:
 
     def _cause(self, step: Step, item: int | None, end: AttemptEnd) -> str:
         if self._is_unknown(step, end):
-            which = "" if item is None else f" --item {item}"
-            return (
-                f'whether its rollback was done is unknown: `plan resolve {self.scope.run.id} "{rollback_id(step.id)}" '
-                f"done|again|abort{which}`, then `plan cancel {self.scope.run.id} --rollback`"
-            )
+            run_id = self.scope.run.id
+            command = resolve_command(run_id, (rollback_id(step.id), item))
+            return f"whether its rollback was done is unknown: `{command}`, then `plan cancel {run_id} --rollback`"
         error = end.error or "no reason was given"
         shown = error if len(error) <= SHOWN_CHARACTERS else error[:SHOWN_CHARACTERS] + "…"
         return f"its rollback failed: {shown}" if end.outcome == "failed" else f"its rollback was ended: {shown}"
@@ -200,10 +274,34 @@ class Rollback:
             description=f"Undo: {step.description}" if step.description else f"Undo `{step.id}`",
             depends_on=self._upstream(step),
             status=StepStatus.RUNNING,
+            undoes=step.id,
         )
 
     def _upstream(self, step: Step) -> tuple[str, ...]:
         return (step.id, *(rollback_id(after) for after in self._after[step.id] if after in self._validated.rollbacks))
+
+    # The tasks of the rollback.
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None:
+            self._error = self._error or error
+            self.scope.stop.set("cancelled", f"the rollback cannot go on: {error}")
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if self._ended.done() or self._tasks:
+            return
+        if self._error is not None:
+            self._ended.set_exception(self._error)
+        elif not self._open:
+            self._ended.set_result(None)
 
     # Where things stand.
 
@@ -211,23 +309,10 @@ class Rollback:
         """Return in words what is undone, what is not and why, and what cannot be."""
         if self.doubt is not None:
             return self.doubt
-        undone, causes = list[str](), list[str]()
-        for step_id in reversed(self._validated.order):
-            if step_id in self._validated.rollbacks and self._done.get(step_id):
-                self._tell_step(step_id, undone, causes)
-        parts = ["undone: " + (_listed(undone) or "nothing")]
-        parts += ["not undone: " + _listed(causes)] if causes else []
-        parts += [f"cannot be undone: {_names(self._final())} (writes, declares no rollback)"] if self._final() else []
-        open_ids = list(dict.fromkeys(step_id for step_id, _ in self._past.repeatable if step_id in self._steps))
-        parts += [f"begun, and perhaps done: {_names(open_ids)}"] if open_ids else []
-        return "; ".join(parts)
-
-    def _tell_step(self, step_id: str, undone: list[str], causes: list[str]) -> None:
-        items = [receipt.item for receipt in self._done[step_id]]
-        whys = {item: "" if (step_id, item) in self._undone else self._causes.get((step_id, item), "not reached") for item in items}
-        told = {f"`{step_id}`": whys[items[0]]} if len(set(whys.values())) == 1 else {f"`{step_id}[{i}]`": why for i, why in whys.items()}
-        undone += [name for name, why in told.items() if not why]
-        causes += [f"{name} ({why})" for name, why in told.items() if why]
+        done = {step_id: [receipt.item for receipt in self._done[step_id]] for step_id in self._undoable}
+        parts = standing(done, self._undone, self._causes)
+        parts += [f"cannot be undone: {names(self._final())} (writes, declares no rollback)"] if self._final() else []
+        return "; ".join([*parts, *perhaps_done(self._validated.plan, self._past)])
 
     def _final(self) -> list[str]:
         """Return the steps that changed something for good."""
@@ -241,11 +326,3 @@ def _by_step(succeeded: Mapping[Unit, Receipt]) -> dict[str, list[Receipt]]:
     for _, receipt in sorted(succeeded.items(), key=lambda entry: -1 if entry[0][1] is None else entry[0][1]):
         done.setdefault(receipt.step_id, []).append(receipt)
     return done
-
-
-def _names(step_ids: Iterable[str]) -> str:
-    return _listed([f"`{step_id}`" for step_id in step_ids])
-
-
-def _listed(texts: list[str]) -> str:
-    return ", ".join(texts[:NAMED]) + (f" and {len(texts) - NAMED} more" if len(texts) > NAMED else "")

@@ -11,23 +11,34 @@ from plan_adapter import graph
 from plan_adapter.errors import ExpressionError, error_text
 from plan_adapter.execution.clock import RunClock
 from plan_adapter.execution.items import Items
-from plan_adapter.execution.ports import AttemptEnd, CallStep, GatedCall, GateRefusal, StepGates
+from plan_adapter.execution.ports import AttemptEnd, CallStep, Doubt, GatedCall, GateRefusal, Said, StepGates
 from plan_adapter.execution.scope import RunScope
+from plan_adapter.execution.standing import NEVER_KNOWN
 from plan_adapter.execution.status import NOT_APPROVED
 from plan_adapter.execution.step import Call
 from plan_adapter.plan import Step, StepStatus
-from plan_adapter.record import Outcome
+from plan_adapter.record import Attempt, Outcome, StepRun
 
 
 async def execute(scope: RunScope, call_step: CallStep) -> None:
     """Execute the approved plan of `scope` and write the ends of its steps into its run; returns when all of it is durable.
 
+    Where people are not waited for, steps whose gates are open, and what depends on them, stay pending: `scope.is_left` says so then.
     Raises StoreError where the record cannot be kept: then nothing further was started. Being cancelled stops the run like any
     other cancellation; it is raised again after the running steps have ended.
     """
     scope.clock = clock = _start_clock(scope)
     scheduler = Scheduler(scope, call_step, clock)
-    scheduler.begin()
+    try:
+        await scheduler.carry()
+        scheduler.begin()
+        await _ended(scheduler, scope)
+    finally:
+        clock.end()
+    await scope.recorder.flush()
+
+
+async def _ended(scheduler: "Scheduler", scope: RunScope) -> None:
     try:
         await asyncio.shield(scheduler.ended)
     except asyncio.CancelledError:
@@ -35,9 +46,6 @@ async def execute(scope: RunScope, call_step: CallStep) -> None:
         await scheduler.ended
         await scope.recorder.flush()
         raise
-    finally:
-        clock.end()
-    await scope.recorder.flush()
 
 
 def _start_clock(scope: RunScope) -> RunClock:
@@ -58,7 +66,7 @@ class Scheduler:
         self._clock = clock
         self._working = 0  # calls that were asked for and have not ended
         self._asking = 0  # gates that are open
-        self._asked = dict[str, list[GatedCall]]()  # by step, the calls that people are asked about
+        self._asked = dict[str, list[GatedCall | Doubt]]()  # by step, the calls that people are asked about
         self._call_step = call_step
         self._validated = scope.approved.bound.validated
         self._steps = {step.id: step for step in self._validated.plan.steps}
@@ -73,10 +81,54 @@ class Scheduler:
         self._error: BaseException | None = None
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
+    async def carry(self) -> None:
+        """End what succeeded in an earlier start of the run and stands on nothing that did not; returns when it is shown and told."""
+        if not self._scope.past.succeeded:
+            return
+        carried = list[StepRun]()
+        for step_id in self._validated.order:
+            step = self._steps[step_id]
+            if not self._missing[step_id] and (end := self._carried_end(step)) is not None:
+                carried.append(self._carry(step, end))
+                for successor in self._after[step_id]:
+                    self._missing[successor] -= 1
+        self._open -= len(carried)
+        if carried:
+            await self._call_step.show_carried(carried, self._validated.reduced)
+        for run in carried:
+            await self._scope.tell_end(run)
+
+    def _carried_end(self, step: Step) -> AttemptEnd | None:
+        """Return how `step` ended where all of it has succeeded before, else None."""
+        succeeded = self._scope.past.succeeded
+        if step.for_each is None:
+            receipt = succeeded.get((step.id, None))
+            return None if receipt is None else AttemptEnd("succeeded", receipt.number, result=receipt.result)
+        if (step.id, 0) not in succeeded:
+            return None
+        try:
+            receipts = [succeeded.get((step.id, item)) for item, _ in self._items_of(step)]
+        except ExpressionError:  # told when its turn comes
+            return None
+        found = [receipt for receipt in receipts if receipt is not None]
+        return AttemptEnd("succeeded", 0, result=[receipt.result for receipt in found]) if found and len(found) == len(receipts) else None
+
+    def _carry(self, step: Step, end: AttemptEnd) -> StepRun:
+        self._finish(step, end)
+        run, kept = self._runs[step.id], self._scope.past.ended.get(step.id)
+        run.carried = True
+        if kept is None:  # its process died before it had written the end
+            self._scope.recorder.step_ended(run)
+        else:
+            run.started_at, run.completed_at, run.duration_ms = kept.started_at, kept.completed_at, kept.duration_ms
+            run.retry_count, run.reason = kept.retry_count, kept.reason
+        self._scope.values[step.id] = {"result": run.result, "status": run.status.value, "error": run.error}
+        return run
+
     def begin(self) -> None:
-        """Start every step that depends on nothing."""
+        """Start every step that depends on nothing, or on nothing but what was carried."""
         self._scope.stop.future.add_done_callback(lambda _: self._halt(self._scope.stop.message))
-        for step_id in [step_id for step_id, missing in self._missing.items() if not missing]:
+        for step_id in [step_id for step_id, missing in self._missing.items() if not missing and not self._runs[step_id].carried]:
             self._ready(self._steps[step_id])
         self._end_if_done()
 
@@ -93,9 +145,9 @@ class Scheduler:
 
     def _withdraw(self, step_id: str) -> None:
         """Ask nobody any more about calls of a step of which none will be made."""
-        for gated in self._asked.get(step_id, ()):
-            if not gated.withdrawn.done():
-                gated.withdrawn.set_result(None)
+        for asked in self._asked.get(step_id, ()):
+            if not asked.withdrawn.done():
+                asked.withdrawn.set_result(None)
 
     def _halt_items(self, state: Items) -> None:
         """Start no further call of the step."""
@@ -109,7 +161,9 @@ class Scheduler:
         if fate is not None and fate.kind == "skipped" and not self._halted:
             self._without_call.add(step.id)
             return self._skip(step, fate.reason)
-        cause = self._halted or self._failed_dependency(step) or (fate.reason if fate is not None and fate.kind == "left" else "")
+        cause = self._failed_dependency(step) or (fate.reason if fate is not None and fate.kind == "left" else "")
+        if self._halted and (step.id, None) not in self._scope.past.succeeded:  # else it has ended long ago
+            cause = self._halted
         if cause:
             return self._skip(step, cause)
         try:
@@ -129,17 +183,66 @@ class Scheduler:
         unit = (state.step.id, item)
         if (receipt := self._scope.past.succeeded.get(unit)) is not None:
             state.carried += 1
-            state.end(item, AttemptEnd("succeeded", receipt.number, result=receipt.result))
-        elif unit in self._scope.past.unknown:
-            error = "an earlier start of this run began this write, and whether it was done is unknown"
-            state.end(item, AttemptEnd("unknown", self._scope.past.attempts[unit], error=error))
+            return state.end(item, AttemptEnd("succeeded", receipt.number, result=receipt.result))
+        call = Call(self._scope, state.step, self._runs[state.step.id], urgency=self._urgency[state.step.id], item=item, value=value)
+        if (lost := self._scope.past.unknown.get(unit)) is not None:
+            return self._spawn(self._find_out(state, call, lost))
+        return self._offer(state, call)
+
+    def _offer(self, state: Items, call: Call) -> None:
+        """Have `call` made once it is approved, where that is asked for, and a slot is free."""
+        gates = self._scope.gates
+        if call.approval is None and gates is not None and gates.is_gated(state.step, call.effect):
+            self._spawn(self._ask(gates, state, call))
         else:
-            call = Call(self._scope, state.step, self._runs[state.step.id], urgency=self._urgency[state.step.id], item=item, value=value)
-            gates = self._scope.gates
-            if gates is not None and gates.is_gated(state.step, call.effect):
-                self._spawn(self._ask(gates, state, call))
-            else:
-                self._request(state, call)
+            self._request(state, call)
+
+    async def _find_out(self, state: Items, call: Call, lost: Attempt) -> None:
+        """Ask the tool's probe, and then people, how an attempt of an earlier start ended, and go on from there."""
+        end = await self._probed(call, lost) if call.has_probe else None
+        if end is None:
+            why = "an earlier start of this run began this write, and whether it was done is unknown"
+            return await self._doubt(state, call, lost, AttemptEnd("unknown", lost.number, error=why))
+        if end.not_done:
+            return self._offer(state, call)
+        return await self._call_ended(state, call, end)
+
+    async def _probed(self, call: Call, lost: Attempt) -> AttemptEnd | None:
+        self._count(working=1)
+        await self._scope.slots.acquire(self._urgency[call.step.id])
+        try:
+            return None if self._scope.stop.is_set else await call.probed(lost)
+        finally:
+            self._scope.slots.release()
+            self._count(working=-1)
+
+    async def _doubt(self, state: Items, call: Call, lost: Attempt, end: AttemptEnd) -> None:
+        """Ask people how `lost` ended, `end` as far as is known, and go on from there; a call that waits for them holds no slot."""
+        said = await self._asked_how_it_ended(Doubt(call.step, call.step_run, lost, end.error or ""))
+        if said is not None and said.resolution == "again" and not (self._halted or state.halted):
+            return self._offer(state, call)
+        state.settled = state.settled or said is not None
+        if said is not None and said.resolution == "done":
+            end = AttemptEnd("succeeded", lost.number, result=said.result, said=said.words)
+        elif said is not None:
+            is_abort = said.resolution == "abort"
+            error = f"{said.words}; {NEVER_KNOWN}" if is_abort else said.words
+            end = AttemptEnd("failed", lost.number, error=error, can_retry=False)
+            if is_abort:
+                self._scope.stop.set("cancelled", said.words)
+        return await self._call_ended(state, call, end)
+
+    async def _asked_how_it_ended(self, doubt: Doubt) -> Said | None:
+        if self._scope.outcomes is None or self._halted:
+            return None
+        asked = self._asked.setdefault(doubt.step.id, [])
+        asked.append(doubt)
+        self._count(asking=1)
+        try:
+            return await self._scope.outcomes.ask(doubt)
+        finally:
+            self._count(asking=-1)
+            asked.remove(doubt)
 
     async def _ask(self, gates: StepGates, state: Items, call: Call) -> None:
         """Have `call` approved, and then ask for a slot: one that waits for a person holds none."""
@@ -153,16 +256,33 @@ class Scheduler:
         asked = self._asked.setdefault(state.step.id, [])
         asked.append(gated)
         self._count(asking=1)
+        gated.waiting.add_done_callback(lambda _: self._leave_if_idle())
         try:
             answer = await gates.ask(gated)
         finally:
             self._count(asking=-1)
             asked.remove(gated)
+        if answer is None and not gated.withdrawn.done():  # the step stays pending
+            self._scope.is_left = True
+            return None
+        if answer is None:
+            return await self._leave_out(state, call)
         if isinstance(answer, GateRefusal):
             self._refuse(state, answer, withdrawn=gated.withdrawn.done())
             return await self._leave_out(state, call)
         call.approval = answer
         return self._request(state, call)
+
+    def _leave_if_idle(self) -> None:
+        """Wait at gates no more where people are not waited for, and nothing else of the run goes on."""
+        gates = self._scope.gates
+        if gates is None or gates.waits or self._working:
+            return
+        waiting = [asked for calls in self._asked.values() for asked in calls if isinstance(asked, GatedCall) and asked.waiting.done()]
+        if len(waiting) == len(self._tasks):
+            for gated in waiting:
+                if not gated.left.done():
+                    gated.left.set_result(None)
 
     def _refuse(self, state: Items, refusal: GateRefusal, *, withdrawn: bool) -> None:
         if withdrawn and not refusal.ends_run:  # nobody refused it: the step says why it was not called
@@ -199,12 +319,19 @@ class Scheduler:
             state.end(call.item, None)
             return None if state.open else self._spawn(self._close_items(state))
         state.started = True
+        call.hold_slot()
         self._runs[state.step.id].status = StepStatus.RUNNING
         return self._spawn(self._perform(state, call))
 
     async def _perform(self, state: Items, call: Call) -> None:
         end = await self._call_step(call)
         self._count(working=-1)
+        if end.outcome == "unknown" and call.lost is not None:
+            await self._doubt(state, call, call.lost, end)
+        else:
+            await self._call_ended(state, call, end)
+
+    async def _call_ended(self, state: Items, call: Call, end: AttemptEnd) -> None:
         state.end(call.item, end)
         if end.outcome != "succeeded" and self._stops_on_error(state.step):
             self._halt_items(state)
@@ -216,7 +343,7 @@ class Scheduler:
             return self._skip(state.step, state.refused or self._halted)
         self._finish(state.step, state.summary(state.refused or self._halted), was_refused=state.is_refused, goes_on=state.goes_on)
         self._runs[state.step.id].carried = state.carried == state.count > 0
-        return await self._close(state.step, show=not state.started)
+        return await self._close(state.step, show=state.settled or not state.started)
 
     async def _close(self, step: Step, *, show: bool) -> None:
         """Record the end of `step`, show and tell it, and make ready what waited for it."""
@@ -272,7 +399,7 @@ class Scheduler:
         if run.started_at is not None:
             run.duration_ms = round((run.completed_at - run.started_at).total_seconds() * 1000)
         if end.outcome == "succeeded":
-            run.status, run.outcome, run.result = StepStatus.COMPLETED, Outcome.SUCCEEDED, end.result
+            run.status, run.outcome, run.result, run.reason = StepStatus.COMPLETED, Outcome.SUCCEEDED, end.result, end.said
             return
         run.status, run.error, run.reason = StepStatus.FAILED, end.error, NOT_APPROVED if was_refused else end.outcome
         run.outcome = Outcome.UNKNOWN if end.outcome == "unknown" or self._was_cut_short(step, end) else Outcome.FAILED
@@ -300,6 +427,7 @@ class Scheduler:
         if error is not None:
             self._error = self._error or error
             self._scope.stop.set("cancelled", f"the run cannot go on: {error}")
+        self._leave_if_idle()
         self._end_if_done()
 
     def _end_if_done(self) -> None:
@@ -307,5 +435,5 @@ class Scheduler:
             return
         if self._error is not None:
             self.ended.set_exception(self._error)
-        elif not self._open:
+        elif not self._open or self._scope.is_left:
             self.ended.set_result(None)

@@ -10,7 +10,7 @@ from plan_adapter.approval import ApprovedPlan
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.carry import Past
 from plan_adapter.execution.clock import RunClock
-from plan_adapter.execution.ports import GateRefusal, StepGates
+from plan_adapter.execution.ports import GateRefusal, Outcomes, StepGates
 from plan_adapter.execution.printing import prints_of_call
 from plan_adapter.execution.results import ResultLimit
 from plan_adapter.execution.secrets import RunSecrets, clean
@@ -37,7 +37,9 @@ class RunScope:
     log_sink: Callable[[logging.LogRecord], None] | None = None
     values: dict[str, dict[str, JsonValue]] = field(default_factory=dict[str, dict[str, JsonValue]])
     gates: StepGates | None = None  # None: no step is asked about
+    outcomes: Outcomes | None = None  # None: nobody is asked how an attempt ended of which nobody knows it
     refusal: GateRefusal | None = None  # the first at a step's gate that ends the run
+    is_left: bool = False  # nothing but gates of steps is open, and this start of the run waits at them no more
     clock: RunClock | None = None  # of the total timeout, once execution has begun
     secrets: RunSecrets = field(default_factory=RunSecrets)
 

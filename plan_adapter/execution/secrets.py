@@ -184,6 +184,17 @@ def hidden_in_logs(scrubber: Scrubber) -> Generator[None]:
         _HIDDEN.reset(token)
 
 
+@contextlib.contextmanager
+def stays_hidden() -> Generator[None]:
+    """Keep what is in force of `hidden_in_logs` in this context for as long as this lasts, also where its block ends before."""
+    change = int(_HIDDEN.get() is not None)
+    _use_cleaner(change)
+    try:
+        yield
+    finally:
+        _use_cleaner(-change)
+
+
 class _Cleaner:
     """Makes log records as `before` does, cleaned."""
 

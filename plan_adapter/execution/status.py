@@ -23,11 +23,11 @@ def rolls_back(run: PlanRun, plan: ExecutionPlan) -> bool:
     return run.reason is RunReason.STEP_FAILED and any(policies[step.id] == "stop" for step in ended)
 
 
-def ended_status(run: PlanRun, reason: RunReason | None) -> PlanStatus:
-    """Return the status of a run that did not complete and ended for `reason`."""
+def ended_status(reason: RunReason | None, *, completed: bool) -> PlanStatus:
+    """Return the status of a run that did not complete and ended for `reason`; `completed`: whether any of its steps did."""
     if reason in (RunReason.CANCELLED, RunReason.REJECTED, RunReason.EXPIRED):
         return PlanStatus.CANCELLED
-    return PlanStatus.PARTIAL if any(step.status is StepStatus.COMPLETED for step in run.steps) else PlanStatus.FAILED
+    return PlanStatus.PARTIAL if completed else PlanStatus.FAILED
 
 
 def conclude(run: PlanRun, stop: Stop, refusal: GateRefusal | None = None, *, left: Collection[str] = ()) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import JsonValue
@@ -23,11 +23,14 @@ from plan_adapter.execution.attempts import RetryPolicy
 from plan_adapter.execution.calling import CallStoppedError, CallTimedOutError, complete, work_of
 from plan_adapter.execution.ports import AttemptEnd, GatedCall
 from plan_adapter.execution.printing import prints_of_call
+from plan_adapter.execution.probing import ask_probe
 from plan_adapter.execution.scope import RunScope, step_logger
 from plan_adapter.expressions import Template
 from plan_adapter.plan import Effect, Isolation, Step, new_id
 from plan_adapter.record import Approval, Attempt, Outcome, PlanRun, Receipt, StepRun
 from plan_adapter.secrets import SecretUnavailableError
+from plan_adapter.tools.probing import Done, NotDone
+from plan_adapter.tools.source import code_digest
 from plan_adapter.tools.tool import Tool, ToolContext, as_json
 from plan_adapter.validation import ValidatedPlan
 
@@ -94,6 +97,7 @@ class Call:
         self._judged: tuple[AttemptEnd, float | None] | None = None
         self._number = scope.past.attempts.get((self._called.id, item), 0)
         self.approval: Approval | None = None  # of exactly this call, where its step has a gate of its own
+        self.lost: Attempt | None = None  # the last attempt, where nobody knows how it ended
 
     @property
     def run(self) -> PlanRun:
@@ -121,6 +125,11 @@ class Call:
     def effect(self) -> Effect:
         """What the call does."""
         return self._called.effect
+
+    @property
+    def _place(self) -> str:
+        """What the call does, in words that tell what undoes a step from a step."""
+        return self.effect if self._called.id == self.step.id else f"rollback {self.effect}"
 
     async def gated(self) -> GatedCall:
         """Return the call as it would be made now, to be asked about; raises ToolError, which says what keeps it from being made at all."""
@@ -166,6 +175,9 @@ class Call:
                 return self._stopped_end()
             self._tries += 1
             end = await self._attempt()
+            if end.not_done and not self._scope.stop.is_set:  # what was not done costs no retry; the second time in a row it does
+                self._scope.tell("attempt_failed", self.step_run, end.error, 0)
+                end = await self._attempt()
         finally:
             self._has_slot = False
             self._scope.slots.release()
@@ -187,23 +199,84 @@ class Call:
             return self._stopped_end()
         self._number += 1
         intent = self._intent(parameters, context.idempotency_key)
-        reached("before-intent", self.effect)
+        reached("before-intent", self._place)
         try:
             await self._scope.recorder.intent(intent)
         except NotApprovedError as error:  # what is checked there: that the approval is there now
             self._number -= 1
             return AttemptEnd("failed", self._number, error=error_text(error), can_retry=False)
-        reached("after-intent", self.effect)
+        reached("after-intent", self._place)
         self.step_run.attempts += 1
+        if self._scope.stop.is_set:  # while the intent was written, which a database that is away holds up: nothing was called
+            end = self._stopped_end()
+            self._scope.recorder.receipt(self._receipt(intent, end, 0))
+            return end
         if self.step_run.started_at is None:
             await self._begin(intent)
         started = time.monotonic()
         with prints_of_call(context.logger):
             end = await self._act(arguments)
-        reached("after-effect", self.effect)
+        reached("after-effect", self._place)
+        self.lost = None
         if end.outcome in ("succeeded", "failed") or (end.outcome != "unknown" and self.effect != "write"):
             self._scope.recorder.receipt(self._receipt(intent, end, round((time.monotonic() - started) * 1000)))
+        elif end.outcome == "unknown" and (found := await self.probed(intent)) is not None:
+            return found
+        elif end.outcome == "unknown":
+            self.lost = intent
         return end
+
+    def hold_slot(self) -> None:
+        """Have a slot for the next attempt."""
+        self._has_slot = True
+
+    @property
+    def has_probe(self) -> bool:
+        """Whether there is a probe to ask how a lost attempt ended."""
+        return self._tool.probe is not None
+
+    async def probed(self, lost: Attempt) -> AttemptEnd | None:
+        """Return how `lost` ended, of which nobody knows it, by the word of the tool's probe, with the receipt handed over.
+
+        None where it cannot tell. Who calls it has a slot.
+        """
+        if self._tool.probe is None:
+            return None
+        context = replace(self._context(), attempt=lost.number, idempotency_key=lost.idempotency_key)
+        try:
+            parameters = await self._parameters_of(lost)
+            said = await ask_probe(
+                self._tool.probe, parameters, context, timeout=self.timeout_seconds, stop=self._scope.stop, told=self._told
+            )
+            end = None if said is None else self._end_of(said, lost)
+        except Exception as error:
+            context.logger.warning("whether attempt %d was done is unknown: %s", lost.number, self._told(error))
+            return None
+        if said is None or end is None:
+            return None
+        receipt = self._receipt(lost, end, 0)
+        note = self._scope.secrets.scrubber.text(said.note) if said.note else None
+        self._scope.recorder.receipt(replace(receipt, by=self._tool.name, known_by="probe", note=note))
+        context.logger.info("the probe of `%s` says that attempt %d was %s", self._tool.name, lost.number, _SAID[type(said)])
+        return end
+
+    async def _parameters_of(self, lost: Attempt) -> dict[str, JsonValue]:
+        """Return what the tool was handed in `lost`; the record holds the names of its secrets only."""
+        if not self._called.parameters.secrets:
+            return lost.parameters
+        parameters = self._parameters()
+        if parameters != lost.parameters:
+            raise ToolError("its parameters would be others now")
+        return await self._with_secrets(parameters)
+
+    def _end_of(self, said: Done | NotDone, lost: Attempt) -> AttemptEnd:
+        if isinstance(said, NotDone):
+            error = "it was not done, says its probe"
+            return AttemptEnd("failed", lost.number, error=error, not_done=True)
+        result = self._scope.secrets.scrubber.value(as_json(said.result))
+        if (unmet := self._unmet(result)) is not None:
+            return AttemptEnd("failed", lost.number, error=unmet)
+        return AttemptEnd("succeeded", lost.number, result=self._keep(result), said=f"it was done, says the probe of `{self._tool.name}`")
 
     async def _begin(self, intent: Attempt) -> None:
         self.step_run.started_at = intent.started_at
@@ -289,6 +362,7 @@ class Call:
             started_at=self._scope.recorder.now(),
             approval_id=self.approval.id if self.approval is not None else None,
             approval_digest=self._digest(parameters) if self.approval is not None else None,
+            code_digest=code_digest(self._tool),
         )
 
     def _receipt(self, intent: Attempt, end: AttemptEnd, duration_ms: int) -> Receipt:
@@ -314,6 +388,8 @@ class Call:
     def _context(self) -> ToolContext:
         run = self.run
         seed = f"{run.id}\n{self._called.id}\n{'' if self.item is None else self.item}\n{run.digest}"
+        # A new version of the plan leaves the key of what was begun before it as it is.
+        begun = self._scope.past.repeatable.get((self._called.id, self.item))
         limits = [time.monotonic() + self.timeout_seconds] if self.timeout_seconds else []
         if self._scope.clock is not None and self._scope.clock.deadline is not None:
             limits.append(self._scope.clock.deadline)
@@ -321,13 +397,16 @@ class Call:
             run_id=run.id,
             step_id=self._called.id,
             attempt=self._number + 1,
-            idempotency_key=hashlib.sha256(seed.encode()).hexdigest(),
+            idempotency_key=hashlib.sha256(seed.encode()).hexdigest() if begun is None else begun.idempotency_key,
             agent_id=run.agent_id,
             org_id=run.org_id,
             tenant_id=run.tenant_id,
             logger=step_logger(self._scope, self.step_run),
             deadline=min(limits, default=None),
         )
+
+
+_SAID = {Done: "done", NotDone: "not done"}
 
 
 def _as_mapping(resolved: JsonValue) -> dict[str, JsonValue]:

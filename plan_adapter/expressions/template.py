@@ -70,6 +70,8 @@ def compile_template(
 
     `expect` makes it one expression of that type; one whose type is not known before is checked when it is evaluated.
     """
+    if expect is None and _is_plain(value):
+        return Template(value), []
     if isinstance(value, str) and expect is not None:
         value = value.strip()  # a block scalar ends in a newline
     compiler = _Compiler(declarations, expect)
@@ -80,6 +82,13 @@ def compile_template(
     inputs = frozenset(str(path[1]) for path in (*paths, *compiler.refused) if path[0] == "inputs" and len(path) > 1)
     secrets = frozenset(str(path[1]) for path in paths if path[0] == "secrets")
     return Template(value, expect, compiler.texts, steps, inputs, secrets), compiler.problems
+
+
+def _is_plain(value: JsonValue) -> bool:
+    """Return whether `value` is a flat mapping without any expression, as most parameters are."""
+    if not isinstance(value, dict):
+        return False
+    return not any(isinstance(member, (dict, list)) or has_expression(f"{key} {member}") for key, member in value.items())
 
 
 class _Compiler:

@@ -3,11 +3,8 @@
 import hmac
 import re
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import TypeAlias
+from typing import Protocol
 
 from pyotp import random_base32
 from pyotp.totp import TOTP
@@ -23,35 +20,19 @@ WINDOW = 1
 ISSUER = "prefect-plan-adapter"
 BLOCK_PREFIX = "plan-totp"
 
-UseCode: TypeAlias = Callable[[str, int], Awaitable[bool]]
-"""True once for each name and counter, ever: `PlanStore.use_code`."""
-
 _BLOCK_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 
 
-@dataclass(slots=True)
-class WrongCodes:
-    """Counts wrong codes in memory, so that nobody can try them all: `limit` for each person within `seconds`.
+class CodeStore(Protocol):
+    """What keeps count of the codes of everybody, for all processes: a `PlanStore`."""
 
-    It belongs to whoever takes the answers of others, a process that keeps a gate: another one, or the same started again, counts
-    anew. Who can start such processes can read the secrets, too, and needs no codes to try.
-    """
+    async def try_code(self, name: str) -> float:
+        """Count a try as a wrong one until `use_code` follows, and return 0.0; else the seconds until the next try, and count nothing."""
+        ...
 
-    limit: int = 5
-    seconds: float = 300.0
-    clock: Callable[[], float] = time.monotonic
-    _wrong: dict[str, deque[float]] = field(default_factory=dict[str, deque[float]])
-
-    def wait_seconds(self, person: str) -> float:
-        """Return how long no code of `person` is looked at; 0.0 where one may be given now."""
-        times, now = self._wrong.get(person, deque[float]()), self.clock()
-        while times and times[0] <= now - self.seconds:
-            times.popleft()
-        return max(0.0, times[0] + self.seconds - now) if len(times) >= self.limit else 0.0
-
-    def add(self, person: str) -> None:
-        """Count a wrong code."""
-        self._wrong.setdefault(person, deque(maxlen=self.limit)).append(self.clock())
+    async def use_code(self, name: str, counter: int) -> bool:
+        """Return true once for each name and counter, ever."""
+        ...
 
 
 def block_name(person: str) -> str:
@@ -73,9 +54,7 @@ def new_secret(person: str) -> tuple[str, str]:
     return secret, TOTP(secret).provisioning_uri(name=person, issuer_name=ISSUER)
 
 
-async def check(
-    person: str, code: str, *, secrets: SecretSource | None, use_code: UseCode, codes: WrongCodes, now: float | None = None
-) -> int:
+async def check(person: str, code: str, *, secrets: SecretSource | None, codes: CodeStore, now: float | None = None) -> int:
     """Return the counter of `code`, which is the one of `person` at `now` (seconds since 1970) and is used up hereby.
 
     `secrets` keeps their secret under `block_name(person)`.
@@ -88,13 +67,12 @@ async def check(
     if secret is None:
         raise NotApprovedError(f"no secret of one-time codes is kept for {who}: it would be the Secret block `{name}`")
     totp = _totp(secret, who=who, name=name)
-    if wait := codes.wait_seconds(person):  # nothing is awaited from here to the count, so that no two tries pass together
+    if wait := await codes.try_code(name):  # counted before it is looked at, so that no more tries than that are made at once
         raise NotApprovedError(f"too many wrong codes for {who}: try again in {duration(wait * 1000)}")
     counter = _counter(totp, code, time.time() if now is None else now)
     if counter is None:
-        codes.add(person)
         raise NotApprovedError(f"the code of {who} is wrong, or its 30 seconds are over")
-    if not await use_code(name, counter):
+    if not await codes.use_code(name, counter):
         raise NotApprovedError(f"this code of {who} was used before: wait for the next one")
     return counter
 

@@ -5,7 +5,7 @@ from functools import partial
 
 from plan_adapter.approval import answer_to, refusal, signed_text
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.identity.codes import SecretSource, UseCode, WrongCodes, check
+from plan_adapter.identity.codes import CodeStore, SecretSource, check
 from plan_adapter.identity.signatures import allowed_signers, signer
 from plan_adapter.plan import KnownBy
 from plan_adapter.record import Answer, Approval, ApprovalRequest, Decision, Gate
@@ -18,8 +18,7 @@ async def known_by(
     *,
     settings: Settings,
     secrets: SecretSource | None,
-    use_code: UseCode,
-    codes: WrongCodes,
+    codes: CodeStore,
     now: float | None = None,
 ) -> KnownBy:
     """Return how the giver of `answer` is known: by the best proof that it holds, of those that the rules take.
@@ -27,11 +26,11 @@ async def known_by(
     A proof that is there and wrong is a refusal, never a name without proof: raises NotApprovedError. A code is used up.
     """
     if answer.signature is not None:
-        text = _signed(request, answer.decision)
+        text = _signed(request, _decision(answer))
         verify = partial(signer, text, answer.signature, allowed=allowed_signers(settings), by=answer.by)
         await asyncio.to_thread(verify)  # bounded: ssh-keygen is given ten seconds
     if answer.code is not None:
-        await check(answer.by, answer.code, secrets=secrets, use_code=use_code, codes=codes, now=now)
+        await check(answer.by, answer.code, secrets=secrets, codes=codes, now=now)
     return _claimed(answer, request)
 
 
@@ -41,21 +40,41 @@ async def approval_from(
     *,
     settings: Settings,
     secrets: SecretSource | None,
-    use_code: UseCode,
-    codes: WrongCodes,
+    codes: CodeStore,
     now: float | None = None,
 ) -> Approval:
-    """Return `answer` as an approval, its giver proved and allowed by the rules of the gate; raises NotApprovedError with why not.
+    """Return `answer` as an approval, its giver proved and allowed by the rules of the gate; raises NotApprovedError with why not."""
+    decision = _decision(answer)
+    way = await proved(answer, request, settings=settings, secrets=secrets, codes=codes, now=now)
+    return answer_to(request, decision=decision, by=answer.by, known_by=way, note=answer.note, signature=answer.signature)
 
-    Who could not answer here with any proof is told so before a code is used up.
+
+async def proved(
+    answer: Answer,
+    request: ApprovalRequest,
+    *,
+    settings: Settings,
+    secrets: SecretSource | None,
+    codes: CodeStore,
+    now: float | None = None,
+) -> KnownBy:
+    """Return how the giver of `answer` is known, who may give it by the rules of the gate; raises NotApprovedError with why not.
+
+    Who could not answer here with any proof is told so before a code is used up. Who may reject may say how a call ended.
     """
-    claimed = _claimed(answer, request)
-    if reason := refusal(request.rules, by=answer.by, known_by=claimed, decision=answer.decision):
+    decision = "reject" if request.kind == "outcome" else _decision(answer)
+    if reason := refusal(request.rules, by=answer.by, known_by=_claimed(answer, request), decision=decision):
         raise NotApprovedError(reason)
-    proved = await known_by(answer, request, settings=settings, secrets=secrets, use_code=use_code, codes=codes, now=now)
-    if reason := refusal(request.rules, by=answer.by, known_by=proved, decision=answer.decision):
+    way = await known_by(answer, request, settings=settings, secrets=secrets, codes=codes, now=now)
+    if reason := refusal(request.rules, by=answer.by, known_by=way, decision=decision):
         raise NotApprovedError(reason)
-    return answer_to(request, decision=answer.decision, by=answer.by, known_by=proved, note=answer.note, signature=answer.signature)
+    return way
+
+
+def _decision(answer: Answer) -> Decision:
+    if answer.decision not in ("approve", "reject", "request_changes"):
+        raise NotApprovedError(f"`{answer.decision}` says how a call ended, and is no answer to whether something may run")
+    return answer.decision
 
 
 def recheck(approval: Approval, request: ApprovalRequest | Gate, settings: Settings) -> None:

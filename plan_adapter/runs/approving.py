@@ -2,14 +2,17 @@
 
 from collections.abc import Collection
 from dataclasses import fields, replace
+from typing import Protocol, runtime_checkable
 
 from plan_adapter.approval import ApprovedPlan, approved_plan, needs_gate, refusal, requires_approval, rules_of, without_approval
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.gate_text import plan_gate_text
 from plan_adapter.plan import PlanStatus
-from plan_adapter.record import Approval, Gate, PlanRun, RunContext, RunReason
+from plan_adapter.record import Approval, Gate, GateRules, PlanRun, RunContext, RunReason
 from plan_adapter.runs.gates import GateKeeper, new_gate, no_answer, request_of
+from plan_adapter.runs.lapsing import said_before, why_lapsed
 from plan_adapter.runs.occasion import Occasion
+from plan_adapter.runs.retooling import code_notices, replaced_version, retooled_lines
 from plan_adapter.runs.standing import standing_for
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
@@ -25,15 +28,19 @@ async def is_answered(bound: BoundPlan, store: PlanStore, occasion: Occasion, *,
         return True
     if occasion.approval is not None or occasion.approver is not None or occasion.asks_in_form:
         return True
-    if run is not None and await _answer_to(run, bound, store) is not None:
+    if run is not None and await _answer_to(run, bound, store, occasion.settings) is not None:
         return True
     return await store.find_approval(bound.approval_digest, context=occasion.context) is not None
 
 
-def not_approved(bound: BoundPlan) -> NotApprovedError:
-    """Return the error that names what needs an approval and the ways to give it."""
+async def not_approved(bound: BoundPlan, store: PlanStore, settings: Settings, *, run: PlanRun | None = None) -> NotApprovedError:
+    """Return the error that names what needs an approval, and the ways to give it."""
+    plan, lapsed = bound.validated.plan, list[str]()
+    if run is not None:
+        _, lapsed = await said_before(await _answers(run, bound, store), plan, run, store, settings)
     return NotApprovedError(
-        f"`{bound.validated.plan.name}` requires an approval of {bound.approval_digest[:12]}…: give `approval=approve(plan, …)` "
+        "".join(f"{said}; " for said in lapsed)
+        + f"`{plan.name}` requires an approval of {bound.approval_digest[:12]}…: give `approval=approve(plan, …)` "
         "or an approver, or let the plan say `options: {require_approval: false}`"
     )
 
@@ -52,10 +59,12 @@ async def approve_run(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> App
             continue
         if answer is None:
             return None
+        if await why_lapsed(answer, bound.validated.plan, run, keeper.store, keeper.occasion.settings) is not None:
+            continue  # it was taken elsewhere, by other rules: somebody is asked again
         if answer.decision == "approve":
             return await _used(bound, run, answer, keeper)
         if answer.decision == "reject":
-            return await _end_rejected(run, answer, keeper.store)
+            return await end_rejected(run, answer, keeper.store)
         if keeper.has_spoken(bound.approval_digest) and not keeper.occasion.asks_in_form:  # the same would be said again, for ever
             raise NotApprovedError(f"{answer.by} asks for changes: {answer.note}; `plan revise {run.id} FILE` gives a new version")
 
@@ -68,18 +77,63 @@ async def open_detached(bound: BoundPlan, run: PlanRun, store: PlanStore, settin
     return gate
 
 
-async def end_expired(store: PlanStore) -> None:
-    """End the runs at whose gates nobody answered in time and no process waits."""
+@runtime_checkable
+class Foresees(Protocol):
+    """An approver who knows beforehand whether an approval would be taken."""
+
+    def foresee(self, rules: GateRules) -> None:
+        """Raise NotApprovedError where it would not be, by `rules`."""
+        ...
+
+
+async def refuse_approver(bound: BoundPlan, store: PlanStore, occasion: Occasion, *, run: PlanRun | None = None) -> None:
+    """Raise NotApprovedError where the plan must be approved and who is asked knows that they may not: before anything begins."""
+    if occasion.asks_in_form or not isinstance(occasion.approver, Foresees):
+        return
+    if await is_answered(bound, store, replace(occasion, approver=None), run=run):
+        return
+    revisions = [] if run is None else await store.revisions(run.id)
+    requested_by = occasion.requested_by if run is None else run.requested_by or ""
+    revised_by = revisions[-1].by if revisions else ""
+    occasion.approver.foresee(rules_of(bound.validated.plan, occasion.settings, requested_by=requested_by, revised_by=revised_by))
+
+
+async def end_overdue(run: PlanRun, store: PlanStore) -> PlanRun:
+    """Return `run` as it is once its gates are ended at which nobody answered in time and no process waits."""
     now = await store.now()
-    for gate in await store.gates():
+    if not any(gate.is_over(now) for gate in await store.gates(run_id=run.id)):
+        return run
+    await end_expired(store, run_id=run.id)
+    return await store.run(run.id)
+
+
+async def end_expired(store: PlanStore, *, run_id: str | None = None) -> None:
+    """End the gates at which nobody answered in time and no process waits, of one run or of all, and the runs that end with them."""
+    now = await store.now()
+    for gate in await store.gates(run_id=run_id):
         if gate.is_over(now):
             closed, run = await store.expire_gate(gate.id), await store.run(gate.run_id)
-            if closed.end == "expired" and run.status is PlanStatus.PENDING_APPROVAL:
-                await end_unapproved(run, store, RunReason.EXPIRED, no_answer(closed))
-    for run in await store.runs(limit=MOST_PENDING, status=PlanStatus.PENDING_APPROVAL):
+            if closed.end == "expired" and run.status is PlanStatus.PENDING_APPROVAL and await _ends_run(closed, run, store):
+                await end_unapproved(run, store, RunReason.EXPIRED, _unanswered(closed))
+    waiting = await store.runs(limit=MOST_PENDING, status=PlanStatus.PENDING_APPROVAL) if run_id is None else [await store.run(run_id)]
+    for run in waiting:
         last = next(reversed([gate for gate in await store.gates(run_id=run.id, open_only=False) if gate.step_id is None]), None)
-        if last is not None and last.end == "expired" and last.approval_digest == run.approval_digest:  # closed by an answer that came late
-            await end_unapproved(run, store, RunReason.EXPIRED, no_answer(last))
+        is_over = last is not None and last.end == "expired" and last.approval_digest == run.approval_digest
+        if last is not None and is_over and run.status is PlanStatus.PENDING_APPROVAL:  # closed by an answer that came late
+            await end_unapproved(run, store, RunReason.EXPIRED, _unanswered(last))
+
+
+async def _ends_run(gate: Gate, run: PlanRun, store: PlanStore) -> bool:
+    """Return whether `run`, which waits without a process, ends as `gate` expires; else going on with it tells what becomes of it."""
+    if gate.step_id is None:
+        return True
+    plan = await store.get(run.digest)
+    on_error = next((step.on_error for step in plan.steps if step.id == gate.step_id), None) or plan.options.on_error
+    return gate.rules.expires == "reject" and on_error == "stop"
+
+
+def _unanswered(gate: Gate) -> str:
+    return no_answer(gate) if gate.step_id is None else f"{no_answer(gate)} at the gate of `{gate.step_id}`"
 
 
 async def end_unapproved(run: PlanRun, store: PlanStore, reason: RunReason, message: str) -> None:
@@ -92,16 +146,16 @@ async def end_unapproved(run: PlanRun, store: PlanStore, reason: RunReason, mess
 async def _found(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval | None:
     """Return the answer that is there already, None where somebody must be asked."""
     store, occasion, plan = keeper.store, keeper.occasion, bound.validated.plan
-    answer = await _answer_to(run, bound, store)
+    answer = await _answer_to(run, bound, store, occasion.settings)
     if answer is not None:
         return answer
     if occasion.approval is not None:
-        return _fitting(occasion.approval, bound, run, occasion)
+        return await _fitting(occasion.approval, bound, run, keeper)
     if not requires_approval(plan, allow_unapproved=occasion.settings.allow_unapproved):
         return without_approval(bound, now=await store.now())
     waiting = await store.find_approval(bound.approval_digest, context=_context_of(run))
     if waiting is not None:
-        return _fitting(waiting, bound, run, occasion)
+        return await _fitting(waiting, bound, run, keeper)
     return await standing_for(bound, run, store, occasion)
 
 
@@ -109,11 +163,19 @@ def _context_of(run: PlanRun) -> RunContext:
     return RunContext(agent_id=run.agent_id, org_id=run.org_id, tenant_id=run.tenant_id, task_id=run.task_id)
 
 
-async def _answer_to(run: PlanRun, bound: BoundPlan, store: PlanStore) -> Approval | None:
-    """Return what `run` was answered about exactly this content: at a gate of its own, or by what it has used already."""
-    rows = [row for row in await store.approvals(run.id) if is_of_run(row, run)]
-    decided = [row for row in rows if row.approval_digest == bound.approval_digest and row.decision != "request_changes"]
-    return decided[-1] if decided else None
+async def _answer_to(run: PlanRun, bound: BoundPlan, store: PlanStore, settings: Settings) -> Approval | None:
+    """Return what `run` was answered about exactly this content: at a gate of its own, or by what it has used already.
+
+    None also where that asks for changes, or counts no more.
+    """
+    last = next(reversed(await _answers(run, bound, store)), None)
+    if last is None or last.decision == "request_changes":
+        return None
+    return last if await why_lapsed(last, bound.validated.plan, run, store, settings) is None else None
+
+
+async def _answers(run: PlanRun, bound: BoundPlan, store: PlanStore) -> list[Approval]:
+    return [row for row in await store.approvals(run.id) if is_of_run(row, run) and row.approval_digest == bound.approval_digest]
 
 
 def is_of_run(row: Approval, run: PlanRun) -> bool:
@@ -121,9 +183,11 @@ def is_of_run(row: Approval, run: PlanRun) -> bool:
     return row.run_id == run.id and row.step_id is None and (row.gate_id is not None or row.used_at is not None)
 
 
-def _fitting(given: Approval, bound: BoundPlan, run: PlanRun, occasion: Occasion) -> Approval:
+async def _fitting(given: Approval, bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval:
     """Return an answer that was given before the run was made; raises NotApprovedError where the rules do not take it."""
-    rules = rules_of(bound.validated.plan, occasion.settings, requested_by=run.requested_by or "")
+    revisions = await keeper.store.revisions(run.id)
+    revised_by = revisions[-1].by if revisions else ""
+    rules = rules_of(bound.validated.plan, keeper.occasion.settings, requested_by=run.requested_by or "", revised_by=revised_by)
     if given.decision == "request_changes":
         raise NotApprovedError(f"{given.by} asks for changes: {given.note}")
     if given.approval_digest == bound.approval_digest:
@@ -138,10 +202,7 @@ async def _asked(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval
     """Return the answer at the plan's gate; None where there is none any more, which is then recorded."""
     store, occasion = keeper.store, keeper.occasion
     if occasion.approver is None and not occasion.asks_in_form:
-        raise not_approved(bound)
-    if run.flow_run_id is not None or run.status is not PlanStatus.PENDING_APPROVAL:
-        run.status, run.reason, run.message, run.completed_at = PlanStatus.PENDING_APPROVAL, None, None, None
-        await store.update_run(run)  # also so that whoever goes on with the run finds its flow run
+        raise await not_approved(bound, store, occasion.settings, run=run)
     draft = await _gate_of(bound, run, store, occasion.settings)
     gate = await keeper.open(draft, timeout_ms=bound.validated.plan.options.approval_timeout_ms)
     closed = await collected(gate, keeper) or await keeper.ask(gate)
@@ -187,7 +248,7 @@ async def collected(gate: Gate, keeper: GateKeeper) -> Gate | None:
         answer = await keeper.door.collected(gate)
         if answer is None:
             return None
-        return await keeper.store.answer_gate(gate.id, await keeper.taken(answer, request_of(gate)))
+        return await keeper.close_with(gate, answer, request_of(gate))
     except NotApprovedError as error:
         keeper.refused[gate.id] = str(error)
         return None
@@ -197,19 +258,31 @@ async def collected(gate: Gate, keeper: GateKeeper) -> Gate | None:
 
 
 async def _gate_of(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: Settings) -> Gate:
+    """Return the gate of the plan of `run`, which is kept as one that waits; its message tells what was answered and counts no more."""
     plan = bound.validated.plan
-    rules = rules_of(plan, settings, requested_by=run.requested_by or "")
-    asked = [row for row in await store.approvals(run.id) if row.decision == "request_changes" and row.step_id is None]
-    revisions = await store.revisions(run.id)
+    answers, revisions = await store.approvals(run.id), await store.revisions(run.id)
+    rules = rules_of(plan, settings, requested_by=run.requested_by or "", revised_by=revisions[-1].by if revisions else "")
+    changes, lapsed = await said_before(await _answers(run, bound, store), plan, run, store, settings)
+    await _keep_waiting(run, store, message="; ".join(lapsed) or None)
+    replaced = replaced_version(revisions, answers)
     text = plan_gate_text(
         bound,
         gated=gated_steps(bound, settings),
         approval_digest=bound.approval_digest,
         expires_ms=plan.options.approval_timeout_ms,
-        earlier=await store.get(revisions[-1].digest) if revisions else None,
-        notices=[f"{row.by} asks for changes: {row.note}" for row in asked if row.approval_digest == bound.approval_digest],
+        earlier=await store.get(replaced.digest) if replaced is not None and replaced.digest != run.digest else None,
+        tools=retooled_lines(bound, run, replaced),
+        notices=[*changes, *lapsed, *await code_notices(bound.validated, run, store)],
     )
     return new_gate(run, approval_digest=bound.approval_digest, description=plan.description, text=text, rules=rules)
+
+
+async def _keep_waiting(run: PlanRun, store: PlanStore, *, message: str | None) -> None:
+    """Keep that `run` waits for an approval of its plan, and where: whoever goes on with it must find its flow run."""
+    as_it_waits = (PlanStatus.PENDING_APPROVAL, None, message, None)
+    if run.flow_run_id is not None or (run.status, run.reason, run.message, run.completed_at) != as_it_waits:
+        run.status, run.reason, run.message, run.completed_at = as_it_waits
+        await store.update_run(run)
 
 
 def gated_steps(bound: BoundPlan, settings: Settings) -> Collection[str]:
@@ -221,16 +294,14 @@ def gated_steps(bound: BoundPlan, settings: Settings) -> Collection[str]:
 
 async def _used(bound: BoundPlan, run: PlanRun, answer: Approval, keeper: GateKeeper) -> ApprovedPlan:
     store = keeper.store
-    if answer.gate_id is not None and answer.used_at is None:
-        await keeper.prove(answer, await store.gate(answer.gate_id))
-        keeper.refuse_unfitting(answer, bound.validated.plan)
     approved = approved_plan(bound, replace(answer, expires_at=None) if answer.run_id == run.id else answer, now=await store.now())
     used = await store.use_approval(answer, run_id=run.id)
     run.status, run.approved_at, run.approved_by = PlanStatus.APPROVED, used.at, used.by
     return approved
 
 
-async def _end_rejected(run: PlanRun, answer: Approval, store: PlanStore) -> None:
+async def end_rejected(run: PlanRun, answer: Approval, store: PlanStore) -> None:
+    """Record that `run` ends because `answer` rejected it."""
     run.rejection_note = answer.note
     if answer.run_id is None:
         await store.add_approval(replace(answer, run_id=run.id))

@@ -7,19 +7,22 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
-from plan_adapter.approval import Approver, Asking, refusal, rules_of
+from pydantic import JsonValue
+
+from plan_adapter.approval import Approver, Asking, refusal
 from plan_adapter.crash_points import reached
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.cancellation import first_reason
 from plan_adapter.hooks import Event, call_hook, tell
-from plan_adapter.identity.codes import SecretSource, WrongCodes
-from plan_adapter.identity.known import approval_from, recheck
-from plan_adapter.plan import ExecutionPlan, new_id
+from plan_adapter.identity.codes import SecretSource
+from plan_adapter.identity.known import approval_from, proved, recheck
+from plan_adapter.plan import new_id
 from plan_adapter.readable import duration
-from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, GateRules, PlanRun, StepRun
+from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, GateKind, GateRules, PlanRun, Receipt, StepRun
 from plan_adapter.runs.occasion import Occasion
+from plan_adapter.store.outcomes import Word
 from plan_adapter.store.store import PlanStore
 
 log = logging.getLogger(__name__)
@@ -33,6 +36,15 @@ HOOK_SECONDS = 10.0
 """How long a hook may hold up a gate that is open, or closed."""
 
 GateEventKind = Literal["opened", "answered", "expired", "reminder"]
+
+
+@runtime_checkable
+class AsksOutcomes(Protocol):
+    """An approver who can also be asked how a call ended: a person."""
+
+    async def ask_outcome(self, request: ApprovalRequest) -> Answer | None:
+        """Return what is said, None where nobody is there to say it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +73,10 @@ class GateKeeper:
     occasion: Occasion
     door: FormDoor | None = None
     cancellation: Callable[[], Awaitable[str | None]] | None = None
+    clean: Callable[[JsonValue], JsonValue] = lambda value: value  # takes secrets out of what people say of a call
+    why_stopped: Callable[[], str] = str  # why all work of the run ends, empty as long as it does not
     refused: dict[str, str] = field(default_factory=dict[str, str])  # why what was answered at a gate while nobody waited was not taken
     _verified: set[str] = field(default_factory=set[str])  # ids of answers that were proved in this process
-    _codes: WrongCodes = field(default_factory=WrongCodes)
     _answered: set[str] = field(default_factory=set[str])  # digests about which the approver, who is asked once, has said something
     _emitting: asyncio.Lock = field(default_factory=asyncio.Lock)
     _leaving: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
@@ -74,18 +87,26 @@ class GateKeeper:
         reached("gate-opened")
         return opened
 
-    async def ask(self, gate: Gate, step: StepRun | None = None, *, until: "asyncio.Future[None] | None" = None) -> Gate:
+    async def ask(
+        self,
+        gate: Gate,
+        step: StepRun | None = None,
+        *,
+        until: "asyncio.Future[None] | None" = None,
+        left: "asyncio.Future[None] | None" = None,
+    ) -> Gate:
         """Return an open gate closed: by an answer, by its expiry, by somebody who cancelled, or because `until` was done.
 
-        What an approver raises is raised, and the gate stays open for others.
+        Once `left` is done it is returned open, and this process waits there no more. What an approver raises is raised, and the gate
+        stays open for others.
         """
         asking = _OpenGate(self, gate)
         await self._tell("gate_opened", gate, step)
         self._emit("opened", gate)
         if self.door is not None:  # a server that is away must hold up neither answers nor the expiry
             self._finish_later(asyncio.ensure_future(_awaited(self.door.publish(gate))))
-        form = None if self.door is None or not self.occasion.asks_in_form else asyncio.ensure_future(self._ask_in_form(self.door, asking))
-        others = [asyncio.ensure_future(work) for work in self._askers(asking, until)]
+        form = None if self.door is None or not self._has_form(gate) else asyncio.ensure_future(self._ask_in_form(self.door, asking))
+        others = [asyncio.ensure_future(work) for work in self._askers(asking, until, left)]
         try:
             await _first_trouble(asking.closed, [*others, *([form] if form is not None else [])])
         except BaseException:
@@ -96,12 +117,28 @@ class GateKeeper:
             if form is not None:
                 await self._leave_form(form, asking)
         closed = asking.closed.result()
+        if closed.end is None:
+            await self._leave(gate)
+            return closed
         reached("gate-answered")
         answer = await self.store.answer_to_gate(closed.id)
-        said = _said(closed, answer)
+        cancelled = await self._why_cancelled(closed) if closed.end == "cancelled" else None
+        said = cancelled or _said(closed, answer, await self.word_at(closed))
         await self._tell("gate_answered", closed, step, said)
         self._emit("expired" if closed.end == "expired" else "answered", closed, said, answer)
         return closed
+
+    async def _why_cancelled(self, gate: Gate) -> str:
+        reason = await self.store.cancel_request(gate.run_id) or self.why_stopped()
+        return f"the run ends: {reason}" if reason else "nobody is asked any more: the run ends"
+
+    @property
+    def can_ask_how_it_ended(self) -> bool:
+        """Whether anybody is there to be asked how a call ended."""
+        return self.occasion.waits and (self.door is not None or isinstance(self.occasion.approver, AsksOutcomes))
+
+    def _has_form(self, gate: Gate) -> bool:
+        return self.occasion.asks_in_form or gate.kind == "outcome"
 
     async def leave(self) -> None:
         """Return once every form is left, at the latest after some seconds: before the flow run ends."""
@@ -109,11 +146,18 @@ class GateKeeper:
             _, late = await asyncio.wait(self._leaving, timeout=LEAVE_SECONDS)
             await _dismiss(list(late))
 
-    def _askers(self, asking: "_OpenGate", until: "asyncio.Future[None] | None") -> Iterator[Coroutine[Any, Any, None]]:
+    def _askers(
+        self, asking: "_OpenGate", until: "asyncio.Future[None] | None", left: "asyncio.Future[None] | None"
+    ) -> Iterator[Coroutine[Any, Any, None]]:
         yield asking.watch()
         if until is not None:
             yield asking.stop_with(until)
-        if self.occasion.approver is not None and not self.has_spoken(asking.gate.approval_digest):
+        if left is not None:
+            yield asking.leave_with(left)
+        if asking.gate.kind == "outcome":
+            if isinstance(self.occasion.approver, AsksOutcomes):
+                yield self._ask_outcome(self.occasion.approver, asking)
+        elif self.occasion.approver is not None and not self.has_spoken(asking.gate.approval_digest):
             yield self._ask_approver(self.occasion.approver, asking)
         if self.cancellation is not None and asking.gate.step_id is None and not self.occasion.asks_in_form:
             yield asking.watch_cancellation(self.cancellation)  # a form does that itself, and a step's gate ends with its run
@@ -144,7 +188,7 @@ class GateKeeper:
         while not asking.closed.done():
             await asyncio.sleep(asking.gate.rules.remind_after_ms / 1000)
             self._emit("reminder", asking.gate)
-            log.warning("run %s still waits for an answer: `plan approve %s`", self.run.id, self.run.id)
+            log.warning("run %s still waits for an answer: `plan gates` says which", self.run.id)
 
     def _emit(self, kind: GateEventKind, gate: Gate, message: str | None = None, answer: Approval | None = None) -> None:
         if self.door is not None:
@@ -162,7 +206,8 @@ class GateKeeper:
             await self.door.resume_released(await self.store.gate(gate.id), answer)
 
     async def _tell(self, kind: Literal["gate_opened", "gate_answered"], gate: Gate, step: StepRun | None, said: str | None = None) -> None:
-        tell(self.occasion.listener, Event(kind, self.run, step, message=said, gate=gate))
+        in_form = self.door is not None and self._has_form(gate)
+        tell(self.occasion.listener, Event(kind, self.run, step, message=said, gate=gate, in_form=in_form))
         hooks = self.occasion.hooks
         hook = hooks.on_gate_open if kind == "gate_opened" else hooks.on_gate_answered
         try:
@@ -177,19 +222,43 @@ class GateKeeper:
             request,
             settings=self.occasion.settings,
             secrets=self.door.secrets if self.door is not None else None,
-            use_code=self.store.use_code,
-            codes=self._codes,
+            codes=self.store,
             now=(await self.store.now()).timestamp(),
         )
         self._verified.add(approval.id)
         return approval
 
-    def refuse_unfitting(self, answer: Approval, plan: ExecutionPlan) -> None:
-        """Return if `answer`, which may come from elsewhere, fits what this process takes; raises NotApprovedError."""
-        rules = rules_of(plan, self.occasion.settings, requested_by=self.run.requested_by or "")
-        reason = refusal(rules, by=answer.by, known_by=answer.known_by, decision=answer.decision)
-        if reason is not None:
-            raise NotApprovedError(reason)
+    async def close_with(self, gate: Gate, answer: Answer, request: ApprovalRequest) -> Gate:
+        """Return `gate` closed by `answer`, whose giver is proved and allowed.
+
+        Raises NotApprovedError with why it is not taken, RunConflictError where somebody else was first.
+        """
+        if gate.kind == "approval" or gate.step_id is None:
+            return await self.store.answer_gate(gate.id, await self.taken(answer, request))
+        await self.store.resolve(gate.run_id, gate.step_id, await self._word(answer, request), item=gate.item)
+        return await self.store.gate(gate.id)
+
+    async def _word(self, answer: Answer, request: ApprovalRequest) -> Word:
+        if answer.decision not in ("done", "again", "abort"):
+            raise NotApprovedError(
+                f"what is asked is how the call ended, and `{answer.decision}` does not say it: done, again or abort does"
+            )
+        known_by = await proved(
+            answer,
+            request,
+            settings=self.occasion.settings,
+            secrets=self.door.secrets if self.door is not None else None,
+            codes=self.store,
+            now=(await self.store.now()).timestamp(),
+        )
+        return Word(answer.decision, answer.by, known_by, str(self.clean(answer.note)), self.clean(answer.result))
+
+    async def word_at(self, gate: Gate) -> Receipt | None:
+        """Return the receipt that is what was said at `gate`, which asked how a call ended; None for any other one."""
+        if gate.kind != "outcome" or gate.closed_at is None:
+            return None
+        of_gate = [row for row in await self.store.receipts(gate.run_id) if (row.step_id, row.item) == (gate.step_id, gate.item)]
+        return next((row for row in of_gate if row.ended_at == gate.closed_at and row.by is not None), None)
 
     def has_spoken(self, approval_digest: str) -> bool:
         """Return whether the approver, who does not ask a person each time, has answered about this content."""
@@ -208,6 +277,16 @@ class GateKeeper:
             if refused is not None and not asks_again:
                 raise NotApprovedError(refused)
             request = replace(request, refused=refused)
+
+    async def _ask_outcome(self, person: AsksOutcomes, asking: "_OpenGate") -> None:
+        """Ask `person` until the gate is closed; one who has nothing to say closes it, where nobody else is asked."""
+        request = asking.request
+        while not asking.closed.done():
+            said = await person.ask_outcome(request)
+            if said is None:
+                return await asking.give_up() if self.door is None else None
+            request = replace(request, refused=await asking.submit(said))
+        return None
 
     async def prove(self, approval: Approval, asked: ApprovalRequest | Gate) -> None:
         """Return if `approval`, which may come from elsewhere, is signed by who it says, where it says so; raises NotApprovedError."""
@@ -230,9 +309,18 @@ class _OpenGate:
         if self.closed.done():
             return None
         try:
-            return await self._close_with(await self._keeper.taken(answer, self.request))
+            self._set(await self._keeper.close_with(self.gate, answer, self.request))
         except NotApprovedError as error:
+            said = f"{answer.decision} is not taken: {error}"
+            await self._keeper.store.note_refusal(self.gate.run_id, said, by=answer.by, step_id=self.gate.step_id)
+            if answer.channel == "form":  # who sits at a terminal is told by who asks them
+                told = f"the answer by {answer.by} is not taken: {error}"
+                tell(self._keeper.occasion.listener, Event("gate_refused", self._keeper.run, message=told, gate=self.gate))
             return str(error)
+        except RunConflictError as error:  # mostly somebody else was first, or it is over
+            self._set(await self._keeper.store.gate(self.gate.id))
+            return None if self.closed.done() else str(error)
+        return None
 
     async def take(self, approval: Approval) -> str | None:
         """Give what an approver of this process answered; the same as `submit` otherwise."""
@@ -274,12 +362,23 @@ class _OpenGate:
         """Cancel the run for `reason`."""
         with suppress(RunConflictError):  # it has ended
             await self._keeper.store.cancel(self._keeper.run.id, reason)
-        self._set(await self._keeper.store.close_gate(self.gate.id, "cancelled"))
+        await self.give_up()
+
+    async def give_up(self) -> None:
+        """Close the gate, because nobody is there to answer; one at which another process waits by now is closed for this one only."""
+        gate = await self._keeper.store.close_gate(self.gate.id, "cancelled")
+        self._set(gate if gate.end is not None else replace(gate, end="cancelled"))
 
     async def stop_with(self, until: "asyncio.Future[None]") -> None:
         """Close the gate once `until` is done, because what it asks about will not be done."""
         await asyncio.wait({until})
-        self._set(await self._keeper.store.close_gate(self.gate.id, "cancelled"))
+        await self.give_up()
+
+    async def leave_with(self, left: "asyncio.Future[None]") -> None:
+        """Wait at the gate no more, which stays open, once `left` is done."""
+        await asyncio.wait({left})
+        if not self.closed.done():
+            self.closed.set_result(self.gate)
 
     async def _close_with(self, approval: Approval) -> None:
         try:
@@ -302,6 +401,7 @@ def new_gate(
     rules: GateRules,
     step_id: str | None = None,
     item: int | None = None,
+    kind: GateKind = "approval",
 ) -> Gate:
     """Return a gate that is to be opened; its times are those of the store."""
     return Gate(
@@ -315,6 +415,7 @@ def new_gate(
         text=text,
         rules=rules,
         opened_at=run.created_at,
+        kind=kind,
     )
 
 
@@ -332,6 +433,7 @@ def request_of(gate: Gate) -> ApprovalRequest:
         opened_at=gate.opened_at,
         expires_at=gate.expires_at,
         rules=gate.rules,
+        kind=gate.kind,
     )
 
 
@@ -341,7 +443,9 @@ def no_answer(gate: Gate) -> str:
     return f"nobody answered within {limit}"
 
 
-def _said(gate: Gate, answer: Approval | None) -> str:
+def _said(gate: Gate, answer: Approval | None, word: Receipt | None) -> str:
+    if word is not None:
+        return f"{gate.end}, says {word.by} ({word.known_by})" + (f": {word.note}" if word.note else "")
     if answer is None:
         return no_answer(gate) if gate.end == "expired" else gate.end or ""
     verb = {"approve": "approved", "reject": "rejected", "request_changes": "changes requested"}[answer.decision]

@@ -21,12 +21,19 @@ class Occasion:
     approval: Approval | None = None
     approver: Approver | None = None
     asks_in_form: bool = False  # whether a form in the Prefect UI asks, too; only with a server
+    waits: bool = True  # whether people are waited for: at gates of steps, and to say how a write ended of which nobody knows it
     tools: ToolRegistry | None = None  # for a new version of the plan that comes while the run waits at its gate
     requested_by: str = field(default_factory=os_user)
     plan_file: Path | None = None  # where the plan stands; a standing approval may stand beside it
     schedule: str | None = None  # `flow/deployment` whose schedule started the run
+    deployment: str | None = None  # `flow/deployment` of a run that no person is known to have started; it is then the operator
     hooks: Hooks = field(default_factory=Hooks)
     context: RunContext = field(default_factory=RunContext)
     listener: Listener | None = None
     settings: Settings = field(default_factory=Settings)
     server: "Server | None" = None  # one that has just answered; None: the server that the settings mean is asked
+
+    @property
+    def operator(self) -> str:
+        """The name under which whoever runs, resumes, revises, cancels or rolls back is looked for among the operators."""
+        return self.deployment or self.requested_by

@@ -5,7 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,14 +25,17 @@ from plan_adapter.execution.scheduler import execute
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.secrets import hidden_in_logs
 from plan_adapter.execution.slots import Slots
+from plan_adapter.execution.standing import with_rollback
 from plan_adapter.execution.status import conclude, rolls_back
-from plan_adapter.plan import PlanStatus, new_id
+from plan_adapter.plan import PlanStatus, StepStatus, new_id
 from plan_adapter.record import PlanRun, Recorder, RunReason, StepRun
 from plan_adapter.runs.approving import approve_run
 from plan_adapter.runs.call_gates import CallGates
 from plan_adapter.runs.gates import FormDoor, GateKeeper
 from plan_adapter.runs.occasion import Occasion
+from plan_adapter.runs.outcomes import OutcomeGates
 from plan_adapter.runs.secrets import secrets_of
+from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan, ValidatedPlan
 
@@ -74,7 +77,7 @@ async def perform_anywhere(
     work: Work | None = None,
 ) -> PlanRun:
     """Have a run approved and execute it, or do other `work` with it: as a flow run on `server`, or directly where there is none."""
-    work = work or perform
+    work, store = work or perform, store.patient(occasion.settings.store_patience_seconds)
     if server is None:
         return await work(bound, run, store, occasion, past=past, way=Way(DirectCalls()))
     from plan_adapter.engine.compiler import fit_as_parameters, flow_of
@@ -86,7 +89,7 @@ async def perform_anywhere(
     async def body(_inputs: dict[str, Any], flow_run_id: str) -> PlanRun:
         run.flow_run_id = flow_run_id
         try:
-            await work(bound, run, store, occasion, past=past, way=prefect_way(flow_run_id, store, server))
+            await work(bound, run, store, occasion, past=past, way=prefect_way(flow_run_id, store, occasion.settings, server))
         except BaseException as error:
             ended.set_exception(error)
             if run.completed_at is None or not isinstance(error, asyncio.CancelledError):
@@ -102,13 +105,14 @@ async def perform_anywhere(
     return run
 
 
-def prefect_way(flow_run_id: str, store: PlanStore, server: "Server | None" = None) -> Way:
+def prefect_way(flow_run_id: str, store: PlanStore, settings: Settings, server: "Server | None" = None) -> Way:
     """Return how steps are called and gates shown inside the flow run `flow_run_id`, whose context this is; `server` knows its UI."""
     from plan_adapter.engine.flow_runs import cancellation_of
     from plan_adapter.engine.tasks import PrefectSteps, log_to_prefect
     from plan_adapter.runs.door import form_door
 
-    return Way(PrefectSteps(), partial(cancellation_of, flow_run_id), log_to_prefect, form_door(flow_run_id, store, server))
+    steps = PrefectSteps(carried_task_runs=settings.carried_task_runs)
+    return Way(steps, partial(cancellation_of, flow_run_id), log_to_prefect, form_door(flow_run_id, store, server))
 
 
 async def perform(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Occasion, *, past: Past, way: Way) -> PlanRun:
@@ -116,7 +120,10 @@ async def perform(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Oc
     keeper = GateKeeper(run, store, occasion, way.door, way.cancellation)
     try:
         approved = await approve_run(bound, run, keeper)
-        return run if approved is None else await _perform(approved, keeper, past=past, way=way)
+        if approved is not None:
+            return await _perform(approved, keeper, past=past, way=way)
+        run.steps = (await store.run(run.id)).steps  # who goes on with a run reads it without results
+        return run
     finally:
         await keeper.leave()
 
@@ -126,25 +133,43 @@ async def _perform(approved: ApprovedPlan, keeper: GateKeeper, *, past: Past, wa
     run, store, occasion = keeper.run, keeper.store, keeper.occasion
     run.status, run.reason, run.message, run.completed_at = PlanStatus.EXECUTING, None, None, None
     run.started_at = run.started_at or await store.now()
+    past = replace(past, ended={step.id: step for step in run.steps if step.status is StepStatus.COMPLETED})
+    unended = frozenset(step.id for step in run.steps if step.status is StepStatus.PENDING)
     run.steps = _step_runs(approved.bound.validated, past)
     await store.claim(run)
     reached("claimed")
     scope = scope_of(approved, run, await store.recorder(run), occasion, past=past, way=way)
-    scope.gates = CallGates(approved, keeper, scope.stop)
+    scope.gates, scope.outcomes = CallGates(approved, keeper, scope.stop, unended), OutcomeGates(approved, keeper)
+    keeper.clean, keeper.why_stopped = scope.secrets.scrubber.value, lambda: scope.stop.message
     scope.tell("run_started")
     rollback = None
     try:
         async with watched(scope, store, partial(store.cancel_request, run.id), way.cancellation):
             await execute(scope, way.call_step)
+        if scope.is_left:
+            await _leave_waiting(run, store)
+            return run
         rollback = await _rollback_of(scope, store, way)
         if rollback is not None:
-            await undo(rollback, store, way)
+            # One that was cancelled in Prefect is so still: that ended the steps, and says nothing against their rollback.
+            was_in_prefect = scope.stop.kind == "cancelled" and scope.stop.message != await store.cancel_request(run.id)
+            await undo(rollback, store, None if was_in_prefect else way.cancellation)
     finally:
         if all(step.completed_at for step in run.steps):
             await _conclude(scope, store, rollback)
-        else:
+        elif run.status is PlanStatus.EXECUTING:
             await _let_go(run, store)
     return run
+
+
+async def _leave_waiting(run: PlanRun, store: PlanStore) -> None:
+    """Keep `run`, of which nothing but gates of steps is open, as one that waits for them without a process."""
+    run.status = PlanStatus.PENDING_APPROVAL
+    await store.update_run(run)
+    if (reason := await store.cancel_request(run.id)) is not None:  # it came too late for the steps to see it
+        await store.cancel(run.id, reason)
+        run.status, run.reason, run.message = PlanStatus.CANCELLED, RunReason.CANCELLED, reason
+        run.completed_at = (await store.run(run.id, with_results=False)).completed_at
 
 
 def scope_of(approved: ApprovedPlan, run: PlanRun, recorder: Recorder, occasion: Occasion, *, past: Past, way: Way) -> RunScope:
@@ -170,43 +195,61 @@ async def _rollback_of(scope: RunScope, store: PlanStore, way: Way) -> Rollback 
     if not scope.approved.bound.validated.rollbacks:
         return None
     conclude(run, scope.stop, scope.refusal, left=scope.past.left)
-    asked = run.reason is RunReason.CANCELLED and await store.asks_rollback(run.id)
-    if not asked and not rolls_back(run, plan):
+    asked = await store.asks_rollback(run.id) if run.reason is RunReason.CANCELLED else None
+    if asked is None and not rolls_back(run, plan):
         return None
     rollback = Rollback(scope, await past_of(run, store), way.call_step)
     if not rollback.left:
         return None
+    if asked is False:  # and then called off: it only says where things stand
+        rollback.halt.set("cancelled", await store.cancel_request(run.id) or "cancelled")
     run.status = PlanStatus.EXECUTING
     await store.update_run(run)  # with its reason: whoever goes on with an interrupted rollback must know it
     return rollback
 
 
-async def undo(rollback: Rollback, store: PlanStore, way: Way) -> None:
-    """Undo what a run did; whoever cancels it meanwhile ends that, unless they ask for the rollback."""
+async def undo(rollback: Rollback, store: PlanStore, in_prefect: Callable[[], Awaitable[str | None]] | None) -> None:
+    """Undo what a run did; whoever cancels it before or meanwhile, here or `in_prefect`, lets what is under way end and nothing begin."""
     run = rollback.scope.run
 
     async def told_to_end() -> str | None:
         return None if await store.asks_rollback(run.id) else await store.cancel_request(run.id)
 
-    # One that was cancelled in Prefect is so still.
-    in_prefect = None if run.reason is RunReason.CANCELLED else way.cancellation
-    async with watched(rollback.scope, store, told_to_end, in_prefect):
+    if in_prefect is not None and run.reason is RunReason.CANCELLED and (reason := await _answer_soon(in_prefect)) is not None:
+        rollback.halt.set("cancelled", reason)
+    async with watched(rollback.scope, store, told_to_end, in_prefect, ends=rollback.halt):
         await rollback.undo()
+
+
+async def _answer_soon(in_prefect: Callable[[], Awaitable[str | None]]) -> str | None:
+    """Return the reason for which the run is cancelled in Prefect; None also where that cannot be told at once."""
+    try:
+        async with asyncio.timeout(PREFECT_POLL_SECONDS):
+            return await in_prefect()
+    except Exception as error:
+        log.info("whether the run was cancelled in Prefect cannot be told now: %s", error)
+        return None
 
 
 async def past_of(run: PlanRun, store: PlanStore) -> Past:
     """Return what every start of `run` has left in the record."""
-    return Past.of(await store.attempts(run.id), await store.receipts(run.id))
+    return Past.of(await store.open_attempts(run.id), await store.receipts(run.id))
 
 
 @asynccontextmanager
 async def watched(
-    scope: RunScope, store: PlanStore, asked: Callable[[], Awaitable[str | None]], in_prefect: Callable[[], Awaitable[str | None]] | None
+    scope: RunScope,
+    store: PlanStore,
+    asked: Callable[[], Awaitable[str | None]],
+    in_prefect: Callable[[], Awaitable[str | None]] | None,
+    *,
+    ends: Stop | None = None,
 ) -> AsyncGenerator[None]:
-    """Keep the lease of the run, and stop the work within once one of the two gives a reason."""
-    works = [_keep_lease(scope, store), watch(scope.stop, asked, every_seconds=STORE_POLL_SECONDS)]
+    """Keep the lease of the run, and set `ends`, if not given the stop of all work, once one of the two gives a reason."""
+    ends = ends or scope.stop
+    works = [_keep_lease(scope, store), watch(ends, asked, every_seconds=STORE_POLL_SECONDS)]
     if in_prefect is not None:
-        works.append(watch(scope.stop, in_prefect, every_seconds=PREFECT_POLL_SECONDS))
+        works.append(watch(ends, in_prefect, every_seconds=PREFECT_POLL_SECONDS))
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         async with _hidden_secrets(scope):
@@ -259,7 +302,7 @@ async def end_run(scope: RunScope, store: PlanStore, rollback: Rollback | None) 
     """Keep and tell the end of the run, whose status, reason and message are set; the message also tells where its rollback stands."""
     run, now, scrubber = scope.run, scope.recorder.now(), scope.secrets.scrubber
     if rollback is not None:
-        run.message = told_with_rollback(run.message, rollback)
+        run.message = with_rollback(run.message, rollback.standing())
     if scrubber:
         run.message = None if run.message is None else scrubber.text(run.message)
         run.outputs = {name: scrubber.value(value) for name, value in run.outputs.items()}
@@ -270,19 +313,6 @@ async def end_run(scope: RunScope, store: PlanStore, rollback: Rollback | None) 
     reached("after-end")
     scope.tell("run_ended", message=run.message)
     await scope.call_hook(scope.hooks.on_plan_complete, run)
-
-
-_ROLLBACK = "; rollback: "
-
-
-def told_with_rollback(message: str | None, rollback: Rollback) -> str:
-    """Return the message of a run with where its rollback stands, once: where an earlier one stood is left out."""
-    return (message or "the run has ended") + _ROLLBACK + rollback.standing()
-
-
-def without_rollback(message: str | None) -> str | None:
-    """Return the message of a run without where its rollback stood."""
-    return message.rpartition(_ROLLBACK)[0] or message if message is not None else None
 
 
 def _outputs(scope: RunScope) -> tuple[dict[str, JsonValue], str | None]:

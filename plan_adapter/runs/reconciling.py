@@ -6,12 +6,17 @@ from datetime import timedelta
 from typing import Literal
 
 from plan_adapter.plan import PlanStatus
-from plan_adapter.record import PlanRun, RunReason
-from plan_adapter.runs.approving import end_expired
+from plan_adapter.readable import one_line
+from plan_adapter.record import Approval, Gate, PlanRun, RunReason
+from plan_adapter.runs.approving import end_expired, end_rejected
+from plan_adapter.runs.doubt import doubt_of
 from plan_adapter.store.store import PlanStore
 
 MOST_RUNS = 1000
 """How many of the newest runs of a status are looked at."""
+
+REACTION = timedelta(seconds=15)
+"""How long a process that waited at a gate may take to act on the answer."""
 
 RECENT = timedelta(days=1)
 """How long after its end a run is compared with what Prefect shows."""
@@ -22,7 +27,7 @@ class Finding:
     """One thing that was not as it should be.
 
     `expired`: a gate that nobody answered in time and no process waited at; `interrupted`: a run whose process ended, or gives no sign of
-    life; `answered`: a run whose gate was answered while no process waited; `shown`: Prefect showed something else than the receipts say.
+    life; `answered`: a run whose gate was answered while no process waited; `shown`: Prefect showed something else than the record says.
     """
 
     kind: Literal["expired", "interrupted", "answered", "shown"]
@@ -64,14 +69,13 @@ async def _interrupted(store: PlanStore, *, with_prefect: bool) -> AsyncGenerato
     for run in reversed(await store.runs(limit=MOST_RUNS, status=PlanStatus.EXECUTING)):
         if run.reason is not RunReason.INTERRUPTED:
             continue
-        unknown = await store.unknown(run.id)
-        if unknown:
-            names = ", ".join(dict.fromkeys(f"`{attempt.step_id}`" for attempt in unknown))
-            message = f"its process is gone, and whether {names} was done is unknown"
-            command = f"plan resolve {run.id} {unknown[0].step_id} done|again|abort"
-        else:
-            message, command = "its process is gone; nothing that it did is in doubt", f"plan resume {run.id}"
-        is_told = with_prefect and await _mended(run, hint=f"{message}; `{command}`") is not None
+        doubt = await doubt_of(run, store)
+        if doubt is None:
+            continue
+        message, command = doubt.message, doubt.command
+        if answers := await _unused_answers(run, store):
+            message += f"; answered meanwhile: {answers}"
+        is_told = with_prefect and await _mended(run, store, hint=f"{message}; `{command}`") is not None
         yield Finding("interrupted", run.id, run.name, message, is_mended=False, command=command)
         if is_told:
             yield Finding("shown", run.id, run.name, "Prefect shows it as Interrupted now", is_mended=True)
@@ -80,32 +84,74 @@ async def _interrupted(store: PlanStore, *, with_prefect: bool) -> AsyncGenerato
 async def _answered(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[Finding]:
     for run in reversed(await store.runs(limit=MOST_RUNS, status=PlanStatus.PENDING_APPROVAL)):
         gates = await store.gates(run_id=run.id, open_only=False)
+        if (finding := await _answered_step(run, store)) is not None:
+            yield finding
+            continue
         if not gates or any(gate.end is None for gate in gates) or gates[-1].end != "answered":
             continue
         answer = await store.answer_to_gate(gates[-1].id)
-        if answer is None or answer.decision != "approve" or answer.approval_digest != run.approval_digest:
+        if answer is None or answer.approval_digest != run.approval_digest:
             continue
-        message = f"{answer.by} approved it while no process waited"
-        if with_prefect and gates[-1].rules.release:
-            from plan_adapter.engine.gate_forms import resume_released
-
-            await resume_released(gates[-1], answer)
-            yield Finding("answered", run.id, run.name, f"{message}: its deployment goes on with it", is_mended=True)
+        if answer.decision == "request_changes":
+            message, command = f"{one_line(answer.by)} asks for changes, and no process waits", f"plan revise {run.id} FILE"
+            yield Finding("answered", run.id, run.name, message, is_mended=False, command=command)
+        elif answer.decision == "reject":
+            if await store.now() - answer.at > REACTION:
+                await end_rejected(run, answer, store)
+                await _resume_released(gates[-1], answer, with_prefect=with_prefect)
+                message = f"{one_line(answer.by)} rejected it while no process waited: it has ended so"
+                yield Finding("answered", run.id, run.name, message, is_mended=True)
         else:
-            yield Finding("answered", run.id, run.name, message, is_mended=False, command=f"plan resume {run.id}")
+            message = f"{one_line(answer.by)} approved it while no process waited"
+            if await _resume_released(gates[-1], answer, with_prefect=with_prefect):
+                yield Finding("answered", run.id, run.name, f"{message}: its deployment goes on with it", is_mended=True)
+            else:
+                yield Finding("answered", run.id, run.name, message, is_mended=False, command=f"plan resume {run.id}")
+
+
+async def _answered_step(run: PlanRun, store: PlanStore) -> Finding | None:
+    """Return that steps of a run, which waits without a process at their gates, were answered; None where none was."""
+    if run.started_at is None or any(gate.attended for gate in await store.gates(run_id=run.id)):
+        return None
+    if not (answers := await _unused_answers(run, store)):
+        return None
+    message = f"answered while no process waited: {answers}"
+    return Finding("answered", run.id, run.name, message, is_mended=False, command=f"plan resume {run.id}")
+
+
+async def _unused_answers(run: PlanRun, store: PlanStore) -> str:
+    """Return in words what was answered about steps and not used yet; empty where nothing was."""
+    last = {(row.step_id, row.item): row for row in await store.approvals(run.id) if row.step_id is not None and row.gate_id}
+    asked_again = {(gate.step_id, gate.item) for gate in await store.gates(run_id=run.id)}
+    unused = [row for place, row in last.items() if row.used_at is None and place not in asked_again]
+    return ", ".join(f"{row.decision} of `{row.step_id}` by {one_line(row.by)}" for row in unused)
+
+
+async def _resume_released(gate: Gate, answer: Approval, *, with_prefect: bool) -> bool:
+    """Let a run start again that gave its worker back; return whether the gate is one of such a run, and Prefect could be told."""
+    if not with_prefect or not gate.rules.release:
+        return False
+    from plan_adapter.engine.gate_forms import resume_released
+
+    await resume_released(gate, answer)
+    return True
 
 
 async def _shown(store: PlanStore) -> AsyncGenerator[Finding]:
     since = await store.now() - RECENT
     for run in reversed(await store.runs(limit=MOST_RUNS)):
-        if run.completed_at is None or run.completed_at < since:
-            continue
-        if (shown := await _mended(run, hint="")) is not None:
-            reason = f" ({run.reason})" if run.reason else ""
-            yield Finding("shown", run.id, run.name, f"Prefect showed {shown}, and it is {run.status}{reason}", is_mended=True)
+        has_ended = run.completed_at is not None and run.completed_at >= since
+        is_executed = run.status is PlanStatus.EXECUTING and run.reason is not RunReason.INTERRUPTED
+        if (has_ended or is_executed) and (shown := await _mended(run, store, hint="")) is not None:
+            how = f"{run.status}" + (f" ({run.reason})" if run.reason else "") if has_ended else "executed by a process that lives"
+            yield Finding("shown", run.id, run.name, f"Prefect showed {shown}, and it is {how}", is_mended=True)
 
 
-async def _mended(run: PlanRun, *, hint: str) -> str | None:
+async def _mended(run: PlanRun, store: PlanStore, *, hint: str) -> str | None:
     from plan_adapter.engine.reconciling import mend_flow_run
 
-    return await mend_flow_run(run, hint=hint)
+    async def is_so() -> bool:
+        now = await store.run(run.id, with_results=False)
+        return (now.status, now.reason) == (run.status, run.reason)
+
+    return await mend_flow_run(run, hint=hint, is_so=is_so)

@@ -7,12 +7,14 @@ from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.carry import Past
 from plan_adapter.execution.rollback import Rollback
 from plan_adapter.execution.scope import RunScope
+from plan_adapter.execution.standing import without_rollback
 from plan_adapter.execution.status import ended_status
-from plan_adapter.plan import PlanStatus, StepStatus
+from plan_adapter.plan import ApprovalPolicy, ExecutionPlan, PlanStatus, StepStatus
 from plan_adapter.record import Approval, Outcome, PlanRun, RunReason
 from plan_adapter.runs.approving import is_of_run
 from plan_adapter.runs.occasion import Occasion
-from plan_adapter.runs.performing import Way, end_run, scope_of, undo, without_rollback
+from plan_adapter.runs.performing import Way, end_run, scope_of, undo
+from plan_adapter.runs.permitting import require_approver
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan
 
@@ -32,11 +34,24 @@ async def roll_back(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: 
     rollback = Rollback(scope, past, way.call_step)
     scope.tell("run_started")
     try:
-        await undo(rollback, store, way)
+        await undo(rollback, store, way.cancellation)
     finally:
-        run.status = ended_status(run, reason)
+        run.status = ended_status(reason, completed=any(step.status is StepStatus.COMPLETED for step in run.steps))
         await end_run(scope, store, rollback)
     return run
+
+
+async def require_asker(run: PlanRun, plan: ExecutionPlan, store: PlanStore, occasion: Occasion) -> None:
+    """Return if who asks for the rollback of `run` may; raises NotApprovedError, which the audit then tells of.
+
+    Where calls of the plan wait at gates of their own, no call that undoes one is asked about: the approval of the plan covers those that
+    follow a failure, and who asks for others approves them by that, so it must be somebody who may.
+    """
+    policy = plan.approval or ApprovalPolicy()
+    if policy.effects or occasion.settings.gate_effects or any(step.requires_approval for step in plan.steps):
+        who = {"by": occasion.requested_by, "known_by": "os_user"}
+        doing = "a run whose calls wait at gates of their own is not rolled back"
+        await require_approver(plan, run, store, occasion.settings, **who, decision="approve", doing=doing)
 
 
 def refuse_doubt(run: PlanRun, past: Past) -> None:

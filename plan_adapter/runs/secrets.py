@@ -1,15 +1,60 @@
-"""`secrets_of`: where the secrets of a run come from."""
+"""`secrets_of`: where the secrets of a run come from; `refuse_missing`, and what is seen of them before a run."""
+
+import asyncio
+from collections.abc import Collection
 
 from plan_adapter.engine.connection import configured_api_url, quiet_import
-from plan_adapter.errors import NoServerError
+from plan_adapter.errors import InvalidPlanError, NoServerError
 from plan_adapter.execution.secrets import RunSecrets
-from plan_adapter.secrets import SecretUnavailableError, secret_chain
+from plan_adapter.secrets import SecretUnavailableError, Sight, secret_chain
 from plan_adapter.settings import Settings
+from plan_adapter.validation import ValidatedPlan
+from plan_adapter.validation.findings import Findings
 
 
 def secrets_of(settings: Settings) -> RunSecrets:
     """Return the secrets of a new run, none of which is looked up yet."""
     return RunSecrets(secret_chain(settings, blocks=KnownServer()))
+
+
+async def sights(names: Collection[str], settings: Settings) -> list[Sight]:
+    """Return of each secret where it comes from, or that it is missing; by name."""
+    chain = secret_chain(settings, blocks=KnownServer())
+    return list(await asyncio.gather(*(chain.look(name) for name in sorted(names))))
+
+
+async def refuse_missing(validated: ValidatedPlan, settings: Settings) -> None:
+    """Return if every secret is there that must be before the run begins; raises InvalidPlanError, which names all that are missing.
+
+    One that is used only after a step that writes may be what that step makes, and one that a place could not be asked for may be there
+    later: these are left to the steps that use them.
+    """
+    uses = _early_uses(validated)
+    missing = {sight.name: sight.problem for sight in await sights(uses, settings) if sight.problem is not None and sight.is_known}
+    findings = Findings()
+    for name, places in uses.items():
+        for at in places if name in missing else ():
+            findings.add("missing-secret", at, missing[name] or "", "keep it in one of these places; `plan doctor PLAN` looks again")
+    if problems := findings.sorted(validated.plan):
+        raise InvalidPlanError(problems)
+
+
+def _early_uses(validated: ValidatedPlan) -> dict[str, list[str]]:
+    """Return by secret the places of the plan that use it, if for one of them no step that writes comes before."""
+    steps = {step.id: step for step in validated.plan.steps}
+    after_writes, uses, early = set[str](), dict[str, list[str]](), set[str]()
+    for step_id in validated.order:
+        before = validated.reduced[step_id]
+        if any(after in after_writes or (steps[after].effect or validated.tools[after].effect) != "read" for after in before):
+            after_writes.add(step_id)
+        templates = {"parameters": validated.parameters[step_id]}
+        if step_id in validated.rollbacks:
+            templates["rollback.parameters"] = validated.rollbacks[step_id].parameters
+        for field, template in templates.items():
+            for name in template.secrets:
+                uses.setdefault(name, []).append(f"steps[{steps[step_id].index}].{field}")
+                early |= set() if step_id in after_writes else {name}
+    return {name: places for name, places in uses.items() if name in early}
 
 
 class KnownServer:

@@ -1,10 +1,13 @@
-"""The audit of a run, as it is read."""
+"""The audit of a run, as it is read; and what it is told of somebody who was refused, which changes no other row."""
 
 from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import Connection, select
 
+from plan_adapter.store import chain, entries
+from plan_adapter.store.columns import now_of
+from plan_adapter.store.digests import instant_text
 from plan_adapter.store.entries import AuditKind
 from plan_adapter.store.rows import item_of
 from plan_adapter.store.tables import audit
@@ -42,3 +45,9 @@ def entries_of(connection: Connection, run_id: str) -> list[AuditEntry]:
         )
         for row in connection.execute(query).mappings()
     ]
+
+
+def note_refusal(connection: Connection, run_id: str, *, message: str, by: str, known_by: str | None, step_id: str | None) -> None:
+    """Append that somebody may not do what they tried."""
+    refusal = entries.of_refusal(instant_text(now_of(connection)), by=by, known_by=known_by, message=message, step_id=step_id)
+    chain.append(connection, run_id, [refusal])

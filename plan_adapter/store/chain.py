@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from pydantic import JsonValue
 from sqlalchemy import Connection, func, insert, select
 
+from plan_adapter.crash_points import reached
 from plan_adapter.store.digests import Plain, digest_of, instant_of, plain, row_digest
 from plan_adapter.store.entries import Entry
 from plan_adapter.store.tables import attempts, audit, receipts, runs
@@ -26,6 +27,18 @@ class _Head(NamedTuple):
     agent_id: str | None
     org_id: str | None
     task_id: str | None
+
+
+class Link(NamedTuple):
+    """An entry by which it can be told whether the transaction that appended it was committed."""
+
+    run_id: str
+    number: int
+    digest: str
+
+
+LINKS = "plan_adapter_links"
+"""The execution option of a connection that holds the list to which `append` adds its last link."""
 
 
 def append(connection: Connection, run_id: str, entries: Sequence[Entry]) -> None:
@@ -50,6 +63,16 @@ def append(connection: Connection, run_id: str, entries: Sequence[Entry]) -> Non
         before = digest_of(dict(zip(_FIELDS, (*told, before), strict=True)))
         rows.append((*told, before))
     _insert(connection, rows)
+    reached("in-transaction", entries[-1].kind)
+    if (links := connection.get_execution_options().get(LINKS)) is not None:
+        links.append(Link(run_id, number, before))
+
+
+def holds(connection: Connection, link: Link) -> bool:
+    """Return whether the transaction that appended `link` was committed; waits for its end, should the database still be at it."""
+    _lock(connection, link.run_id)
+    same = (audit.c.run_id == link.run_id, audit.c.number == link.number, audit.c.digest == link.digest)
+    return connection.execute(select(audit.c.number).where(*same)).first() is not None
 
 
 def beginning(run: Plain) -> str:
@@ -63,19 +86,19 @@ def entry_digest(entry: Plain, before: str) -> str:
     return digest_of({**told, "before": before})
 
 
-def digest_of_adopted(rows: Iterable[tuple[str, Plain]]) -> str:
-    """Return the digest of rows, each with the name of its table, from before a run was audited; their order says nothing."""
-    return digest_of(list[JsonValue](sorted(row_digest(table, row) for table, row in rows)))
+def digest_of_adopted(digests: Iterable[str]) -> str:
+    """Return one digest for those of the rows from before a run was audited; their order says nothing."""
+    return digest_of(list[JsonValue](sorted(digests)))
 
 
 def _adoption(connection: Connection, run: Plain, entries: Sequence[Entry]) -> Entry:
     """Return the entry that takes over what is there of a run of an earlier version, but for the rows that `entries` tell of."""
     told = {(entry.kind == "attempt_started", entry.row_id) for entry in entries}
-    found = list[tuple[str, Plain]]()
+    found = list[str]()
     for table, name in ((attempts, "id"), (receipts, "attempt_id")):
         for row in connection.execute(select(table).where(table.c.run_id == run["id"])).mappings():
             if (table is attempts, row[name]) not in told:
-                found.append((table.name, plain(table, row)))
+                found.append(row_digest(table.name, plain(table, row)))
     words = f"made by an earlier version; {len(found)} attempts and receipts are there"
     return Entry(entries[0].at, "run_adopted", message=words, row_digest=digest_of_adopted(found))
 
@@ -86,10 +109,15 @@ def _locked_head(connection: Connection, run_id: str) -> _Head | None:
         # Its transactions that write exclude each other. Not through SQLAlchemy, which would take ten times as long.
         row = _driver(connection).execute(_HEAD_ON_SQLITE, (run_id,)).fetchone()
         return None if row is None else _Head(*row)
-    connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(f"plan_adapter.audit {run_id}", 0))))
-    # A statement of its own: it sees what was committed while the lock was waited for.
+    _lock(connection, run_id)
     found = connection.execute(select(*_HEAD).where(audit.c.run_id == run_id).order_by(audit.c.number.desc()).limit(1)).first()
     return None if found is None else _Head(*found)
+
+
+def _lock(connection: Connection, run_id: str) -> None:
+    """Let nobody else append to the chain of the run; a later statement sees what was committed while that was waited for."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(f"plan_adapter.audit {run_id}", 0))))
 
 
 def _insert(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:

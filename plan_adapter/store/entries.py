@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
+from plan_adapter.store.columns import readable_words
 from plan_adapter.store.digests import Plain, row_digest
 from plan_adapter.store.rows import NO_ITEM
 
@@ -18,6 +19,7 @@ AuditKind: TypeAlias = Literal[
     "gate_expired",
     "gate_cancelled",
     "gate_superseded",
+    "gate_resolved",  # one that asked how an attempt ended; `message` is what was said, and the end of the attempt says by whom
     "revised",
     "new_version",  # the run as it is after `revised`
     "run_started",
@@ -29,6 +31,7 @@ AuditKind: TypeAlias = Literal[
     "step_failed",
     "step_skipped",
     "cancel_requested",
+    "refused",  # somebody may not do what they tried: `message` says what and who may
     "run_ended",
 ]
 
@@ -36,7 +39,14 @@ RUN_KINDS = frozenset({"run_created", "new_version", "run_started", "run_changed
 """The kinds of entries about the row of the run itself: the newest one has its digest."""
 
 _DECISIONS: dict[Any, AuditKind] = {"approve": "approved", "reject": "rejected", "request_changes": "changes_requested"}
-_GATE_ENDS: dict[Any, AuditKind] = {"expired": "gate_expired", "cancelled": "gate_cancelled", "superseded": "gate_superseded"}
+_GATE_ENDS: dict[Any, AuditKind] = {
+    "expired": "gate_expired",
+    "cancelled": "gate_cancelled",
+    "superseded": "gate_superseded",
+    "done": "gate_resolved",
+    "again": "gate_resolved",
+    "abort": "gate_resolved",
+}
 _STEP_ENDS: dict[Any, AuditKind] = {"completed": "step_completed", "failed": "step_failed", "skipped": "step_skipped"}
 
 
@@ -114,14 +124,20 @@ def of_gate(row: Plain) -> Entry:
 
 
 def of_gate_end(row: Plain) -> Entry:
-    """Return the entry about a gate that was closed without an answer."""
-    return _about_gate(row, _GATE_ENDS.get(row["end"], "gate_cancelled"), _text(row["closed_at"]), None, is_open=False)
+    """Return the entry about a gate that was closed without an approval or a rejection."""
+    kind = _GATE_ENDS.get(row["end"], "gate_cancelled")
+    return _about_gate(row, kind, _text(row["closed_at"]), _text(row["end"]) if kind == "gate_resolved" else None, is_open=False)
 
 
 def of_revision(row: Plain) -> Entry:
     """Return the entry about a version that was replaced."""
     note, digest = _optional(row["note"] or None), row_digest("revisions", row)
     return Entry(_text(row["at"]), "revised", by=_text(row["by"]), message=note, row_id=str(row["number"]), row_digest=digest)
+
+
+def of_refusal(at: str, *, by: str, known_by: str | None, message: str, step_id: str | None) -> Entry:
+    """Return the entry about somebody who may not do what they tried with the run."""
+    return Entry(at, "refused", step_id=step_id, by=readable_words(by), known_by=known_by, message=readable_words(message))
 
 
 def in_time(entries: Sequence[Entry]) -> list[Entry]:

@@ -1,7 +1,10 @@
-"""Everything that the store holds about a run, as one JSON document: what is exported, and what is verified."""
+"""Everything that the store holds about a run, as one document: what is exported, and what is verified; read a row at a time."""
 
+import json
 import re
 import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import JsonValue
@@ -14,45 +17,101 @@ from plan_adapter.store.tables import approvals, attempts, audit, gates, leases,
 
 FORMAT = "plan-adapter-run/1"
 
+AT_ONCE = 200
+"""How many rows are asked of a server at a time."""
+
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}")
 
 
-def document_of(connection: Connection, run_id: str) -> dict[str, JsonValue]:
-    """Return the rows of a run, each as it is stored, in an order that does not depend on the database; None for one that is missing."""
-    run = _one(_rows(connection, runs, runs.c.id == run_id))
-    parts: dict[str, list[Plain]] = {
-        table.name: _rows(connection, table, table.c.run_id == run_id)
-        for table in (approvals, gates, attempts, receipts, step_runs, revisions, audit)
-    }
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a table, each as it is stored; whoever iterates over them reads them anew, within the transaction of the connection."""
+
+    connection: Connection
+    table: Table
+    which: ColumnElement[bool]
+
+    def __iter__(self) -> Iterator[Plain]:
+        """Read the rows in the order of their key, which does not depend on the database."""
+        query = select(self.table).where(self.which).order_by(*self.table.primary_key.columns)
+        if self.connection.dialect.name != "sqlite":
+            with self.connection.execute(query, execution_options={"yield_per": AT_ONCE}) as found:
+                for row in found.mappings():
+                    yield plain(self.table, row)
+            return
+        # As the file holds it, and not as a reader makes sense of it: also what no reader can make sense of is to be shown.
+        compiled = query.compile(dialect=sqlite.dialect(), compile_kwargs={"render_postcompile": True})
+        parameters = [compiled.params[name] for name in compiled.positiontup or ()]
+        driver: sqlite3.Connection = self.connection.connection.driver_connection  # pyright: ignore[reportAssignmentType]
+        before, driver.text_factory = driver.text_factory, _as_text
+        try:
+            for row in driver.execute(str(compiled), parameters):
+                yield {column.name: _as_stored(column, value) for column, value in zip(self.table.c, row, strict=True)}
+        finally:
+            driver.text_factory = before
+
+    def first(self) -> Plain | None:
+        """Return the first row, None if there is none."""
+        return next(iter(self), None)
+
+
+def parts_of(connection: Connection, run_id: str) -> dict[str, Any]:
+    """Return the document of a run, whose lists are `Rows`, to be read before the transaction ends; None for a row that is missing."""
     # In the database, not by what was read: a digest that somebody altered need not be text that can be asked for.
     digests = union_all(select(runs.c.digest).where(runs.c.id == run_id), select(revisions.c.digest).where(revisions.c.run_id == run_id))
     tenant = select(runs.c.tenant_id).where(runs.c.id == run_id).scalar_subquery()
-    of_run = and_(plans.c.tenant_id == tenant, plans.c.digest.in_(digests))
-    head = parts["audit"][-1]["digest"] if parts["audit"] else None
+    newest = select(audit.c.number).where(audit.c.run_id == run_id).order_by(audit.c.number.desc()).limit(1).scalar_subquery()
+    head = Rows(connection, audit, and_(audit.c.run_id == run_id, audit.c.number == newest)).first()
+    listed = (approvals, gates, attempts, receipts, step_runs, revisions, audit)
     return {
         "format": FORMAT,
-        "run": run,
-        "plans": _values(_rows(connection, plans, of_run)),
-        "lease": _one(_rows(connection, leases, leases.c.run_id == run_id)),
-        **{name: _values(rows) for name, rows in parts.items()},
-        "head": head,
+        "run": Rows(connection, runs, runs.c.id == run_id).first(),
+        "plans": Rows(connection, plans, and_(plans.c.tenant_id == tenant, plans.c.digest.in_(digests))),
+        "lease": Rows(connection, leases, leases.c.run_id == run_id).first(),
+        **{table.name: Rows(connection, table, table.c.run_id == run_id) for table in listed},
+        "head": None if head is None else head["digest"],
     }
 
 
-def _rows(connection: Connection, table: Table, which: ColumnElement[bool]) -> list[Plain]:
-    query = select(table).where(which).order_by(*table.primary_key.columns)
-    if connection.dialect.name != "sqlite":
-        return [plain(table, row) for row in connection.execute(query).mappings()]
-    # As the file holds it, and not as a reader makes sense of it: also what no reader can make sense of is to be shown.
-    compiled = query.compile(dialect=sqlite.dialect(), compile_kwargs={"render_postcompile": True})
-    parameters = [compiled.params[name] for name in compiled.positiontup or ()]
-    driver: sqlite3.Connection = connection.connection.driver_connection  # pyright: ignore[reportAssignmentType]
-    before, driver.text_factory = driver.text_factory, _as_text
+def document_of(connection: Connection, run_id: str) -> dict[str, JsonValue]:
+    """Return the document of a run with all its rows."""
+    return {name: list(part) if isinstance(part, Rows) else part for name, part in parts_of(connection, run_id).items()}
+
+
+def write_document(document: Mapping[str, Any], write: Callable[[str], object], *, in_lines: bool, only_ascii: bool = False) -> None:
+    """Write what `parts_of` returned as one JSON document, sorted by names, a row at a time; each text in UTF-8 if it is such.
+
+    `in_lines`: indented by one blank, as `json.dumps(…, indent=1)` writes it; else all in one line.
+    """
+    between = ",\n " if in_lines else ", "
+    write("{\n " if in_lines else "{")
+    for number, name in enumerate(sorted(document)):
+        part = document[name]
+        write(between if number else "")
+        write(f"{json.dumps(name)}: ")
+        if isinstance(part, Rows):
+            _write_rows(part, write, in_lines=in_lines, only_ascii=only_ascii)
+        else:
+            write(_text(part, 1, in_lines=in_lines, only_ascii=only_ascii))
+    write("\n}\n" if in_lines else "}\n")
+
+
+def _write_rows(rows: Rows, write: Callable[[str], object], *, in_lines: bool, only_ascii: bool) -> None:
+    is_empty = True
+    for row in rows:
+        write(("[\n  " if in_lines else "[") if is_empty else (",\n  " if in_lines else ", "))
+        write(_text(row, 2, in_lines=in_lines, only_ascii=only_ascii))
+        is_empty = False
+    write("[]" if is_empty else "\n ]" if in_lines else "]")
+
+
+def _text(value: Any, depth: int, *, in_lines: bool, only_ascii: bool) -> str:
+    text = json.dumps(value, ensure_ascii=only_ascii, sort_keys=True, indent=1 if in_lines else None)
     try:
-        found = driver.execute(str(compiled), parameters).fetchall()
-    finally:
-        driver.text_factory = before
-    return [{column.name: _as_stored(column, value) for column, value in zip(table.c, row, strict=True)} for row in found]
+        text.encode()
+    except UnicodeEncodeError:  # a row that was altered to what is no text
+        return _text(value, depth, in_lines=in_lines, only_ascii=True)
+    return text.replace("\n", "\n" + " " * depth)  # no text holds a line end as it is
 
 
 def _as_text(found: bytes) -> str:
@@ -67,11 +126,3 @@ def _as_stored(column: Any, value: Any) -> JsonValue:
     if isinstance(column.type, Boolean) and isinstance(value, int) and value in (0, 1):
         return bool(value)
     return value
-
-
-def _one(rows: list[Plain]) -> Plain | None:
-    return rows[0] if rows else None
-
-
-def _values(rows: list[Plain]) -> list[JsonValue]:
-    return [row for row in rows]  # noqa: C416  # a list of another type

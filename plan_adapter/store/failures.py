@@ -5,8 +5,14 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from plan_adapter.errors import StoreError
+
+
+class PassingError(StoreError):
+    """The database is away, locked or full for now: the same work may be done in a moment."""
+
 
 _SQLITE = {
     "SQLITE_BUSY": "is locked by another process and stayed so for {timeout:g} s; wait for that process or end it, then try again",
@@ -19,6 +25,7 @@ _SQLITE = {
     "SQLITE_NOTADB": "is no SQLite database: give the path of a plan store, or one that does not exist yet",
     "SQLITE_IOERR": "cannot be read or written: the disk reports an error, is full, or has a limit on file sizes",
 }
+_PASSING_ON_SQLITE = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN")
 
 _POSTGRESQL = {  # SQLSTATE, or its class of two letters
     "28P01": "refuses the password of this user",
@@ -33,28 +40,41 @@ _POSTGRESQL = {  # SQLSTATE, or its class of two letters
     "57P03": "is starting or stopping; try again",
     "08": "ended the connection",
 }
+_PASSING_ON_POSTGRESQL = ("08", "25006", "40001", "40P01", "53", "55P03", "57P01", "57P02", "57P03", "57P05", "58030")
+"""SQLSTATEs, or how they begin: connection, a standby, serialization and deadlock, resources, locks, shutdown, disk."""
 
 
 @contextmanager
 def as_store_errors(store: str, *, timeout: float) -> Generator[None]:
-    """Turn what the database or its driver raises into a StoreError about `store`, a text without a password."""
+    """Turn what the database or its driver raises into a StoreError about `store`, without a password; a PassingError if it may pass."""
     try:
         yield
     except (DBAPIError, sqlite3.Error) as error:
-        raise StoreError(f"{store} {_told(error, timeout)}") from error
+        raise _kind(error)(f"{store} {_told(error, timeout)}") from error
     except ImportError as error:
         raise StoreError(f"{store} needs the driver `{error.name}`, which is not installed") from error
     except TimeoutError as error:
-        raise StoreError(f"{store} did not answer in time") from error
+        raise PassingError(f"{store} did not answer in time") from error
     except OSError as error:
-        raise StoreError(f"{store} cannot be reached: {error.strerror or error}; is it running, and is the address right?") from error
+        raise PassingError(f"{store} cannot be reached: {error.strerror or error}; is it running, and is the address right?") from error
+    except PoolTimeoutError as error:
+        raise PassingError(f"{store} has no free connection in this process: {error}") from error
     except SQLAlchemyError as error:
         raise StoreError(f"{store} cannot be used: {type(error).__name__}: {error}") from error
     except Exception as error:
         # SQLAlchemy 2.0 passes on as it is what asyncpg raises while it connects.
         if not hasattr(error, "sqlstate"):
             raise
-        raise StoreError(f"{store} {_told(error, timeout)}") from error
+        raise _kind(error)(f"{store} {_told(error, timeout)}") from error
+
+
+def _kind(error: Exception) -> type[StoreError]:
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return PassingError
+    orig = error.orig if isinstance(error, DBAPIError) else error
+    name, state = str(getattr(orig, "sqlite_errorname", "") or ""), str(getattr(orig, "sqlstate", "") or "")
+    passes = any(name == code or name.startswith(code + "_") for code in _PASSING_ON_SQLITE) or state.startswith(_PASSING_ON_POSTGRESQL)
+    return PassingError if passes else StoreError
 
 
 def _told(error: Exception, timeout: float) -> str:

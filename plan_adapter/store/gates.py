@@ -3,15 +3,15 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, func, insert, or_, select, update
 
 from plan_adapter.errors import NotApprovedError, PlanAdapterError, RunConflictError
 from plan_adapter.readable import one_line
 from plan_adapter.record import Approval, Gate, GateEnd, GateRules
-from plan_adapter.store import chain, entries
+from plan_adapter.store import chain, entries, leases
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.digests import plain
@@ -22,10 +22,11 @@ from plan_adapter.store.tables import approvals as answers
 from plan_adapter.store.tables import gates, runs
 
 
-def open_gate(connection: Connection, tenant: str | None, gate: Gate, *, timeout_ms: int, holder: Holder) -> Gate:
+def open_gate(connection: Connection, tenant: str | None, gate: Gate, *, timeout_ms: int, holder: Holder, epoch: int | None = None) -> Gate:
     """Open `gate` for `holder` and return it as it is kept: the one that is open for the same content goes on, others are superseded.
 
-    Raises RunConflictError if another living process of this host waits there, and for a run that does not exist or has ended.
+    `epoch` is that of the holder's lease, if it has taken the run. Raises RunConflictError if another living process of this host waits
+    there, and for a run that does not exist or has ended; LeaseLostError for the gate of a step where another process has taken the run.
     """
     run = _run_locked(connection, tenant, gate.run_id)
     at = and_(
@@ -34,10 +35,14 @@ def open_gate(connection: Connection, tenant: str | None, gate: Gate, *, timeout
         gates.c.item == item_column(gate.item),
         gates.c.closed_at.is_(None),
     )
+    # At the gates of steps waits who executes the run: one that was stalled and has lost it opens none, and keeps nobody away.
+    is_held = gate.step_id is not None and epoch is not None
+    if epoch is not None and is_held:
+        leases.require(connection, gate.run_id, epoch)
     kept = connection.execute(select(gates).where(at)).mappings().first()
     if kept is not None and kept["holder"] is not None and kept["holder"] != str(holder):
         other = Holder.parse(kept["holder"])
-        if other.is_alive:
+        if other.is_alive and not is_held:
             raise RunConflictError(f"process {other.pid} on this host waits at this gate of run {gate.run_id}; answer there, or end it")
     signal(connection)
     if kept is not None and kept["approval_digest"] == gate.approval_digest:
@@ -61,7 +66,7 @@ def answer(connection: Connection, tenant: str | None, gate_id: str, approval: A
     if connection.execute(select(answers.c.id).where(answers.c.id == approval.id)).first() is not None:
         return NotApprovedError(f"the approval {approval.id} was given before: each answer is one of its own")
     # One statement decides: an answer that comes in between waits for this row, finds it closed and changes nothing.
-    same = and_(gates.c.approval_digest == approval.approval_digest, _is_open(), _is_in_time())
+    same = and_(gates.c.kind == "approval", gates.c.approval_digest == approval.approval_digest, _is_open(), _is_in_time())
     closed = _closed_now(connection, and_(_is(gate_id, tenant), same), "answered")
     if closed is None:
         return _why_not_taken(connection, tenant, gate_id, approval)
@@ -92,10 +97,24 @@ def expire(connection: Connection, tenant: str | None, gate_id: str) -> Gate:
     return find(connection, tenant, gate_id)
 
 
-def close(connection: Connection, tenant: str | None, gate_id: str, end: GateEnd) -> Gate:
-    """Close the gate if it is open, and return it as it is now."""
-    _close_one(connection, and_(_is(gate_id, tenant), _is_open()), end)
+def close(connection: Connection, tenant: str | None, gate_id: str, end: GateEnd, holder: Holder) -> Gate:
+    """Close the gate if it is open and nobody but `holder` waits there, and return it as it is now."""
+    is_free = or_(gates.c.holder.is_(None), gates.c.holder == str(holder))
+    _close_one(connection, and_(_is(gate_id, tenant), _is_open(), is_free), end)
     return find(connection, tenant, gate_id)
+
+
+def outcome_asked(connection: Connection, run_id: str) -> dict[str, str]:
+    """Return the open gates of a run that ask how an attempt ended: their ids by the digest of what they ask, locked."""
+    which = (gates.c.run_id == run_id, gates.c.kind == "outcome", gates.c.closed_at.is_(None))
+    rows = connection.execute(select(gates.c.approval_digest, gates.c.id).where(*which).with_for_update())
+    return {row.approval_digest: row.id for row in rows}
+
+
+def close_told(connection: Connection, gate_id: str, end: GateEnd, *, at: datetime) -> entries.Entry:
+    """Close an open gate with what was said there and return what the audit is to be told; the caller tells it, and gives the signal."""
+    closed = update(gates).where(gates.c.id == gate_id).values(closed_at=at, end=end).returning(gates)
+    return entries.of_gate_end(plain(gates, connection.execute(closed).mappings().one()))
 
 
 def close_all(connection: Connection, run_id: str, end: GateEnd) -> list[entries.Entry]:
@@ -138,6 +157,16 @@ def listed(connection: Connection, tenant: str | None, *, run_id: str | None, op
     return [gate_of(row, attended=attended) for row in rows]
 
 
+def changes_asked(connection: Connection, tenant: str | None) -> dict[str, Approval]:
+    """Return by open gate the last answer that asked for changes of what the gate asks about."""
+    same = [getattr(gates.c, name) == getattr(answers.c, name) for name in ("run_id", "item", "approval_digest")]
+    query = select(gates.c.id.label("asked_at"), *answers.c).join(
+        answers, and_(*same, gates.c.step_id == func.coalesce(answers.c.step_id, ""))
+    )
+    query = query.where(_is_open(), answers.c.decision == "request_changes").order_by(answers.c.at)
+    return {row["asked_at"]: approval_of(row) for row in connection.execute(seen_by(tenant, query, gates)).mappings()}
+
+
 def gate_of(row: Row, *, attended: dict[str | None, bool | None] | None = None) -> Gate:
     """Return the gate of a row; `attended` has the answers for the holders of open gates, where they are known."""
     holder: str | None = row["holder"]
@@ -165,7 +194,7 @@ def _run_locked(connection: Connection, tenant: str | None, run_id: str) -> Row:
 def _gate_row(connection: Connection, gate: Gate, timeout_ms: int) -> dict[str, Any]:
     now = now_of(connection)
     return {
-        **{name: getattr(gate, name) for name in ("id", "run_id", "approval_digest", "name", "description", "text")},
+        **{name: getattr(gate, name) for name in ("id", "run_id", "approval_digest", "name", "description", "text", "kind")},
         "step_id": gate.step_id or "",
         "item": item_column(gate.item),
         "rules": _rules_text(gate.rules),
@@ -200,6 +229,11 @@ def _why_not_taken(connection: Connection, tenant: str | None, gate_id: str, app
         gate = expire(connection, tenant, gate_id)
     except RunConflictError as missing:
         return missing
+    if gate.kind == "outcome" and gate.closed_at is None:
+        return NotApprovedError(
+            f"this gate asks how `{gate.step_id}` ended, and takes no approval: "
+            f"`plan resolve {gate.run_id} {gate.step_id} done|again|abort` answers it"
+        )
     if gate.closed_at is None:
         return NotApprovedError(
             f"the answer is to other content ({approval.approval_digest[:12]}…) than the gate asks about ({gate.approval_digest[:12]}…): "
@@ -216,6 +250,8 @@ def _how_it_closed(connection: Connection, gate: Gate, at: str) -> str:
         return f"a new version took its place at {at}; look at that one"
     if gate.end == "cancelled":
         return f"its run was cancelled at {at}"
+    if gate.kind == "outcome":
+        return f"it was said at {at}: {gate.end}"
     given = answer_to(connection, None, gate.id)
     return "it was answered" if given is None else f"{one_line(given.by)} answered at {at}: {given.decision}"
 
@@ -255,5 +291,5 @@ def _rules_of(text: str) -> GateRules:
 _ENDED = ("completed", "failed", "cancelled", "partial")
 _PLAIN = (
     "id", "run_id", "approval_digest", "name", "description", "opened_at", "expires_at", "closed_at", "end", "flow_run_id", "keyset",
-    "openings",
+    "openings", "kind",
 )  # fmt: skip

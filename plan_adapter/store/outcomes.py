@@ -3,6 +3,7 @@
 The word is a receipt like any other, with whose it is. Functions of a connection.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,14 +12,16 @@ from pydantic import JsonValue
 from sqlalchemy import Connection, func, insert, select, update
 
 from plan_adapter.errors import RunConflictError
+from plan_adapter.execution.carry import is_rollback
+from plan_adapter.execution.standing import NEVER_KNOWN
 from plan_adapter.plan import PlanStatus, StepStatus, new_id
-from plan_adapter.record import Attempt, Outcome, Receipt, Resolution, RunReason
-from plan_adapter.store import chain, entries, runs
+from plan_adapter.record import ABORTED, Attempt, Outcome, Receipt, Resolution, RunReason
+from plan_adapter.store import chain, entries, gates, runs, undoing
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.digests import plain
 from plan_adapter.store.rows import Row, attempt_of, attempt_row, context_of, item_column, load_json, receipt_row, whose
-from plan_adapter.store.tables import attempts, receipts, step_runs
+from plan_adapter.store.tables import attempts, audit, receipts, step_runs
 from plan_adapter.store.tables import runs as run_table
 
 
@@ -33,6 +36,17 @@ class Word:
     result: JsonValue = None  # of the step, where it was done
 
 
+def outcome_digest(attempt_id: str) -> str:
+    """Return what an answer to the question binds to how this attempt ended; never a digest that an approval could be of."""
+    return hashlib.sha256(f"plan_adapter.outcome {attempt_id}".encode()).hexdigest()
+
+
+def start_of(connection: Connection, attempt: Attempt) -> str | None:
+    """Return in words the start of the run, and its process, that made the attempt; None for a run of a version that kept no audit."""
+    same = (audit.c.run_id == attempt.run_id, audit.c.kind == "run_started", audit.c.at <= attempt.started_at)
+    return connection.scalar(select(audit.c.message).where(*same).order_by(audit.c.number.desc()).limit(1))
+
+
 def unknown_of(connection: Connection, run_id: str) -> list[Attempt]:
     """Return the writes of a run that were begun and of which nobody knows the outcome, in their order."""
     same = (receipts.c.run_id == attempts.c.run_id, receipts.c.step_id == attempts.c.step_id, receipts.c.item == attempts.c.item)
@@ -45,12 +59,20 @@ def unknown_of(connection: Connection, run_id: str) -> list[Attempt]:
 def resolve(connection: Connection, tenant: str | None, run_id: str, step_id: str, item: int | None, word: Word) -> Receipt:
     """Keep what a person says about the outcome of a step and return it as the receipt that it is.
 
-    A step of which nothing is unknown and that has not succeeded can be said to be done, too: somebody did it by hand. Raises
-    RunConflictError where a process executes the run, for other words about such a step, and where an item must be named.
+    A step of which nothing is unknown and that has not succeeded can be said to be done, too: somebody did it by hand. Where a process
+    executes the run only what it asks about can be told, at a gate that is closed by the word. Raises RunConflictError for anything
+    else then, for other words about a step of which nothing is unknown, and where an item must be named.
     """
     run = _locked(connection, tenant, run_id)
+    holder, asked = runs.holder_of(connection, tenant, run["id"]), gates.outcome_asked(connection, run["id"])
     ended_at = now_of(connection)
     unknown = unknown_of(connection, run["id"])
+    if holder is not None:
+        unknown = [attempt for attempt in unknown if outcome_digest(attempt.id) in asked]  # the others may be under way
+        if all(attempt.step_id != step_id for attempt in unknown):
+            raise RunConflictError(
+                f"run {run['id']} is executed by {holder}, which says itself how its steps end; wait for its end, or cancel it"
+            )
     told = list[entries.Entry]()
     if word.resolution == "done" and all(attempt.step_id != step_id for attempt in unknown):
         attempt = _by_hand(connection, run, step_id, item, at=ended_at)
@@ -76,21 +98,29 @@ def resolve(connection: Connection, tenant: str | None, run_id: str, step_id: st
     )
     row = {**whose(context_of(run)), **receipt_row(receipt)}
     connection.execute(insert(receipts).values(row))
-    changed = _tell_run(connection, run, attempt, word)
-    chain.append(connection, run["id"], [*told, entries.of_receipt(plain(receipts, row)), *changed])
+    told.append(entries.of_receipt(plain(receipts, row)))
+    if (gate_id := asked.get(outcome_digest(attempt.id))) is not None:
+        told.append(gates.close_told(connection, gate_id, word.resolution, at=ended_at))
+    if holder is None:
+        told += _tell_run(connection, run, attempt, word)
+    elif word.resolution == "abort":  # should the process end before it has ended the run
+        told += runs.ask_to_cancel(connection, tenant, run["id"], said_of(attempt, word), rollback=False)
+    chain.append(connection, run["id"], told)
     signal(connection)
     return receipt
 
 
-_ERRORS = {"again": "it was not done, and is to be done again", "abort": "the run is to end here"}
+def said_of(attempt: Attempt | Receipt, word: Word) -> str:
+    """Return in words who said what of an attempt."""
+    return f"{word.by} says of `{attempt.step_id}`: {word.resolution}" + (f" ({word.note})" if word.note else "")
+
+
+_ERRORS = {"again": "it was not done, and is to be done again", "abort": ABORTED}
 
 
 def _locked(connection: Connection, tenant: str | None, run_id: str) -> Row:
     found: str = runs.row_of(connection, tenant, run_id)["id"]
-    run = connection.execute(select(run_table).where(run_table.c.id == found).with_for_update(key_share=True)).mappings().one()
-    if (holder := runs.holder_of(connection, tenant, found)) is not None:
-        raise RunConflictError(f"run {found} is executed by {holder}, which says itself how its steps end; wait for its end, or cancel it")
-    return run
+    return connection.execute(select(run_table).where(run_table.c.id == found).with_for_update(key_share=True)).mappings().one()
 
 
 def _by_hand(connection: Connection, run: Row, step_id: str, item: int | None, *, at: datetime) -> Attempt:
@@ -123,9 +153,11 @@ def _meant(unknown: Sequence[Attempt], run_id: str, step_id: str, item: int | No
 def _tell_run(connection: Connection, run: Row, attempt: Attempt, word: Word) -> list[entries.Entry]:
     """Let the run and its step say what was decided, and return what the audit is told; the next start goes on from the receipts."""
     left = unknown_of(connection, run["id"])
-    said = f"{word.by} says of `{attempt.step_id}`: {word.resolution}" + (f" ({word.note})" if word.note else "")
+    said = said_of(attempt, word)
     changed: dict[str, object] = {"message": said, "updated_at": database_now()}
-    if word.resolution == "abort":
+    if is_rollback(attempt.step_id):  # why the run ended stays as it is, and with `abort` only its rollback ends
+        changed |= undoing.told(connection, run, said, ends=word.resolution == "abort")
+    elif word.resolution == "abort":
         changed |= {"status": PlanStatus.CANCELLED.value, "reason": RunReason.CANCELLED.value, "completed_at": database_now()}
     elif left:
         names = ", ".join(sorted({f"`{other.step_id}`" for other in left}))
@@ -139,7 +171,7 @@ def _tell_run(connection: Connection, run: Row, attempt: Attempt, word: Word) ->
         ended = (step_runs.c.run_id == run["id"], step_runs.c.step_id == attempt.step_id, step_runs.c.status == StepStatus.FAILED.value)
         steps = update(step_runs).where(*ended).values(**_end_of_step(attempt, word, said)).returning(step_runs)
         told = [entries.of_step(plain(step_runs, row)) for row in connection.execute(steps).mappings()]
-    is_end = word.resolution == "abort" or now["completed_at"] is not None
+    is_end = now["completed_at"] is not None
     return [*told, entries.of_run_end(now) if is_end else entries.of_run(now, "run_changed", message=said)]
 
 
@@ -147,4 +179,4 @@ def _end_of_step(attempt: Attempt, word: Word, said: str) -> dict[str, object]:
     """Return what the step is shown with until the run goes on; of a step with items only the next start knows whether all are done."""
     if word.resolution == "done" and attempt.item is None:
         return {"status": StepStatus.COMPLETED.value, "outcome": Outcome.SUCCEEDED.value, "error": None, "reason": said}
-    return {"outcome": Outcome.FAILED.value, "error": said}
+    return {"outcome": Outcome.FAILED.value, "error": said if word.resolution != "abort" else f"{said}; {NEVER_KNOWN}"}

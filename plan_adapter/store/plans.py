@@ -1,13 +1,14 @@
 """Plans by digest and versions by name: functions of a connection and the tenant whose rows are seen."""
 
-import json
 from dataclasses import dataclass
 from datetime import datetime
+from hashlib import sha256
 from typing import Any, TypeVar
 
+from pydantic import ValidationError
 from sqlalchemy import Connection, Select, Table, func, insert, select, text
 
-from plan_adapter.canonical import canonical_document, canonical_json, plan_digest
+from plan_adapter.canonical import canonical_document, canonical_json
 from plan_adapter.errors import StoreError
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.problems import did_you_mean
@@ -113,10 +114,14 @@ def _digests(connection: Connection, tenant: str | None, beginning: str) -> list
 
 def _load(connection: Connection, tenant: str | None, digest: str) -> ExecutionPlan:
     query = select(plans.c.document).where(plans.c.digest == digest).limit(1)
-    plan = ExecutionPlan.model_validate(json.loads(connection.execute(seen_by(tenant, query, plans)).scalar_one()))
-    if plan_digest(plan) != digest:
-        raise StoreError(f"the stored plan {digest[:12]}… is not what its digest says; it was altered, or written by a newer version")
-    return plan
+    document: str = connection.execute(seen_by(tenant, query, plans)).scalar_one()
+    # The text is the canonical form itself: to make that again of a large plan would take longer than all that a resume does besides.
+    if sha256(document.encode()).hexdigest() != digest:
+        raise StoreError(f"the stored plan {digest[:12]}… is not what its digest says; it was altered")
+    try:
+        return ExecutionPlan.model_validate_json(document)
+    except ValidationError as error:
+        raise StoreError(f"the stored plan {digest[:12]}… cannot be read by this version; a newer one wrote it") from error
 
 
 def _one_at_a_time(connection: Connection, name: str) -> None:

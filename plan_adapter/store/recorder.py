@@ -17,6 +17,7 @@ from plan_adapter.store import chain, entries, leases, permission
 from plan_adapter.store.columns import insert_into
 from plan_adapter.store.database import Database
 from plan_adapter.store.digests import Plain, plain
+from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.rows import attempt_row, end_row, receipt_row, whose
 from plan_adapter.store.tables import approvals, attempts, receipts, step_runs
 
@@ -87,7 +88,6 @@ class _Batch:
         told += [entries.of_use(row) for row in _used(connection, unused)] if unused else []
         told += [entries.of_attempt(plain(attempts, row)) for row in rows]
         chain.append(connection, self.run_id, entries.in_time(told))
-        reached("in-transaction")
         return refused
 
 
@@ -98,7 +98,7 @@ class StoreRecorder:
     more: every call that promises durability raises the same StoreError, so that no further step starts.
     """
 
-    def __init__(self, database: Database, run: PlanRun, clock: Clock, *, epoch: int | None) -> None:
+    def __init__(self, database: Database | PatientDatabase, run: PlanRun, clock: Clock, *, epoch: int | None) -> None:
         """Record for `run`, under the lease of this epoch; nothing is written yet."""
         self._epoch = epoch
         self._database = database

@@ -17,7 +17,7 @@ from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now
 from plan_adapter.store.digests import plain
 from plan_adapter.store.plans import plan_row, put_plan
-from plan_adapter.store.rows import Row, context_of, dump_json, whose
+from plan_adapter.store.rows import Row, context_of, dump_json, load_json, whose
 from plan_adapter.store.steps import fixed_parts
 from plan_adapter.store.tables import attempts, plans, revisions, step_runs
 from plan_adapter.store.tables import runs as run_table
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 class Revision:
     """A version of a run's plan that was replaced: which content it was (numbers count from 1), and who replaced it, why and when.
 
-    What took its place is the revision with the next number, or what the run has now.
+    What took its place is the revision with the next number, or what the run has now. `definitions` are those of its tools; None of one
+    that an earlier version of this package replaced.
     """
 
     number: int
@@ -39,12 +40,13 @@ class Revision:
     by: str
     note: str
     at: datetime
+    definitions: list[dict[str, JsonValue]] | None = None
 
 
 def revise(
     connection: Connection, tenant: str | None, run_id: str, validated: "ValidatedPlan", approval_digest: str, *, by: str, note: str
 ) -> PlanRun:
-    """Put a new version of the plan into a run, which then waits for its approval, and return the run.
+    """Put a new version of the plan, or the same plan with other tools, into a run, which then waits for its approval; return the run.
 
     Its open gates are closed as superseded. Raises RunConflictError for a run that has completed or that a living process
     executes, for a version that changes nothing, and for one that changes steps that were begun.
@@ -56,11 +58,13 @@ def revise(
     put_plan(connection, plan_row(validated.plan, validated.digest, context_of(run)))
     replaced = {"run_id": run["id"], "number": len(revisions_of(connection, run["id"])) + 1, "digest": run["digest"]}
     replaced |= {"approval_digest": run["approval_digest"], "by": by, "note": note, "at": database_now()}
+    replaced["definitions"] = run["definitions"]
     inserted = insert(revisions).values({**whose(context_of(run)), **replaced}).returning(revisions)
     told = [entries.of_revision(plain(revisions, connection.execute(inserted).mappings().one()))]
     renewed = update(run_table).where(run_table.c.id == run["id"]).values(_new_version(validated, approval_digest)).returning(run_table)
     now = plain(run_table, connection.execute(renewed).mappings().one())
-    connection.execute(delete(step_runs).where(step_runs.c.run_id == run["id"], step_runs.c.status != StepStatus.COMPLETED))
+    if validated.digest != run["digest"]:  # else the ends of its steps are still those of its steps
+        connection.execute(delete(step_runs).where(step_runs.c.run_id == run["id"], step_runs.c.status != StepStatus.COMPLETED))
     leases.let_go(connection, run["id"])
     told += [entries.of_run(now, "new_version", message=validated.digest), *gates.close_all(connection, run["id"], "superseded")]
     chain.append(connection, run["id"], told)
@@ -72,9 +76,13 @@ def revisions_of(connection: Connection, run_id: str) -> list[Revision]:
     """Return the versions of a run's plan that were replaced, oldest first."""
     query = select(revisions).where(revisions.c.run_id == run_id).order_by(revisions.c.number)
     return [
-        Revision(row["number"], row["digest"], row["approval_digest"], row["by"], row["note"], row["at"])
+        Revision(row["number"], row["digest"], row["approval_digest"], row["by"], row["note"], row["at"], _definitions(row))
         for row in connection.execute(query).mappings()
     ]
+
+
+def _definitions(row: Row) -> list[dict[str, JsonValue]] | None:
+    return None if row["definitions"] is None else load_json(row["definitions"])
 
 
 def _locked(connection: Connection, tenant: str | None, run_id: str) -> Row:
@@ -84,7 +92,10 @@ def _locked(connection: Connection, tenant: str | None, run_id: str) -> Row:
     if run["status"] == PlanStatus.COMPLETED:
         raise RunConflictError(f"run {found} has completed: start a new run of the new version")
     if run["status"] == PlanStatus.EXECUTING and (holder := runs.holder_of(connection, tenant, found)) is not None:
-        raise RunConflictError(f"run {found} is executed by {holder}; wait for its end, or cancel it")
+        raise RunConflictError(
+            f"run {found} is executed by {holder}, which takes no new version of the plan: wait for its end, or `plan cancel {found}` "
+            f"ends it; then `plan revise {found} FILE` and `plan resume {found}` go on with what is done"
+        )
     return run
 
 

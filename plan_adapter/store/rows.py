@@ -69,6 +69,7 @@ def attempt_row(attempt: Attempt) -> dict[str, Any]:
         "started_at": attempt.started_at,
         "approval_id": attempt.approval_id,
         "approval_digest": attempt.approval_digest,
+        "code_digest": attempt.code_digest,
     }
 
 
@@ -87,6 +88,7 @@ def attempt_of(row: Row) -> Attempt:
         started_at=row["started_at"],
         approval_id=row["approval_id"],
         approval_digest=row["approval_digest"],
+        code_digest=row["code_digest"],
     )
 
 

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 from plan_adapter.errors import RunConflictError
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import PlanRun, RunContext, RunReason
-from plan_adapter.store import chain, entries, gates, leases
+from plan_adapter.store import chain, entries, gates, leases, undoing
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.digests import plain
@@ -120,7 +120,7 @@ def holder_of(connection: Connection, tenant: str | None, run_id: str) -> str | 
 
 def request_cancel(connection: Connection, tenant: str | None, run_id: str, reason: str, *, rollback: bool = False) -> None:
     """Ask whoever executes the run to cancel it, with `rollback` also to undo what was done; the first reason stays."""
-    chain.append(connection, run_id, _ask_to_cancel(connection, tenant, run_id, reason, rollback=rollback))
+    chain.append(connection, run_id, ask_to_cancel(connection, tenant, run_id, reason, rollback=rollback))
     signal(connection)
 
 
@@ -135,9 +135,10 @@ def cancel(connection: Connection, tenant: str | None, run_id: str, reason: str,
         raise RunConflictError(f"there is no run {run_id}")
     if row["status"] not in _UNENDED:
         raise RunConflictError(f"run {run_id} has ended: it is {row['status']}")
-    told = _ask_to_cancel(connection, tenant, run_id, reason, rollback=rollback)
+    told = ask_to_cancel(connection, tenant, run_id, reason, rollback=rollback)
     if holder_of(connection, tenant, run_id) is None:
         ended = {"status": PlanStatus.CANCELLED, "reason": RunReason.CANCELLED, "message": reason, "completed_at": database_now()}
+        ended |= undoing.end(connection, run_id, reason)
         cancelled = update(runs).where(*_is(run_id, tenant)).values(**ended, updated_at=database_now()).returning(runs)
         end = plain(runs, connection.execute(cancelled).mappings().one())
         leases.let_go(connection, run_id)
@@ -151,9 +152,9 @@ def cancel_request(connection: Connection, tenant: str | None, run_id: str) -> s
     return connection.execute(select(runs.c.cancel_reason).where(*_is(run_id, tenant))).scalar()
 
 
-def asks_rollback(connection: Connection, tenant: str | None, run_id: str) -> bool:
-    """Return whether who asked for the run to be cancelled also asked to undo what was done."""
-    return connection.execute(select(runs.c.cancel_rollback).where(*_is(run_id, tenant))).scalar() is True
+def asks_rollback(connection: Connection, tenant: str | None, run_id: str) -> bool | None:
+    """Return whether who asked for the run to be cancelled also asked to undo what was done; false once that was called off."""
+    return connection.execute(select(runs.c.cancel_rollback).where(*_is(run_id, tenant))).scalar()
 
 
 def reason_of(connection: Connection, run_id: str) -> RunReason | None:
@@ -186,9 +187,9 @@ def row_of(connection: Connection, tenant: str | None, beginning: str, *columns:
     return found[0]
 
 
-def find(connection: Connection, tenant: str | None, beginning: str) -> PlanRun:
-    """Return the run with this id, or with the only id that begins so, with the results of its steps."""
-    return _assembled(connection, [row_of(connection, tenant, beginning)], with_results=True)[0]
+def find(connection: Connection, tenant: str | None, beginning: str, *, with_results: bool = True) -> PlanRun:
+    """Return the run with this id, or with the only id that begins so."""
+    return _assembled(connection, [row_of(connection, tenant, beginning)], with_results=with_results)[0]
 
 
 def of_flow(connection: Connection, tenant: str | None, flow_run_id: str) -> PlanRun | None:
@@ -216,14 +217,20 @@ def listed(
     return _assembled(connection, connection.execute(seen_by(tenant, query, runs)).mappings().all(), with_results=False)
 
 
-def _ask_to_cancel(connection: Connection, tenant: str | None, run_id: str, reason: str, *, rollback: bool) -> list[entries.Entry]:
-    """Keep that the run is to be cancelled, the first reason if somebody asked before, and return what the audit is to be told."""
+def ask_to_cancel(connection: Connection, tenant: str | None, run_id: str, reason: str, *, rollback: bool) -> list[entries.Entry]:
+    """Keep that the run is to be cancelled, the first reason if somebody asked before, and return what the audit is to be told.
+
+    Without `rollback` one that was asked for before is called off, for the new reason.
+    """
     values: dict[str, Any] = {"cancel_reason": reason, "cancel_requested_at": database_now(), "updated_at": database_now()}
     first = update(runs).where(*_is(run_id, tenant), runs.c.cancel_requested_at.is_(None)).values(values)
     row = connection.execute(first.returning(runs)).mappings().first()
     if rollback:
         undo = update(runs).where(*_is(run_id, tenant)).values(cancel_rollback=True, updated_at=database_now())
         row = connection.execute(undo.returning(runs)).mappings().first()
+    elif row is None:
+        call_off = update(runs).where(*_is(run_id, tenant), runs.c.cancel_rollback.is_(True))
+        row = connection.execute(call_off.values(values | {"cancel_rollback": False}).returning(runs)).mappings().first()
     if row is None:
         return []
     told = plain(runs, row)
@@ -264,9 +271,16 @@ def _assembled(connection: Connection, rows: Sequence[Row], *, with_results: boo
             status=PlanStatus(row["status"]),
             reason=RunReason.INTERRUPTED if row["id"] in interrupted else RunReason(row["reason"]) if row["reason"] else None,
             tenant_id=row["tenant_id"] or None,
+            total_duration_ms=_took(row),
         )
         for row in rows
     ]
+
+
+def _took(row: Row) -> int:
+    """Return the milliseconds from the start to the end, whoever ended it; the row knows them only from the process that executed it."""
+    started, ended = row["started_at"], row["completed_at"]
+    return 0 if started is None or ended is None else round((ended - started).total_seconds() * 1000)
 
 
 def _interrupted(connection: Connection, rows: Sequence[Row]) -> set[str]:
@@ -282,5 +296,5 @@ def _interrupted(connection: Connection, rows: Sequence[Row]) -> set[str]:
 _PLAIN = (
     "id", "plan_id", "name", "description", "digest", "approval_digest", "created_at", "updated_at", "message", "flow_run_id",
     "requested_by",
-    "task_id", "agent_id", "org_id", "started_at", "completed_at", "total_duration_ms", "approved_at", "approved_by", "rejection_note",
+    "task_id", "agent_id", "org_id", "started_at", "completed_at", "approved_at", "approved_by", "rejection_note",
 )  # fmt: skip

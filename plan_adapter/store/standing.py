@@ -1,4 +1,4 @@
-"""Standing approvals, and one-time codes: each used as often as it may be. Functions of a connection and the tenant whose rows are seen."""
+"""Standing approvals: each used as often as it may be. Functions of a connection and the tenant whose rows are seen."""
 
 from pydantic import JsonValue
 from sqlalchemy import ColumnElement, Connection, and_, insert, or_, select, update
@@ -9,11 +9,11 @@ from plan_adapter.readable import one_line
 from plan_adapter.record import Approval, StandingApproval
 from plan_adapter.store import chain, entries
 from plan_adapter.store.changes import signal
-from plan_adapter.store.columns import database_now, insert_into, now_of
+from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.digests import plain
 from plan_adapter.store.plans import seen_by
 from plan_adapter.store.rows import HasContext, Row, approval_of, approval_row, context_of, dump_json, load_json, whose
-from plan_adapter.store.tables import approvals, runs, standing_approvals, used_codes
+from plan_adapter.store.tables import approvals, runs, standing_approvals
 
 
 def add(connection: Connection, standing: StandingApproval, context: HasContext) -> None:
@@ -88,12 +88,6 @@ def use(connection: Connection, tenant: str | None, standing_id: str, *, run_id:
     chain.append(connection, run_id, [entries.of_approval(told), entries.of_use(told)])
     signal(connection)
     return given
-
-
-def use_code(connection: Connection, name: str, counter: int, context: HasContext) -> bool:
-    """Return whether this is the first use of the one-time code of `name` with this counter; it is used from now on."""
-    row = {**whose(context), "name": name, "counter": counter, "used_at": database_now()}
-    return connection.execute(insert_into(used_codes, connection.dialect.name).values(row).on_conflict_do_nothing()).rowcount == 1
 
 
 def _used_before(connection: Connection, standing_id: str, run_id: str, approval_digest: str) -> Approval | None:

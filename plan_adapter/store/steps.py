@@ -6,6 +6,7 @@ A step with an end has ended; one without an end but with an attempt of the curr
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from pydantic import JsonValue
@@ -23,6 +24,7 @@ _FIXED = ("id", "index", "tool_name", "description", "max_retries", "retry_delay
 class _Found:
     """What the tables say about the steps of one run, by step id."""
 
+    claimed_at: datetime | None
     ends: dict[str, Row] = field(default_factory=dict[str, Row])
     attempts: defaultdict[str, list[Row]] = field(default_factory=lambda: defaultdict[str, list[Row]](list))
     results: defaultdict[str, dict[int, str]] = field(default_factory=lambda: defaultdict[str, dict[int, str]](dict))
@@ -40,7 +42,7 @@ def step_runs_of(
     connection: Connection, rows: Sequence[Row], *, interrupted: Collection[str], with_results: bool
 ) -> dict[str, list[StepRun]]:
     """Return the step runs of each run of `rows`, by run id; those in the middle of an interrupted run have an unknown outcome."""
-    found = {row["id"]: _Found() for row in rows}
+    found = {row["id"]: _Found(row["claimed_at"]) for row in rows}
     for end in connection.execute(select(step_runs).where(step_runs.c.run_id.in_(found))).mappings():
         found[end["run_id"]].ends[end["step_id"]] = end
     for attempt in _current_attempts(connection, rows):
@@ -57,6 +59,12 @@ def attempts_of(connection: Connection, run_id: str) -> list[Attempt]:
     """Return the intents of a run in the order in which they were written."""
     query = select(attempts).where(attempts.c.run_id == run_id).order_by(attempts.c.started_at, attempts.c.id)
     return [attempt_of(row) for row in connection.execute(query).mappings()]
+
+
+def open_attempts_of(connection: Connection, run_id: str) -> list[Attempt]:
+    """Return the intents of a run that have no receipt, in the order in which they were written."""
+    query = select(attempts).outerjoin_from(attempts, receipts).where(attempts.c.run_id == run_id, receipts.c.run_id.is_(None))
+    return [attempt_of(row) for row in connection.execute(query.order_by(attempts.c.started_at, attempts.c.id)).mappings()]
 
 
 def receipts_of(connection: Connection, run_id: str) -> list[Receipt]:
@@ -88,6 +96,8 @@ def _step_run(fixed: dict[str, Any], found: _Found, is_interrupted: bool, with_r
     tries = found.attempts[step.id]
     if step.id in found.ends:
         put_end(step, found.ends[step.id])
+        # What was there when the run was begun again stays as it was written.
+        step.carried = step.carried or (step.status is StepStatus.COMPLETED and _is_before(step, found.claimed_at))
         if with_results and step.status is StepStatus.COMPLETED:
             step.result = _result(found.results[step.id], is_list=fixed["is_list"])
     elif tries:
@@ -96,6 +106,10 @@ def _step_run(fixed: dict[str, Any], found: _Found, is_interrupted: bool, with_r
         if is_interrupted and any(row["outcome"] is None for row in tries):
             step.outcome = Outcome.UNKNOWN
     return step
+
+
+def _is_before(step: StepRun, claimed_at: datetime | None) -> bool:
+    return claimed_at is not None and step.completed_at is not None and step.completed_at < claimed_at
 
 
 def _result(results: dict[int, str], *, is_list: bool) -> JsonValue:

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from copy import copy
 from datetime import datetime
 from functools import partial
 from types import TracebackType
@@ -16,12 +17,15 @@ from plan_adapter.errors import PlanAdapterError, RunConflictError
 from plan_adapter.plan import ExecutionPlan, PlanStatus
 from plan_adapter.record import Approval, Attempt, Gate, GateEnd, PlanRun, Receipt, RunContext, RunReason, StandingApproval
 from plan_adapter.settings import Settings
-from plan_adapter.store import approvals, gates, leases, outcomes, plans, revisions, runs, standing, steps
+from plan_adapter.store import approvals, audit, codes, gates, leases, outcomes, plans, revisions, runs, standing, steps
 from plan_adapter.store.audit import AuditEntry, entries_of
 from plan_adapter.store.columns import now_of
-from plan_adapter.store.export import document_of
+from plan_adapter.store.database import Database
+from plan_adapter.store.drafts import Drafts
+from plan_adapter.store.export import document_of, parts_of
 from plan_adapter.store.holder import Holder
 from plan_adapter.store.outcomes import Word
+from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.plans import PlanVersion
 from plan_adapter.store.recorder import Clock, StoreRecorder
 from plan_adapter.store.revisions import Revision
@@ -51,7 +55,7 @@ class PlanStore:
         refuse_local_under_worker(url, settings, os.environ)
         self.tenant_id = tenant_id or None
         self.lease_seconds = settings.lease_seconds
-        self._database = open_database(url)
+        self._database: Database | PatientDatabase = open_database(url)
         self._epochs = dict[str, int]()  # of the runs that were claimed through this store
 
     def __repr__(self) -> str:
@@ -74,6 +78,17 @@ class PlanStore:
     async def close(self) -> None:
         """Close every connection; later calls raise StoreError."""
         await self._database.close()
+
+    def patient(self, seconds: float) -> "PlanStore":
+        """Return this store for a run under way, on the same connections: what may pass is waited for, `seconds` at most.
+
+        A database that cannot be reached, starts, is locked, or has no space left is such; nothing is written twice by that.
+        """
+        if isinstance(self._database, PatientDatabase):
+            return self
+        patient = copy(self)
+        patient._database = PatientDatabase(self._database, seconds)
+        return patient
 
     async def upgrade(self) -> str:
         """Migrate to the newest schema and return its revision; processes that do so at once wait for each other."""
@@ -134,9 +149,9 @@ class PlanStore:
             lambda connection: runs.listed(connection, self.tenant_id, limit=limit, status=status, name=name, digest=digest, context=whose)
         )
 
-    async def run(self, run_id: str) -> PlanRun:
+    async def run(self, run_id: str, *, with_results: bool = True) -> PlanRun:
         """Return a run by its id or an unambiguous beginning of it, as it is now; raises RunConflictError where there is none."""
-        return await self._database.read(lambda connection: runs.find(connection, self.tenant_id, run_id))
+        return await self._database.read(lambda connection: runs.find(connection, self.tenant_id, run_id, with_results=with_results))
 
     async def run_of_flow(self, flow_run_id: str) -> PlanRun | None:
         """Return the run that is this flow run, None if there is none."""
@@ -145,6 +160,10 @@ class PlanStore:
     async def attempts(self, run_id: str) -> list[Attempt]:
         """Return the intents of a run in their order."""
         return await self._read_of_run(run_id, steps.attempts_of)
+
+    async def open_attempts(self, run_id: str) -> list[Attempt]:
+        """Return the intents of a run that have no receipt, in their order."""
+        return await self._read_of_run(run_id, steps.open_attempts_of)
 
     async def receipts(self, run_id: str) -> list[Receipt]:
         """Return the receipts of a run in their order."""
@@ -158,16 +177,28 @@ class PlanStore:
         """Return what happened to a run, in the order in which it was recorded; what an earlier version ran has no entries."""
         return await self._read_of_run(run_id, entries_of)
 
+    async def note_refusal(self, run_id: str, message: str, *, by: str, known_by: str | None = None, step_id: str | None = None) -> None:
+        """Keep in the audit of a run that somebody may not do what they tried with it."""
+        note = partial(audit.note_refusal, message=message, by=by, known_by=known_by, step_id=step_id)
+        await self._database.write(lambda connection: note(connection, self._id_of(connection, run_id)))
+
     async def export(self, run_id: str) -> dict[str, JsonValue]:
         """Return everything that the store holds about a run, each row as it is stored; `verification.verify` takes it."""
         return await self._database.read(lambda connection: document_of(connection, self._id_of(connection, run_id)))
 
+    async def read_export(self, run_id: str, look: Callable[[dict[str, Any]], T]) -> T:
+        """Return what `look` makes of what `export` would return, whose lists it reads a row at a time, as often as it likes.
+
+        It is called in a thread of the store, and all that it reads is of one moment.
+        """
+        return await self._database.read(lambda connection: look(parts_of(connection, self._id_of(connection, run_id))))
+
     async def verify(self, run_id: str) -> Verification:
         """Return whether the record of a run is as it was written, else the first row that is not.
 
-        It reads everything about the run at once. A run of a version that kept no audit has no entries, and nothing that could be wrong.
+        It reads a row at a time. A run of a version that kept no audit has no entries, and nothing that could be wrong.
         """
-        return verify(await self.export(run_id))
+        return await self.read_export(run_id, verify)
 
     # Runs, as they are written
 
@@ -204,8 +235,9 @@ class PlanStore:
 
     async def release(self, run_id: str) -> None:
         """Let go of a run that this store claimed; where it is still executing by its status it is shown as interrupted."""
-        if (epoch := self._epochs.pop(run_id, None)) is not None:
+        if (epoch := self._epochs.get(run_id)) is not None:
             await self._database.write(partial(runs.release, run_id=run_id, epoch=epoch))
+            del self._epochs[run_id]
 
     async def holder(self, run_id: str) -> str | None:
         """Return in words the process that may be executing the run, None if there can be none."""
@@ -215,11 +247,16 @@ class PlanStore:
         """Return the writes of a run that were begun and of which nobody knows whether they were done, in their order."""
         return await self._read_of_run(run_id, outcomes.unknown_of)
 
+    async def start_of(self, attempt: Attempt) -> str | None:
+        """Return in words the start of the run, and its process, that made `attempt`; None where the record does not tell."""
+        return await self._database.read(partial(outcomes.start_of, attempt=attempt))
+
     async def resolve(self, run_id: str, step_id: str, word: Word, *, item: int | None = None) -> Receipt:
         """Keep what a person says about the unknown outcome of a step, or of one of its items, and return the receipt that it is.
 
-        The run goes on from there when it is resumed; `abort` ends it as cancelled. Raises RunConflictError where a process executes the
-        run, and where no such outcome is unknown.
+        The run goes on from there: at once where a process waits for this word at a gate, which is closed by it, else when it is resumed.
+        `abort` ends it as cancelled. Raises RunConflictError where a process executes the run that does not ask about it, and where no
+        such outcome is unknown.
         """
         return await self._write(outcomes.resolve, run_id=run_id, step_id=step_id, item=item, word=word)
 
@@ -247,7 +284,10 @@ class PlanStore:
         return StoreRecorder(self._database, run, Clock(await self.now(), before), epoch=self._epochs.get(run.id))
 
     async def request_cancel(self, run_id: str, reason: str, *, rollback: bool = False) -> None:
-        """Ask the process that executes the run to cancel it, with `rollback` also to undo what was done; the first reason stays."""
+        """Ask the process that executes the run to cancel it, with `rollback` also to undo what was done; the first reason stays.
+
+        Without `rollback` one that was asked for before is called off.
+        """
         await self._write(runs.request_cancel, run_id=run_id, reason=reason, rollback=rollback)
 
     async def cancel(self, run_id: str, reason: str, *, rollback: bool = False) -> None:
@@ -261,8 +301,8 @@ class PlanStore:
         """Return why the run is to be cancelled, None if nobody asked for that."""
         return await self._database.read(partial(runs.cancel_request, tenant=self.tenant_id, run_id=run_id))
 
-    async def asks_rollback(self, run_id: str) -> bool:
-        """Return whether who asked for the run to be cancelled also asked to undo what was done."""
+    async def asks_rollback(self, run_id: str) -> bool | None:
+        """Return whether who asked for the run to be cancelled also asked to undo what was done; false once that was called off."""
         return await self._database.read(partial(runs.asks_rollback, tenant=self.tenant_id, run_id=run_id))
 
     async def reason_of(self, run_id: str) -> RunReason | None:
@@ -301,9 +341,11 @@ class PlanStore:
 
         A gate that is open for the same run, step, item and content goes on: with its id and times, the new text and rules, and one
         opening more. One that is open for other content is closed as superseded. Raises RunConflictError if another living process of
-        this host waits there, and for a run that has ended.
+        this host waits there, and for a run that has ended; LeaseLostError for the gate of a step of a run that this store claimed and
+        another process has taken over since.
         """
-        return await self._write(gates.open_gate, gate=gate, timeout_ms=timeout_ms, holder=Holder.this())
+        epoch = self._epochs.get(gate.run_id)
+        return await self._write(gates.open_gate, gate=gate, timeout_ms=timeout_ms, holder=Holder.this(), epoch=epoch)
 
     async def answer_gate(self, gate_id: str, approval: Approval) -> Gate:
         """Close an open gate with its first answer and return it; the answer is kept as of the gate's run, step and item, at this moment.
@@ -320,13 +362,17 @@ class PlanStore:
         """Return the answer that closed the gate, None if no answer did."""
         return await self._database.read(partial(gates.answer_to, tenant=self.tenant_id, gate_id=gate_id))
 
+    async def changes_asked(self) -> dict[str, Approval]:
+        """Return by id, of each open gate at which somebody asked for changes of the same content before, that answer."""
+        return await self._database.read(partial(gates.changes_asked, tenant=self.tenant_id))
+
     async def expire_gate(self, gate_id: str) -> Gate:
         """Close the gate as expired if it is open and its time is over by the database's clock; return it as it is then."""
         return await self._write(gates.expire, gate_id=gate_id)
 
     async def close_gate(self, gate_id: str, end: GateEnd) -> Gate:
-        """Close the gate without an answer and return it; one that is closed is left and returned as it is."""
-        return await self._write(gates.close, gate_id=gate_id, end=end)
+        """Close the gate without an answer and return it; one that is closed, or where another process waits, is returned as it is."""
+        return await self._write(gates.close, gate_id=gate_id, end=end, holder=Holder.this())
 
     async def leave_gate(self, gate_id: str) -> None:
         """Note that this process does not wait at the gate any more, so that another one may; the gate stays open."""
@@ -344,6 +390,13 @@ class PlanStore:
         """Return gates, oldest first; those of all runs come without their texts, which `gate` gives."""
         listed = partial(gates.listed, tenant=self.tenant_id, run_id=run_id, open_only=open_only, limit=limit)
         return await self._database.read(listed)
+
+    # Drafts
+
+    @property
+    def drafts(self) -> Drafts:
+        """The drafts of plans that models made."""
+        return Drafts(self._database, self.tenant_id, self._whose(RunContext()))
 
     # Standing approvals and one-time codes
 
@@ -367,16 +420,24 @@ class PlanStore:
         """
         return await self._write(standing.use, standing_id=standing_id, run_id=run_id, approval_digest=approval_digest)
 
+    async def try_code(self, name: str) -> float:
+        """Count a try of a one-time code of `name`, as a wrong one until `use_code` follows, and return 0.0.
+
+        Where 5 within 5 minutes were wrong, in whatever process, nothing is counted, and the seconds are returned until the next try.
+        """
+        return await self._database.write(partial(codes.begin_try, name=name, context=self._whose(RunContext())))
+
     async def use_code(self, name: str, counter: int) -> bool:
-        """Return true the first time for a name and a counter, and false ever after."""
+        """Return true the first time for a name and a counter, whose try was right then, and false ever after."""
         context = self._whose(RunContext())
-        return await self._database.write(partial(standing.use_code, name=name, counter=counter, context=context))
+        return await self._database.write(partial(codes.use, name=name, counter=counter, context=context))
 
     async def _write(self, work: Callable[..., T], **what: Any) -> T:
         return await self._database.write(partial(work, tenant=self.tenant_id, **what))
 
     async def _read_of_run(self, run_id: str, read: Callable[[Connection, str], T]) -> T:
-        return await self._database.read(lambda connection: read(connection, runs.row_of(connection, self.tenant_id, run_id)["id"]))
+        found = (self.tenant_id, run_id, run_table.c.id)
+        return await self._database.read(lambda connection: read(connection, runs.row_of(connection, *found)["id"]))
 
     def _id_of(self, connection: Connection, beginning: str) -> str:
         # Only the id: a row that was altered so that it cannot be read, or is missing, is to be found and told.

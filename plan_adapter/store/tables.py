@@ -23,7 +23,7 @@ from sqlalchemy import (
 
 from plan_adapter.store.columns import Instant, Words
 
-REVISION = "0003"
+REVISION = "0004"
 """The newest migration; a test holds that it is."""
 
 REVISION_TABLE = "plan_adapter_revision"
@@ -205,6 +205,7 @@ attempts = Table(
     Column("started_at", Instant, nullable=False),
     Column("approval_id", Text),  # of a step that waited at a gate of its own
     Column("approval_digest", Text),  # of that call, as it was made
+    Column("code_digest", Text),  # of the source of the tool, where it is known
     ForeignKeyConstraint(["run_id"], ["runs.id"]),
     sqlite_with_rowid=False,
 )
@@ -275,6 +276,7 @@ gates = Table(
     Column("keyset", Text),
     Column("openings", Integer, nullable=False),
     Column("holder", Text),  # the process that waits at it
+    Column("kind", Text, nullable=False, server_default=text("'approval'")),
     Column("text", Words, nullable=False),  # last: SQLite reads a row from its beginning, and this may be long
     Index("ix_gates_open", "run_id", "step_id", "item", unique=True, sqlite_where=_IS_OPEN, postgresql_where=_IS_OPEN),
     Index(None, "run_id"),
@@ -323,4 +325,40 @@ revisions = Table(
     Column("by", Words, nullable=False),
     Column("note", Words, nullable=False),
     Column("at", Instant, nullable=False),
+    Column("definitions", Text),  # of its tools; None for one that an earlier version of this package replaced
+)
+
+drafts = Table(
+    "drafts",
+    metadata,
+    Column("id", Text, primary_key=True),
+    *_whose(),
+    Column("task", Words, nullable=False),
+    Column("request", Text, nullable=False),
+    Column("model", Words, nullable=False),
+    Column("digest", Text),  # of the plan that came of it
+    Column("failure", Words),
+    Column("result", Text),  # constraints, notes and the like, once it has ended
+    Column("created_at", Instant, nullable=False),
+    Column("ended_at", Instant),
+)
+
+model_calls = Table(
+    "model_calls",
+    metadata,
+    Column("draft_id", Text, ForeignKey("drafts.id"), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    *_whose(),
+    Column("model", Words, nullable=False),
+    Column("rung", Text, nullable=False),
+    Column("phase", Text, nullable=False),
+    Column("prompt_digest", Text, nullable=False),
+    Column("prompt_tokens", Integer, nullable=False),
+    Column("completion_tokens", Integer, nullable=False),
+    Column("milliseconds", Integer, nullable=False),
+    Column("problems", Text, nullable=False),
+    Column("is_whole", Boolean, nullable=False),  # whether nothing was taken out of the answer
+    Column("at", Instant, nullable=False),
+    Column("prompt", Words, nullable=False),
+    Column("answer", Words, nullable=False),
 )

@@ -35,12 +35,17 @@ def refuse_local_under_worker(url: str, settings: Settings, environ: Mapping[str
 
     `settings.allow_local_store` allows it. A flow that its own process runs or serves may use a local path.
     """
-    if settings.allow_local_store or _parsed(url).get_backend_name() != "sqlite" or not _is_under_worker(environ):
+    if settings.allow_local_store or not is_local(url) or not _is_under_worker(environ):
         return
     raise StoreError(
         "this run is under a Prefect worker, where a store on a local path may vanish with the worker's host, and its receipts with it: "
         "set PLAN_ADAPTER_DATABASE_URL to a PostgreSQL database, or PLAN_ADAPTER_ALLOW_LOCAL_STORE=true if the path outlives the worker"
     )
+
+
+def is_local(url: str) -> bool:
+    """Return whether the store at `url` is a file, which only processes of its machine have; raises StoreError for what is no URL."""
+    return _parsed(url).get_backend_name() == "sqlite"
 
 
 def _is_under_worker(environ: Mapping[str, str]) -> bool:

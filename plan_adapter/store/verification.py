@@ -1,8 +1,9 @@
 """Whether the record of a run is what was written: its audit as a chain, and every row that the audit tells of."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import islice
 from typing import Any, Literal
 
 from pydantic import JsonValue
@@ -12,11 +13,10 @@ from plan_adapter.store import entries
 from plan_adapter.store.chain import beginning, digest_of_adopted, entry_digest
 from plan_adapter.store.digests import Plain, row_digest
 from plan_adapter.store.entries import RUN_KINDS, Entry
+from plan_adapter.store.newest import Key, Newest, Place
 from plan_adapter.store.rows import NO_ITEM
 
 ENDED = ("completed", "failed", "cancelled", "partial")
-
-Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,44 +50,72 @@ class Verification:
     problem: Alteration | None = None
 
 
-def verify(document: dict[str, Any]) -> Verification:
-    """Return whether an exported run is as it was written; `document` is one of `export.document_of`, from whatever file.
+def verify(document: Mapping[str, Any]) -> Verification:
+    """Return whether an exported run is as it was written; `document` is one of `export.parts_of`, or from whatever file.
 
-    A run of a version that kept no audit has no entries, and nothing that could be wrong. Who can write the whole database can write a
-    whole new audit, too: what that cannot fake is a digest of the newest entry that was kept elsewhere.
+    Its lists are read a row at a time. A run of a version that kept no audit has no entries, and nothing that could be wrong. Who can
+    write the whole database can write a whole new audit, too: what that cannot fake is a digest of the newest entry kept elsewhere.
     """
-    try:
-        problem = next(_problems(document), None)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        problem = Alteration("document", f"it is no exported run, or parts of it are missing ({type(error).__name__}: {error})")
-    return Verification(problem is None, _count(document.get("audit")), document.get("head"), problem)
+    with Newest() as newest:
+        told = _Told(newest)
+        try:
+            problem = next(_problems(document, told), None)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            problem = Alteration("document", f"it is no exported run, or parts of it are missing ({type(error).__name__}: {error})")
+    return Verification(problem is None, told.count if problem is None else _count(document.get("audit")), document.get("head"), problem)
 
 
 def _count(audit: Any) -> int:
     try:
-        return len(audit)
+        return sum(1 for _ in audit)
     except TypeError:
         return 0
 
 
-def _problems(document: dict[str, Any]) -> Iterator[Alteration]:
-    run, audit = document["run"], document["audit"]
+@dataclass(slots=True)
+class _Told:
+    """What the entries of an audit tell, gathered in one reading."""
+
+    newest: Newest
+    count: int = 0
+    first: Plain = field(default_factory=dict[str, JsonValue])
+    of_run: Plain | None = None  # the newest about the run itself
+    started: Plain | None = None  # the newest start of the run
+    restarts: int = 0  # the newest entry with which what had not completed was forgotten
+
+    def take(self, entry: Plain) -> None:
+        """Gather an entry whose digest is what it must be."""
+        self.count += 1
+        if self.count == 1:
+            self.first = entry
+        if entry["kind"] in RUN_KINDS:
+            self.of_run = entry
+        if entry["kind"] == "run_started":
+            self.started = entry
+        if entry["kind"] in ("run_started", "new_version"):
+            self.restarts = self.count
+        if (place := _place_of(entry)) is not None:
+            self.newest.put(place, self.count, str(entry["kind"]), entry["row_digest"])
+
+
+def _problems(document: Mapping[str, Any], told: _Told) -> Iterator[Alteration]:
+    run = document["run"]
     if run is None:
         yield Alteration("runs", "the row of the run is missing")
         return
-    yield from _of_chain(run, audit, document["head"])
-    if not audit:
+    yield from _of_chain(run, document["audit"], document["head"], told)
+    if not told.count:
         if run["audited"] is not None:
             yield Alteration("audit", "all entries are missing: the run was audited from its beginning")
         return
     yield from _of_plans(document)
-    yield from _of_rows(document)
-    yield from _of_run(run, audit)
-    yield from _of_lease(document["lease"], audit)
+    yield from _of_rows(document, told)
+    yield from _of_run(run, told)
+    yield from _of_lease(document["lease"], told)
     yield from _of_gates(document)
 
 
-def _of_chain(run: Plain, audit: list[Plain], head: JsonValue) -> Iterator[Alteration]:
+def _of_chain(run: Plain, audit: Iterable[Plain], head: JsonValue, told: _Told) -> Iterator[Alteration]:
     before = beginning(run)
     for expected, entry in enumerate(audit, 1):
         number = entry["number"]
@@ -99,25 +127,25 @@ def _of_chain(run: Plain, audit: list[Plain], head: JsonValue) -> Iterator[Alter
             first = ", or what the run was created with" if expected == 1 else ""
             yield _altered_entry(entry, f"it was altered{first}: its digest is not that of its content and of the entry before it")
         before = str(entry["digest"])
-    if head != (audit[-1]["digest"] if audit else None):
+        told.take(entry)
+    if head != (before if told.count else None):
         yield Alteration("audit", "the newest entries are missing: the newest digest is not that of the last entry")
-    if audit and run["audited"] and audit[0]["kind"] != "run_created":
-        yield _altered_entry(audit[0], "it does not tell of the creation of the run, which was audited from its beginning")
+    if told.count and run["audited"] and told.first["kind"] != "run_created":
+        yield _altered_entry(told.first, "it does not tell of the creation of the run, which was audited from its beginning")
 
 
-def _of_plans(document: dict[str, Any]) -> Iterator[Alteration]:
-    kept = {row["digest"]: row for row in document["plans"]}
+def _of_plans(document: Mapping[str, Any]) -> Iterator[Alteration]:
+    kept = {row["digest"]: sha256(str(row["document"]).encode(errors="surrogatepass")).hexdigest() for row in document["plans"]}
     wanted = [document["run"]["digest"], *(row["digest"] for row in document["revisions"])]
     for digest in wanted:
-        row = kept.get(digest)
-        if row is None:
+        if digest not in kept:
             yield Alteration("plans", f"the plan {digest} is missing")
-        elif sha256(str(row["document"]).encode(errors="surrogatepass")).hexdigest() != digest:
+        elif kept[digest] != digest:
             yield Alteration("plans", f"the document of the plan {digest} was altered: that is not its digest")
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class Kept:
     """How the rows of a table are told of."""
 
     table: str
@@ -140,19 +168,17 @@ def _tell_of_gate(row: Plain) -> Entry:
 _KEPT = {
     kept.table: kept
     for kept in (
-        _Kept("attempts", _of_attempt, entries.of_attempt),
-        _Kept("receipts", _of_attempt, entries.of_receipt),
-        _Kept("step_runs", lambda row: (row["step_id"],), entries.of_step),
-        _Kept("approvals", lambda row: (row["id"],), _tell_of_approval),
-        _Kept("gates", lambda row: (row["id"],), _tell_of_gate),
-        _Kept("revisions", lambda row: (row["number"],), entries.of_revision),
+        Kept("attempts", _of_attempt, entries.of_attempt),
+        Kept("receipts", _of_attempt, entries.of_receipt),
+        Kept("step_runs", lambda row: (row["step_id"],), entries.of_step),
+        Kept("approvals", lambda row: (row["id"],), _tell_of_approval),
+        Kept("gates", lambda row: (row["id"],), _tell_of_gate),
+        Kept("revisions", lambda row: (row["number"],), entries.of_revision),
     )
 }
 
-_Place = tuple[str, Key]
 
-
-def _place_of(entry: Plain) -> _Place | None:
+def _place_of(entry: Plain) -> Place | None:
     """Return the table, and the key in it, of the row that an entry tells of; None for the run itself."""
     kind, attempt = str(entry["kind"]), (entry["step_id"], entry["item"], entry["attempt"])
     if kind == "attempt_started":
@@ -168,46 +194,48 @@ def _place_of(entry: Plain) -> _Place | None:
     return ("revisions", (int(str(entry["row_id"])),)) if kind == "revised" else None
 
 
-def _of_rows(document: dict[str, Any]) -> Iterator[Alteration]:
-    audit: list[Plain] = document["audit"]
-    rows: dict[_Place, Plain] = {(name, kept.key(row)): row for name, kept in _KEPT.items() for row in document[name]}
-    newest = dict[_Place, Plain]()
-    restarts = 0
-    for entry in audit:
-        if entry["kind"] in ("run_started", "new_version"):
-            restarts = int(str(entry["number"]))
-        place = _place_of(entry)
-        if place is not None:
-            newest.pop(place, None)
-            newest[place] = entry
-    for place, entry in newest.items():
-        row = rows.get(place)
-        # What had not completed is forgotten when a run starts again, or gets a new version.
-        is_forgotten = place[0] == "step_runs" and entry["kind"] != "step_completed" and int(str(entry["number"])) < restarts
-        if row is None and not is_forgotten:
-            yield _alteration(place[0], entry, f"the row is missing that entry {entry['number']} of the audit tells of")
-        elif row is not None and (why := _difference(_KEPT[place[0]].tell(row), entry)):
-            yield _alteration(place[0], entry, why)
-    untold = [(place, row) for place, row in rows.items() if place not in newest]
-    yield from _of_untold(untold, audit)
-
-
-def _of_untold(untold: list[tuple[_Place, Plain]], audit: list[Plain]) -> Iterator[Alteration]:
-    """Yield the rows that no entry tells of; those of a run of an earlier version are told of all together."""
-    adopted = audit[0] if audit[0]["kind"] == "run_adopted" else None
-    if adopted is not None:
-        earlier = [(place[0], row) for place, row in untold if place[0] in ("attempts", "receipts")]
-        if digest_of_adopted(earlier) != adopted["row_digest"]:
+def _of_rows(document: Mapping[str, Any], told: _Told) -> Iterator[Alteration]:
+    """Yield the first row that the newest entry about it does not tell of as it is, or that is missing; then the untold ones."""
+    altered: tuple[int, Kept, Plain] | None = None  # the one whose entry is the earliest
+    untold: tuple[Kept, Plain] | None = None
+    earlier = list[str]()  # the digests of attempts and receipts that nothing tells of
+    for kept in _KEPT.values():
+        for row in document[kept.table]:
+            found = told.newest.take((kept.table, kept.key(row)))
+            if found is None:
+                untold = untold or (kept, row)
+                earlier += [row_digest(kept.table, row)] if kept.table in ("attempts", "receipts") else []
+            elif kept.tell(row).row_digest != found.row_digest and (altered is None or found.number < altered[0]):
+                altered = (found.number, kept, row)
+    # What had not completed is forgotten when a run starts again, or gets a new version.
+    missing = told.newest.first_left(lambda left: left.table != "step_runs" or left.kind == "step_completed" or left.number > told.restarts)
+    if missing is not None and (altered is None or missing.number < altered[0]):
+        entry = _entry(document, missing.number)
+        yield _alteration(missing.table, entry, f"the row is missing that entry {missing.number} of the audit tells of")
+    elif altered is not None:
+        number, kept, row = altered
+        entry = _entry(document, number)
+        yield _alteration(kept.table, entry, _difference(kept.tell(row), entry))
+    if told.first["kind"] == "run_adopted":
+        if digest_of_adopted(earlier) != told.first["row_digest"]:
             yield Alteration("attempts", "the attempts and receipts of before the run was audited were altered, or others were inserted")
-        return
-    for (table, _key), row in untold:
-        told = _KEPT[table].tell(row)
-        words = "no entry of the audit tells of this row: it was inserted behind its back, or the end of the audit is missing"
-        yield Alteration(table, words, told.step_id, None if told.item == NO_ITEM else told.item, told.attempt)
+    elif untold is not None:
+        yield _inserted(*untold)
 
 
-def _of_run(run: Plain, audit: list[Plain]) -> Iterator[Alteration]:
-    newest = next((entry for entry in reversed(audit) if entry["kind"] in RUN_KINDS), None)
+def _entry(document: Mapping[str, Any], number: int) -> Plain:
+    """Return an entry by its number, which is its place."""
+    return next(islice(iter(document["audit"]), number - 1, None))
+
+
+def _inserted(kept: Kept, row: Plain) -> Alteration:
+    told = kept.tell(row)
+    words = "no entry of the audit tells of this row: it was inserted behind its back, or the end of the audit is missing"
+    return Alteration(kept.table, words, told.step_id, None if told.item == NO_ITEM else told.item, told.attempt)
+
+
+def _of_run(run: Plain, told: _Told) -> Iterator[Alteration]:
+    newest = told.of_run
     if newest is None or row_digest("runs", run) == newest["row_digest"]:
         return
     if run["status"] in ENDED and newest["kind"] != "run_ended":
@@ -217,22 +245,28 @@ def _of_run(run: Plain, audit: list[Plain]) -> Iterator[Alteration]:
     yield Alteration("runs", words, entry=_number(newest))
 
 
-def _of_lease(lease: Plain | None, audit: list[Plain]) -> Iterator[Alteration]:
-    started = [entry for entry in audit if entry["kind"] == "run_started"]
-    if started and (lease is None or str(lease["epoch"]) != started[-1]["row_id"]):
+def _of_lease(lease: Plain | None, told: _Told) -> Iterator[Alteration]:
+    started = told.started
+    if started is not None and (lease is None or str(lease["epoch"]) != started["row_id"]):
         found = "is missing" if lease is None else f"has the epoch {lease['epoch']}"
-        yield Alteration(
-            "leases", f"the lease {found}, and the newest start of the run has {started[-1]['row_id']}", entry=_number(started[-1])
-        )
-    elif lease is not None and not started and audit[0]["kind"] == "run_created":
+        yield Alteration("leases", f"the lease {found}, and the newest start of the run has {started['row_id']}", entry=_number(started))
+    elif lease is not None and started is None and told.first["kind"] == "run_created":
         yield Alteration("leases", "the run has a lease, and no entry of the audit tells of a start: the end of the audit is missing")
 
 
-def _of_gates(document: dict[str, Any]) -> Iterator[Alteration]:
-    answers = {row["gate_id"]: row for row in document["approvals"] if row["gate_id"] is not None}
+_SAID = {"done": "succeeded", "again": "failed", "abort": "failed"}
+"""By the word with which a gate was closed: the outcome of the receipt that says so."""
+
+
+def _of_gates(document: Mapping[str, Any]) -> Iterator[Alteration]:
+    answers = {row["gate_id"]: row["at"] for row in document["approvals"] if row["gate_id"] is not None}
+    words = {(row["step_id"], row["item"], row["ended_at"]): row["outcome"] for row in document["receipts"] if row["by"] is not None}
     for gate in document["gates"]:
         given = answers.get(gate["id"])
-        if gate["end"] == "answered" and (given is None or given["at"] != gate["closed_at"]):
+        outcome = words.get((gate["step_id"], gate["item"], gate["closed_at"]))
+        if gate["end"] in _SAID and (gate["kind"] != "outcome" or outcome != _SAID[gate["end"]]):
+            yield Alteration("gates", f"it is closed with the word {gate['end']}, and no receipt of that moment says so", gate["step_id"])
+        if gate["end"] == "answered" and (given is None or given != gate["closed_at"]):
             yield Alteration("gates", "it is closed as answered, and there is no answer of that moment", gate["step_id"] or None)
         elif gate["end"] != "answered" and given is not None:
             yield Alteration("gates", "it was answered, and is not closed as answered", gate["step_id"] or None)
@@ -240,10 +274,8 @@ def _of_gates(document: dict[str, Any]) -> Iterator[Alteration]:
             yield Alteration("gates", "it is closed without an end", gate["step_id"] or None)
 
 
-def _difference(now: Entry, told: Plain) -> str | None:
-    """Return in words how a row differs from what the audit tells of it; None where it does not."""
-    if now.row_digest == told["row_digest"]:
-        return None
+def _difference(now: Entry, told: Plain) -> str:
+    """Return in words how a row differs from what the audit tells of it."""
     fields: dict[str, Literal["at", "kind", "by", "known_by", "message", "row_id"]] = {
         "its time": "at",
         "what came of it": "kind",

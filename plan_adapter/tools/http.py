@@ -3,6 +3,7 @@
 import base64
 import codecs
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 from pydantic import Field, JsonValue
 
 from plan_adapter.errors import ToolError, UnknownOutcomeError
+from plan_adapter.readable import one_line
 from plan_adapter.tools.tool import ToolContext, tool
 
 if TYPE_CHECKING:
@@ -28,6 +30,9 @@ READ_SECONDS = 60.0
 Header: TypeAlias = str | int | float | bool
 Status: TypeAlias = Annotated[int, Field(ge=100, le=599)]
 ExpectedStatus: TypeAlias = Status | list[Status] | None
+
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE = re.compile(r"(?:[!-~](?:[ \t!-~]*[!-~])?)?")
 
 
 @tool(effect="read")
@@ -75,7 +80,13 @@ async def http_send(
 
 
 def _texts(headers: Mapping[str, Header] | None) -> dict[str, str]:
-    return {name.lower(): str(value).lower() if isinstance(value, bool) else str(value) for name, value in (headers or {}).items()}
+    texts = {name.lower(): str(value).lower() if isinstance(value, bool) else str(value) for name, value in (headers or {}).items()}
+    wrong = [name for name, text in texts.items() if not _NAME.fullmatch(name) or not _VALUE.fullmatch(text)]
+    if wrong:
+        named = ", ".join(f"`{one_line(name)[:80]}`" for name in wrong)
+        rule = "its name has letters, digits, - or _, its value is one line of ASCII without control characters or blanks around it"
+        raise ToolError(f"{named} cannot be sent as a header: {rule}; encode other text, or send it in the body")
+    return texts
 
 
 def _content(body: JsonValue) -> tuple[bytes | None, str | None]:

@@ -33,12 +33,19 @@ class ToolRegistry:
     @classmethod
     def from_settings(cls, imports: Iterable[str]) -> "ToolRegistry":
         """Return the built-in tools, those of the entry point group `plan_adapter.tools`, and those that `imports` name."""
-        return cls((*_builtins(), *_entry_points(), *imports))
+        return cls((*_builtins(), cls.named(imports)))
+
+    @classmethod
+    def named(cls, imports: Iterable[str]) -> "ToolRegistry":
+        """Return the tools of the entry point group, and those that `imports` name: all that somebody brought along."""
+        return cls((*_entry_points(), *imports))
 
     def add(self, item: object) -> None:
         """Add a tool, or all tools of a registry or list; the same tool twice counts once."""
         for tool in _tools_of(item):
             known = self._tools.setdefault(tool.name, tool)
+            if known is not tool and known.source is tool.source and _source(known.probe) is not _source(tool.probe):
+                raise ToolDefinitionError(f"the tool `{tool.name}` ({tool.origin}) is there twice, with different probes; give it once")
             if known is not tool and (known.source is not tool.source or known.effect != tool.effect):
                 raise ToolDefinitionError(
                     f"two tools are called `{tool.name}`: {known.origin} ({known.effect}) and {tool.origin} ({tool.effect}); "
@@ -107,6 +114,10 @@ def _tools_of(item: object) -> list[Tool[..., Any]]:
     if isinstance(item, list | tuple):
         return [tool for part in cast("list[object]", item) for tool in _tools_of(part)]
     return [as_tool(item)]
+
+
+def _source(probe: Tool[..., Any] | None) -> object:
+    return None if probe is None else probe.source
 
 
 def _entry_points() -> Iterator[object]:

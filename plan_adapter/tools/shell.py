@@ -1,7 +1,7 @@
 """`run_command`, `bash` and `command_tool`: a command as a step, in a process group that ends with the step."""
 
 import signal
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field, JsonValue
@@ -67,10 +67,11 @@ def command_tool(
     cwd: str | None = None,
     env: Mapping[str, Word] | None = None,
     permissions: Iterable[str] = (),
+    probe: Callable[..., object] | None = None,
 ) -> Tool[[ToolContext], Coroutine[Any, Any, dict[str, JsonValue]]]:
     """Return a tool without parameters that runs one fixed command; `cwd` and `env` are fixed with it.
 
-    Its result and its failures are those of run_command.
+    Its result and its failures are those of run_command; `probe` is as with `tool`.
     """
     if isinstance(argv, str) or not argv:
         raise ToolDefinitionError(f'the command of `{name}` must be a list of words: ["git", "status"]')
@@ -79,7 +80,8 @@ def command_tool(
     async def run(context: ToolContext) -> dict[str, JsonValue]:
         return await _run(words, cwd=cwd, env=env, stdin=None, context=context)
 
-    return Tool(run, name=name, effect=effect, description=description or f"Run `{' '.join(words)}`.", permissions=permissions)
+    said = description or f"Run `{' '.join(words)}`."
+    return Tool(run, name=name, effect=effect, description=said, permissions=permissions, probe=probe)
 
 
 async def _run(

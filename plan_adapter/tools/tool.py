@@ -15,6 +15,7 @@ from pydantic import ConfigDict, JsonValue, TypeAdapter, ValidationError
 
 from plan_adapter.errors import ToolDefinitionError, ToolError
 from plan_adapter.plan import EFFECTS, Effect, Isolation
+from plan_adapter.tools.probing import misfits
 from plan_adapter.tools.signature import Misfit, parameter_descriptions, read_signature
 
 P = ParamSpec("P")
@@ -42,7 +43,8 @@ class Tool(Generic[P, R]):
     """A typed function that a step may call. Calling the tool calls the function, with its own signature.
 
     `fn` is what runs. Where it is a Prefect flow, `source` is the function inside it; elsewhere both are the same.
-    Raises ToolDefinitionError for a function that cannot be a tool.
+    `probe` is what looks whether a write was done of which nobody knows it, None where there is no such function.
+    Raises ToolDefinitionError for a function that cannot be a tool, and for a probe whose parameters are not those of its tool.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Tool(Generic[P, R]):
         isolation: Isolation = "thread",
         permissions: Iterable[str] = (),
         literal_parameters: Iterable[str] = (),
+        probe: Callable[..., object] | None = None,
         source: Callable[..., object] | None = None,
     ) -> None:
         self.fn = fn
@@ -70,6 +73,7 @@ class Tool(Generic[P, R]):
         self._signature = read_signature(self.source, context_type=ToolContext)
         if unknown := self.literal_parameters - self._signature.fields.keys():
             raise ToolDefinitionError(f"`{self.name}` has no parameter called {', '.join(sorted(unknown))} (literal_parameters)")
+        self.probe: Tool[..., Any] | None = None if probe is None else _probe_of(self, probe)
         functools.update_wrapper(cast("Any", self), self.source, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -78,6 +82,11 @@ class Tool(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<Tool {self.name} ({self.effect}) {self.origin}>"
+
+    @property
+    def parameter_names(self) -> frozenset[str]:
+        """The parameters that a step may give."""
+        return frozenset(self._signature.fields)
 
     @property
     def origin(self) -> str:
@@ -117,7 +126,10 @@ class Tool(Generic[P, R]):
         return f"{module}:{path}" if is_this else None
 
     def definition(self) -> dict[str, JsonValue]:
-        """Return what an approval covers: name, parameters, effect and permissions; no word of documentation."""
+        """Return what an approval covers: name, parameters, effect and permissions; no word of documentation, and not the probe.
+
+        A probe only looks: like the code of the tool it is behaviour, and no part of what was agreed to.
+        """
         return {
             "name": self.name,
             "parameters": _without_documentation(self._signature.schema),
@@ -156,6 +168,7 @@ def tool(
     isolation: Isolation = "thread",
     permissions: Iterable[str] = (),
     literal_parameters: Iterable[str] = (),
+    probe: Callable[..., object] | None = None,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a typed function, sync or async, a tool; as `@tool` or `@tool(effect="read")`.
@@ -168,7 +181,9 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         options: `effect` (`read`, `idempotent_write` or `write`; undeclared counts as `write`); `name` (the function's);
             `description` (the docstring's); `isolation` (`process` for work that a timeout must be able to kill);
             `permissions` that the tool needs; `literal_parameters`, in which a plan may write no expression, because their
-            text is code.
+            text is code; `probe`, a function, sync or async, that looks whether a write was done of which nobody knows it, because it
+            timed out or its process died: it is given those of the tool's parameters that it names, and a `ToolContext` of the lost
+            attempt if it asks for one, and returns `Done(result)`, `NotDone()`, or None where it cannot tell.
 
     """
     if fn is not None:
@@ -180,27 +195,38 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     return decorate
 
 
-def as_tool(obj: object, *, effect: Effect | None = None, name: str | None = None) -> Tool[..., Any]:
+def as_tool(
+    obj: object, *, effect: Effect | None = None, name: str | None = None, probe: Callable[..., object] | None = None
+) -> Tool[..., Any]:
     """Return `obj` as a tool: a tool, a typed function, or a Prefect task or flow (known by their shape).
 
     Of a task its function is called, inside the task run of the step: retries, caching and timeouts are the step's, not the task's.
-    A flow is called itself and appears as a subflow. Raises ToolDefinitionError for anything else.
+    A flow is called itself and appears as a subflow. `probe` is as with `tool`. Raises ToolDefinitionError for anything else.
     """
     if isinstance(obj, Tool):
         known = cast("Tool[..., Any]", obj)
-        if effect in (None, known.effect) and name in (None, known.name):
+        if effect in (None, known.effect) and name in (None, known.name) and probe is None:
             return known
         changed = copy.copy(known)
         changed.name = _checked_name(name or known.name, known.source)
         changed.effect = _one_of(effect or known.effect, EFFECTS, f"the effect of `{changed.name}`")
+        changed.probe = known.probe if probe is None else _probe_of(changed, probe)
         return changed
     inner, prefect_name = getattr(obj, "fn", None), getattr(obj, "name", None)
     if callable(obj) and callable(inner) and isinstance(prefect_name, str):
         is_flow = hasattr(obj, "flow_run_name")
-        return Tool(obj if is_flow else inner, effect=effect or "write", name=name or prefect_name, source=inner)
+        return Tool(obj if is_flow else inner, effect=effect or "write", name=name or prefect_name, probe=probe, source=inner)
     if callable(obj):
-        return Tool(obj, effect=effect or "write", name=name)
+        return Tool(obj, effect=effect or "write", name=name, probe=probe)
     raise ToolDefinitionError(f"{obj!r} cannot be a tool: give a typed function, a tool, or a Prefect task or flow")
+
+
+def _probe_of(tool: Tool[..., Any], function: Callable[..., object]) -> Tool[..., Any]:
+    """Return `function` as what looks whether `tool` has done its work; raises ToolDefinitionError with all that does not fit."""
+    probe = Tool(function, effect="read", name=getattr(function, "__name__", None) or tool.name)
+    if why := misfits(tool.definition()["parameters"], probe.definition()["parameters"]):
+        raise ToolDefinitionError(f"`{probe.name}` cannot be the probe of `{tool.name}`: " + "; ".join(why))
+    return probe
 
 
 def as_json(value: object) -> JsonValue:

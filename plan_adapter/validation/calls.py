@@ -3,12 +3,14 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from itertools import product
+from typing import Any, TypeAlias
 
 from pydantic import JsonValue
 
 from plan_adapter.expressions import Declarations, Template, compile_template, has_expression
+from plan_adapter.expressions.declarations import Expected
 from plan_adapter.plan import EFFECTS, RESERVED_IDS, STEP_ID, ExecutionPlan, Step
 from plan_adapter.problems import did_you_mean
 from plan_adapter.tools.registry import ToolRegistry
@@ -23,6 +25,8 @@ _NOT_YET: Mapping[str, tuple[str, str]] = {
     "max_rounds": ("only a goal has rounds, and goals are not pursued yet", "remove it"),
 }
 _EMPTY: tuple[object, ...] = (None, False, "", [])
+
+_Declared: TypeAlias = Mapping[tuple[bool, bool, bool], Declarations]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +67,18 @@ def check_calls(plan: ExecutionPlan, tools: ToolRegistry, findings: Findings) ->
     """Return the compiled steps, and add everything that is wrong with each by itself."""
     _check_ids(plan, findings)
     _check_tools_exist(plan, tools, findings)
-    declared = Declarations(frozenset(step.id for step in plan.steps), plan.inputs)
+    declared = _declarations(plan)
     return [_check_call(step, f"steps[{index}]", declared, tools, findings) for index, step in enumerate(plan.steps)]
+
+
+def _declarations(plan: ExecutionPlan) -> _Declared:
+    """Return what expressions may use, by whether `item`, `result` and `secrets` exist where they stand."""
+    plain = Declarations(frozenset(step.id for step in plan.steps), plan.inputs)
+    either = (False, True)
+    return {
+        (item, result, secrets): replace(plain, item=item, result=result, secrets=secrets)
+        for item, result, secrets in product(either, either, either)
+    }
 
 
 def _check_ids(plan: ExecutionPlan, findings: Findings) -> None:
@@ -105,7 +119,7 @@ def _tool_hint(name: str, tools: ToolRegistry) -> str:
     return did_you_mean(name, tools.names())
 
 
-def _check_call(step: Step, at: str, declared: Declarations, tools: ToolRegistry, findings: Findings) -> Call:
+def _check_call(step: Step, at: str, declared: _Declared, tools: ToolRegistry, findings: Findings) -> Call:
     for field, (message, hint) in _NOT_YET.items():
         if getattr(step, field) not in _EMPTY and not (field in ("tools", "max_rounds") and step.goal):
             findings.add("not-yet", f"{at}.{field}", message, hint)
@@ -201,21 +215,12 @@ def _compiled(
     tools: tuple[Tool[..., Any] | None, Tool[..., Any] | None],  # its own, and the one that undoes it
     parameters: dict[str, JsonValue],
     places: tuple[str, str],
-    declared: Declarations,
+    declared: _Declared,
     findings: Findings,
 ) -> Call:
     at, place = places
-    for_item = replace(declared, item=step.for_each is not None)
-    after_call = replace(for_item, result=True)
-
-    def handed(value: JsonValue, where: str, declarations: Declarations, to: Tool[..., Any] | None) -> Template:
-        return compiled(value, where, replace(declarations, secrets=to is None or not _hands_on(to)))
-
-    def compiled(value: JsonValue, where: str, declarations: Declarations, expect: Any = None) -> Template:
-        template, problems = compile_template(value, declarations, at=where, expect=expect)
-        findings.extend(replace(problem, at=where) if where.endswith(".input") else problem for problem in problems)
-        return template
-
+    has_item = step.for_each is not None
+    compiled = partial(_template, findings)
     undo = None if step.rollback is None else step.rollback.parameters
     done_when = step.done_when
     if done_when is not None and not has_expression(done_when):
@@ -225,17 +230,24 @@ def _compiled(
     return Call(
         step,
         tools[0],
-        parameters=handed(parameters, place, for_item, tools[0]),
-        when=None if step.when is None else compiled(step.when, f"{at}.when", declared, "bool"),
-        for_each=None if step.for_each is None else compiled(step.for_each, f"{at}.for_each", declared, "list"),
-        done_when=None if done_when is None else compiled(done_when, f"{at}.done_when", after_call, "bool"),
-        undo=None if undo is None else handed(undo, f"{at}.rollback.parameters", after_call, tools[1]),
+        parameters=compiled(parameters, place, declared[has_item, False, _may_have_secrets(tools[0])]),
+        when=None if step.when is None else compiled(step.when, f"{at}.when", declared[False, False, False], "bool"),
+        for_each=None if step.for_each is None else compiled(step.for_each, f"{at}.for_each", declared[False, False, False], "list"),
+        done_when=None if done_when is None else compiled(done_when, f"{at}.done_when", declared[has_item, True, False], "bool"),
+        undo=None if undo is None else compiled(undo, f"{at}.rollback.parameters", declared[has_item, True, _may_have_secrets(tools[1])]),
         undo_tool=tools[1],
     )
 
 
-def _hands_on(tool: Tool[..., Any]) -> bool:
-    """Whether what `tool` is handed comes to Prefect's server, which keeps the parameters of flow runs in clear."""
+def _template(findings: Findings, value: JsonValue, at: str, declared: Declarations, expect: Expected | None = None) -> Template:
+    template, problems = compile_template(value, declared, at=at, expect=expect)
+    if problems:
+        findings.extend(replace(problem, at=at) if at.endswith(".input") else problem for problem in problems)
+    return template
+
+
+def _may_have_secrets(tool: Tool[..., Any] | None) -> bool:
+    """Whether `tool` may be handed secrets: what run_deployment is handed comes to Prefect's server, which keeps it in clear."""
     from plan_adapter.tools.deployment import run_deployment
 
-    return tool.source is run_deployment.source
+    return tool is None or tool.source is not run_deployment.source

@@ -15,13 +15,14 @@ def check_dependencies(calls: list[Call], findings: Findings) -> dict[str, tuple
     dependencies: dict[str, tuple[str, ...]] = {}
     for index, call in enumerate(calls):
         step, at = call.step, f"steps[{index}]"
+        templates = call.templates
         written = _written(call, at, known, findings)
-        for field, template in call.templates.items():
+        for field, template in templates.items():
             if step.id in template.steps:
                 own = field in ("done_when", "rollback.parameters")
                 hint = f"in {field}, `result` is this step's own" if own else "use a step that ends before this one starts"
                 findings.add("not-an-ancestor", f"{at}.{field}", f"`{step.id}` uses its own result", hint)
-        implied = {name for template in call.templates.values() for name in template.steps if name in known and name != step.id}
+        implied = {name for template in templates.values() for name in template.steps if name in known and name != step.id}
         dependencies.setdefault(step.id, tuple(dict.fromkeys([*written, *sorted(implied, key=position.__getitem__)])))
     _check_cycles(dependencies, position, calls, findings)
     return dependencies

@@ -23,7 +23,7 @@ def check_gates(plan: ExecutionPlan, calls: list[Call], findings: Findings) -> N
     """Add what is wrong with the plan's policy, and what of it changes nothing."""
     gated = [index for index, call in enumerate(calls) if _has_gate(plan, call)]
     if plan.approval is not None:
-        _check_approvers(plan.approval, findings)
+        _check_names(plan.approval, findings)
         _check_known_by(plan.approval, findings)
         _check_entries_once(plan.approval, findings)
         _check_is_asked(plan, findings, gates=bool(gated))
@@ -37,13 +37,14 @@ def _has_gate(plan: ExecutionPlan, call: Call) -> bool:
     return plan.has_gate(call.step, effect)
 
 
-def _check_approvers(policy: ApprovalPolicy, findings: Findings) -> None:
-    for index, name in enumerate(policy.approvers):
-        at = f"approval.approvers[{index}]"
-        if not name.strip():
-            findings.add("bad-approver", at, "the name is empty", "write a name or a group, or remove the entry")
-        elif name != name.strip() or visible(name) != name or not name.isprintable():
-            findings.add("bad-approver", at, f"nobody is called {name[:80]!r}", "remove the white space or the invisible characters")
+def _check_names(policy: ApprovalPolicy, findings: Findings) -> None:
+    for code, field, names in (("bad-approver", "approvers", policy.approvers), ("bad-operator", "operators", policy.operators)):
+        for index, name in enumerate(names):
+            at = f"approval.{field}[{index}]"
+            if not name.strip():
+                findings.add(code, at, "the name is empty", "write a name or a group, or remove the entry")
+            elif name != name.strip() or visible(name) != name or not name.isprintable():
+                findings.add(code, at, f"nobody is called {name[:80]!r}", "remove the white space or the invisible characters")
 
 
 def _check_known_by(policy: ApprovalPolicy, findings: Findings) -> None:
@@ -56,6 +57,7 @@ def _check_known_by(policy: ApprovalPolicy, findings: Findings) -> None:
 def _check_entries_once(policy: ApprovalPolicy, findings: Findings) -> None:
     lists: Iterable[tuple[str, list[str]]] = (
         ("approvers", policy.approvers),
+        ("operators", policy.operators),
         ("known_by", [*policy.known_by]),
         ("effects", [*policy.effects]),
     )
@@ -68,8 +70,9 @@ def _check_entries_once(policy: ApprovalPolicy, findings: Findings) -> None:
 
 
 def _check_is_asked(plan: ExecutionPlan, findings: Findings, *, gates: bool) -> None:
-    options = plan.options
-    if gates or (options.require_approval and not options.auto_approve):
+    options, policy = plan.options, plan.approval or ApprovalPolicy()
+    says_of_approvals = policy.model_copy(update={"operators": []}) != ApprovalPolicy() or not policy.operators
+    if gates or not says_of_approvals or (options.require_approval and not options.auto_approve):
         return
     word = "require_approval: false" if not options.require_approval else "auto_approve: true"
     message = f"nobody is asked: the options say `{word}`, and no step has a gate of its own"

@@ -69,6 +69,20 @@ class _Examined:
 def validate(plan: ExecutionPlan, tools: ToolRegistry) -> ValidatedPlan:
     """Return `plan` with proof that every tool, reference and dependency exists; raises InvalidPlanError with every problem."""
     examined, problems = _examine(plan, tools)
+    return _validated(examined, problems)
+
+
+def validate_recorded(plan: ExecutionPlan, tools: ToolRegistry, *, digest: str) -> ValidatedPlan:
+    """Return what `validate` returns for the plan of a run, fresh from the store, which has compared its text with `digest`.
+
+    That text was written of a validated plan. So its types and values are not looked at again, and nobody else holds it, so that it is
+    not copied; everything is checked that other tools, or another version of this package, might see otherwise.
+    """
+    findings = Findings()
+    return _validated(_compiled(plan, tools, findings), findings.sorted(plan), digest=digest)
+
+
+def _validated(examined: "_Examined | None", problems: list[Problem], *, digest: str | None = None) -> ValidatedPlan:
     errors = [problem for problem in problems if problem.severity == "error"]
     if examined is None or errors:
         raise InvalidPlanError(errors)
@@ -76,7 +90,7 @@ def validate(plan: ExecutionPlan, tools: ToolRegistry) -> ValidatedPlan:
     used = {tool.name: tool for call in calls for tool in (call.tool, call.undo_tool) if tool is not None}
     return ValidatedPlan(
         plan=examined.plan,
-        digest=plan_digest(examined.plan),
+        digest=digest or plan_digest(examined.plan),
         order=tuple(order),
         dependencies=MappingProxyType(examined.dependencies),
         reduced=MappingProxyType(transitive_reduction(examined.dependencies, order)),
@@ -119,6 +133,11 @@ def _examine(plan: ExecutionPlan, tools: ToolRegistry) -> tuple[_Examined | None
     findings = Findings([*written, *(misfit for misfit in misfits if misfit.at not in known)])
     if fresh is None:
         return None, findings.sorted(plan)
+    examined = _compiled(fresh, tools, findings)
+    return examined, findings.sorted(plan)
+
+
+def _compiled(fresh: ExecutionPlan, tools: ToolRegistry, findings: Findings) -> _Examined:
     _check_plan(fresh, findings)
     check_definitions(fresh.inputs, findings)
     calls = check_calls(fresh, tools, findings)
@@ -126,7 +145,7 @@ def _examine(plan: ExecutionPlan, tools: ToolRegistry) -> tuple[_Examined | None
     dependencies = check_dependencies(calls, findings)
     outputs = _outputs(fresh, findings)
     _check_inputs_are_used(fresh, calls, outputs, findings)
-    return _Examined(fresh, calls, dependencies, outputs), findings.sorted(plan)
+    return _Examined(fresh, calls, dependencies, outputs)
 
 
 def _check_plan(plan: ExecutionPlan, findings: Findings) -> None:

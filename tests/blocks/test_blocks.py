@@ -10,10 +10,11 @@ from pydantic import SecretStr
 
 import blocks.plan_store
 from plan_adapter import ExecutionPlan
-from plan_adapter.blocks import PlanStoreDatabase
+from plan_adapter.blocks import LanguageModel, PlanStoreDatabase
+from tests.agent.server import says, scripted
 
 
-@pytest.mark.parametrize("block", [PlanStoreDatabase])
+@pytest.mark.parametrize("block", [PlanStoreDatabase, LanguageModel])
 class TestEveryBlockMeetsPrefectsStandard(BlockStandardTestSuite):
     @pytest.fixture
     def block(self, block: type[Block]) -> type[Block]:
@@ -22,7 +23,7 @@ class TestEveryBlockMeetsPrefectsStandard(BlockStandardTestSuite):
 
 def test_prefect_finds_the_block_types_by_their_entry_point() -> None:
     (point,) = entry_points(group="prefect.collections", name="plan_adapter")
-    assert point.load().PlanStoreDatabase is PlanStoreDatabase
+    assert (point.load().PlanStoreDatabase, point.load().LanguageModel) == (PlanStoreDatabase, LanguageModel)
 
 
 async def test_the_store_of_a_block_keeps_plans_of_its_tenant_only(tmp_path: Path) -> None:
@@ -39,6 +40,27 @@ async def test_the_store_of_a_block_keeps_plans_of_its_tenant_only(tmp_path: Pat
 def test_a_block_shows_no_password() -> None:
     block = PlanStoreDatabase(url=SecretStr("postgresql://plans:hunter2@127.0.0.1/plans"))
     assert "hunter2" not in f"{block!r} {block} {block.model_dump_json()} {block.get_store()!r}"
+
+
+async def test_the_model_of_a_block_is_asked_where_it_says_with_its_key_which_nothing_shows() -> None:
+    with scripted(says({"ready": True})) as server:
+        block = LanguageModel(model="模型-1", base_url=server.url, api_key=SecretStr("sk-canary"))
+        model = block.get_model()
+        probe = await model.probe()
+        await model.aclose()
+        assert (server.requests[0]["model"], probe.model, probe.rung) == ("模型-1", "模型-1", "strict_schema")
+        assert "Bearer sk-canary" in server.headers[0].values()
+    assert "sk-canary" not in f"{block!r} {block} {block.model_dump_json()} {model!r}"
+
+
+def test_a_block_of_a_local_path_is_saved_with_a_warning_that_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PLAN_ADAPTER_DATABASE_URL", raising=False)
+    assert "set PLAN_ADAPTER_DATABASE_URL=postgresql://… and run `make blocks` again" in (blocks.plan_store.doubt() or "")
+    monkeypatch.setenv("PLAN_ADAPTER_ALLOW_LOCAL_STORE", "true")
+    assert blocks.plan_store.doubt() is None
+    monkeypatch.delenv("PLAN_ADAPTER_ALLOW_LOCAL_STORE")
+    monkeypatch.setenv("PLAN_ADAPTER_DATABASE_URL", "postgresql://plans:hunter2@127.0.0.1/plans")
+    assert blocks.plan_store.doubt() is None
 
 
 def test_the_deployments_block_is_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:

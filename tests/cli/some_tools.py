@@ -5,7 +5,7 @@ import os
 import signal
 from pathlib import Path
 
-from plan_adapter import ToolContext, ToolRegistry, tool
+from plan_adapter import ToolContext, ToolRegistry, UnknownOutcomeError, tool
 
 
 @tool(effect="read")
@@ -48,6 +48,12 @@ async def write_and_wait() -> None:
     await asyncio.Event().wait()
 
 
+@tool(effect="write")
+def get_lost() -> None:
+    """Begin something and cannot tell whether it was done."""
+    raise UnknownOutcomeError("the line went dead")
+
+
 @tool(effect="read")
 def once(path: str) -> str:
     """Fail the first time that it is called with this path."""
@@ -63,4 +69,4 @@ def say(text: str, context: ToolContext) -> None:
     context.logger.info(text)
 
 
-registry = ToolRegistry([greet, fail, wait, interrupt_and_wait, signal_and_wait, write_and_wait, once, say])
+registry = ToolRegistry([greet, fail, wait, interrupt_and_wait, signal_and_wait, write_and_wait, get_lost, once, say])

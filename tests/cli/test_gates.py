@@ -10,12 +10,18 @@ from typing import Any
 
 import pytest
 
+from plan_adapter import ToolRegistry, load_plan
 from plan_adapter.approval import os_user
 from plan_adapter.plan import new_id
 from plan_adapter.record import Gate, GateRules
+from plan_adapter.runner import execute_plan
+from plan_adapter.runs.occasion import Occasion
 from plan_adapter.store.store import PlanStore
+from plan_adapter.validation import bind_inputs, validate
 from tests.cli.conftest import Plan, Said
+from tests.cli.some_tools import greet
 from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document, step
+from tests.gates.world import Says
 
 ME = os_user()
 
@@ -100,14 +106,26 @@ def test_who_may_not_answer_is_told_who_may(plan: Plan) -> None:
     assert (said.code, said.lines) == (2, [{"error": "usage", "message": f"{ME} may not answer here: ana may"}])
     assert len(plan("gates", "--json").lines) == 1
 
+    async def last() -> tuple[str, str | None, str | None]:
+        async with PlanStore() as store:
+            entry = (await store.audit(run_id))[-1]
+            return entry.kind, entry.by, entry.message
 
-def test_yes_ends_with_3_where_the_policy_does_not_take_it_and_the_run_goes_on_waiting(plan: Plan) -> None:
+    assert asyncio.run(last()) == ("refused", ME, f"approve is not taken: {ME} may not answer here: ana may")
+
+
+def test_yes_ends_with_3_where_the_policy_does_not_take_it_and_nothing_is_begun(plan: Plan) -> None:
     path = document(GREET, **NEEDS_APPROVAL, approval={"self_approval": False})
     said = plan("run", path, "--offline", "--yes", *TOOLS)
     assert said.code == 3
+    assert "--yes is not taken, and nothing was begun" in said.err
     assert "may not approve it; somebody else must" in said.err
-    (gate,) = plan("gates", "--json").lines
-    assert f"`plan approve {gate['run_id']}`" in said.err
+    assert plan("runs", "--json").lines == []
+    run_id = plan("run", path, "--offline", "--detach", "--json", *TOOLS).run["id"]
+    assert plan("resume", run_id, "--offline", "--yes", *TOOLS).code == 3
+    assert [gate["run_id"] for gate in plan("gates", "--json").lines] == [run_id]
+    run = plan("show", run_id, "--json").run
+    assert (run["status"], run["flow_run_id"]) == ("pending_approval", None)
 
 
 @pytest.mark.parametrize(
@@ -222,6 +240,23 @@ def test_a_gate_that_nobody_waits_at_expires_when_it_is_listed(plan: Plan) -> No
     assert (said.code, "nobody answered until" in said.err) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("verb", "code", "told"),
+    [
+        (("show",), 0, "cancelled (expired)"),
+        (("approve",), 2, "nobody answered until"),
+        (("reject",), 2, "nobody answered until"),
+        (("resume", "--offline", *TOOLS), 2, "was expired; resuming approves nothing"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_whoever_looks_at_a_gate_whose_time_is_over_ends_it(plan: Plan, verb: tuple[str, ...], code: int, told: str) -> None:
+    run_id = waiting(plan, options={"require_approval": True, "approval_timeout_ms": 1})
+    said = plan(verb[0], run_id, *verb[1:])
+    assert (said.code, told in said.out + said.err) == (code, True)
+    assert plan("show", run_id, "--json").run["reason"] == "expired"
+
+
 async def open_many(count: int) -> None:
     """Open gates of as many steps of one run that executes."""
     async with PlanStore() as store:
@@ -279,6 +314,25 @@ def test_a_standing_approval_is_given_listed_and_revoked(plan: Plan) -> None:
     revoked = plan("reject", "--standing", standing["id"][:-1])
     assert revoked.out.startswith(f"standing approval {standing['id']} of 试运行 is revoked, by {ME}")
     assert plan("gates", "--standing", "--json").lines == []
+    assert "`--all` lists those that have ended" in plan("gates", "--standing").err
+    assert f"revoked by {ME} at " in plan("gates", "--standing", "--all").out
+    assert [one["id"] for one in plan("gates", "--standing", "--all", "--json").lines] == [standing["id"]]
+    assert plan("gates", "--all").code == 2
+
+
+def test_a_run_by_a_standing_approval_says_which_one_and_who_gave_it_when(plan: Plan) -> None:
+    path = document(BY_INPUT, inputs={"who": {"type": "string"}}, **NEEDS_APPROVAL)
+    given = plan("approve", "--standing", path, *STANDING[:4], "--runs", "1", *STANDING[6:], "--note", "每晚", "--json").run
+    tools = ToolRegistry([greet])
+    bound = bind_inputs(validate(load_plan(path), tools), {"who": "ana"})
+    occasion = Occasion(approver=Says("reject"), schedule="试运行/nightly", requested_by="schedule of 试运行/nightly", tools=tools)
+    run = asyncio.run(execute_plan(bound, occasion=occasion, offline=True))
+    assert run.status == "completed"
+    shown = plan("show", run.id).out
+    assert f"- approved by {ME}, with the standing approval `{given['id']}`, given at " in shown
+    assert f"- approved by the standing approval `{given['id']}` of 试运行, which {ME} (os_user) gave at " in shown
+    assert [line.endswith("每晚") for line in shown.splitlines() if line.startswith("- approved by the standing")] == [True]
+    assert "used up" in plan("gates", "--standing", "--all").out.splitlines()[1]
 
 
 def test_every_reason_why_a_standing_approval_makes_no_sense_is_told(plan: Plan) -> None:

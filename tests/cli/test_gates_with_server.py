@@ -146,6 +146,19 @@ def test_a_termination_at_a_gate_cancels_the_run_without_a_traceback(
     assert run.run_id not in {gate["run_id"] for gate in plan("gates", "--json").lines}
 
 
+def test_a_secret_of_one_time_codes_is_replaced_only_if_that_is_meant(plan: Plan, terminals: list[Terminal]) -> None:
+    assert plan("approve", "--enroll", "博").code == 0
+    refused = plan("approve", "--enroll", "博")
+    assert (refused.code, refused.out, "`--force` replaces it" in refused.err) == (2, "", True)
+    for word, code in (("n", 2), ("y", 0)):
+        terminal = Terminal("approve", "--enroll", "博")
+        terminals.append(terminal)
+        terminal.wait_for("Replace it?")
+        terminal.type(f"{word}\n")
+        assert (terminal.end(), "otpauth://" in terminal.shown) == (code, code == 0)
+    assert "count no more" in plan("approve", "--enroll", "博", "--force").err
+
+
 def test_a_one_time_code_proves_who_answers_and_counts_once(plan: Plan) -> None:
     enrolled = plan("approve", "--enroll", os_user())
     assert enrolled.code == 0, enrolled.err

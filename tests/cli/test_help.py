@@ -8,7 +8,7 @@ import pytest
 from plan_adapter.cli.app import VERBS
 from tests.cli.conftest import Plan
 
-HEAVY = ("prefect", "sqlalchemy", "yaml", "rich", "cel_expr_python", "httpx", "pydantic")
+HEAVY = ("prefect", "sqlalchemy", "yaml", "rich", "cel_expr_python", "httpx", "pydantic", "openai", "json_repair")
 
 
 def imported_by(*arguments: str) -> set[str]:
@@ -51,6 +51,12 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_validating_a_plan_imports_neither_prefect_nor_a_database_nor_the_display() -> None:
     assert imported_by("init") | imported_by("validate", "plan.yaml") <= {"yaml", "cel_expr_python", "pydantic"}
+
+
+def test_a_prompt_for_a_chat_needs_neither_the_models_client_nor_prefect_nor_a_database() -> None:
+    used = imported_by("draft", "Ask", "--tool", "http_get", "--print-prompt")
+    assert "pydantic" in used  # the prompt was made
+    assert not used & {"openai", "prefect", "sqlalchemy", "rich"}
 
 
 def test_an_unknown_verb_is_a_usage_error_that_names_the_nearest(plan: Plan) -> None:

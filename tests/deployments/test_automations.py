@@ -3,6 +3,7 @@
 import contextlib
 import json
 import queue
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -189,6 +190,12 @@ def test_an_unknown_block_is_refused_with_those_that_there_are(block: str, capsy
     assert capsys.readouterr().err == f"no notification block is called `{block[:-1]}`: did you mean `{block}`?\n"
     Secret.delete("oncall")
     assert applied() == []
+
+
+def test_make_says_which_word_is_missing() -> None:
+    root = Path(__file__).parent.parent.parent
+    done = subprocess.run(["make", "--old-file=.venv/ready", "automations"], cwd=root, capture_output=True, text=True, check=False)
+    assert (done.returncode, "make automations BLOCK=type/name" in done.stderr, "usage:" in done.stderr) == (2, True, False)
 
 
 @pytest.mark.parametrize("minutes", ["0", "0.1", "-1", "nan", "inf", "1e9", "soon"])

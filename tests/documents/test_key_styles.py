@@ -109,6 +109,7 @@ def test_the_seeds_json_is_the_same_plan_in_every_style(document: object) -> Non
 
 POLICY = {
     "Approvers": ["sre", "小明"],
+    "Operators": ["deployers"],
     "SelfApproval": False,
     "KnownBy": ["ssh_signature", "totp"],
     "Effects": ["write"],
@@ -129,6 +130,7 @@ def test_the_policy_of_approvals_is_read_in_every_style(spelled: Callable[[str],
     assert plan.steps[0].requires_approval
     assert plan.approval == ApprovalPolicy(
         approvers=["sre", "小明"],
+        operators=["deployers"],
         self_approval=False,
         known_by=["ssh_signature", "totp"],
         effects=["write"],

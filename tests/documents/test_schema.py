@@ -99,6 +99,7 @@ REFUSED = {
     "an unknown isolation": {**BASE, "isolation": "vm"},
     "a concurrency without a key": {**BASE, "concurrency": {"when_busy": "queue"}},
     "approvers as text": {**BASE, "approval": {"approvers": "sre"}},
+    "operators as text": {**BASE, "approval": {"operators": "sre"}},
     "an approver as a mapping": {**BASE, "approval": {"approvers": [{"name": "ana"}]}},
     "an unknown way of being known": {**BASE, "approval": {"known_by": ["word of honour"]}},
     "an effect as a list": {**BASE, "approval": {"effects": [["write"]]}},

@@ -62,6 +62,7 @@ async def test_an_answer_becomes_an_event_that_automations_can_use() -> None:
     assert event["payload"] == {
         "link": "http://ui/run",
         "plan": "deploy",
+        "asks": "approval",
         "step": "部署",
         "item": None,
         "run_id": run.id,

@@ -15,7 +15,7 @@ from plan_adapter.errors import StoreError
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.carry import Past
 from plan_adapter.execution.direct import DirectCalls
-from plan_adapter.execution.ports import StepGates
+from plan_adapter.execution.ports import Outcomes, StepGates
 from plan_adapter.execution.results import ResultLimit
 from plan_adapter.execution.scheduler import execute
 from plan_adapter.execution.scope import RunScope
@@ -70,6 +70,7 @@ class Execution:
     limit_bytes: int = 64 * 1024
     folder: Path = Path("unused")
     gates: StepGates | None = None
+    outcomes: Outcomes | None = None
     events: list[Event] = field(default_factory=list)
     run: PlanRun = field(init=False)
     scope: RunScope = field(init=False)
@@ -100,6 +101,7 @@ class Execution:
             hooks=self.hooks,
             listener=self._listen,
             gates=self.gates,
+            outcomes=self.outcomes,
         )
         await execute(self.scope, DirectCalls())
         conclude(self.run, self.scope.stop, self.scope.refusal)

@@ -1,6 +1,8 @@
 """How a run is undone: in which order, with what, what holds what up, and what is said about where it stands."""
 
 import asyncio
+import random
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -10,11 +12,12 @@ from plan_adapter.execution.carry import Past
 from plan_adapter.execution.direct import DirectCalls
 from plan_adapter.execution.rollback import Rollback
 from plan_adapter.execution.status import rolls_back
+from plan_adapter.hooks import Hooks
 from plan_adapter.plan import ExecutionPlan, StepStatus
 from plan_adapter.plan import Rollback as RollbackCall
 from plan_adapter.record import Outcome, RunReason
 from plan_adapter.tools.tool import ToolContext, tool
-from tests.execution.support import Execution, plan_of
+from tests.execution.support import Execution, ancestors, plan_of
 
 
 class World:
@@ -124,14 +127,149 @@ async def test_of_a_loop_the_items_that_could_not_be_undone_are_named() -> None:
         rollback=RollbackCall(tool_name="undo", parameters={"name": "${{ item }}"}),
     )  # fmt: skip
     execution, rollback = await run_and_undo(plan, world)
-    assert world.undone == ["三", "二", "一"]
+    assert world.undone == ["三", "二"]
     assert not execution.run.step("all").rolled_back
     assert rollback.standing() == (
-        "undone: `all[0]`, `all[2]`; not undone: `all[1]` (its rollback failed: ValueError: 二 is stuck: 卡住了)"
+        "undone: `all[2]`; not undone: `all[0]` (left out, because the rollback of `all` failed), `all[1]` (its rollback failed: "
+        "ValueError: 二 is stuck: 卡住了)"
     )
+    assert execution.kinds("rollback all") == ["step_started", "step_failed"]
 
 
-async def test_a_failed_rollback_holds_up_what_stands_below_it_and_nothing_else() -> None:
+class Crowd:
+    """Undoings that wait until they are let go; counts how many are under way, and keeps the order in which they began and ended."""
+
+    def __init__(self, *, failing: tuple[str, ...] = ()) -> None:
+        self.begun: list[str] = []
+        self.ended: list[str] = []
+        self.most = 0
+        self._now = 0
+        self.gates = defaultdict[str, asyncio.Event](asyncio.Event)
+
+        @tool(effect="write")
+        def work(name: str) -> dict[str, str]:
+            """Do what is broken or not."""
+            if name.startswith("broken"):
+                raise ValueError(f"{name} is broken")
+            return {"name": name}
+
+        @tool(effect="write")
+        async def undo(name: str) -> None:
+            """Undo what has this name, once it is let go."""
+            self.begun.append(name)
+            self._now += 1
+            self.most = max(self.most, self._now)
+            await self.gates[name].wait()
+            self._now -= 1
+            self.ended.append(name)
+            if name in failing:
+                raise ValueError(f"{name} is stuck")
+
+        self.tools = [work, undo]
+
+    async def until_begun(self, *names: str) -> None:
+        while set(self.begun) != set(names):
+            await asyncio.sleep(0)
+
+
+WIDE = {"base": [], "a": ["base"], "b": ["base"], "c": ["base"], "top": ["a"], "broken": ["top", "b", "c"]}
+
+
+async def test_what_no_step_stands_on_is_undone_at_the_same_time_within_the_limit_of_the_plan() -> None:
+    crowd = Crowd()
+    execution = Execution(undoable(WIDE, allow_parallel=True, max_parallel_steps=2), crowd.tools)
+    await execution.go()
+    rollback = rollback_of(execution)
+    going = asyncio.create_task(rollback.undo())
+    await crowd.until_begun("top", "c")
+    crowd.gates["top"].set()
+    await crowd.until_begun("top", "c", "b")  # the later one of the plan first
+    crowd.gates["c"].set()
+    await crowd.until_begun("top", "c", "b", "a")
+    crowd.gates["b"].set()
+    await asyncio.sleep(0.01)
+    assert "base" not in crowd.begun  # `a` stands on it
+    crowd.gates["a"].set()
+    crowd.gates["base"].set()
+    await going
+    assert (crowd.most, crowd.begun[-1], len(crowd.ended)) == (2, "base", 5)
+    assert all(execution.run.step(name).rolled_back for name in ("base", "a", "b", "c", "top"))
+    assert rollback.standing() == "undone: `top`, `c`, `b`, `a`, `base`"
+
+
+async def test_after_one_that_failed_no_further_one_begins_and_those_under_way_go_on() -> None:
+    crowd = Crowd(failing=("c",))
+    execution = Execution(undoable(WIDE, allow_parallel=True, max_parallel_steps=2), crowd.tools)
+    await execution.go()
+    rollback = rollback_of(execution)
+    going = asyncio.create_task(rollback.undo())
+    await crowd.until_begun("top", "c")
+    crowd.gates["c"].set()
+    while crowd.ended != ["c"]:
+        await asyncio.sleep(0)
+    crowd.gates["top"].set()
+    await going
+    assert (crowd.begun, crowd.ended) == (["top", "c"], ["c", "top"])
+    assert rollback.standing() == (
+        "undone: `top`; not undone: `c` (its rollback failed: ValueError: c is stuck), `b` (left out, because the rollback of `c` "
+        "failed), `a` (left out, because the rollback of `c` failed), `base` (`a` must be undone first)"
+    )
+    assert {name: execution.kinds(f"rollback {name}")[-1] for name in ("top", "a", "b", "c", "base")} == {
+        "top": "step_completed", "a": "step_skipped", "b": "step_skipped", "c": "step_failed", "base": "step_skipped",
+    }  # fmt: skip
+
+
+async def test_whoever_halts_it_lets_what_is_under_way_end_and_nothing_begin() -> None:
+    crowd = Crowd()
+    execution = Execution(undoable({"a": [], "b": ["a"], "c": ["b"], "broken": ["c"]}), crowd.tools)
+    await execution.go()
+    rollback = rollback_of(execution)
+    going = asyncio.create_task(rollback.undo())
+    await crowd.until_begun("c")
+    rollback.halt.set("cancelled", "enough (by ana)")
+    crowd.gates["c"].set()
+    await going
+    assert crowd.ended == ["c"]
+    assert rollback.standing() == "undone: `c`; not undone: `b` (enough (by ana)), `a` (`b` must be undone first)"
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+@pytest.mark.parametrize("seed", range(8))
+async def test_of_any_plan_each_step_is_undone_after_all_that_stand_on_it(seed: int, limit: int) -> None:
+    chance = random.Random(seed)
+    edges = {f"s{n}": [f"s{m}" for m in range(n) if chance.random() < 0.3] for n in range(14)}
+    without = tuple(name for name in edges if chance.random() < 0.3)
+    edges["broken"] = list(edges)
+    world = World()
+    plan = undoable(edges, without=without, allow_parallel=limit > 1, max_parallel_steps=limit)
+    _, rollback = await run_and_undo(plan, world)
+    assert sorted(world.undone) == sorted(set(edges) - set(without) - {"broken"})
+    places = {name: place for place, name in enumerate(world.undone)}
+    late = [(name, below) for name in places for below in ancestors(edges, name) & set(places) if places[below] < places[name]]
+    assert not late
+    assert limit > 1 or world.undone == [name for name in reversed(world.done) if name in places]
+    assert "not undone" not in rollback.standing()
+
+
+async def test_hooks_can_tell_a_rollback_from_a_step() -> None:
+    told: list[tuple[str, str, str | None]] = []
+    hooks = Hooks(
+        on_step_start=lambda _, step: told.append(("start", step.id, step.undoes)),
+        on_step_complete=lambda _, step: told.append(("complete", step.id, step.undoes)),
+        on_step_failed=lambda _, step, error: told.append(("failed", step.id, step.undoes)),
+    )
+    execution, _ = await run_and_undo(undoable({"a": [], "b": ["a"], "broken": ["b"]}), World(failing=("a",)), hooks=hooks)
+    assert [entry for entry in told if entry[2] is None] == [
+        ("start", "a", None), ("complete", "a", None), ("start", "b", None), ("complete", "b", None),
+        ("start", "broken", None), ("failed", "broken", None),
+    ]  # fmt: skip
+    assert [entry for entry in told if entry[2] is not None] == [
+        ("start", "rollback b", "b"), ("complete", "rollback b", "b"), ("start", "rollback a", "a"), ("failed", "rollback a", "a"),
+    ]  # fmt: skip
+    assert all(step.undoes is None for step in execution.run.steps)
+
+
+async def test_a_failed_rollback_holds_up_what_stands_below_it() -> None:
     edges = {"base": [], "left": ["base"], "leaf": ["left"], "right": ["base"], "other": [], "broken": ["leaf", "right", "other"]}
     world = World(failing=("left",))
     execution, rollback = await run_and_undo(undoable(edges, without=("leaf",)), world)

@@ -197,7 +197,10 @@ VARIANTS: dict[str, tuple[Scenario, dict[str, Any]]] = {
         an_approval_is_used_twice,
         {f"{APPROVALS}.use": lambda _, approval, **__: approval, f"{PERMISSION}.plan_is_approved": lambda *_: None},
     ),
-    "the rules are not looked at": (somebody_who_may_not_approves, {"plan_adapter.runs.gates.refusal": lambda *_, **__: None}),
+    "the rules are not looked at": (
+        somebody_who_may_not_approves,
+        {f"plan_adapter.runs.{module}.refusal": lambda *_, **__: None for module in ("gates", "lapsing")},
+    ),
     "signatures are not verified": (a_wrong_signature_is_given, {"plan_adapter.identity.known.signer": lambda *_, **__: "ana"}),
     "a closed gate takes answers": (an_answer_comes_after_the_gate_was_answered, {f"{GATES}._is_open": true}),
     "a gate takes answers for ever": (an_answer_comes_after_the_expiry, {f"{GATES}._is_in_time": true}),

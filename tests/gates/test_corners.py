@@ -8,9 +8,14 @@ import pytest
 
 from plan_adapter import Hooks, NotApprovedError, PlanRun, PlanStatus, PlanStore, RunConflictError, StepStatus, StoreError, approve
 from plan_adapter.approvers.callback import CallbackApprover
+from plan_adapter.cli.progress import gate_line
+from plan_adapter.execution.carry import Past
+from plan_adapter.execution.direct import DirectCalls
+from plan_adapter.hooks import Event
 from plan_adapter.plan import ApprovalPolicy
 from plan_adapter.record import Approval, ApprovalRequest, Gate, RunReason
 from plan_adapter.runner import arevise_run, execute_plan
+from plan_adapter.runs.performing import Way, create_run, perform
 from plan_adapter.settings import Settings
 from tests.gates.test_attacks import standing
 from tests.gates.test_starts import SCHEDULE
@@ -164,6 +169,38 @@ async def test_after_a_new_version_a_call_that_was_rejected_is_asked_about_again
     assert (again.status, world.struck) == (PlanStatus.COMPLETED, ["a"])
 
 
+def test_a_limit_that_is_no_timedelta_is_refused_with_what_to_give(world: World) -> None:
+    with pytest.raises(TypeError, match=r"valid_for is 0.1: give a timedelta, as in timedelta\(minutes=30\)"):
+        approve(world.plan(), tools=world.tools(), by="ana", valid_for=0.1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("where", ["command", "prefect"])
+async def test_a_gate_that_a_cancellation_closes_says_why(where: str, gated: bool, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("gates.CANCELLATION_SECONDS", "performing.PREFECT_POLL_SECONDS"):
+        monkeypatch.setattr(f"plan_adapter.runs.{name}", 0.05)
+    told, said = list[Event](), list[str]()
+
+    async def in_prefect() -> str | None:
+        return said[0] if said else None
+
+    occasion = world.occasion(Silent(), listener=told.append)
+    bound = world.bound(world.plan(gated=gated))
+    run = await create_run(bound, world.store, occasion)
+    way = Way(DirectCalls(), cancellation=in_prefect)
+    going = asyncio.ensure_future(perform(bound, run, world.store, occasion, past=Past(), way=way))
+    world.going.append(going)
+    await world.gate(step="strike" if gated else None)
+    if where == "prefect":
+        said.append("够了 (by ana)")
+    else:
+        await world.store.cancel(run.id, "够了 (by ana)")
+    assert (await ended(going)).status is PlanStatus.CANCELLED
+    assert [gate_line(event) for event in told if event.kind == "gate_answered"] == [
+        f"{'strike' if gated else 'plan'}: the run ends: 够了 (by ana)"
+    ]
+
+
 async def killed_at_the_gate(world: World) -> Gate:
     """Return the gate of a step at which a run waited whose process was killed."""
     doomed = replace(world, store=PlanStore(world.url), going=[])
@@ -205,11 +242,10 @@ async def test_an_answer_that_does_not_fit_the_rules_opens_nothing_however_it_ca
     going = world.start(world.plan(gated=gated))
     gate = await world.gate(step="strike" if gated else None)
     await world.answer(gate, known_by="os_user")
-    if gated:
-        assert (await ended(going)).reason is RunReason.REJECTED
-    else:
-        with pytest.raises(NotApprovedError, match="needs ssh_signature"):
-            await ended(going)
+    while (again := await world.gate(step=gate.step_id)).id == gate.id:
+        await world.store.changed(0.5)
+    assert "the approval by ana counts no more" in (await world.store.gate(again.id)).text
+    assert (await world.end(going)).reason is RunReason.REJECTED
     assert world.struck == []
 
 

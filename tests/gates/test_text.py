@@ -71,9 +71,9 @@ def test_what_is_asked_and_what_is_dangerous_stands_first() -> None:
         "**Asked: may exactly this plan run?**",
         "",
         "- 5 steps: 2 reads, 1 repeatable write, 2 writes",
-        "- **cannot be undone: `drain`, `restart`**",
+        "- **cannot be undone: `drain`, `config`, `restart`**",
         "- asks again before `restart`",
-        "- takes at most: 25 min 34 s, waiting for answers apart",
+        "- takes at most: 22 min 14 s, waiting for answers apart",
         "- without an answer within 30 min: rejected",
         "",
     ]

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.identity.codes import WrongCodes
 from plan_adapter.identity.known import approval_from, known_by, recheck
 from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, GateRules
 from plan_adapter.settings import Settings
@@ -18,13 +17,11 @@ NOW, CODE = 59.0, "287082"
 
 
 async def known(answer: Answer, request: ApprovalRequest, settings: Settings) -> str:
-    return await known_by(answer, request, settings=settings, secrets=Secrets(ana=SECRET), use_code=Used(), codes=WrongCodes(), now=NOW)
+    return await known_by(answer, request, settings=settings, secrets=Secrets(ana=SECRET), codes=Used(), now=NOW)
 
 
 async def approval(answer: Answer, request: ApprovalRequest, settings: Settings, used: Used | None = None) -> Approval:
-    return await approval_from(
-        answer, request, settings=settings, secrets=Secrets(ana=SECRET), use_code=used or Used(), codes=WrongCodes(), now=NOW
-    )
+    return await approval_from(answer, request, settings=settings, secrets=Secrets(ana=SECRET), codes=used or Used(), now=NOW)
 
 
 @pytest.mark.parametrize("channel", ["os_user", "form", "unverified"])

@@ -64,6 +64,7 @@ def test_a_step_waits_because_it_says_so_or_because_of_its_effect(
 
 POLICY = ApprovalPolicy(
     approvers=["sre", "a`b <i>小明"],
+    operators=["deployers", "值班/夜间"],
     self_approval=False,
     known_by=["ssh_signature", "totp"],
     effects=["write"],
@@ -72,6 +73,7 @@ POLICY = ApprovalPolicy(
     release=True,
 )
 FACTS = """\
+- who may run, resume, revise, cancel and roll back: `deployers` or `值班/夜间`
 - who may approve: `sre` or ``a`b <i>小明``, but not who started the run
 - how an approver must be known: ssh_signature or totp
 - steps that wait for an approval of their own: those of effect write
@@ -86,6 +88,7 @@ def test_the_policy_is_told_before_anything_runs() -> None:
     assert FACTS in format_plan(plan)
     assert previewed(plan, gate_effects=("read",)).as_json()["approval"] == {
         "approvers": ["sre", "a`b <i>小明"],
+        "operators": ["deployers", "值班/夜间"],
         "self_approval": False,
         "known_by": ["ssh_signature", "totp"],
         "effects": ["read", "write"],
@@ -113,4 +116,8 @@ def test_what_the_policy_leaves_open_is_told_too(fields: dict[str, Any], told: s
 def test_a_plan_that_asks_nobody_tells_of_no_policy() -> None:
     plan = made(steps=made().steps[:2], approval=ApprovalPolicy(approvers=["ana"]), options={"require_approval": False})
     for text in (preview_text(previewed(plan, requires_approval=False)), format_plan(plan)):
+        assert "who may" not in text
+    plan.approval = ApprovalPolicy(operators=["deployers"])
+    for text in (preview_text(previewed(plan, requires_approval=False)), format_plan(plan)):
+        assert "- who may run, resume, revise, cancel and roll back: `deployers`\n" in text
         assert "who may approve" not in text

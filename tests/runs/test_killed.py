@@ -117,3 +117,19 @@ async def test_after_a_kill_only_what_may_be_repeated_is(effect: str, expected: 
             first, second = [attempt for attempt in await store.attempts(run.id) if attempt.step_id == "act"]
             assert (first.number, second.number) == (1, 2)
             assert first.idempotency_key == second.idempotency_key
+
+
+async def test_after_abort_the_write_is_never_called_again_until_somebody_says_more(tmp_path: Path, url: str) -> None:
+    process = start_and_wait_until_it_acts(tmp_path, "write")
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    tools = ToolRegistry([look, tool(effect="write")(act)])
+    async with PlanStore(url) as store:
+        run = (await store.runs())[0]
+        await aresolve_step(run.id, "act", "abort", by="ana", store=store)
+        with pytest.raises(RunConflictError, match=r"`act` was done was never known, so it is not called again: .*resolve .* act done"):
+            await aresume_run(run.id, tools=tools, store=store, offline=True)
+        assert looked == []
+        await aresolve_step(run.id, "act", "done", by="ana", result="it was", store=store)
+        again = await aresume_run(run.id, tools=tools, store=store, offline=True)
+    assert (again.status, looked) == (PlanStatus.COMPLETED, ["after"])

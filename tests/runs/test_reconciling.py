@@ -1,23 +1,33 @@
 """What ended processes leave behind is found, mended where nobody needs to be asked, and told where somebody does."""
 
+import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
 from uuid import UUID
 
 import pytest
 from prefect import get_client
 from prefect.client.schemas.objects import State
-from prefect.states import Cancelled, Running
+from prefect.states import Cancelled, Crashed, Running
 
 from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, ToolRegistry, arun_plan, tool
 from plan_adapter.cli.app import main
 from plan_adapter.engine.connection import Server
 from plan_adapter.plan import new_id
-from plan_adapter.record import Attempt
+from plan_adapter.record import Attempt, Decision, RunReason
+from plan_adapter.runner import Occasion, execute_plan
+from plan_adapter.runs import reconciling
 from plan_adapter.runs.reconciling import reconcile
-from plan_adapter.store import tables
+from plan_adapter.store import leases, tables
 from plan_adapter.store.holder import Holder
+from plan_adapter.validation import bind_inputs, validate
+from tests.store.builders import an_answer, begun
+from tests.store.conftest import migrated, postgres_server, store_at
+
+__all__ = ["migrated", "postgres_server"]
 
 LeaveBehind = Callable[..., Awaitable[PlanRun]]
 
@@ -75,8 +85,6 @@ async def test_nothing_is_found_where_nothing_was_left_behind(store: PlanStore) 
 
 
 async def test_the_command_prints_each_finding(store: PlanStore, leave_behind: LeaveBehind, capsys: pytest.CaptureFixture[str]) -> None:
-    import asyncio
-
     run = await leave_behind()
     assert await asyncio.to_thread(main, ["reconcile", "--offline", "--json"]) == 0
     [finding] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -93,6 +101,113 @@ async def state_of(run: PlanRun) -> State:
 async def show(run: PlanRun, state: State) -> None:
     async with get_client() as client:
         await client.set_flow_run_state(UUID(run.flow_run_id or ""), state, force=True)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of an empty store with the newest schema."""
+    yield from store_at(request, tmp_path)
+
+
+async def _hold(store: PlanStore, run: PlanRun, holder: Holder, until: datetime) -> None:
+    held = tables.leases.update().where(tables.leases.c.run_id == run.id).values(holder=str(holder), until=until)
+    await store._database.write(lambda connection: connection.execute(held) and None)  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize("other", ["another boot of this host", "another host"])
+async def test_within_a_minute_of_its_hosts_death_a_run_is_shown_as_interrupted(store_url: str, other: str) -> None:
+    host, _, rest = Holder.this().place.partition("/")
+    place = f"{host}/0000-another-boot/x" if other == "another boot of this host" else f"elsewhere/{rest}"
+    async with PlanStore(store_url) as store:
+        run = await begun(store)
+        lease = await store._database.read(lambda connection: leases.of_run(connection, run.id))  # pyright: ignore[reportPrivateUsage]
+        assert lease is not None
+        left = (lease["until"] - await store.now()).total_seconds()  # by the database's clock, from the last sign of life
+        assert 0 < left + leases.GRACE_SECONDS <= 60
+        grace = timedelta(seconds=leases.GRACE_SECONDS)
+        await _hold(store, run, Holder(place, 1, "0"), await store.now() - grace + timedelta(seconds=10))
+        assert (await store.run(run.id)).reason is None
+        assert await reconcile(store, with_prefect=False) == []
+        await _hold(store, run, Holder(place, 1, "0"), await store.now() - grace)
+        assert (await store.run(run.id)).reason is RunReason.INTERRUPTED
+        assert [shown.reason for shown in await store.runs()] == [RunReason.INTERRUPTED]
+        [finding] = await reconcile(store, with_prefect=False)
+        assert (finding.kind, finding.run_id, finding.command) == ("interrupted", run.id, f"plan resume {run.id}")
+
+
+async def _answered(store: PlanStore, decision: Decision) -> PlanRun:
+    """Return a run at whose gate somebody answered while no process waited."""
+    plan = a_plan()
+    plan.options.require_approval = True
+    bound = bind_inputs(validate(plan, ToolRegistry([look])))
+    run = await execute_plan(bound, occasion=Occasion(), store=store, offline=True, record_pending=True)
+    [gate] = await store.gates(run_id=run.id)
+    await store.answer_gate(gate.id, an_answer(gate, decision=decision, by="安娜"))
+    return run
+
+
+async def test_a_run_that_was_approved_while_no_process_waited_is_named(store: PlanStore) -> None:
+    run = await _answered(store, "approve")
+    [finding] = await reconcile(store, with_prefect=False)
+    assert (finding.kind, finding.message, finding.command) == (
+        "answered", "安娜 approved it while no process waited", f"plan resume {run.id}",
+    )  # fmt: skip
+
+
+async def test_a_run_that_was_rejected_while_no_process_waited_ends_so(store: PlanStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = await _answered(store, "reject")
+    assert await reconcile(store, with_prefect=False) == []  # a process that waited may be about to end it
+    monkeypatch.setattr(reconciling, "REACTION", timedelta(0))
+    [finding] = await reconcile(store, with_prefect=False)
+    assert (finding.kind, finding.is_mended) == ("answered", True)
+    ended = await store.run(run.id)
+    assert (ended.status, ended.reason, ended.message) == (PlanStatus.CANCELLED, RunReason.REJECTED, "rejected by 安娜")
+    assert (await store.verify(run.id)).ok
+    assert await reconcile(store, with_prefect=False) == []
+
+
+async def test_a_run_that_somebody_wants_changed_is_named(store: PlanStore) -> None:
+    run = await _answered(store, "request_changes")
+    [finding] = await reconcile(store, with_prefect=False)
+    assert (finding.kind, finding.is_mended, finding.command) == ("answered", False, f"plan revise {run.id} FILE")
+
+
+async def test_what_prefect_shows_as_completed_while_receipts_are_missing_is_interrupted(
+    prefect_server: Server, store: PlanStore, leave_behind: LeaveBehind
+) -> None:
+    run = await leave_behind(offline=False, in_write=True)
+    assert (await state_of(run)).is_completed()
+    found = await reconcile(store, with_prefect=True)
+    assert [(finding.kind, finding.is_mended) for finding in found] == [("interrupted", False), ("shown", True)]
+    assert (await state_of(run)).name == "Interrupted"
+    assert "restart" in ((await state_of(run)).message or "")
+
+
+async def test_a_run_that_a_living_process_executes_is_shown_as_running_unless_it_is_cancelled(
+    prefect_server: Server, store: PlanStore
+) -> None:
+    waits, goes_on = asyncio.Event(), asyncio.Event()
+
+    @tool(effect="read")
+    async def wait() -> None:
+        """Wait until it is let go."""
+        waits.set()
+        await goes_on.wait()
+
+    plan = a_plan()
+    plan.steps[0].tool_name = "wait"
+    going = asyncio.create_task(arun_plan(plan, tools=ToolRegistry([wait]), store=store))
+    await waits.wait()
+    run = (await store.runs())[0]
+    await show(run, Crashed(message="its heartbeat was missed"))
+    [finding] = await reconcile(store, with_prefect=True)
+    assert (finding.kind, finding.is_mended) == ("shown", True)
+    assert finding.message == "Prefect showed Crashed, and it is executed by a process that lives"
+    assert (await state_of(run)).is_running()
+    assert await reconcile(store, with_prefect=True) == []
+    goes_on.set()
+    assert (await going).status is PlanStatus.COMPLETED
+    assert (await state_of(run)).is_completed()
 
 
 async def test_prefect_is_told_how_runs_really_stand(prefect_server: Server, store: PlanStore, leave_behind: LeaveBehind) -> None:

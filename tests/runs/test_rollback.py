@@ -10,10 +10,14 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
+from prefect import get_client
+from prefect.states import Cancelling
 
 from plan_adapter import (
+    CallbackApprover,
     ExecutionPlan,
     Input,
     NotApprovedError,
@@ -32,10 +36,12 @@ from plan_adapter import (
 )
 from plan_adapter.cli.app import main
 from plan_adapter.engine.connection import Server
+from plan_adapter.execution.rollback import Rollback as Undo
 from plan_adapter.gate_text import plan_gate_text, step_gate_text
-from plan_adapter.plan import Rollback
+from plan_adapter.plan import ApprovalPolicy, Rollback
 from plan_adapter.preview import preview_plan, preview_text
 from plan_adapter.record import Outcome, RunReason
+from plan_adapter.runs import performing
 from plan_adapter.validation import bind_inputs, validate
 from tests.engine.calls import task_runs
 from tests.store.conftest import migrated, postgres_server, store_at
@@ -77,13 +83,22 @@ class World:
             self.waits.set()
             await asyncio.Event().wait()
 
+        self.goes_on = asyncio.Event()
+
+        @tool(effect="idempotent_write")
+        async def held(node: str) -> None:
+            """Put a node back once it is let go."""
+            self.waits.set()
+            await self.goes_on.wait()
+            self.put_back.append(node)
+
         @tool(effect="write")
         async def hang() -> None:
             """Begin something and never come back."""
             self.waits.set()
             await asyncio.Event().wait()
 
-        self.tools = ToolRegistry([drain, undrain, verify, wait, hang])
+        self.tools = ToolRegistry([drain, undrain, verify, wait, held, hang])
 
 
 @pytest.fixture
@@ -190,20 +205,86 @@ async def test_a_run_that_is_cancelled_is_undone_if_that_was_asked_for(rollback:
         assert (later.status, later.message) == (PlanStatus.CANCELLED, "enough (by ana); rollback: undone: `two`, `one`")
 
 
-async def test_whoever_cancels_a_run_while_it_is_undone_ends_that_and_is_told_what_is_left(store: PlanStore, world: World) -> None:
+def held_pool(world: World) -> ExecutionPlan:
+    """The pool, whose second node is put back only once `world.goes_on` is set."""
     plan = pool()
-    plan.step("two").rollback = Rollback(tool_name="wait")
+    plan.step("two").rollback = Rollback(tool_name="held", parameters={"node": "${{ result.node }}"})
+    return plan
+
+
+@pytest.fixture
+def undoing(monkeypatch: pytest.MonkeyPatch) -> list[Undo]:
+    """The rollbacks that are made in this process."""
+    made = list[Undo]()
+
+    class Seen(Undo):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+    monkeypatch.setattr(performing, "Rollback", Seen)
+    return made
+
+
+async def halted(undoing: list[Undo]) -> None:
+    """Return once the rollback knows that nothing further is to be undone."""
+    while not undoing[-1].halt.is_set:
+        await asyncio.sleep(0.01)
+
+
+async def test_whoever_cancels_a_run_while_it_is_undone_lets_what_is_under_way_end_and_is_told_what_is_left(
+    either: PlanStore, world: World, undoing: list[Undo]
+) -> None:
+    running = asyncio.create_task(arun_plan(held_pool(world), tools=world.tools, store=either, offline=True))
+    await world.waits.wait()
+    shown = (await either.runs())[0]
+    assert (shown.status, shown.reason) == (PlanStatus.EXECUTING, RunReason.STEP_FAILED)
+    await acancel_run(shown.id, reason="enough (by ana)", store=either)
+    await halted(undoing)
+    world.goes_on.set()
+    run = await running
+    assert (run.status, run.reason, world.put_back) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED, ["节点-2"])
+    assert run.message == ("`last` failed: ValueError: nothing answers; rollback: undone: `two`; not undone: `one` (enough (by ana))")
+
+
+async def test_a_plain_cancel_calls_off_the_rollback_that_was_asked_for_while_it_is_under_way(
+    store: PlanStore, world: World, undoing: list[Undo]
+) -> None:
+    plan = held_pool(world)
+    plan.step("last").tool_name = "wait"
     running = asyncio.create_task(arun_plan(plan, tools=world.tools, store=store, offline=True))
     await world.waits.wait()
-    shown = (await store.runs())[0]
-    assert (shown.status, shown.reason) == (PlanStatus.EXECUTING, RunReason.STEP_FAILED)
-    await acancel_run(shown.id, reason="enough (by ana)", store=store)
+    world.waits.clear()
+    held = (await store.runs())[0]
+    await acancel_run(held.id, reason="undo it (by ana)", rollback=True, store=store)
+    await world.waits.wait()  # the rollback of `two` has begun
+    await acancel_run(held.id, reason="leave it (by bo)", store=store)
+    await halted(undoing)
+    world.goes_on.set()
     run = await running
-    assert (run.status, run.reason) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED)
-    assert run.message == (
-        "`last` failed: ValueError: nothing answers; rollback: undone: nothing; not undone: `two` (its rollback was ended: "
-        "enough (by ana)), `one` (`two` must be undone first)"
-    )
+    assert (run.status, run.reason, world.put_back) == (PlanStatus.CANCELLED, RunReason.CANCELLED, ["节点-2"])
+    assert run.message == "undo it (by ana); rollback: undone: `two`; not undone: `one` (leave it (by bo))"
+    assert [entry.message for entry in await store.audit(run.id) if entry.kind == "cancel_requested"] == [
+        "undo it (by ana)", "leave it (by bo)",
+    ]  # fmt: skip
+    assert (await store.verify(run.id)).ok
+
+
+async def test_a_plain_cancel_calls_off_the_rollback_that_was_asked_for_before_it_begins(either: PlanStore, world: World) -> None:
+    plan = pool("held")
+    plan.step("last").parameters = {"node": "last"}
+    running = asyncio.create_task(arun_plan(plan, tools=world.tools, store=either, offline=True))
+    await world.waits.wait()
+    run_id = (await either.runs())[0].id
+    await either.request_cancel(run_id, "undo it (by ana)", rollback=True)
+    assert await either.asks_rollback(run_id) is True
+    await either.request_cancel(run_id, "leave it (by bo)")
+    assert await either.asks_rollback(run_id) is False
+    run = await running
+    assert (run.status, world.put_back, undone(run)) == (PlanStatus.CANCELLED, [], {"one": False, "two": False, "last": False})
+    assert "; rollback: undone: nothing; not undone: `two` (leave it (by bo)), `one` (`two` must be undone first)" in (run.message or "")
+    later = await acancel_run(run.id, rollback=True, tools=world.tools, store=either)
+    assert (world.put_back, undone(later)["one"]) == (["节点-2", "web-1"], True)
 
 
 async def test_a_run_that_had_nothing_to_undo_says_nothing_of_it(store: PlanStore, world: World) -> None:
@@ -232,6 +313,56 @@ async def test_nothing_is_undone_around_a_step_of_which_nobody_knows_whether_it_
     assert "rollback: undone: `two`, `one`; cannot be undone: `last` (writes, declares no rollback)" in (later.message or "")
 
 
+@pytest.mark.parametrize("said_here", [False, True])
+async def test_a_write_that_a_person_left_in_doubt_is_named_and_undone_once_they_say_that_it_was_done(
+    said_here: bool, either: PlanStore, world: World
+) -> None:
+    plan = pool("hang")
+    plan.step("last").timeout_ms = 30
+    plan.step("last").rollback = Rollback(tool_name="undrain", parameters={"node": "last"})
+    run = await arun_plan(plan, tools=world.tools, store=either, offline=True)
+    ended = await aresolve_step(run.id, "last", "abort", by="ana", store=either)
+    assert ended.step("last").error == "ana says of `last`: abort; whether it was done was never known"
+    if said_here:
+        await aresolve_step(run.id, "last", "done", by="ana", note="我看过了", store=either)
+    later = await acancel_run(run.id, rollback=True, tools=world.tools, store=either)
+    stands = "rollback: undone: `last`, `two`, `one`" if said_here else "rollback: undone: `two`, `one`; begun, and perhaps done: `last`"
+    assert (later.message or "").endswith(stands)
+    assert world.put_back == [*(["last"] if said_here else []), "节点-2", "web-1"]
+    assert (await either.verify(run.id)).ok
+
+
+@pytest.mark.parametrize("gated", ["effects", "step", "settings", "nothing"])
+async def test_where_calls_wait_at_gates_only_who_may_approve_asks_for_a_rollback(
+    gated: str, either: PlanStore, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = pool(stop_on_error=False)
+    plan.approval = ApprovalPolicy(approvers=["ana"], effects=["write"] if gated == "effects" else [])
+    plan.step("one").requires_approval = gated == "step"
+    if gated == "settings":
+        monkeypatch.setenv("PLAN_ADAPTER_GATE_EFFECTS", "write")
+    approver = CallbackApprover(lambda request: True, by="ana")
+    run = await arun_plan(plan, tools=world.tools, approver=approver, store=either, offline=True, by="bo")
+    assert (run.status, world.drained) == (PlanStatus.PARTIAL, ["web-1", "节点-2"])
+    if gated == "nothing":
+        await acancel_run(run.id, rollback=True, tools=world.tools, store=either, by="bo")
+    else:
+        with pytest.raises(NotApprovedError, match="is not rolled back: bo may not answer here: ana may"):
+            await acancel_run(run.id, rollback=True, tools=world.tools, store=either, by="bo")
+        assert world.put_back == []
+        assert (await either.audit(run.id))[-1].by == "bo"
+        await acancel_run(run.id, rollback=True, tools=world.tools, store=either, by="ana")
+    assert world.put_back == ["节点-2", "web-1"]
+
+
+async def test_what_follows_a_failure_is_covered_by_the_approval_of_the_plan(store: PlanStore, world: World) -> None:
+    plan = pool()
+    plan.approval = ApprovalPolicy(approvers=["ana"], effects=["write"])
+    approver = CallbackApprover(lambda request: True, by="ana")
+    run = await arun_plan(plan, tools=world.tools, approver=approver, store=store, offline=True, by="bo")
+    assert (world.put_back, undone(run)["one"]) == (["节点-2", "web-1"], True)
+
+
 async def test_what_has_completed_or_has_other_tools_now_is_not_undone(store: PlanStore, world: World) -> None:
     plan = pool()
     plan.steps.pop()
@@ -254,7 +385,7 @@ SCRIPT = """\
 import os, sys, time
 from pathlib import Path
 from plan_adapter import ExecutionPlan, ToolRegistry, run_plan, tool
-from plan_adapter.plan import Rollback
+from plan_adapter.plan import ApprovalPolicy, Rollback
 
 world = Path(sys.argv[1])
 
@@ -301,6 +432,45 @@ def kill_in_the_middle(folder: Path, effect: str) -> None:
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
+
+
+@pytest.mark.parametrize("word", ["abort", "cancel"])
+async def test_of_a_rollback_that_was_killed_only_the_rollback_ends_and_the_run_keeps_its_reason(
+    word: str, store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_DATABASE_URL", store_url)
+    kill_in_the_middle(tmp_path, "write")
+    async with PlanStore(store_url) as store:
+        run = (await store.runs())[0]
+        assert (run.status, run.reason) == (PlanStatus.EXECUTING, RunReason.INTERRUPTED)
+        if word == "abort":
+            ended = await aresolve_step(run.id, "rollback two", "abort", by="ana", note="我去看", store=store)
+            said, two = "ana says of `rollback two`: abort (我去看)", "whether its rollback was done was never known"
+        else:
+            ended = await acancel_run(run.id, reason="leave it (by ana)", store=store)
+            said, two = "leave it (by ana)", "whether its rollback was done is unknown"
+        assert (ended.status, ended.reason, ended.completed_at is not None) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED, True)
+        assert ended.message == (
+            f"`last` failed: ValueError: nothing answers; rollback: {said}; undone: `three`; not undone: `two` ({two}), `one` (not reached)"
+        )
+        found = await store.verify(run.id)
+        assert found.ok, str(found.problem)
+        assert await store.holder(run.id) is None
+
+
+async def test_abort_about_the_rollback_of_a_run_that_has_ended_changes_nothing_else_of_it(store: PlanStore, world: World) -> None:
+    plan = pool()
+    plan.step("two").rollback = Rollback(tool_name="hang")
+    plan.step("two").timeout_ms = 50
+    run = await arun_plan(plan, tools=world.tools, store=store, offline=True)
+    assert "whether its rollback was done is unknown" in (run.message or "")
+    ended = await aresolve_step(run.id, "rollback two", "abort", by="ana", store=store)
+    assert (ended.status, ended.reason, ended.completed_at) == (run.status, run.reason, run.completed_at)
+    assert ended.message == (
+        "`last` failed: ValueError: nothing answers; rollback: ana says of `rollback two`: abort; undone: nothing; "
+        "not undone: `two` (whether its rollback was done was never known), `one` (not reached)"
+    )
+    assert (await store.verify(run.id)).ok
 
 
 @pytest.mark.parametrize("effect", ["idempotent_write", "write"])
@@ -388,6 +558,29 @@ async def test_rollbacks_are_task_runs_of_the_flow_run_then_and_later(prefect_se
         await asyncio.sleep(0.1)
 
 
+@pytest.mark.parametrize("asked", [False, True])
+async def test_a_cancellation_in_prefect_lets_the_rollback_that_is_under_way_end_and_no_further_one_begin(
+    asked: bool, prefect_server: Server, store: PlanStore, world: World, undoing: list[Undo]
+) -> None:
+    plan = held_pool(world)
+    plan.step("last").tool_name = "wait" if asked else "verify"
+    running = asyncio.create_task(arun_plan(plan, tools=world.tools, store=store))
+    await world.waits.wait()
+    run_id = (await store.runs())[0].id
+    if asked:
+        world.waits.clear()
+        await acancel_run(run_id, reason="undo it (by ana)", rollback=True, store=store)
+        await world.waits.wait()
+    flow_run_id = UUID((await store.run(run_id)).flow_run_id or "")
+    async with get_client() as client:
+        await client.set_flow_run_state(flow_run_id, Cancelling(message="leave it"), force=True)
+    await halted(undoing)
+    world.goes_on.set()
+    run = await running
+    assert (world.put_back, run.status) == (["节点-2"], PlanStatus.CANCELLED if asked else PlanStatus.PARTIAL)
+    assert (run.message or "").endswith("; rollback: undone: `two`; not undone: `one` (leave it)")
+
+
 async def test_how_each_step_is_undone_is_read_before_anything_is_approved(world: World) -> None:
     plan = pool("hang", stop_on_error=True)
     plan.inputs = {"api_token": Input()}
@@ -403,7 +596,11 @@ async def test_how_each_step_is_undone_is_read_before_anything_is_approved(world
         bound, plan.step("one"), effect="write", parameters={"node": "web-1"}, item=None, approval_digest="a" * 64, expires_ms=0
     )
     assert "- `one` **writes**; if the run fails after it, it is undone as below" in asked
-    assert "### How it is undone\n\nBy `undrain` (**write**), without asking again:\n\n- `node`: `${{ result.node }}`\n" in asked
+    by = "By `undrain` (**write**), without asking again: if the run fails, or if who may approve asks for it:"
+    assert f"### How it is undone\n\n{by}\n\n- `node`: `${{{{ result.node }}}}`\n" in asked
+    assert "- undone if the run fails, or if somebody who may approve it asks for that: `one`, `two`\n" in plan_gate_text(
+        bound, gated=["one"], approval_digest=bound.approval_digest, expires_ms=0
+    )
     shown = preview_text(preview_plan(bound.validated, inputs=bound.inputs, approval_digest=None, requires_approval=True))
     assert "   - undone by `undrain` (write)\n   - undone with `node`: `${{ result.node }}`\n" in shown
     assert format_plan(plan).count("   - undone by `undrain`\n") == 2

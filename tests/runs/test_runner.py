@@ -29,7 +29,7 @@ from plan_adapter import (
     tool,
     validate,
 )
-from plan_adapter.approval import answer_to
+from plan_adapter.approval import answer_to, approve
 from plan_adapter.record import Approval, ApprovalRequest, RunReason
 
 caller = contextvars.ContextVar("caller", default="nobody")
@@ -160,10 +160,11 @@ async def test_a_tool_whose_definition_changed_since_the_approval_is_not_called_
         """Return the text."""
         return text
 
-    plan = free_plan()
+    plan = ExecutionPlan(description="Needs an approval")
     plan.add_step("echo", "Echo", {"text": "x"})
-    run = await arun_plan(plan, tools=ToolRegistry([broken]), store=store, offline=True)
-    with pytest.raises(NotApprovedError, match="have changed"):
+    before = ToolRegistry([broken])
+    run = await arun_plan(plan, tools=before, store=store, offline=True, approval=approve(plan, tools=before, by="ana"))
+    with pytest.raises(NotApprovedError, match=r"have changed since it was approved: `echo` \(effect\)"):
         await aresume_run(run.id, tools=ToolRegistry([changed]), store=store, offline=True)
     assert (await aresume_run(run.id, tools=tools, store=store, offline=True)).status is PlanStatus.COMPLETED
 

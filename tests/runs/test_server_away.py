@@ -1,19 +1,29 @@
 """A Prefect server that goes away: the run goes on, and only what the server was not told is lost."""
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
+from contextvars import Context
 from pathlib import Path
+from uuid import UUID
 
 import pytest
+from prefect import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.events.clients import PrefectEventsClient
+from prefect.events.worker import EventsWorker
 from prefect.settings import temporary_settings
 
-from plan_adapter import ExecutionPlan, NoServerError, PlanStatus, PlanStore, ToolRegistry, aresume_run, tool
+from plan_adapter import ExecutionPlan, NoServerError, PlanRun, PlanStatus, PlanStore, ToolContext, ToolRegistry, aresume_run, tool
 from plan_adapter.engine import ending, internals
-from plan_adapter.engine.connection import Server
+from plan_adapter.engine.connection import Server, use_server
+from plan_adapter.engine.delivery import drop
 from plan_adapter.engine.local_server import ensure_server, stop_server
 from plan_adapter.plan import StepStatus
 from plan_adapter.runner import Occasion, execute_plan
+from plan_adapter.runs.reconciling import reconcile
 from plan_adapter.settings import Settings
 from plan_adapter.validation import bind_inputs, validate
 from tests.conftest import PrepareServer
@@ -68,6 +78,85 @@ async def test_a_server_that_is_killed_in_the_middle_of_a_run_changes_nothing_ab
     assert not internals.delivery_queues()  # nothing holds up the end of the process
     shown = capfd.readouterr().err
     assert ("Traceback" in shown, "Error logging" in shown) == (False, False)
+
+
+async def test_a_flow_run_that_somebody_deleted_is_told_as_that(
+    prefect_server: Server, store: PlanStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    @tool(effect="read")
+    async def lose(context: ToolContext) -> str:
+        """Lose the flow run."""
+        async with get_client() as client:
+            await client.delete_flow_run(UUID((await store.run(context.run_id)).flow_run_id))
+        return "lost"
+
+    bound = bind_inputs(validate(two_steps(), ToolRegistry([lose, go_on])))
+    run = await execute_plan(bound, occasion=Occasion(server=prefect_server), store=store)
+    assert (run.status, (await store.run(run.id)).status) == (PlanStatus.COMPLETED, PlanStatus.COMPLETED)
+    assert ("somebody deleted it in Prefect" in caplog.text, "went away" in caplog.text) == (True, False)
+
+
+async def task_runs(run: PlanRun) -> dict[str, str | None]:
+    """Return the names of the states in which Prefect shows the steps of `run`, once all have ended there, or after a while."""
+    assert run.flow_run_id is not None
+    wanted = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(run.flow_run_id)]))
+    shown = dict[str, str | None]()
+    with suppress(TimeoutError):
+        async with get_client() as client, asyncio.timeout(30):
+            while set(shown.values()) != {"Completed"} or len(shown) < len(run.steps):
+                shown = {found.name: found.state_name for found in await client.read_task_runs(flow_run_filter=wanted)}
+                await asyncio.sleep(0.1)
+    return shown
+
+
+async def test_states_that_were_queued_while_no_server_was_there_are_sent_when_the_run_ends(
+    prefect_server: Server, store: PlanStore
+) -> None:
+    await asyncio.to_thread(EventsWorker.drain_all)  # the next one begins without a server, and ends with what it holds
+    EventsWorker.set_client_override(PrefectEventsClient, api_url="http://127.0.0.1:9/api", reconnection_attempts=0)
+
+    @tool(effect="read")
+    async def lose() -> str:
+        """Let the server be there again, once the queue of states has ended without it."""
+        async with asyncio.timeout(30):
+            while any(isinstance(queue, EventsWorker) for queue in internals.delivery_queues()):
+                await asyncio.sleep(0.01)
+        EventsWorker.set_client_override(None)
+        return "there"
+
+    plan = two_steps()
+    plan.add_step("go_on", "Be done before that", id="before")
+    plan.step("lose").depends_on = ["before"]
+    try:
+        bound = bind_inputs(validate(plan, ToolRegistry([lose, go_on])))
+        run = await execute_plan(bound, occasion=Occasion(server=prefect_server), store=store)
+    finally:
+        EventsWorker.set_client_override(None)
+    assert run.status is PlanStatus.COMPLETED
+    assert await task_runs(run) == {"before": "Completed", "lose": "Completed", "go_on": "Completed"}
+
+
+@pytest.mark.thorough
+async def test_a_server_that_is_killed_and_started_again_is_told_the_whole_run(server: Server, home: Path, store: PlanStore) -> None:
+    @tool(effect="read")
+    def lose() -> str:
+        """Lose the server."""
+        kill(server)
+        return "lost"
+
+    @tool(effect="read")
+    def go_on() -> str:
+        """Go on once it is there again."""
+        again = Context().run(ensure_server, Settings(home=home), notify=lambda _: None)  # as another process would
+        assert again.api_url == server.api_url
+        return "gone on"
+
+    run = await execute_plan(bind_inputs(validate(two_steps(), ToolRegistry([lose, go_on]))), occasion=Occasion(server=server), store=store)
+    assert (run.status, len(await store.receipts(run.id))) == (PlanStatus.COMPLETED, 2)
+    with use_server(server):
+        assert await task_runs(run) == {"lose": "Completed", "go_on": "Completed"}
+        assert await reconcile(store, with_prefect=True) == []
+    await drop()  # else the end of the process would wait for the server to take logs, which the fixture stops
 
 
 @pytest.mark.thorough

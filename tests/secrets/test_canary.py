@@ -12,7 +12,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from plan_adapter import Approval, ExecutionPlan, Hooks, PlanStore, aresume_run, arun_plan, read_document
+from plan_adapter import Approval, ExecutionPlan, Hooks, InvalidPlanError, PlanStore, aresume_run, arun_plan, read_document
 from plan_adapter.approval import answer_to
 from plan_adapter.execution.printing import captured_prints
 from plan_adapter.record import ApprovalRequest, PlanRun
@@ -125,9 +125,29 @@ async def run_one(plan: ExecutionPlan, tmp_path: Path, **options: Any) -> tuple[
         return run, len(await store.attempts(run.id))
 
 
-async def test_a_missing_secret_fails_its_step_before_anything_is_called(tmp_path: Path) -> None:
-    run, attempts = await run_one(one_step("guarded", max_retries=3), tmp_path)
-    assert attempts == 0
+def after_a_write(plan: ExecutionPlan) -> ExecutionPlan:
+    """Return `plan` with a step that writes before its last one, so that what that one uses may be there only then."""
+    plan.add_step("guarded", "First", {"token": "x"}, id="before")
+    plan.steps[0].depends_on = ["before"]
+    return plan
+
+
+async def test_a_missing_secret_refuses_the_run_before_anything_is_kept_of_it(tmp_path: Path) -> None:
+    plan = one_step("guarded")
+    plan.add_step("guarded", "Also", {"token": "${{ secrets.other }}"}, id="two")
+    with pytest.raises(InvalidPlanError) as refused:
+        await run_one(plan, tmp_path)
+    assert [(problem.code, problem.at) for problem in refused.value.problems] == [
+        ("missing-secret", "steps[0].parameters"),
+        ("missing-secret", "steps[1].parameters"),
+    ]
+    async with PlanStore(f"sqlite:///{tmp_path / 'plans.db'}") as store:
+        assert await store.runs() == []
+
+
+async def test_a_missing_secret_that_a_step_may_have_made_fails_its_step_before_anything_is_called(tmp_path: Path) -> None:
+    run, attempts = await run_one(after_a_write(one_step("guarded", max_retries=3)), tmp_path)
+    assert attempts == 1
     assert run.step("one").error is not None
     assert run.step("one").error.startswith("there is no secret `canary`; looked at: the environment variable PLAN_ADAPTER_SECRET_CANARY; ")
     assert "no Prefect server is known" in run.step("one").error
@@ -135,8 +155,8 @@ async def test_a_missing_secret_fails_its_step_before_anything_is_called(tmp_pat
 
 async def test_nobody_is_asked_about_a_call_whose_secret_is_missing(tmp_path: Path) -> None:
     yes = Yes()
-    run, attempts = await run_one(one_step("guarded", requires_approval=True), tmp_path, approver=yes)
-    assert (attempts, yes.requests, run.step("one").status.value) == (0, [], "failed")
+    run, attempts = await run_one(after_a_write(one_step("guarded", requires_approval=True)), tmp_path, approver=yes)
+    assert (attempts, yes.requests, run.step("one").status.value) == (1, [], "failed")
 
 
 async def test_what_is_approved_at_a_gate_does_not_depend_on_the_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +191,7 @@ async def test_what_is_printed_elsewhere_than_into_a_log_holds_no_secret(
 
 
 async def test_a_run_that_goes_on_looks_its_secrets_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = one_step("leak")
+    plan = after_a_write(one_step("leak"))
     plan.add_step("guarded", "Then this", {"token": "${{ secrets.later }}"}, id="two", depends_on=["one"])
     monkeypatch.setenv("PLAN_ADAPTER_SECRET_CANARY", CANARY)
     async with PlanStore(f"sqlite:///{tmp_path / 'plans.db'}") as store:

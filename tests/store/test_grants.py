@@ -64,6 +64,7 @@ async def test_each_role_can_do_its_work(stores: dict[str, PlanStore]):
     await olga.add_approval(an_approval(run_id=waiting.id))
     await olga.add_standing(standing := a_standing_approval())
     await olga.revoke_standing(standing.id, by="olga")
+    assert await olga.try_code("olga") == 0.0
     assert await olga.use_code("olga", 1)
 
     stopped = await begun(rita)

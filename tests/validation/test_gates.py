@@ -15,6 +15,7 @@ UNASKED = ExecutionOptions(require_approval=False)
 def test_a_plan_with_a_full_policy_and_gated_steps_has_no_problems() -> None:
     policy = ApprovalPolicy(
         approvers=["sre", "小明"],
+        operators=["deployers", "小明", "run-plan/nightly"],
         self_approval=False,
         known_by=["ssh_signature", "totp"],
         effects=["write"],
@@ -28,8 +29,9 @@ def test_a_plan_with_a_full_policy_and_gated_steps_has_no_problems() -> None:
 
 
 @pytest.mark.parametrize("name", ["", " ", "\n", " ana", "ana\t", "a\u200bna", "\u202eana", "an\x1ba"], ids=ascii)
-def test_an_approver_whom_nobody_can_be_is_refused(name: str) -> None:
-    assert found(plan(approval={"approvers": ["ana", name]})) == [("bad-approver", "approval.approvers[1]")]
+@pytest.mark.parametrize(("field", "code"), [("approvers", "bad-approver"), ("operators", "bad-operator")])
+def test_a_name_that_nobody_can_have_is_refused(field: str, code: str, name: str) -> None:
+    assert found(plan(approval={field: ["ana", name]})) == [(code, f"approval.{field}[1]")]
 
 
 @pytest.mark.parametrize("name", ["ana", "小明", "Ana Müller", "ana@example.com", "CORP\\ana", "on-call"])
@@ -39,8 +41,13 @@ def test_names_and_groups_are_any_visible_text(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("field", "entries"),
-    [("approvers", ["ana", "bo", "ana"]), ("known_by", ["totp", "os_user", "totp"]), ("effects", ["write", "read", "write"])],
-    ids=["approvers", "known_by", "effects"],
+    [
+        ("approvers", ["ana", "bo", "ana"]),
+        ("operators", ["a", "b", "a"]),
+        ("known_by", ["totp", "os_user", "totp"]),
+        ("effects", ["write", "read", "write"]),
+    ],
+    ids=["approvers", "operators", "known_by", "effects"],
 )
 def test_an_entry_that_is_written_twice_counts_once_and_is_a_warning(field: str, entries: list[str]) -> None:
     checked = plan(approval={field: entries})
@@ -48,7 +55,7 @@ def test_an_entry_that_is_written_twice_counts_once_and_is_a_warning(field: str,
     assert lint(checked, TOOLS)[0].severity == "warning"
 
 
-@pytest.mark.parametrize("field", ["approvers", "known_by", "effects"])
+@pytest.mark.parametrize("field", ["approvers", "operators", "known_by", "effects"])
 @pytest.mark.parametrize("entry", [["ana"], {"name": "ana"}, 3, None], ids=repr)
 def test_an_entry_that_is_no_text_is_a_problem_of_its_place(field: str, entry: Any) -> None:
     checked = plan()
@@ -80,6 +87,11 @@ def test_a_name_that_anyone_may_claim_makes_the_proof_beside_it_worthless(known_
 @pytest.mark.parametrize("options", [UNASKED, ExecutionOptions(auto_approve=True)], ids=["not required", "approved by itself"])
 def test_a_policy_of_a_plan_that_asks_nobody_does_nothing(options: ExecutionOptions) -> None:
     assert found(plan(options=options, approval={"approvers": ["ana"]})) == [("idle-policy", "approval")]
+
+
+def test_who_may_operate_counts_also_where_nobody_is_asked() -> None:
+    assert found(plan(options=UNASKED, approval={"operators": ["ana"]})) == []
+    assert found(plan(options=UNASKED, approval={"operators": ["ana"], "self_approval": False})) == [("idle-policy", "approval")]
 
 
 @pytest.mark.parametrize(

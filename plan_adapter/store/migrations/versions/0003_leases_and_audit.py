@@ -43,6 +43,7 @@ def upgrade() -> None:
     for name in ("by", "known_by", "note"):
         op.add_column("receipts", sa.Column(name, sa.Text))
     op.add_column("runs", sa.Column("cancel_rollback", sa.Boolean))
+    op.add_column("gates", sa.Column("kind", sa.Text, nullable=False, server_default=sa.text("'approval'")))
     op.add_column("step_runs", sa.Column("rolled_back", sa.Boolean, nullable=False, server_default=sa.text("false")))
     op.create_table(
         "audit",
@@ -65,6 +66,8 @@ def upgrade() -> None:
         sqlite_with_rowid=False,
     )
     op.add_column("runs", sa.Column("audited", sa.Boolean))
+    op.add_column("attempts", sa.Column("code_digest", sa.Text))
+    op.add_column("revisions", sa.Column("definitions", sa.Text))
     for statement in _REFUSALS[op.get_bind().dialect.name]:
         op.execute(statement)
 
@@ -74,9 +77,13 @@ def downgrade() -> None:
     op.drop_table("audit")
     if op.get_bind().dialect.name == "postgresql":
         op.execute("DROP FUNCTION plan_adapter_refuse_change()")
+    op.drop_column("revisions", "definitions")
+    op.drop_column("attempts", "code_digest")
     op.drop_column("runs", "audited")
     op.drop_column("step_runs", "rolled_back")
     op.drop_column("runs", "cancel_rollback")
+    op.execute("DELETE FROM gates WHERE kind <> 'approval'")
+    op.drop_column("gates", "kind")
     for name in ("by", "known_by", "note"):
         op.drop_column("receipts", name)
     op.add_column("runs", sa.Column("runner", sa.Text))

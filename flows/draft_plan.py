@@ -1,0 +1,5 @@
+"""Deployed by path, `flows/draft_plan.py:draft_plan`; the same flow as the entrypoint `plan_adapter.flows.draft_plan`."""
+
+from plan_adapter.flows import draft_plan
+
+__all__ = ["draft_plan"]

@@ -1,0 +1,100 @@
+"""The JSON object in what a model wrote: as it is, in a fence, in prose; or mended, where nothing better is left."""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, cast
+
+from pydantic import JsonValue
+
+from plan_adapter.values import MAX_DEPTH, find_bad_values
+
+_FENCE = re.compile(r"```[ \t]*(?:json5?|jsonc)?[ \t]*\r?\n(.*?)(?:\r?\n```|\Z)", re.DOTALL | re.IGNORECASE)
+_DECODER = json.JSONDecoder()
+
+MAX_CHARACTERS = 2_000_000
+"""More than any plan needs; what is longer is not read at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The object that an answer holds, or in words for the model why it holds none; `mended`: it was no JSON as written."""
+
+    value: dict[str, JsonValue] | None
+    problem: str = ""
+    mended: bool = False
+
+
+def read_answer(text: str, *, mend: bool = False) -> Reading:
+    """Return the one JSON object in `text`; with `mend` also one whose quotes, commas or brackets are wrong or cut off.
+
+    A list, a number, two different objects, or text without any is no answer: which of several was meant is not guessed.
+    """
+    if not text.strip():
+        return Reading(None, "the answer is empty")
+    if len(text) > MAX_CHARACTERS:
+        return Reading(None, f"the answer has {len(text)} characters; {MAX_CHARACTERS} are the most that is read")
+    values = [value for part in (text, *_FENCE.findall(text)) if (value := _plain(part)) is not _NOTHING]
+    values = values[-1:] or _objects(text)
+    if len(values) > 1 and values[0] != values[1]:
+        return Reading(None, "the answer holds several objects: write the one that counts, and nothing else")
+    if values:
+        return _judged(values[0])
+    return _mended(text) if mend else Reading(None, _NO_JSON)
+
+
+_NO_JSON = "the answer is no JSON: write one JSON object and nothing else"
+_NOTHING: Any = object()
+
+_KINDS = ((list, "a list"), (str, "a text"), (bool, "true or false"), ((int, float), "a number"))
+
+
+def _plain(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return _NOTHING
+
+
+def _objects(text: str) -> list[Any]:
+    """Return the first two outermost objects that stand somewhere in prose; what is whole in a broken object is none of them."""
+    found, at, is_broken = list[Any](), text.find("{"), False
+    while at != -1 and len(found) < 2:
+        try:
+            value, end = _DECODER.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            if found:
+                break
+            at, is_broken = text.find("{", at + 1), True
+            continue
+        if not (is_broken and _is_inside(text, at, end)):
+            found.append(value)
+        at = text.find("{", end)
+    return found
+
+
+def _is_inside(text: str, start: int, end: int) -> bool:
+    """Return whether what stands around `start` and `end` is the rest of a larger value."""
+    return text[:start].rstrip().endswith(('":', "':", "[", ",")) or text[end:].lstrip().startswith((",", "]", "}"))
+
+
+def _mended(text: str) -> Reading:
+    from json_repair import repair_json
+
+    fences = _FENCE.findall(text)
+    begun = fences[-1] if fences else text[text.find("{") :] if "{" in text else ""
+    value: Any = repair_json(begun, return_objects=True) if begun else None
+    reading = _judged(value)
+    if reading.value:
+        return Reading(reading.value, mended=True)
+    return Reading(None, _NO_JSON)
+
+
+def _judged(value: Any) -> Reading:
+    if not isinstance(value, dict):
+        kind = next((words for kind, words in _KINDS if isinstance(value, kind)), "null")
+        return Reading(None, f"the answer is {kind}: write one JSON object")
+    value = cast("dict[str, JsonValue]", value)
+    if any(fault.code == "too-deep" for fault in find_bad_values(value)):  # every other fault has a place, which the plan's reader names
+        return Reading(None, f"the answer is nested deeper than {MAX_DEPTH} levels: flatten it")
+    return Reading(value)

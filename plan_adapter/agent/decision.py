@@ -1,0 +1,225 @@
+"""One answer of a planning model, read: an action, and with `plan_done` a plan with everything that is wrong with it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, cast
+
+from pydantic import JsonValue
+
+from plan_adapter.agent.schema import ACTIONS, COMPLEXITIES
+from plan_adapter.agent.strictness import as_meant
+from plan_adapter.documents import read_document
+from plan_adapter.plan import EFFECTS, ExecutionPlan
+from plan_adapter.problems import Problem
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.validation import lint
+
+Action: TypeAlias = Literal["continue", "ask_user", "plan_done"]
+
+STEP_FIELDS = frozenset(
+    (
+        *("id", "tool_name", "description", "parameters", "input", "depends_on", "done_when", "rollback", "effect"),
+        *("max_retries", "retry_delay_ms", "timeout_ms", "requires_approval", "content", "goal", "tools"),
+    )
+)
+"""What a model may write of a step; a person may write more."""
+
+_DECISION_FIELDS = frozenset(
+    ("action", "speak", "reason", "complexity", "need_thinking", "description", "steps", "plan_steps", "constraints")
+)
+
+_ADVICE = frozenset(("unused-input", "retried-write", "duplicate-dependency", "many-gates"))
+"""Warnings that a model is not asked to mend: a person sees them."""
+
+Edges: TypeAlias = frozenset[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """How a plan keeps a constraint, as the model has it: `before` may only start after `steps`."""
+
+    number: int
+    steps: tuple[str, ...]
+    before: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a model decided; `plan` only and always with `plan_done`, and nothing that is wrong with it on `problems` may be left."""
+
+    action: Action
+    speak: str = ""
+    reason: str = ""
+    complexity: str | None = None
+    need_thinking: bool = False
+    plan: ExecutionPlan | None = None
+    problems: tuple[Problem, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    left_out: tuple[str, ...] = ()  # fields of the answer that no model may decide
+
+    @property
+    def edges(self) -> Edges:
+        """(before, after) of every dependency that the plan writes."""
+        steps = self.plan.steps if self.plan is not None else []
+        return frozenset((before, step.id) for step in steps for before in step.depends_on)
+
+
+def read_decision(value: Mapping[str, JsonValue], tools: ToolRegistry, *, task: str, max_steps: int | None) -> Decision:
+    """Return the decision in `value`, with every problem of it and of its plan; never raises for what a model wrote."""
+    reader = _Reader(value, tools)
+    action = reader.action()
+    fields: dict[str, Any] = {
+        "speak": reader.text("speak"),
+        "reason": reader.text("reason"),
+        "complexity": reader.complexity(),
+        "need_thinking": value.get("need_thinking") is True,
+        "left_out": tuple(sorted(key for key in value if key not in _DECISION_FIELDS)),
+    }
+    if action == "ask_user" and not fields["speak"].strip():
+        reader.add("missing-field", "speak", "`ask_user` asks nothing", "write the question in `speak`")
+    plan = None
+    if action == "plan_done":
+        plan = reader.plan(task, max_steps)
+    elif reader.steps is not None:
+        reader.add("bad-value", "steps", f"steps stand beside `{action}`", "steps come with `plan_done`, and only with it")
+    return Decision(action, plan=plan, problems=tuple(reader.problems), claims=reader.claims(plan), **fields)
+
+
+@dataclass(slots=True)
+class _Reader:
+    value: Mapping[str, JsonValue]
+    tools: ToolRegistry
+    problems: list[Problem] = field(default_factory=list[Problem])
+    ids: list[str] = field(default_factory=list[str])
+
+    def add(self, code: str, at: str, message: str, hint: str) -> None:
+        self.problems.append(Problem(code, at=at, message=message, hint=hint))
+
+    @property
+    def steps(self) -> JsonValue:
+        return self.value.get("steps") or self.value.get("plan_steps") or None
+
+    def text(self, name: str) -> str:
+        found = self.value.get(name)
+        return found if isinstance(found, str) else ""
+
+    def action(self) -> Action:
+        said = self.value.get("action")
+        if said in ACTIONS:
+            return said
+        if said is None and self.steps is not None:
+            return "plan_done"
+        shown = "there is no action" if said is None else f"{json.dumps(said, ensure_ascii=False)[:60]} is no action"
+        self.add("bad-value", "action", shown, f"write one of {', '.join(ACTIONS)}")
+        return "plan_done" if self.steps is not None else "continue"
+
+    def complexity(self) -> str | None:
+        said = self.value.get("complexity")
+        return said if isinstance(said, str) and said in COMPLEXITIES else None
+
+    def plan(self, task: str, max_steps: int | None) -> ExecutionPlan | None:
+        """Return the plan that is written, whatever is wrong with it; None where it is none at all."""
+        written = self.steps
+        if not isinstance(written, list):
+            self.add("no-steps", "steps", "`plan_done` comes without a list of steps", "write at least one step")
+            return None
+        if max_steps is not None and len(written) > max_steps:
+            self.add("too-many-steps", "steps", f"the plan has {len(written)} steps, and may have {max_steps}", "do it in fewer")
+        self.ids = _ids(written)
+        description = self.text("description").strip() or self.text("speak").strip() or task.strip()
+        document = {"description": description, "steps": [self._step(step, at) for at, step in enumerate(written)]}
+        plan, found = read_document(json.dumps(document))
+        self.problems += [Problem(p.code, p.severity, p.at, message=p.message, hint=p.hint) for p in found]
+        if plan is not None:
+            known = {(problem.code, problem.at) for problem in self.problems}
+            worth = [problem for problem in lint(plan, self.tools) if problem.severity == "error" or problem.code not in _ADVICE]
+            self.problems += [
+                Problem(p.code, p.severity, p.at, message=p.message, hint=p.hint) for p in worth if (p.code, p.at) not in known
+            ]
+        return plan
+
+    def _step(self, written: JsonValue, number: int) -> JsonValue:
+        if not isinstance(written, dict):
+            return written  # the document's reader says what is wrong with it
+        at = f"steps[{number}]"
+        step: dict[str, JsonValue] = {}
+        for key, value in written.items():
+            if key not in STEP_FIELDS:
+                self.add("unknown-field", f"{at}.{key[:60]}", f"a step that a model writes has no `{key[:60]}`", "leave it out")
+            elif value is not None:
+                step["goal" if key == "content" else key] = value
+        step["id"] = self.ids[number]
+        if "depends_on" in step:
+            step["depends_on"] = self._dependencies(step["depends_on"], at)
+        self._mean(step)
+        if isinstance(rollback := step.get("rollback"), dict):
+            self._mean(rollback)
+        self._refuse_less(step, at)
+        return step
+
+    def _mean(self, call: dict[str, JsonValue]) -> None:
+        name, parameters = call.get("tool_name"), call.get("parameters")
+        tool = self.tools.get(name) if isinstance(name, str) else None
+        if tool is not None and isinstance(parameters, dict):
+            call["parameters"] = as_meant(parameters, tool.parameters_schema)
+
+    def _refuse_less(self, step: Mapping[str, JsonValue], at: str) -> None:
+        name, effect = step.get("tool_name"), step.get("effect")
+        tool = self.tools.get(name) if isinstance(name, str) else None
+        if tool is not None and effect in EFFECTS and EFFECTS.index(effect) < EFFECTS.index(tool.effect):
+            message = f"`{tool.name}` is a {tool.effect}, and a model cannot make it a {effect}"
+            self.add("lowered-effect", f"{at}.effect", message, "leave the effect out, or raise it")
+
+    def _dependencies(self, written: JsonValue, at: str) -> JsonValue:
+        """Return dependencies as ids; one by a place that does not exist is a problem, and stays as it was written."""
+        if not isinstance(written, list):
+            written = [written]
+        found: list[JsonValue] = []
+        for number, name in enumerate(written):
+            place = _place(name, self.ids)
+            if place is None:
+                found.append(name)
+            elif 0 <= place < len(self.ids):
+                found.append(self.ids[place])
+            else:
+                found.append(str(place))  # a name that nothing has: the reader would leave the whole list out
+                message = f"there is no step {place}: the steps are 0 to {len(self.ids) - 1}"
+                self.add("unknown-step", f"{at}.depends_on[{number}]", message, "name a step that is there")
+        return found
+
+    def claims(self, plan: ExecutionPlan | None) -> tuple[Claim, ...]:
+        written, found = self.value.get("constraints"), list[Claim]()
+        for claim in written if isinstance(written, list) and plan is not None else []:
+            if isinstance(claim, dict) and isinstance(number := claim.get("number"), int):
+                found.append(Claim(number, self._named(claim.get("steps")), self._named(claim.get("before"))))
+        return tuple(found)
+
+    def _named(self, written: JsonValue) -> tuple[str, ...]:
+        names = written if isinstance(written, list) else []
+        places = [(name, _place(name, self.ids)) for name in names]
+        return tuple(self.ids[p] if p is not None and 0 <= p < len(self.ids) else str(name) for name, p in places)
+
+
+def _place(name: JsonValue, ids: list[str]) -> int | None:
+    """Return the place of a step that is named by it, None for one that is named by its id."""
+    if isinstance(name, int) and not isinstance(name, bool):
+        return name
+    if isinstance(name, float) and name.is_integer():
+        return int(name)
+    if isinstance(name, str) and name not in ids and name.strip().isascii() and name.strip().isdigit() and len(name) < 8:
+        return int(name)
+    return None
+
+
+def _ids(steps: list[JsonValue]) -> list[str]:
+    """Return the ids of the steps, made where none is written."""
+    written = [cast("dict[str, JsonValue]", step).get("id") if isinstance(step, dict) else None for step in steps]
+    taken, found = {name for name in written if isinstance(name, str)}, list[str]()
+    for number, name in enumerate(written):
+        free = name if isinstance(name, str) and name else f"step_{number + 1}"
+        while free != name and free in taken:
+            free += "_"
+        taken.add(free)
+        found.append(free)
+    return found

@@ -1,0 +1,110 @@
+"""`Judge`: whether an answer of a model can be used for a draft, and the plan of one that can."""
+
+from dataclasses import dataclass, field
+
+from plan_adapter.agent.answers import Reading
+from plan_adapter.agent.constraints import judged_constraints
+from plan_adapter.agent.decision import Decision, Edges, read_decision
+from plan_adapter.drafts import Draft, PlanRequest
+from plan_adapter.errors import InvalidPlanError
+from plan_adapter.graph import ancestors_of
+from plan_adapter.plan import ExecutionOptions
+from plan_adapter.problems import Problem
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.validation import ValidatedPlan, validate
+
+
+def tools_at_hand(request: PlanRequest, tools: ToolRegistry) -> ToolRegistry:
+    """Return those of `tools` that the request allows; raises ToolDefinitionError for one that is not there."""
+    return tools if request.available_tools is None else tools.subset(*request.available_tools)
+
+
+def unplannable(request: PlanRequest, tools: ToolRegistry) -> str | None:
+    """Return in words why no plan can come of the request, None where one can."""
+    if not request.task.strip():
+        return "there is no task: say in words what is to be done"
+    if not len(tools):
+        return "there are no tools to plan with: name some"
+    if request.max_steps is not None and request.max_steps < 1:
+        return "max_steps is less than 1: no plan has so few steps"
+    return None
+
+
+def _unnamed_secrets(validated: ValidatedPlan, request: PlanRequest) -> list[Problem]:
+    """Return a problem for each step that uses a secret which was not named to the planner."""
+    named = ", ".join(f"`{name}`" for name in request.available_secrets) or "none"
+    problems = list[Problem]()
+    for step in validated.plan.steps:
+        templates = [("parameters", validated.parameters[step.id])]
+        templates += [("rollback.parameters", validated.rollbacks[step.id].parameters)] if step.id in validated.rollbacks else []
+        for field_name, template in templates:
+            if unnamed := sorted(set(template.secrets) - set(request.available_secrets)):
+                at = f"steps[{step.index}].{field_name}"
+                message = f"the plan may not use the secret {', '.join(f'`{name}`' for name in unnamed)}"
+                problems.append(Problem("unnamed-secret", at=at, message=message, hint=f"it may use: {named}"))
+    return problems
+
+
+@dataclass(slots=True)
+class Judge:
+    """Reads the answers to one request, each with everything that is wrong with it."""
+
+    draft: Draft
+    tools: ToolRegistry
+    dropped: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])  # dependencies whose loss was told
+
+    def judged(self, reading: Reading, before: Decision | None = None) -> tuple[Decision | None, list[Problem]]:
+        """Return the decision in an answer and its problems; `before`: the last one that had a plan, which it is to mend."""
+        if reading.value is None:
+            return None, [Problem("syntax", message=reading.problem, hint="answer with one JSON object")]
+        request = self.draft.request
+        decision = read_decision(reading.value, self.tools, task=request.task, max_steps=request.max_steps)
+        problems = list(decision.problems)
+        if decision.plan is not None and not problems:
+            validated = validate(decision.plan, self.tools)
+            ancestors = ancestors_of(validated.dependencies)
+            problems += _unnamed_secrets(validated, request)
+            problems += judged_constraints(request.constraints, decision.claims, ancestors)[1]
+            if before is not None:
+                problems += self._lost(before, decision, {(a, b) for b, names in ancestors.items() for a in names})
+        return decision, problems
+
+    def accept(self, decision: Decision) -> None:
+        """Make the plan of `decision`, with which nothing is wrong, that of the draft."""
+        draft, plan, request = self.draft, decision.plan, self.draft.request
+        assert plan is not None
+        options = (request.options or ExecutionOptions()).model_copy(deep=True)
+        options.require_approval, options.auto_approve = True, False
+        plan.options = options
+        plan.metadata = {**request.metadata}
+        try:
+            validated = validate(plan, self.tools)
+        except InvalidPlanError as error:  # of the request's own options and metadata
+            draft.problems, draft.failure = error.problems, "the options or metadata of the request do not fit the plan"
+            return
+        draft.plan = validated.plan
+        ancestors = ancestors_of(validated.dependencies)
+        draft.constraints, _ = judged_constraints(request.constraints, decision.claims, ancestors)
+        draft.complexity, draft.speak = decision.complexity, decision.speak
+        gone = sorted((a, b) for a, b in self.dropped if a not in ancestors.get(b, frozenset((a,))))
+        draft.notes += [f"the model took back that `{then}` waits for `{first}`" for first, then in gone]
+        draft.notes += [f"left out of the answer, because no model may decide it: `{name}`" for name in decision.left_out]
+
+    def _lost(self, before: Decision, now: Decision, edges: "set[tuple[str, str]] | Edges") -> list[Problem]:
+        """Return a problem for each dependency that was there, was no problem, and is gone; each is told once."""
+        plan, old = now.plan, before.plan
+        assert plan is not None
+        assert old is not None
+        there = {step.id for step in plan.steps}
+        blamed = {step.id for step in old.steps for problem in before.problems if problem.at.startswith(f"steps[{step.index}].depends_on")}
+        circle = any(problem.code == "cycle" for problem in before.problems)
+        lost = sorted((a, b) for a, b in before.edges - edges if {a, b} <= there and b not in blamed and not circle)
+        problems = list[Problem]()
+        for first, then in lost:
+            if (first, then) in self.dropped:
+                continue
+            self.dropped.add((first, then))
+            message = f"`{then}` no longer waits for `{first}`, as it did, and nothing was wrong with that"
+            hint = "put it back, or leave it out once more if it is not needed"
+            problems.append(Problem("dropped-dependency", at=f"steps[{plan.step(then).index}].depends_on", message=message, hint=hint))
+        return problems

@@ -1,0 +1,164 @@
+"""The form of what a model is asked for: one kind of step per tool at hand, with that tool's own parameters."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from pydantic import JsonValue
+
+from plan_adapter.plan import EFFECTS, STEP_ID
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.tools.tool import Tool
+
+ACTIONS = ("continue", "ask_user", "plan_done")
+COMPLEXITIES = ("simple", "moderate", "complex")
+
+Schema = dict[str, Any]
+
+
+def draft_schema(tools: ToolRegistry, *, max_steps: int | None = None) -> dict[str, JsonValue]:
+    """Return the JSON Schema of one planning decision with `tools`; the same tools give the same bytes."""
+    definitions, kinds, undoing = _FIELDS | {"reference": _REFERENCE}, list[Schema](), list[Schema]()
+    for number, tool in enumerate(tools):
+        definitions[f"parameters_{number}"] = _parameters(tool, number, definitions)
+        call: Schema = {
+            "tool_name": {"type": "string", "enum": [tool.name]},
+            "parameters": {"$ref": f"#/$defs/parameters_{number}"},
+        }
+        fields = _REFERRED | ({"effect": raised} if (raised := _raised(tool)) is not None else {})
+        kinds.append(_object(call | fields, required=("tool_name", "description", "parameters")))
+        undoing.append(_object(call, required=("tool_name", "parameters")))
+    definitions["rollback"] = {"anyOf": undoing}
+    return {**_decision(kinds, max_steps), "$defs": definitions}
+
+
+def draft_outline(*, max_steps: int | None = None) -> dict[str, JsonValue]:
+    """Return the same form without the tools, for whom it stands in a prompt that lists the tools anyway."""
+    call: Schema = {"tool_name": {"type": "string"}, "parameters": {"type": "object"}}
+    kind = _object(call | _REFERRED | {"effect": _choice(EFFECTS, _EFFECT)}, required=("tool_name", "description", "parameters"))
+    rollback = _object(call, required=("tool_name", "parameters"))
+    return {**_decision([kind], max_steps), "$defs": {**_FIELDS, "rollback": rollback}}
+
+
+def _decision(kinds: list[Schema], max_steps: int | None) -> Schema:
+    steps: Schema = {"type": "array", "minItems": 1, "items": {"anyOf": kinds}, "description": "Only and always with plan_done."}
+    if max_steps is not None:
+        steps["maxItems"] = max_steps
+    return _object(_decision_fields(steps), required=("action", "speak", "reason"))
+
+
+def _decision_fields(steps: Schema) -> Schema:
+    return {
+        "action": _choice(ACTIONS, "continue: one more round of thought; ask_user: `speak` is a question; plan_done: `steps` is the plan."),
+        "speak": _text("What the person reads: the question, or in a sentence what the plan does."),
+        "reason": _text("Why this action."),
+        "complexity": _choice(COMPLEXITIES, "How hard the task is to plan."),
+        "need_thinking": {"type": "boolean", "description": "Whether the plan deserves a second, deeper pass."},
+        "description": _text("What the plan does, in a sentence; who approves it reads this first."),
+        "steps": steps,
+        "constraints": {"type": "array", "items": _constraint(), "description": "How the plan keeps each constraint that was given."},
+    }
+
+
+def _constraint() -> Schema:
+    fields: Schema = {
+        "number": {"type": "integer", "description": "The number of the constraint in the list that was given."},
+        "steps": _ids("Steps that see to it."),
+        "before": _ids("Steps that may only start after those; empty where the constraint is about no order."),
+    }
+    return _object(fields, required=("number", "steps", "before"))
+
+
+def _raised(tool: Tool[..., Any]) -> Schema | None:
+    harder = [effect for effect in EFFECTS if EFFECTS.index(effect) > EFFECTS.index(tool.effect)]
+    return _choice(harder, _EFFECT) if harder else None
+
+
+def _parameters(tool: Tool[..., Any], number: int, definitions: Schema) -> Schema:
+    """Return the schema of a tool's parameters, in which a reference may stand where the tool takes one; its own `$defs` are moved."""
+    schema = cast("Schema", tool.parameters_schema)
+    own: Schema = schema.get("$defs", {})
+    for name, part in own.items():
+        definitions[f"{name}_{number}"] = _open(part, number)
+    properties: Schema = {
+        name: _moved(part, number) if name in tool.literal_parameters else _or_reference(part, number)
+        for name, part in cast("Schema", schema.get("properties", {})).items()
+    }
+    return {key: value for key, value in schema.items() if key not in ("title", "$defs")} | {"properties": properties}
+
+
+def _or_reference(schema: Schema, number: int) -> Schema:
+    """Return a schema that also takes a reference, at every depth where text does not fit anyway."""
+    part = _open(schema, number)
+    if _takes_text(part):
+        return part
+    described = {"description": part.pop("description")} if "description" in part else {}
+    return {"anyOf": [*(part["anyOf"] if set(part) == {"anyOf"} else [part]), {"$ref": "#/$defs/reference"}], **described}
+
+
+def _open(schema: Schema, number: int) -> Schema:
+    part = {key: value for key, value in _moved(schema, number).items() if key != "title"}
+    if isinstance(properties := part.get("properties"), dict):
+        part["properties"] = {name: _or_reference(inner, number) for name, inner in cast("Schema", properties).items()}
+    if isinstance(items := part.get("items"), dict):
+        part["items"] = _or_reference(cast("Schema", items), number)
+    for key in ("anyOf", "oneOf"):
+        if isinstance(choices := part.get(key), list):
+            part[key] = [_open(choice, number) for choice in cast("list[Schema]", choices)]
+    return part
+
+
+def _moved(schema: Schema, number: int) -> Schema:
+    if isinstance(name := schema.get("$ref"), str):
+        return {**schema, "$ref": f"#/$defs/{name.rpartition('/')[2]}_{number}"}
+    return dict(schema)
+
+
+def _takes_text(schema: Mapping[str, Any]) -> bool:
+    choices = schema.get("anyOf", schema.get("oneOf"))
+    if isinstance(choices, list):
+        return any(_takes_text(choice) for choice in cast("list[Schema]", choices))
+    if "enum" in schema or "const" in schema or "$ref" in schema:
+        return False
+    kind = schema.get("type")
+    return kind is None or kind == "string" or (isinstance(kind, list) and "string" in kind)
+
+
+def _object(properties: Schema, *, required: tuple[str, ...]) -> Schema:
+    return {"type": "object", "properties": properties, "required": [*required], "additionalProperties": False}
+
+
+def _text(description: str) -> Schema:
+    return {"type": "string", "description": description}
+
+
+def _whole(description: str) -> Schema:
+    return {"type": "integer", "minimum": 0, "description": description}
+
+
+def _ids(description: str) -> Schema:
+    return {"type": "array", "items": {"type": "string"}, "description": description}
+
+
+def _choice(choices: Sequence[str], description: str) -> Schema:
+    return {"type": "string", "enum": [*choices], "description": description}
+
+
+_EFFECT = "Only where this call does more than its tool says."
+
+_REFERENCE: Schema = {"type": "string", "pattern": r"\$\{\{", "description": "A reference to an earlier result: ${{ steps.ID.result }}"}
+
+_FIELDS: Schema = {
+    "id": {"type": "string", "pattern": f"^{STEP_ID}$", "description": "A short name, unique, for references and dependencies."},
+    "description": _text("What the step is for, in a sentence."),
+    "depends_on": {
+        "type": "array",
+        "items": {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}]},
+        "description": "Steps that must complete before: places in `steps` from 0, or ids.",
+    },
+    "done_when": _text("An expression in ${{ }} over `result` that must be true afterwards."),
+    "max_retries": _whole("Further attempts after a known failure; 0 for what must not be repeated."),
+    "retry_delay_ms": _whole("Milliseconds before the second attempt."),
+    "timeout_ms": _whole("The limit of one attempt in milliseconds; 0: no limit."),
+    "requires_approval": {"type": "boolean", "description": "Whether a person is asked again right before this step."},
+}
+_REFERRED: Schema = {name: {"$ref": f"#/$defs/{name}"} for name in (*_FIELDS, "rollback")}

@@ -1,0 +1,103 @@
+"""JSON Schemas as strict decoding takes them, and back: values that were made to such a form as the tool's own schema means them.
+
+Strict decoding knows no optional property, no mapping with free keys, no default, and not every keyword. An optional property becomes one
+that may be null, a mapping with free keys a text that holds JSON.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+from pydantic import JsonValue
+
+from plan_adapter.expressions import has_expression
+
+_KEPT = (
+    *("type", "enum", "const", "description", "pattern", "format", "multipleOf", "minItems", "maxItems", "$ref"),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+)
+_FREE = "A JSON object, written as text."
+
+
+def strict_form(schema: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return `schema` in the form of strict decoding; whatever fits `schema` can be said in it."""
+    form = _strict(schema)
+    if isinstance(definitions := schema.get("$defs"), dict):
+        form["$defs"] = {name: _strict(part) for name, part in definitions.items() if isinstance(part, dict)}
+    return form
+
+
+def _strict(schema: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    either = schema.get("anyOf", schema.get("oneOf"))
+    if isinstance(either, list):
+        form: dict[str, JsonValue] = {"anyOf": [_strict(part) for part in either if isinstance(part, dict)]}
+        return form | ({"description": schema["description"]} if "description" in schema else {})
+    form = {key: schema[key] for key in _KEPT if key in schema}
+    if "$ref" in form:
+        return {"$ref": form["$ref"]}
+    if schema.get("type") == "object":
+        return _strict_object(schema, form)
+    if schema.get("type") == "array":
+        items = schema.get("items")
+        form["items"] = _strict(items) if isinstance(items, dict) else {"type": "string"}
+    elif not form.keys() & {"type", "enum", "const"}:  # anything goes
+        form["type"] = ["string", "number", "boolean", "null"]
+    return form
+
+
+def _strict_object(schema: Mapping[str, JsonValue], form: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    properties, others = schema.get("properties"), schema.get("additionalProperties")
+    if not isinstance(properties, dict):
+        properties = {}
+    if others is not False and (others is not None or not properties):  # free keys
+        described = schema.get("description")
+        return {"type": "string", "description": f"{described} {_FREE}" if described else _FREE}
+    required = cast("list[str]", schema.get("required", []))
+    form["properties"] = {
+        name: _strict(part) if name in required else {"anyOf": [_strict(part), {"type": "null"}]}
+        for name, part in cast("dict[str, dict[str, JsonValue]]", properties).items()
+    }
+    form["required"] = [*properties]
+    form["additionalProperties"] = False
+    return form
+
+
+def as_meant(parameters: Mapping[str, JsonValue], schema: Mapping[str, Any]) -> dict[str, JsonValue]:
+    """Return parameters as the tool of `schema` wants them: no null for what may be left out, no text for a mapping or a list."""
+    required, definitions = set(schema.get("required", [])), schema.get("$defs", {})
+    properties: dict[str, Any] = schema.get("properties", {})
+    found = dict[str, JsonValue]()
+    for name, value in parameters.items():
+        part = properties.get(name)
+        if part is None:
+            found[name] = value
+        elif value is None and name not in required and not _takes(part, "null", definitions):
+            continue
+        else:
+            found[name] = _opened(value, part, definitions)
+    return found
+
+
+def _opened(value: JsonValue, schema: dict[str, Any], definitions: dict[str, Any]) -> JsonValue:
+    if not isinstance(value, str) or has_expression(value) or _takes(schema, "string", definitions):
+        return value
+    if not (_takes(schema, "object", definitions) or _takes(schema, "array", definitions)):
+        return value
+    try:
+        read = json.loads(value)
+    except ValueError:
+        return value  # validation says what is wrong with it
+    return cast("JsonValue", read) if isinstance(read, dict | list) else value
+
+
+def _takes(schema: dict[str, Any], kind: str, definitions: dict[str, Any]) -> bool:
+    """Return whether a value of JSON's type `kind` may fit."""
+    if isinstance(name := schema.get("$ref"), str):
+        return _takes(definitions.get(name.rpartition("/")[2], {}), kind, definitions)
+    for key in ("anyOf", "oneOf"):
+        if key in schema:
+            return any(_takes(part, kind, definitions) for part in schema[key])
+    if "enum" in schema or "const" in schema:
+        return kind == "string"
+    written = schema.get("type")
+    return written is None or kind in (written if isinstance(written, list) else [written])

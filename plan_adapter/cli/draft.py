@@ -1,0 +1,186 @@
+"""`plan draft`."""
+
+import json as json_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+from cyclopts import Parameter
+
+from plan_adapter.cli import output as streams
+from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.cli.drafting import Destination, Person, call_line, draft_json, report
+from plan_adapter.cli.sources import STDIN, drafting_tools_of, model_of, open_store, text_of
+from plan_adapter.settings import Settings
+
+if TYPE_CHECKING:
+    from plan_adapter.agent.model import OpenAIModel
+    from plan_adapter.drafts import PlanRequest
+    from plan_adapter.tools.registry import ToolRegistry
+
+
+async def draft(
+    task: str,
+    /,
+    *,
+    context: str | None = None,
+    constraint: list[str] | None = None,
+    max_steps: int | None = None,
+    secret: list[str] | None = None,
+    tool: list[str] | None = None,
+    tools: list[str] | None = None,
+    model: str | None = None,
+    model_url: str | None = None,
+    output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
+    force: bool = False,
+    print_prompt: bool = False,
+    answer: str | None = None,
+    json: bool = False,
+) -> int:
+    """Draft a plan from a task in words: a model plans, each answer is checked, and what is wrong with it goes back to the model.
+
+    The plan goes to stdout or a file, all else to stderr: the rounds, the model's questions, how each constraint is kept, the cost.
+    Nothing is run, and the plan needs an approval; the store keeps every question and answer.
+
+    The model sees the task, the context, and the tools that somebody named to it: those of --tools, PLAN_ADAPTER_TOOLS and the entry
+    points, and of the built-in ones none but those of --tool.
+
+    Without a model of your own: --print-prompt prints what any chat can be asked, and --answer takes what it said through the same
+    checks; what is wrong with it is printed as the text to paste there.
+
+    Args:
+        task: What is to be done, in words; `-` for stdin.
+        context: Facts that the model needs, as a JSON object, or `@FILE` of JSON or YAML. It sees all of it: write no secrets there.
+        constraint: What the plan must keep, as in "back up first"; may be repeated. An order is checked, and what is not says so.
+        max_steps: The most steps that the plan may have.
+        secret: A name that the plan may use as `${{ secrets.NAME }}`; may be repeated. The model never sees its value.
+        tool: The name of a tool that the model may use; may be repeated. Where one of your own is named, it is given no other of them.
+        tools: `package.module:name` of a tool or registry that the model may use; may be repeated.
+        model: The model's name; else PLAN_ADAPTER_MODEL. Its key is PLAN_ADAPTER_MODEL_KEY, else OPENAI_API_KEY.
+        model_url: The base URL of a server that speaks OpenAI's chat completions; else PLAN_ADAPTER_MODEL_URL.
+        output: The file to write: YAML, or JSON where its name ends in .json; stdout if it is not given.
+        force: Overwrite that file.
+        print_prompt: Ask no model, and print what to ask one.
+        answer: A file with what a chat answered to that, `-` for stdin; asks no model.
+        json: Print one JSON object: plan, constraints, notes, calls, problems, failure.
+    """
+    from plan_adapter.drafts import PlanRequest
+
+    if print_prompt and answer is not None:
+        raise UsageError("give --print-prompt, or --answer with what came of it")
+    if task == STDIN and answer == STDIN:
+        raise UsageError("stdin holds the task or the answer: give one of them otherwise")
+    registry = drafting_tools_of(tools or [], tool or [])
+    faults, destination = list[str](), Destination(output, force=force, tools=tuple(tools or ()))
+    request = PlanRequest(
+        task=(text_of(STDIN, "the task") if task == STDIN else task).strip(),
+        context=_context(context, faults),
+        constraints=tuple(constraint or ()),
+        max_steps=max_steps,
+        available_secrets=tuple(secret or ()),
+    )
+    asked = None if print_prompt or answer is not None else _model(model, model_url, faults)
+    faults += [*_faults(request, registry), *destination.faults()]
+    if faults:
+        raise UsageError("; ".join(faults))
+    if asked is not None:
+        return await _plan(request, registry, destination, asked, as_json=json)
+    if answer is not None:
+        return _judge(request, registry, destination, text_of(answer, "the answer"), as_json=json)
+    return _print_prompt(request, registry, destination, as_json=json)
+
+
+def _context(text: str | None, faults: list[str]) -> dict[str, Any]:
+    if text is None:
+        return {}
+    if text.startswith("@"):
+        from plan_adapter.documents import read_mapping
+        from plan_adapter.errors import InvalidPlanError
+
+        values, problems = read_mapping(text[1:])
+        if values is None or problems:
+            raise InvalidPlanError(problems)
+        return values
+    try:
+        value: Any = json_module.loads(text)
+    except (ValueError, RecursionError) as error:
+        value = None
+        faults.append(f"--context is no JSON ({error}): a file is given as --context @FILE")
+    else:
+        if not isinstance(value, dict):
+            faults.append('--context is no JSON object, as in {"host": "web-1"}: a file is given as --context @FILE')
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _faults(request: "PlanRequest", tools: "ToolRegistry") -> list[str]:
+    """Return in words everything for which no model is worth asking."""
+    from plan_adapter.values import find_bad_values
+
+    given = {"TASK": request.task, "--context": dict(request.context), "--constraint": [*request.constraints]}
+    faults = [f"{problem.at}: {problem.message}" for problem in find_bad_values(given)]
+    if not request.task:
+        faults.append("TASK is empty: say in words what is to be done")
+    if any(not text.strip() for text in request.constraints):
+        faults.append("a --constraint is empty")
+    if request.max_steps is not None and request.max_steps < 1:
+        faults.append("--max-steps is less than 1")
+    if not len(tools):
+        faults.append("there are no tools to plan with: give --tools package.module:name, or name built-in ones (`plan tools`) with --tool")
+    return faults
+
+
+def _model(name: str | None, url: str | None, faults: list[str]) -> "OpenAIModel | None":
+    try:
+        return model_of(Settings(), name, url)
+    except UsageError as error:
+        faults.append(f"{error}; `--print-prompt` needs no model, and `plan draft --help` tells about it")
+        return None
+
+
+def _print_prompt(request: "PlanRequest", tools: "ToolRegistry", destination: Destination, *, as_json: bool) -> int:
+    from plan_adapter.agent.by_hand import prompt_for_chat
+
+    messages = prompt_for_chat(request, tools)
+    if as_json:
+        streams.json_line({"messages": [{"role": message.role, "content": message.content} for message in messages]})
+    if not as_json or destination.path is not None:
+        destination.write("\n\n".join(message.content for message in messages) + "\n")
+        streams.note("ask any chat this, and give what it answers to the same command with --answer FILE in place of --print-prompt")
+    return ExitCode.DONE
+
+
+def _judge(request: "PlanRequest", tools: "ToolRegistry", destination: Destination, text: str, *, as_json: bool) -> int:
+    from plan_adapter.agent.by_hand import judged_answer
+
+    judged = judged_answer(request, tools, text)
+    if as_json:
+        streams.json_line({**draft_json(judged.draft, question=judged.question), "reply": judged.reply})
+    if judged.question is not None:
+        streams.note(f"the model asks: {judged.question}\nanswer it in the chat, and give what comes back with --answer")
+        return ExitCode.USAGE
+    if judged.reply is not None:
+        if not as_json:
+            streams.document(judged.reply + "\n")
+        streams.note(f"{judged.draft.failure}: say to the chat what is printed on stdout, and give what comes back with --answer")
+        return ExitCode.FAILED
+    return report(judged.draft, destination, as_json=as_json)
+
+
+async def _plan(request: "PlanRequest", tools: "ToolRegistry", destination: Destination, model: "OpenAIModel", *, as_json: bool) -> int:
+    from plan_adapter.agent.planner import Budget, Planner
+    from plan_adapter.plan import new_id
+
+    settings, person, draft_id = Settings(), Person(), new_id()
+    budget = Budget(seconds=settings.draft_timeout_seconds)
+    streams.note(f"draft {draft_id}: asking {model.name}, which may plan with {', '.join(tools.names())}")
+    try:
+        async with open_store(settings) as store:
+            planner = Planner(
+                model, tools, asker=person, budget=budget, keep=store.drafts, on_call=lambda call: streams.note(call_line(call))
+            )
+            drafted = await planner.drafted(request, draft_id=draft_id)
+    finally:
+        await model.aclose()
+    if as_json:
+        streams.json_line(draft_json(drafted, question=person.unanswered))
+    code = report(drafted, destination, as_json=as_json)
+    return code if person.unanswered is None else ExitCode.USAGE

@@ -1,0 +1,154 @@
+"""What `plan draft` shows of a draft, whom the model may ask, and where the plan goes."""
+
+import shlex
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plan_adapter.cli import output
+from plan_adapter.cli.asking import is_at_terminal
+from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.readable import counted, duration, one_line
+
+if TYPE_CHECKING:
+    from plan_adapter.drafts import Draft, ModelCall
+    from plan_adapter.plan import ExecutionPlan
+
+
+class Person:
+    """Answers the model's questions at the terminal, where somebody is there; keeps the one that nobody answered."""
+
+    def __init__(self) -> None:
+        """Nothing was asked yet."""
+        self.unanswered: str | None = None
+
+    async def __call__(self, question: str) -> str | None:
+        """Return what the person says, None where there is nobody."""
+        if is_at_terminal():
+            from plan_adapter.approvers.conversation import Conversation
+
+            conversation = Conversation()
+            conversation.say(f"the model asks: {question}")
+            while (said := await conversation.ask("your answer: ", forget=True)) is not None:
+                if said:
+                    return said
+        self.unanswered = question
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where the result goes: a file, or stdout where `path` is None."""
+
+    path: Path | None
+    force: bool
+    tools: tuple[str, ...]  # import strings that the plan needs to be read again
+
+    def faults(self) -> list[str]:
+        """Return in words why the file cannot be written, before anything is paid for it."""
+        path = self.path
+        if path is None:
+            return []
+        if path.is_dir():
+            return [f"{path} is a folder: give the name of a file"]
+        if path.exists() and not self.force:
+            return [_taken(path)]
+        return [] if path.parent.is_dir() else [f"there is no folder {path.parent}"]
+
+    def write(self, text: str) -> None:
+        """Write `text`; raises UsageError where that fails, and then has printed it, which somebody paid for."""
+        path = self.path
+        if path is None:
+            output.document(text)
+            return
+        try:
+            if self.force:
+                output.write_file(path, text)
+            else:
+                with path.open("x", encoding="utf-8", newline="\n") as file:
+                    file.write(text)
+        except FileExistsError:
+            output.document(text)
+            raise UsageError(_taken(path)) from None
+        except OSError as error:
+            output.document(text)
+            raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
+        except UsageError:
+            output.document(text)
+            raise
+        output.note(f"wrote {path}")
+
+    def write_plan(self, plan: "ExecutionPlan") -> None:
+        """Write `plan` as YAML, or as JSON where the file is called so or nothing but ASCII is shown."""
+        from plan_adapter.documents import dump_plan
+
+        if self.path is None and not output.is_unicode(sys.stdout):
+            self.write(output.json_text(plan.to_document(), is_ascii=True, indent=2) + "\n")
+        elif self.path is not None and self.path.suffix.lower() == ".json":
+            self.write(output.json_text(plan.to_document(), indent=2) + "\n")
+        else:
+            self.write(dump_plan(plan))
+        if self.path is not None:
+            words = ["plan", "preview", str(self.path), *(word for name in self.tools for word in ("--tools", name))]
+            output.note(f"next: {shlex.join(words)}")
+
+
+def _taken(path: Path) -> str:
+    return f"{path} exists and is left alone: give another name, or --force"
+
+
+def call_line(call: "ModelCall") -> str:
+    """Return one round in a line: what carried the answer, what it cost, what had to be corrected."""
+    cost = f"{counted(call.usage.total, 'token')}, {duration(call.seconds * 1000)}"
+    wrong = "; ".join(problem.partition("] ")[0] + "]" for problem in call.problems)
+    return f"round {call.number}: {call.phase}, {call.rung}, {cost}" + (f"; to correct: {one_line(wrong)}" if wrong else "")
+
+
+def draft_json(draft: "Draft", *, question: str | None) -> dict[str, Any]:
+    """Return a draft as the object of `--json`; `question`: what the model asked and nobody answered."""
+    return {
+        "id": draft.id,
+        "model": draft.model,
+        "plan": None if draft.plan is None else draft.plan.to_document(),
+        "speak": draft.speak,
+        "complexity": draft.complexity,
+        "constraints": [asdict(kept) for kept in draft.constraints],
+        "notes": draft.notes,
+        "calls": [_call_json(call) for call in draft.calls],
+        "problems": [output.problem_json(problem) for problem in draft.problems],
+        "question": question,
+        "failure": draft.failure,
+    }
+
+
+def _call_json(call: "ModelCall") -> dict[str, Any]:
+    fields: dict[str, Any] = {name: getattr(call, name) for name in ("number", "model", "phase", "rung", "seconds")}
+    return {**fields, "tokens": call.usage.total, "problems": list(call.problems)}
+
+
+def report(draft: "Draft", destination: Destination, *, as_json: bool) -> ExitCode:
+    """Write the plan, then tell what is to be known of it, or why there is none; as JSON it was printed before."""
+    from plan_adapter.draft_text import cost_of
+
+    if draft.plan is not None and (not as_json or destination.path is not None):
+        destination.write_plan(draft.plan)
+    if draft.speak:
+        output.note(f"the model says: {one_line(draft.speak)}")
+    for kept in draft.constraints:
+        output.note(f"constraint {kept.number} ({one_line(kept.text)}): {'checked: ' if kept.checked else ''}{one_line(kept.how)}")
+    for text in draft.notes:
+        output.note(f"note: {one_line(text)}")
+    if draft.failure is not None:
+        output.note(f"plan: {draft.failure}")
+        _tell_problems(draft)
+    if draft.usage.total:
+        output.note(f"{cost_of(draft)}, by {one_line(draft.calls[-1].model)}")
+    return ExitCode.DONE if draft.plan is not None else ExitCode.FAILED
+
+
+def _tell_problems(draft: "Draft") -> None:
+    from plan_adapter.agent.prompts import told
+
+    for problem in draft.problems:
+        output.note(f"  {one_line(told(problem))}")

@@ -1,0 +1,50 @@
+"""A draft inside a flow run: each question to the model is a task run, a question to a person a form, the draft an artifact."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar, cast
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.flow_runs import pause_flow_run
+from prefect.input import RunInput
+from prefect.runtime import flow_run
+from pydantic import Field, create_model
+
+from plan_adapter.engine.gate_events import publish_text
+from plan_adapter.readable import prose
+
+T = TypeVar("T")
+
+ANSWER_SECONDS = 24 * 3600
+"""How long a person may take to answer a question of a model."""
+
+
+async def as_task_run(name: str, ask: Callable[[], Awaitable[T]]) -> T:
+    """Return what `ask` returns, called in a task run called `name`, of which neither parameters nor result are kept."""
+
+    @task(name=name, cache_policy=NO_CACHE, persist_result=False)
+    async def call() -> T:
+        return await ask()
+
+    return await call()
+
+
+async def ask_in_form(question: str) -> str | None:
+    """Put `question` into a form of the current flow run and return what a person wrote; None where nobody did in time."""
+    fields: dict[str, Any] = {
+        "answer": (str, Field(min_length=1, max_length=20_000, title="Answer", description="The model goes on with it."))
+    }
+    form = create_model("Reply", __base__=RunInput, **fields).with_initial_data(description=f"The model asks:\n\n{prose(question)}")
+    reply: Any = await cast("Awaitable[Any]", pause_flow_run(wait_for_input=form, timeout=ANSWER_SECONDS))
+    return str(reply.answer)
+
+
+def current_flow_run() -> str | None:
+    """Return the id of the flow run that this code runs in."""
+    found: str | None = flow_run.id
+    return found
+
+
+async def publish_draft(text: str) -> None:
+    """Keep a draft, as Markdown, as an artifact of the current flow run."""
+    await publish_text(text, key="draft", description="A draft of a plan, with every round")

@@ -1,0 +1,92 @@
+"""Where the rollback of a run stands, in the words that stand in the run's message."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from plan_adapter.execution.carry import Past, Unit, is_rollback, rollback_id
+from plan_adapter.plan import ExecutionPlan
+
+NAMED = 20
+"""How many steps are named in one list."""
+
+NEVER_KNOWN = "whether it was done was never known"
+"""What is said of a write about which a person only said that the run is to end."""
+
+_MARK = "; rollback: "
+
+
+def standing(done: Mapping[str, Sequence[int | None]], undone: Collection[Unit], causes: Mapping[Unit, str]) -> list[str]:
+    """Return what is undone and what is not; `done` are the items of each step that was done, `causes` why one is not undone."""
+    gone, kept = list[str](), list[str]()
+    for step_id, items in done.items():
+        whys = {item: "" if (step_id, item) in undone else causes.get((step_id, item), "not reached") for item in items}
+        told = {f"`{step_id}`": whys[items[0]]} if len(set(whys.values())) == 1 else {f"`{step_id}[{i}]`": why for i, why in whys.items()}
+        gone += [name for name, why in told.items() if not why]
+        kept += [f"{name} ({why})" for name, why in told.items() if why]
+    return ["undone: " + (_listed(gone) or "nothing"), *(["not undone: " + _listed(kept)] if kept else [])]
+
+
+def recorded_standing(plan: ExecutionPlan, past: Past) -> str:
+    """Return where the rollback of a run stands by its record alone, without a reason for each step that is not undone."""
+    done = dict[str, list[int | None]]()
+    undoable = {step.id for step in plan.steps if step.rollback is not None}
+    for step_id, item in reversed(past.succeeded):
+        if step_id in undoable:
+            done.setdefault(step_id, []).append(item)
+    undone = {unit for unit in past.succeeded if (rollback_id(unit[0]), unit[1]) in past.succeeded}
+    causes = dict[Unit, str]()
+    for step_id, item in past.succeeded:
+        if (unit := (rollback_id(step_id), item)) in past.unknown or unit in past.aborted:
+            causes[step_id, item] = "whether its rollback was done " + ("is unknown" if unit in past.unknown else "was never known")
+    return "; ".join([*standing(done, undone, causes), *perhaps_done(plan, past)])
+
+
+def perhaps_done(plan: ExecutionPlan, past: Past) -> list[str]:
+    """Return what may have been changed and is not undone, because nobody said whether it was done; nothing where that is said of all."""
+    units = [*aborted_steps(plan, past), *((step_id, item) for step_id, item in past.repeatable if not is_rollback(step_id))]
+    return [f"begun, and perhaps done: {_listed(unit_names(units))}"] if units else []
+
+
+def aborted_steps(plan: ExecutionPlan, past: Past) -> list[Unit]:
+    """Return the steps, and items, that a person left in doubt when they ended the run, in the order of the plan."""
+    places = {step.id: place for place, step in enumerate(plan.steps)}
+    return sorted((unit for unit in past.aborted if unit[0] in places), key=lambda unit: (places[unit[0]], unit[1] or 0))
+
+
+def after_abort(run_id: str, units: Sequence[Unit]) -> str:
+    """Return what a person may do about `units`, which are left in doubt in a run that has ended."""
+    command = resolve_command(run_id, units[0], "done")
+    return (
+        f"whether {_listed(unit_names(units))} was done was never known, and it is not undone: look; if it was done, "
+        f"`{command}` says so, and `plan cancel {run_id} --rollback` undoes it, where it declares how"
+    )
+
+
+def unit_names(units: Iterable[Unit]) -> list[str]:
+    """Return steps, and items of steps, as code."""
+    return [f"`{step_id}`" if item is None else f"`{step_id}[{item}]`" for step_id, item in units]
+
+
+def resolve_command(run_id: str, unit: Unit, words: str = "done|again|abort") -> str:
+    """Return what a person types who says how a call ended of which nobody knows it."""
+    step_id, item = unit
+    name = f'"{step_id}"' if is_rollback(step_id) else step_id
+    return f"plan resolve {run_id} {name} {words}" + ("" if item is None else f" --item {item}")
+
+
+def with_rollback(message: str | None, stands: str) -> str:
+    """Return the message of a run with where its rollback stands, once: where an earlier one stood is left out."""
+    return (without_rollback(message) or "the run has ended") + _MARK + stands
+
+
+def without_rollback(message: str | None) -> str | None:
+    """Return the message of a run without where its rollback stood."""
+    return message.rpartition(_MARK)[0] or message if message is not None else None
+
+
+def names(step_ids: Iterable[str]) -> str:
+    """Return the ids as code, with commas; of many the first ones."""
+    return _listed([f"`{step_id}`" for step_id in step_ids])
+
+
+def _listed(texts: list[str]) -> str:
+    return ", ".join(texts[:NAMED]) + (f" and {len(texts) - NAMED} more" if len(texts) > NAMED else "")

@@ -1,0 +1,76 @@
+"""Runs whose tools are not those that were approved: the same plan as a new version, whose approval covers what changed."""
+
+from plan_adapter.canonical import approval_digest
+from plan_adapter.errors import NotApprovedError
+from plan_adapter.plan import StepStatus
+from plan_adapter.record import Approval, PlanRun
+from plan_adapter.store.revisions import Revision
+from plan_adapter.store.store import PlanStore
+from plan_adapter.tool_changes import ToolChange, changed_code, tool_change_lines, tool_changes
+from plan_adapter.tools.source import code_digest
+from plan_adapter.tools.tool import Tool
+from plan_adapter.validation import BoundPlan, ValidatedPlan
+
+
+def is_same_but_for_tools(bound: BoundPlan, run: PlanRun) -> bool:
+    """Return whether plan and inputs of `bound` are those of `run`, whatever its tools are."""
+    return bound.approval_digest == approval_digest(run.digest, run.inputs, bound.validated.definitions)
+
+
+async def changes_of_tools(validated: ValidatedPlan, run: PlanRun, store: PlanStore) -> list[ToolChange]:
+    """Return the tools whose definitions are not those that the run keeps; raises NotApprovedError where somebody altered these."""
+    kept = await store.definitions(run.id)
+    if approval_digest(run.digest, run.inputs, kept) != run.approval_digest:
+        raise NotApprovedError(
+            f"the approval digest of run {run.id} is not that of its plan, inputs and tools: its record was altered "
+            f"(`plan runs verify {run.id}` tells more)"
+        )
+    return tool_changes(kept, validated.definitions)
+
+
+async def take_tools(bound: BoundPlan, run: PlanRun, store: PlanStore, *, by: str) -> PlanRun:
+    """Put the same plan with its tools as they are now into `run`, and return the run, which waits for an approval of that.
+
+    What is done stays done; approvals of single calls count where their tool is as it was. Raises RunConflictError as `revise_run` does.
+    """
+    note = f"tools changed: {_named(await changes_of_tools(bound.validated, run, store))}"
+    return await store.revise_run(run.id, bound.validated, bound.approval_digest, by=by, note=note)
+
+
+async def refuse_other_tools(bound: BoundPlan, run: PlanRun, store: PlanStore, *, then: str) -> None:
+    """Raise NotApprovedError, which names the tools that changed, and `then` what can be done, where `bound` has other tools than `run`."""
+    if bound.approval_digest != run.approval_digest:
+        changes = _named(await changes_of_tools(bound.validated, run, store))
+        raise NotApprovedError(f"tools of run {run.id} have changed since it was approved: {changes}; {then}")
+
+
+def _named(changes: list[ToolChange]) -> str:
+    return "; ".join(f"`{change.name}` ({change.summary})" for change in changes)
+
+
+def replaced_version(revisions: list[Revision], answers: list[Approval]) -> Revision | None:
+    """Return the version with which what a run has now is to be compared: the last that was approved, else the last one that was replaced.
+
+    Several versions may have come since somebody approved one; who approves now is to see all that changed since then.
+    """
+    approved = {answer.approval_digest for answer in answers if answer.step_id is None and answer.used_at is not None}
+    return next((one for one in reversed(revisions) if one.approval_digest in approved), revisions[-1] if revisions else None)
+
+
+def retooled_lines(bound: BoundPlan, run: PlanRun, replaced: Revision | None) -> list[str]:
+    """Return for the text of a gate which tools changed since the version that was `replaced`."""
+    if replaced is None or replaced.definitions is None:
+        return []
+    done = {step.id for step in run.steps if step.status is StepStatus.COMPLETED}
+    changes = tool_changes(replaced.definitions, bound.validated.definitions)
+    return tool_change_lines(changes, bound.validated.plan, bound.validated.definitions, done=done)
+
+
+async def code_notices(validated: ValidatedPlan, run: PlanRun, store: PlanStore) -> list[str]:
+    """Return in words which tools have another code now than when the run last called them, behind whatever definition."""
+    attempts = await store.attempts(run.id)
+    if not attempts:
+        return []
+    used: dict[str, Tool[..., object]] = {tool.name: tool for tool in validated.tools.values()}
+    used |= {call.tool.name: call.tool for call in validated.rollbacks.values()}
+    return changed_code(attempts, {name: code_digest(tool) for name, tool in used.items()})

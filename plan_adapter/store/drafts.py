@@ -1,0 +1,201 @@
+"""`Drafts`: drafts of plans and the calls of models on their way; what a process that ended had paid for is not asked again."""
+
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+from pydantic import JsonValue
+from sqlalchemy import Connection, select, update
+
+from plan_adapter.canonical import plan_digest
+from plan_adapter.drafts import Draft, KeptConstraint, ModelCall, PlanRequest, Usage
+from plan_adapter.errors import StoreError
+from plan_adapter.plan import ExecutionOptions
+from plan_adapter.problems import Problem
+from plan_adapter.readable import without_passwords
+from plan_adapter.record import RunContext
+from plan_adapter.store import plans
+from plan_adapter.store.columns import database_now, insert_into
+from plan_adapter.store.database import Database
+from plan_adapter.store.patience import PatientDatabase
+from plan_adapter.store.rows import HasContext, Row, dump_json, load_json, whose
+from plan_adapter.store.tables import drafts, model_calls
+
+
+class Drafts:
+    """The drafts of a store, those of one tenant where it has one. Implements `agent.planner.Keep`; every method raises StoreError."""
+
+    def __init__(self, database: Database | PatientDatabase, tenant_id: str | None, context: RunContext) -> None:
+        self._database = database
+        self._tenant = tenant_id
+        self._context = context
+
+    async def known(self, draft_id: str, prompt_digest: str) -> ModelCall | None:
+        """Return the call of a draft that asked exactly this and whose answer is kept as it came, None if there is none."""
+        return await self._database.read(partial(_call_of, draft_id=draft_id, prompt_digest=prompt_digest))
+
+    async def keep(self, draft: Draft, call: ModelCall) -> None:
+        """Keep one call of a draft, and the draft itself; the same call again changes nothing."""
+        await self._database.write(partial(_keep_call, draft=draft, call=call, context=self._context))
+
+    async def end(self, draft: Draft) -> None:
+        """Keep what came of a draft; its plan is kept as content, without a name."""
+        row = None if draft.plan is None else plans.plan_row(draft.plan, plan_digest(draft.plan), self._context)
+        await self._database.write(partial(_end, draft=draft, plan_row=row, context=self._context))
+
+    async def get(self, beginning: str) -> Draft:
+        """Return the draft whose id begins so, with its calls and its plan; raises StoreError for none and for several."""
+        return await self._database.read(partial(_get, tenant=self._tenant, beginning=beginning))
+
+    async def newest(self, *, limit: int = 20) -> list[Draft]:
+        """Return drafts, the newest first, without their calls and plans."""
+        return await self._database.read(partial(_newest, tenant=self._tenant, limit=limit))
+
+
+def _begin(connection: Connection, draft: Draft, context: HasContext) -> None:
+    """Keep a draft that is to be made, unless it was begun before."""
+    row = {
+        **whose(context),
+        "id": draft.id,
+        "task": without_passwords(draft.request.task),
+        "request": dump_json(_openly(_request_document(draft.request))),
+        "model": draft.model,
+        "created_at": database_now(),
+    }
+    connection.execute(insert_into(drafts, connection.dialect.name).values(row).on_conflict_do_nothing())
+
+
+def _keep_call(connection: Connection, draft: Draft, call: ModelCall, context: HasContext) -> None:
+    """Keep one call of a draft; the same call again changes nothing."""
+    _begin(connection, draft, context)
+    row = {
+        **whose(context),
+        "draft_id": draft.id,
+        "number": call.number,
+        "model": call.model,
+        "rung": call.rung,
+        "phase": call.phase,
+        "prompt_digest": call.prompt_digest,
+        "prompt_tokens": call.usage.prompt,
+        "completion_tokens": call.usage.completion,
+        "milliseconds": round(call.seconds * 1000),
+        "problems": dump_json([*call.problems]),
+        "is_whole": call.is_whole,
+        "at": database_now(),
+        "prompt": call.prompt,
+        "answer": call.answer,
+    }
+    connection.execute(insert_into(model_calls, connection.dialect.name).values(row).on_conflict_do_nothing())
+
+
+def _end(connection: Connection, draft: Draft, plan_row: dict[str, Any] | None, context: HasContext) -> None:
+    """Keep what came of a draft; its plan is kept as content, without a name."""
+    _begin(connection, draft, context)
+    if plan_row is not None:
+        plans.put_plan(connection, plan_row)
+    result: dict[str, JsonValue] = {
+        "complexity": draft.complexity,
+        "speak": draft.speak,
+        "notes": [*draft.notes],
+        "constraints": [asdict(kept) for kept in draft.constraints],
+        "problems": [asdict(problem) for problem in draft.problems],
+    }
+    values = {
+        "digest": None if plan_row is None else plan_row["digest"],
+        "failure": draft.failure,
+        "result": dump_json(result),
+        "ended_at": database_now(),
+    }
+    connection.execute(update(drafts).where(drafts.c.id == draft.id).values(values))
+
+
+def _call_of(connection: Connection, *, draft_id: str, prompt_digest: str) -> ModelCall | None:
+    """Return the call of a draft that asked exactly this and whose answer is kept as it came, None if there is none."""
+    same = (model_calls.c.draft_id == draft_id, model_calls.c.prompt_digest == prompt_digest, model_calls.c.is_whole)
+    query = select(model_calls).where(*same)
+    row = connection.execute(query.order_by(model_calls.c.number)).mappings().first()
+    return None if row is None else _call(row)
+
+
+def _get(connection: Connection, *, tenant: str | None, beginning: str) -> Draft:
+    """Return the draft whose id begins so; raises StoreError for none and for several."""
+    query = plans.seen_by(tenant, select(drafts), drafts).where(drafts.c.id.startswith(beginning, autoescape=True)).limit(2)
+    rows = connection.execute(query).mappings().all()
+    if len(rows) != 1:
+        raise StoreError(f"{'several drafts begin' if rows else 'no draft begins'} with `{beginning}`; `plan show --draft` lists them")
+    row = rows[0]
+    draft = _draft(row)
+    calls = select(model_calls).where(model_calls.c.draft_id == row["id"]).order_by(model_calls.c.number)
+    draft.calls = [_call(call) for call in connection.execute(calls).mappings()]
+    if row["digest"] is not None:
+        draft.plan = plans.get(connection, row["tenant_id"] or None, row["digest"], None)
+    return draft
+
+
+def _newest(connection: Connection, *, tenant: str | None, limit: int) -> list[Draft]:
+    """Return the newest drafts first, without their calls and plans."""
+    query = plans.seen_by(tenant, select(drafts), drafts).order_by(drafts.c.created_at.desc(), drafts.c.id.desc()).limit(limit)
+    return [_draft(row) for row in connection.execute(query).mappings()]
+
+
+def _draft(row: Row) -> Draft:
+    result: dict[str, Any] = load_json(row["result"]) if row["result"] is not None else {}
+    return Draft(
+        request=_request(load_json(row["request"])),
+        model=row["model"],
+        id=row["id"],
+        complexity=result.get("complexity"),
+        speak=result.get("speak", ""),
+        constraints=[KeptConstraint(**kept) for kept in result.get("constraints", [])],
+        notes=result.get("notes", []),
+        problems=[Problem(**problem) for problem in result.get("problems", [])],
+        failure=row["failure"],
+        created_at=row["created_at"],
+    )
+
+
+def _call(row: Row) -> ModelCall:
+    return ModelCall(
+        number=row["number"],
+        model=row["model"],
+        rung=row["rung"],
+        prompt_digest=row["prompt_digest"],
+        prompt=row["prompt"],
+        answer=row["answer"],
+        usage=Usage(row["prompt_tokens"], row["completion_tokens"]),
+        seconds=row["milliseconds"] / 1000,
+        phase=row["phase"],
+        problems=tuple(load_json(row["problems"])),
+        is_whole=row["is_whole"],
+    )
+
+
+def _request_document(request: PlanRequest) -> dict[str, JsonValue]:
+    options = None if request.options is None else request.options.model_dump(mode="json", exclude_unset=True)
+    plain = replace(request, options=None)
+    return {**asdict(plain), "options": options}
+
+
+def _request(document: dict[str, Any]) -> PlanRequest:
+    options, tools = document["options"], document["available_tools"]
+    return PlanRequest(
+        task=document["task"],
+        context=document["context"],
+        constraints=tuple(document["constraints"]),
+        max_steps=document["max_steps"],
+        available_tools=None if tools is None else tuple(tools),
+        available_secrets=tuple(document["available_secrets"]),
+        options=None if options is None else ExecutionOptions.model_validate(options),
+        metadata=document["metadata"],
+    )
+
+
+def _openly(value: JsonValue) -> JsonValue:
+    """Return a value without the passwords of the URLs in it."""
+    if isinstance(value, str):
+        return without_passwords(value)
+    if isinstance(value, list):
+        return [_openly(part) for part in value]
+    if isinstance(value, dict):
+        return {key: _openly(part) for key, part in value.items()}
+    return value

@@ -1,0 +1,138 @@
+"""`PatientDatabase`: the database as a run under way uses it. One that is away, locked or full is waited for, and nothing is done twice.
+
+A transaction whose work failed was not committed. One whose COMMIT failed may have been, where the connection was lost before its
+answer: whether it was is looked up by the entry that it had appended to the audit. What appends nothing there may be repeated as it
+is: a lease that is renewed, a gate that is left, a code that counts as used.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Generic, TypeVar
+
+from sqlalchemy import Connection
+
+from plan_adapter.errors import StoreError
+from plan_adapter.store import chain
+from plan_adapter.store.database import Database
+from plan_adapter.store.failures import PassingError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+FIRST_WAIT_SECONDS = 0.1
+LONGEST_WAIT_SECONDS = 2.0
+WARN_SECONDS = 10.0
+"""How often is said that the database is still waited for."""
+
+
+class _Write(Generic[T]):
+    """Work that is committed once, however often it is tried."""
+
+    def __init__(self, work: Callable[[Connection], T]) -> None:
+        self._work = work
+        self._result: list[T] = []
+        self._links: list[chain.Link] = []
+
+    async def __call__(self, database: Database) -> T:
+        """Do the work, unless an earlier try was committed after all."""
+        if self._links and await database.write(partial(chain.holds, link=self._links[-1])):
+            return self._result[0]
+        return await database.write(self._noted)
+
+    def _noted(self, connection: Connection) -> T:
+        self._links, self._result = [], []
+        result = self._work(connection.execution_options(**{chain.LINKS: self._links}))
+        self._result.append(result)
+        return result
+
+
+class PatientDatabase:
+    """Does what `database` does, and tries again for `seconds` where a failure may pass; belongs to one run.
+
+    After a call for which the time was over the run ends: until the database is there again, further calls wait for nothing.
+    """
+
+    def __init__(self, database: Database, seconds: float) -> None:
+        """Let each call wait `seconds` at most from its first failure on; 0: not at all."""
+        self._database = database
+        self._seconds = seconds
+        self._is_spent = False
+        self._waiting = 0
+        self._began = 0.0  # since when, by the monotonic clock, somebody has waited
+        self._warned = -WARN_SECONDS  # when, by that clock
+        self._is_told = False
+
+    @property
+    def label(self) -> str:
+        """The database in words, without a password."""
+        return self._database.label
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        """Return what `work` returns, as `Database.read` does."""
+        return await self._persist(partial(self._database.read, work))
+
+    async def write(self, work: Callable[[Connection], T]) -> T:
+        """Return what `work` returns once it is committed, as `Database.write` does; it may be called several times."""
+        return await self._persist(partial(_Write(work), self._database))
+
+    async def changed(self, seconds: float) -> None:
+        """Return when a signal was given, or after `seconds`, as `Database.changed` does."""
+        await self._database.changed(seconds)
+
+    async def upgrade(self) -> str:
+        """Migrate to the newest schema and return its revision."""
+        return await self._database.upgrade()
+
+    async def close(self) -> None:
+        """Close every connection, also of the database itself."""
+        await self._database.close()
+
+    async def _persist(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        try:
+            result = await attempt()
+        except PassingError as error:
+            result = await self._wait(attempt, error)
+        self._is_spent = False
+        return result
+
+    async def _wait(self, attempt: Callable[[], Awaitable[T]], error: PassingError) -> T:
+        """Repeat what has failed with `error`."""
+        pause, deadline = FIRST_WAIT_SECONDS, time.monotonic() + self._seconds
+        self._began = self._began if self._waiting else time.monotonic()
+        self._waiting += 1
+        try:
+            while not self._is_spent and (left := deadline - time.monotonic()) > 0:
+                self._warn(error)
+                await asyncio.sleep(min(pause, left))
+                pause = min(pause * 2, LONGEST_WAIT_SECONDS)
+                try:
+                    result = await attempt()
+                except PassingError as again:
+                    error = again
+                else:
+                    self._tell_end()
+                    return result
+        finally:
+            self._waiting -= 1
+        self._is_spent = True
+        waited = f", and {self._seconds:g} s were waited for it (PLAN_ADAPTER_STORE_PATIENCE_SECONDS)" if self._seconds else ""
+        raise StoreError(
+            f"{error}{waited}. The run stops here with all that is recorded: once this is mended, `plan resume` goes on with it"
+        ) from error
+
+    def _warn(self, error: PassingError) -> None:
+        now = time.monotonic()
+        if now - self._warned >= WARN_SECONDS:
+            self._warned, self._is_told = now, True
+            since = datetime.now().astimezone() - timedelta(seconds=now - self._began)
+            log.warning("the run waits since %s, %g s at most: %s", since.isoformat(sep=" ", timespec="seconds"), self._seconds, error)
+
+    def _tell_end(self) -> None:
+        if self._is_told and self._waiting == 1:  # on a disk that is nearly full some writes find room and others do not
+            self._is_told = False
+            log.warning("%s is there again after %.1f s; the run goes on", self.label, time.monotonic() - self._began)

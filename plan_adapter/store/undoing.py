@@ -1,0 +1,44 @@
+"""What a run says whose rollback nobody goes on with, or about whose rollback a person gave their word. Functions of a connection."""
+
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from plan_adapter.execution.carry import Past
+from plan_adapter.execution.standing import recorded_standing, with_rollback
+from plan_adapter.execution.status import ended_status
+from plan_adapter.plan import PlanStatus, StepStatus
+from plan_adapter.record import RunReason
+from plan_adapter.store import plans
+from plan_adapter.store.columns import database_now
+from plan_adapter.store.rows import Row
+from plan_adapter.store.steps import attempts_of, receipts_of
+from plan_adapter.store.tables import runs, step_runs
+
+
+def end(connection: Connection, run_id: str, why: str) -> dict[str, Any]:
+    """Return with which values a run ends whose rollback was interrupted: its own reason stays; nothing for any other run."""
+    run = connection.execute(select(runs).where(runs.c.id == run_id)).mappings().one()
+    past = Past.of(attempts_of(connection, run_id), receipts_of(connection, run_id))
+    return _ended(connection, run, past, why) if past.has_rollbacks else {}
+
+
+def told(connection: Connection, run: Row, said: str, *, ends: bool) -> dict[str, Any]:
+    """Return the values of a run about whose rollback somebody has `said` something, with `ends` that it is not to go on."""
+    past = Past.of(attempts_of(connection, run["id"]), receipts_of(connection, run["id"]))
+    if ends and run["completed_at"] is None:
+        return _ended(connection, run, past, said)
+    return {"message": _message(connection, run, past, said)}
+
+
+def _ended(connection: Connection, run: Row, past: Past, why: str) -> dict[str, Any]:
+    reason = RunReason(run["reason"]) if run["reason"] else RunReason.CANCELLED
+    done = (step_runs.c.run_id == run["id"], step_runs.c.status == StepStatus.COMPLETED.value)
+    status: PlanStatus = ended_status(reason, completed=connection.execute(select(step_runs.c.step_id).where(*done)).first() is not None)
+    message = _message(connection, run, past, why)
+    return {"status": status.value, "reason": reason.value, "message": message, "completed_at": database_now()}
+
+
+def _message(connection: Connection, run: Row, past: Past, said: str) -> str:
+    plan = plans.get(connection, run["tenant_id"] or None, run["digest"], None)
+    return with_rollback(run["message"], f"{said}; {recorded_standing(plan, past)}")

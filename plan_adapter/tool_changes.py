@@ -1,0 +1,197 @@
+"""What became of tools: their definitions since an approval, and the code behind them since their last call; and both in words."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from pydantic import JsonValue
+
+from plan_adapter.canonical import canonical_json
+from plan_adapter.plan import EFFECTS, Effect, ExecutionPlan
+from plan_adapter.readable import as_text, code, is_secret_name, secret_parameters
+from plan_adapter.record import Attempt
+
+SHOWN_CHARACTERS = 200
+"""How much of a parameter's schema a line shows."""
+
+Definition = Mapping[str, JsonValue]
+"""What `Tool.definition` returns: name, parameters, effect and permissions."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterChange:
+    """A parameter of a tool, as its schema describes it; None where it has none of that name. `elsewhere`: the schema around them."""
+
+    name: str
+    old: JsonValue
+    new: JsonValue
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChange:
+    """A tool whose definition is not the one that was approved."""
+
+    name: str
+    parameters: tuple[ParameterChange, ...] = ()
+    effect: tuple[Effect, Effect] | None = None  # before and now
+    permissions_added: tuple[str, ...] = ()
+    permissions_removed: tuple[str, ...] = ()
+
+    @property
+    def is_raised(self) -> bool:
+        """Whether the tool may do more than before: by its effect, or by a permission."""
+        return bool(self.permissions_added) or (self.effect is not None and EFFECTS.index(self.effect[1]) > EFFECTS.index(self.effect[0]))
+
+    @property
+    def summary(self) -> str:
+        """What changed, in a few words: `parameters, effect`."""
+        whats = {
+            "parameters": self.parameters,
+            "effect": self.effect,
+            "permissions": (*self.permissions_added, *self.permissions_removed),
+        }
+        return ", ".join(what for what, changed in whats.items() if changed)
+
+
+def tool_changes(old: Iterable[Definition], new: Iterable[Definition]) -> list[ToolChange]:
+    """Return the tools of both whose definitions differ, by name; of one that only one of the two has, the plan's own changes tell."""
+    before = {str(definition["name"]): definition for definition in old}
+    pairs = [(before[name], after) for after in new if (name := str(after["name"])) in before]
+    return [_change(was, now) for was, now in pairs if not _is_same(dict(was), dict(now))]
+
+
+def _change(old: Definition, new: Definition) -> ToolChange:
+    before, after = (cast("list[str]", definition["permissions"]) for definition in (old, new))
+    effects = cast("tuple[Effect, Effect]", (old["effect"], new["effect"]))
+    return ToolChange(
+        name=str(new["name"]),
+        parameters=tuple(_parameter_changes(*(cast("dict[str, Any]", definition["parameters"]) for definition in (old, new)))),
+        effect=effects if effects[0] != effects[1] else None,
+        permissions_added=tuple(sorted(set(after) - set(before))),
+        permissions_removed=tuple(sorted(set(before) - set(after))),
+    )
+
+
+_ELSEWHERE = "the schema around them"
+
+
+def _parameter_changes(old: dict[str, Any], new: dict[str, Any]) -> Iterable[ParameterChange]:
+    before, after = _described(old), _described(new)
+    for name in dict.fromkeys([*before, *after]):
+        if not _is_same(before.get(name), after.get(name)):
+            yield ParameterChange(name, before.get(name), after.get(name))
+    around = [{key: part for key, part in schema.items() if key not in ("properties", "required")} for schema in (old, new)]
+    if not _is_same(*around):
+        yield ParameterChange("", *around)
+
+
+def _described(schema: dict[str, Any]) -> dict[str, JsonValue]:
+    """Return the schema of each parameter, with whether it must be given."""
+    required = schema.get("required", [])
+    return {name: {**part, "required": name in required} for name, part in schema.get("properties", {}).items()}
+
+
+def _is_same(one: JsonValue, other: JsonValue) -> bool:
+    return canonical_json(one) == canonical_json(other)
+
+
+def tool_change_lines(
+    changes: Sequence[ToolChange], plan: ExecutionPlan, definitions: Iterable[Definition], *, done: Collection[str] = ()
+) -> list[str]:
+    """Return a section for the text of a gate: what changed of each tool, and which steps call it; those in `done` are carried.
+
+    Nothing where nothing changed. `definitions` are those of the tools as they are now.
+    """
+    if not changes:
+        return []
+    lines = ["### Tools that changed", ""]
+    for change in changes:
+        mark = "⚠️ **MAY DO MORE THAN BEFORE:** " if change.is_raised else ""
+        lines.append(f"- {mark}{code(change.name)}, {_called_by(change.name, plan, done)}")
+        lines += [f"  - {line}" for line in _facts(change)]
+    changed = {change.name for change in changes}
+    same = [code(name) for name in (str(definition["name"]) for definition in definitions) if name not in changed]
+    return [*lines, *([f"- as they were: {', '.join(same)}"] if same else []), ""]
+
+
+def _facts(change: ToolChange) -> Iterable[str]:
+    if change.effect is not None:
+        yield f"effect: {change.effect[0]} → **{change.effect[1]}**"
+    if change.permissions_added:
+        yield f"**permissions added**: {', '.join(map(code, change.permissions_added))}"
+    if change.permissions_removed:
+        yield f"permissions removed: {', '.join(map(code, change.permissions_removed))}"
+    for parameter in change.parameters:
+        old, new = (_short(parameter.name, schema) for schema in (parameter.old, parameter.new))
+        if not parameter.name:
+            yield f"parameters, {_ELSEWHERE}: {old} → {new}"
+        elif parameter.old is None:
+            yield f"parameter added: {code(parameter.name)} {new}"
+        elif parameter.new is None:
+            yield f"parameter removed: {code(parameter.name)} {old}"
+        else:
+            yield f"parameter changed: {code(parameter.name)} {old} → {new}"
+
+
+def _short(name: str, schema: JsonValue) -> str:
+    # The default of a parameter, or the values that it may have, may be a secret.
+    if isinstance(schema, dict) and (is_secret_name(name) or secret_parameters({"properties": {name: schema}})):
+        schema = {key: part for key, part in schema.items() if key in ("type", "format", "required", "writeOnly")}
+    text = as_text(schema)
+    return code(text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}… {len(text) - SHOWN_CHARACTERS:,} more")
+
+
+def _called_by(tool: str, plan: ExecutionPlan, done: Collection[str]) -> str:
+    called = [step.id for step in plan.steps if step.tool_name == tool]
+    ways = {
+        "called by": [step_id for step_id in called if step_id not in done],
+        "not again by": [step_id for step_id in called if step_id in done],
+        "undoes": [step.id for step in plan.steps if step.rollback is not None and step.rollback.tool_name == tool],
+    }
+    told = [f"{way} {', '.join(code(step_id) for step_id in ids[:12])}{', …' if len(ids) > 12 else ''}" for way, ids in ways.items() if ids]
+    return "; ".join(told)
+
+
+@dataclass(frozen=True, slots=True)
+class CodeChange:
+    """A tool whose code was not the same at two attempts, the earlier one first."""
+
+    tool_name: str
+    before: Attempt
+    after: Attempt
+
+    def __str__(self) -> str:
+        """Return the change in a line of Markdown."""
+        if (self.before.step_id, self.before.item) == (self.after.step_id, self.after.item):
+            where = f"attempts {self.before.number} and {self.after.number} of {_place(self.before)}"
+        else:
+            where = f"{_attempt(self.before)} and {_attempt(self.after)}"
+        return f"the code of {code(self.tool_name)} changed between {where}"
+
+
+def code_changes(attempts: Iterable[Attempt]) -> list[CodeChange]:
+    """Return where the code of a tool changed from one of its attempts to the next, in their order; what is not known is no change."""
+    last, found = dict[str, Attempt](), list[CodeChange]()
+    for attempt in attempts:
+        if attempt.code_digest is None:
+            continue
+        before = last.get(attempt.tool_name)
+        if before is not None and before.code_digest != attempt.code_digest:
+            found.append(CodeChange(attempt.tool_name, before, attempt))
+        last[attempt.tool_name] = attempt
+    return found
+
+
+def changed_code(attempts: Iterable[Attempt], digests: Mapping[str, str | None]) -> list[str]:
+    """Return in words which tools have another code now, `digests` by name, than at their last attempt."""
+    last = {attempt.tool_name: attempt for attempt in attempts if attempt.code_digest is not None}
+    changed = {name: last[name] for name, now in digests.items() if now is not None and name in last and last[name].code_digest != now}
+    return [f"the code of {code(name)} is not what it was at {_attempt(before)}" for name, before in changed.items()]
+
+
+def _attempt(attempt: Attempt) -> str:
+    return f"attempt {attempt.number} of {_place(attempt)}"
+
+
+def _place(attempt: Attempt) -> str:
+    return code(attempt.step_id) + (f", item {attempt.item}" if attempt.item is not None else "")

@@ -1,0 +1,53 @@
+"""What a tool's probe says: `Done`, `NotDone`, or nothing; and whether its parameters are those of its tool."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+from pydantic import JsonValue
+
+from plan_adapter.problems import did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a probe returns where the write was done; `result` is what the tool would have returned, `note` is kept with the receipt."""
+
+    result: object = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NotDone:
+    """What a probe returns where the write was not done, so that it may be attempted again; `note` is kept with the receipt."""
+
+    note: str = ""
+
+
+def misfits(tool: JsonValue, probe: JsonValue) -> list[str]:
+    """Return why a function with the parameters schema `probe` cannot look after a tool with that of `tool`; empty where it can.
+
+    A probe may take fewer parameters than its tool; those that it takes are the tool's, of the same type and with the same default.
+    """
+    return list(_misfits(cast("dict[str, Any]", tool), cast("dict[str, Any]", probe)))
+
+
+def _misfits(tool: dict[str, Any], probe: dict[str, Any]) -> Iterator[str]:
+    of_tool, of_probe = tool.get("properties", {}), probe.get("properties", {})
+    kinds, required = tool.get("$defs", {}), tool.get("required", [])
+    for name, schema in of_probe.items():
+        if name not in of_tool:
+            hint = did_you_mean(name, list(of_tool))
+            yield f"the tool has no parameter `{name}`" + (f" ({hint})" if hint else "")
+        elif schema != of_tool[name]:
+            yield f"`{name}` is {_shown(schema)}, and {_shown(of_tool[name])} in the tool"
+        elif (name in probe.get("required", [])) != (name in required):
+            yield f"`{name}` may be left out of {'the tool, and not of the probe' if name not in required else 'the probe only'}"
+    for name, schema in probe.get("$defs", {}).items():
+        if name in kinds and schema != kinds[name]:
+            yield f"`{name}` is another type than that of the tool"
+
+
+def _shown(schema: Any) -> str:
+    return json.dumps(schema, ensure_ascii=False)

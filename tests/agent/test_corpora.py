@@ -1,0 +1,108 @@
+"""Plans that real models wrote, served as first answers: every defect is named to the model, and nothing invalid is ever returned."""
+
+import json
+from typing import Any
+
+import pytest
+
+from plan_adapter.agent.model import OpenAIModel
+from plan_adapter.agent.planner import Planner
+from plan_adapter.drafts import PlanRequest
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.validation import find_problems
+from tests.agent.server import Reply, Request, says, scripted
+from tests.documents.test_corpora import (  # pyright: ignore[reportUnusedImport]  # `catalogues` is a fixture
+    CORPORA,
+    Document,
+    catalogues,  # noqa: F401
+    defects,
+    lines,
+    model_to_document,
+)
+
+pytestmark = pytest.mark.skipif(not CORPORA.is_dir(), reason=f"the corpora are not beside the repository ({CORPORA.name})")
+
+
+def dirty_answer(plan: Document) -> dict[str, Any]:
+    document = model_to_document(plan)
+    return {"action": "plan_done", "speak": "", "reason": "", "description": document["description"], "steps": document["steps"]}
+
+
+def repaired(answer: dict[str, Any], tools: ToolRegistry) -> dict[str, Any]:
+    """What a model would answer that mends all it was told: known tools, a chain, no references, known fields."""
+    steps: list[dict[str, Any]] = []
+    for number, step in enumerate(answer["steps"]):
+        name = step["tool_name"] if step["tool_name"] in tools else tools.names()[0]
+        depends_on = [number - 1] if number else []
+        steps.append({"id": step["id"], "tool_name": name, "description": "", "parameters": {}, "depends_on": depends_on})
+    return {**answer, "steps": steps or [{"tool_name": tools.names()[0], "description": "", "parameters": {}}]}
+
+
+async def serve_all(plans: list[Document], registries: dict[str, ToolRegistry]) -> tuple[int, int]:
+    """Draft each plan from its dirty answer, with a model that mends what it is told; return how many were mended and how many sound."""
+    current: dict[str, Any] = {}
+
+    def script(request: Request) -> Reply:
+        return says(current["answer"] if len(request["messages"]) == 2 else current["mended"])
+
+    mended = sound = 0
+    with scripted(script) as server:
+        model = OpenAIModel("m", base_url=server.url)
+        for plan in plans:
+            tools = registries[plan["area"]]
+            answer = dirty_answer(plan)
+            current.update(answer=answer, mended=repaired(answer, tools))
+            server.requests.clear()
+            draft = await Planner(model, tools).drafted(PlanRequest(plan["user_request"]))
+            wrong = {code for code, _ in defects({**answer, "outputs": {}}, tools)}
+            assert draft.plan is not None, (plan["id"], draft.failure, draft.problems)
+            assert find_problems(draft.plan, tools) == []
+            told = server.requests[1]["messages"][-1]["content"] if len(server.requests) > 1 else ""
+            assert {code for code in wrong if f"[{code}]" not in told} == set(), (plan["id"], told)
+            if not answer["steps"]:
+                assert "[no-steps]" in told
+            assert (draft.repairs > 0) == bool(wrong or not answer["steps"]), (plan["id"], wrong, draft.calls)
+            mended += draft.repairs > 0
+            sound += draft.repairs == 0
+        await model.aclose()
+    return mended, sound
+
+
+async def test_every_defect_is_named_to_the_model_and_its_repaired_answer_is_taken(
+    catalogues: dict[str, ToolRegistry],  # noqa: F811
+) -> None:
+    mended, sound = await serve_all(lines("llm_plans.jsonl")[::12], catalogues)
+    assert mended > 15
+    assert sound > 15
+
+
+@pytest.mark.thorough
+async def test_every_plan_of_the_corpus(catalogues: dict[str, ToolRegistry]) -> None:  # noqa: F811
+    mended, sound = await serve_all(lines("llm_plans.jsonl"), catalogues)
+    assert mended + sound == len(lines("llm_plans.jsonl"))
+
+
+async def test_a_model_that_mends_nothing_never_gets_an_invalid_plan_through(
+    catalogues: dict[str, ToolRegistry],  # noqa: F811
+) -> None:
+    seen = 0
+    for plan in lines("llm_plans.jsonl")[::60]:
+        tools, answer = catalogues[plan["area"]], dirty_answer(plan)
+        if not defects({**answer, "outputs": {}}, tools):
+            continue
+        with scripted(says(answer)) as server:
+            model = OpenAIModel("m", base_url=server.url)
+            draft = await Planner(model, tools).drafted(PlanRequest(plan["user_request"]))
+            await model.aclose()
+        assert (draft.plan, len(draft.calls)) == (None, 4), plan["id"]
+        assert "mended nothing" in (draft.failure or "")
+        assert draft.problems
+        seen += 1
+    assert seen > 3
+
+
+def test_prompts_hold_no_more_than_they_must(catalogues: dict[str, ToolRegistry]) -> None:  # noqa: F811
+    from plan_adapter.agent.schema import draft_schema
+
+    schema = draft_schema(catalogues["huggingface"])
+    assert len(json.dumps(schema)) < 2000 * len(catalogues["huggingface"])

@@ -1,0 +1,270 @@
+"""A model behind a server: every rung, what is remembered of a server, and everything that a server may do wrong."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from plan_adapter.agent.model import RUNGS, Message, OpenAIModel, Question, Rung, known_endpoint
+from plan_adapter.errors import ModelError
+from tests.agent.server import Reply, Said, says, scripted
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"n": {"type": "integer"}, "note": {"type": "string"}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+QUESTION = Question((Message("system", "Count."), Message("user", "数到三")), SCHEMA, "count", max_tokens=100)
+
+
+def model_at(url: str, **options: Any) -> OpenAIModel:
+    return OpenAIModel("m", base_url=url, api_key="sk-canary", **{"max_retries": 0, **options})
+
+
+@pytest.mark.parametrize(
+    ("knows", "rung"),
+    [
+        (["json_schema_strict", "json_schema", "json_object", "tools"], "strict_schema"),
+        (["json_schema", "json_object", "tools"], "schema"),
+        (["json_object", "tools"], "json_object"),
+        (["tools"], "tool_call"),
+        ([], "text"),
+    ],
+)
+async def test_the_highest_rung_that_the_server_knows_carries_the_answer_and_is_remembered(knows: list[str], rung: Rung) -> None:
+    with scripted(says({"n": 3}), knows=knows) as server:
+        model = model_at(server.url)
+        first = await model.ask(QUESTION)
+        assert (first.reading.value, first.rung, known_endpoint(server.url, "m")) == ({"n": 3}, rung, rung)
+        assert len(server.requests) == RUNGS.index(rung) + 1
+        again = await model_at(server.url).ask(QUESTION)
+        assert (again.rung, again.requests, len(server.requests)) == (rung, 1, RUNGS.index(rung) + 2)
+        assert (await model.probe()).rung == rung
+        await model.aclose()
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+async def test_the_form_reaches_the_model_on_every_rung(rung: Rung) -> None:
+    with scripted(says({"n": 3})) as server:
+        model = model_at(server.url, first_rung=rung)
+        assert (await model.ask(QUESTION)).rung == rung
+        sent = server.requests[0]
+        form = sent.get("response_format", {})
+        if rung in ("strict_schema", "schema"):
+            schema = form["json_schema"]["schema"]
+            assert form["json_schema"].get("strict", False) is (rung == "strict_schema")
+            assert schema["required"] == (["n", "note"] if rung == "strict_schema" else ["n"])
+        elif rung == "tool_call":
+            assert sent["tools"][0]["function"]["parameters"] == SCHEMA
+            assert sent["tool_choice"]["function"]["name"] == "count"
+        else:
+            assert '"required":["n"]' in sent["messages"][-1]["content"]
+            assert form == ({"type": "json_object"} if rung == "json_object" else {})
+        assert sent["messages"][1]["content"] == "数到三"
+        await model.aclose()
+
+
+UNUSABLE: dict[str, Said] = {
+    "empty": Reply(""),
+    "prose": Reply("I would rather count to three."),
+    "a list": says([{"n": 3}]),
+    "two objects": Reply('{"n": 3} or {"n": 4}'),
+    "a number": Reply("3"),
+    "no choice": Reply(raw=b'{"id":"x","object":"chat.completion","created":1,"model":"m","choices":[]}'),
+    "too deep": Reply('{"n": ' + "[" * 150 + "]" * 150 + "}"),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+async def test_a_200_with_unusable_text_steps_down(kind: str) -> None:
+    with scripted(UNUSABLE[kind], UNUSABLE[kind], says({"n": 3})) as server:
+        model = model_at(server.url)
+        answer = await model.ask(QUESTION)
+        assert (answer.reading.value, answer.rung, answer.requests) == ({"n": 3}, "json_object", 3)
+        assert answer.usage.total == (45 if kind != "no choice" else 15)
+        await model.aclose()
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+async def test_what_is_unusable_on_every_rung_is_an_answer_without_an_object_and_teaches_nothing(kind: str) -> None:
+    with scripted(UNUSABLE[kind]) as server:
+        model = model_at(server.url)
+        answer = await model.ask(QUESTION)
+        assert answer.reading.value is None
+        assert answer.reading.problem
+        assert known_endpoint(server.url, "m") == "strict_schema"
+        await model.aclose()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"n": 3}',
+        '```json\n{"n": 3}\n```',
+        'Here it is:\n```\n{"n": 3}\n```\nGood luck!',
+        'Sure! {"n": 3} is what you want.',
+        '\ufeff {"n": 3}\n',
+        '<think>{ not this</think>\n{"n": 3}',
+    ],
+)
+async def test_an_object_is_found_in_a_fence_and_in_prose_on_every_rung(text: str) -> None:
+    with scripted(Reply(text.removeprefix("\ufeff"))) as server:
+        model = model_at(server.url)
+        answer = await model.ask(QUESTION)
+        assert (answer.reading.value, answer.reading.mended, answer.rung) == ({"n": 3}, False, "strict_schema")
+        await model.aclose()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"n": 3, "a": [{"b": 1}, {"c": 2}],, "d": {"e": {}},}',
+        "{n: 3,}",
+        "{'n': 3}",
+        '```json\n{"n": 3,\n```',
+        '{"n": 3 // three\n}',
+        '{"n": 3, "note": "a"',
+    ],
+)
+async def test_json_that_is_nearly_json_is_mended_on_the_last_rung_only(text: str) -> None:
+    with scripted(Reply(text)) as server:
+        model = model_at(server.url)
+        answer = await model.ask(QUESTION)
+        assert answer.reading.value is not None
+        assert (answer.reading.value["n"], answer.reading.mended, answer.rung) == (3, True, "text")
+        await model.aclose()
+
+
+async def test_an_answer_that_was_cut_off_is_not_mended_and_not_asked_for_on_other_rungs() -> None:
+    with scripted(Reply('{"n": 3, "note": "aaaa', finish="length")) as server:
+        model = model_at(server.url)
+        answer = await model.ask(QUESTION)
+        assert (answer.reading.value, answer.cut_off, len(server.requests)) == (None, True, 1)
+        assert "cut off" in answer.reading.problem
+        await model.aclose()
+
+
+async def test_a_refusal_is_told_as_one() -> None:
+    with scripted(Reply(refusal="I cannot help with that.")) as server:
+        model = model_at(server.url)
+        answer = await model.ask(QUESTION)
+        assert (answer.reading.value, answer.reading.problem) == (None, "the model declines: I cannot help with that.")
+        assert len(server.requests) == 1
+        await model.aclose()
+
+
+async def test_several_calls_where_one_is_wanted_are_no_answer() -> None:
+    with scripted(Reply(calls=('{"n": 1}', '{"n": 2}')), says({"n": 3})) as server:
+        model = model_at(server.url, first_rung="tool_call")
+        assert (await model.ask(QUESTION)).rung == "text"
+        await model.aclose()
+
+
+async def test_a_server_that_ignores_the_form_and_answers_in_a_fence_stays_on_its_rung() -> None:
+    with scripted(Reply('```json\n{"n": 3}\n```')) as server:
+        model = model_at(server.url)
+        assert (await model.ask(QUESTION)).rung == "strict_schema"
+        await model.aclose()
+
+
+@pytest.mark.parametrize("field", ["max_completion_tokens", "reasoning_effort"])
+async def test_a_field_that_the_server_does_not_take_is_said_otherwise_once_and_for_all(field: str) -> None:
+    question = Question(QUESTION.messages, SCHEMA, "count", max_tokens=100, effort="high")
+    with scripted(says({"n": 3}), refuses=[field]) as server:
+        model = model_at(server.url)
+        answer = await model.ask(question)
+        assert (answer.rung, len(server.requests)) == ("strict_schema", 2)
+        await model.ask(question)
+        assert len(server.requests) == 3
+        assert field not in server.requests[-1]
+        assert (server.requests[-1].get("max_tokens") == 100) is (field == "max_completion_tokens")
+        await model.aclose()
+
+
+async def test_a_probe_learns_what_the_server_refuses_and_what_it_calls_the_model() -> None:
+    with scripted(says({"ready": True}), knows=["json_object"], refuses=["max_completion_tokens", "reasoning_effort"]) as server:
+        model = model_at(server.url)
+        found = await model.probe()
+        assert (found.model, found.rung, found.requests) == ("m", "json_object", 3)
+        assert found.refuses == ("strict_schema", "schema", "max_completion_tokens", "reasoning_effort")
+        await model.aclose()
+
+
+async def test_a_probe_that_gets_no_object_says_so() -> None:
+    with scripted(Reply("Ready!")) as server:
+        model = model_at(server.url)
+        with pytest.raises(ModelError, match="answers, but not with a JSON object: the answer is no JSON"):
+            await model.probe()
+        await model.aclose()
+
+
+async def test_openais_own_key_and_a_password_in_the_url_are_in_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted(Reply(status=401, error="bad key sk-canary")) as server:
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-canary")
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        own, other = OpenAIModel("m"), OpenAIModel("m", base_url=server.url.replace("://", "://ana:hunter2@"))
+        for model in (own, other):
+            with pytest.raises(ModelError, match="answers 401") as raised:
+                await model.ask(QUESTION)
+            assert not [word for word in ("hunter2",) if word in str(raised.value) + repr(model)]
+            await model.aclose()
+            if model is own:
+                assert "sk-canary" not in str(raised.value)
+        assert "Bearer sk-canary" not in server.headers[1].values()
+
+
+ERRORS: dict[str, tuple[Reply, str]] = {
+    "401": (Reply(status=401, error="bad key sk-canary"), "401.*give another key"),
+    "404": (Reply(status=404, error="no such model"), "404.*look at the model's name"),
+    "429": (Reply(status=429, error="too many"), "answers 429"),
+    "500": (Reply(status=500, error="broken"), "answers 500"),
+    "cut": (Reply(cut=True), "cannot be reached"),
+    "html": (Reply(raw=b"<html>hello</html>"), "OpenAI's protocol|holds no|HTML|no JSON"),
+    "400 on every rung": (Reply(status=400, error="context too long"), "refuses the request.*context too long"),
+}
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+async def test_what_keeps_a_server_from_answering_is_said_without_the_key(kind: str) -> None:
+    reply, expected = ERRORS[kind]
+    with scripted(reply) as server:
+        model = model_at(server.url)
+        with pytest.raises(ModelError, match=expected) as raised:
+            await model.ask(QUESTION)
+        assert "sk-canary" not in str(raised.value) + repr(model)
+        assert raised.value.__cause__ is None
+        await model.aclose()
+
+
+@pytest.mark.parametrize(
+    "first", [Reply(status=429, error="slow down", headers=(("Retry-After", "0.01"),)), Reply(status=500), Reply(cut=True)]
+)
+async def test_what_may_pass_is_tried_again(first: Reply) -> None:
+    with scripted(first, says({"n": 3})) as server:
+        model = model_at(server.url, max_retries=2)
+        assert (await model.ask(QUESTION)).reading.value == {"n": 3}
+        assert len(server.requests) == 2
+        await model.aclose()
+
+
+async def test_a_server_that_does_not_answer_is_left() -> None:
+    never = threading.Event()
+    with scripted(Reply(hold=never)) as server:
+        model = model_at(server.url, timeout_seconds=0.2)
+        with pytest.raises(ModelError, match=r"did not answer within 0.2 s, 1 times"):
+            await model.ask(QUESTION)
+        never.set()
+        await model.aclose()
+
+
+async def test_nobody_listens() -> None:
+    model = model_at("http://127.0.0.1:9/v1")
+    with pytest.raises(ModelError, match="cannot be reached"):
+        await model.ask(QUESTION)
+    await model.aclose()
+
+
+async def test_without_a_key_openai_itself_is_not_asked() -> None:
+    with pytest.raises(ModelError, match="OPENAI_API_KEY"):
+        await OpenAIModel("gpt-x").ask(QUESTION)

@@ -1,0 +1,345 @@
+"""A task becomes a valid plan, or an honest account of why not: phases, repair, dependencies, constraints, budgets, questions."""
+
+import json
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from plan_adapter.agent.model import OpenAIModel
+from plan_adapter.agent.planner import Budget, Planner
+from plan_adapter.drafts import Draft, PlanRequest
+from plan_adapter.errors import DraftError, ModelError
+from plan_adapter.plan import ExecutionOptions
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.tools.tool import tool
+from plan_adapter.validation import find_problems
+from tests.agent.server import Reply, ScriptedServer, says, scripted
+
+
+@tool(effect="read")
+def look(url: str, attempts: int = 1) -> dict[str, Any]:
+    """Look at a page.
+
+    Args:
+        url: What to fetch.
+        attempts: How often to try.
+    """
+    return {"url": url, "attempts": attempts}
+
+
+@tool(effect="idempotent_write")
+def back_up(database: str, labels: dict[str, str] | None = None) -> dict[str, Any]:
+    """Back a database up."""
+    return {"path": f"/{database}", "labels": labels}
+
+
+@tool(effect="write")
+def deploy(version: str, replicas: int = 2) -> str:
+    """Deploy a version."""
+    return f"{version} {replicas}"
+
+
+TOOLS = ToolRegistry([look, back_up, deploy])
+TASK = PlanRequest("Deploy 2.1 to production", constraints=("back up the database first",))
+
+Step = dict[str, Any]
+
+
+def step(tool_name: str, parameters: dict[str, Any], **fields: Any) -> Step:
+    return {"tool_name": tool_name, "description": f"Call {tool_name}", "parameters": parameters, **fields}
+
+
+BACK_UP = step("back_up", {"database": "app"}, id="backup")
+DEPLOY = step("deploy", {"version": "2.1"}, id="deploy", depends_on=["backup"])
+VERIFY = step("look", {"url": "http://app/health"}, id="verify", depends_on=["deploy"])
+CLAIM = {"number": 1, "steps": ["backup"], "before": ["deploy"]}
+
+
+def done(*steps: Step, **fields: Any) -> dict[str, Any]:
+    return {"action": "plan_done", "speak": "Deploys 2.1.", "reason": "clear", "description": "Deploy 2.1", "steps": [*steps], **fields}
+
+
+GOOD = done(BACK_UP, DEPLOY, VERIFY, constraints=[CLAIM], complexity="moderate", need_thinking=False)
+
+
+async def drafted(server: ScriptedServer, request: PlanRequest = TASK, **options: Any) -> Draft:
+    model = OpenAIModel("m", base_url=server.url, max_retries=0)
+    try:
+        draft = await Planner(model, TOOLS, **options).drafted(request)
+    finally:
+        await model.aclose()
+    if draft.plan is not None:
+        assert find_problems(draft.plan, TOOLS) == []
+    return draft
+
+
+def corrections(server: ScriptedServer) -> str:
+    return server.requests[-1]["messages"][-1]["content"]
+
+
+async def test_a_clear_task_is_planned_in_one_round() -> None:
+    with scripted(says(GOOD)) as server:
+        draft = await drafted(server)
+    assert draft.plan is not None
+    assert [(s.id, s.depends_on) for s in draft.plan.steps] == [("backup", []), ("deploy", ["backup"]), ("verify", ["deploy"])]
+    assert (draft.plan.description, draft.complexity, draft.repairs, len(draft.calls)) == ("Deploy 2.1", "moderate", 0, 1)
+    assert [(c.checked, c.how) for c in draft.constraints] == [(True, "`backup` completes before `deploy` starts")]
+    assert (draft.calls[0].rung, draft.calls[0].usage.total) == ("strict_schema", 15)
+
+
+async def test_the_same_request_gives_the_same_bytes() -> None:
+    with scripted(says(GOOD)) as server:
+        first, second = await drafted(server), await drafted(server)
+        assert server.requests[0] == server.requests[1]
+    assert first.calls[0].prompt_digest == second.calls[0].prompt_digest
+
+
+async def test_what_a_model_planned_needs_an_approval_whatever_the_request_says() -> None:
+    options = ExecutionOptions(require_approval=False, auto_approve=True, allow_parallel=True)
+    with scripted(says({**GOOD, "options": {"require_approval": False}})) as server:
+        draft = await drafted(server, PlanRequest("Deploy", options=options, metadata={"team": "平台"}))
+    assert draft.plan is not None
+    assert (draft.plan.options.require_approval, draft.plan.options.auto_approve, draft.plan.options.allow_parallel) == (True, False, True)
+    assert (draft.plan.metadata, draft.notes) == ({"team": "平台"}, ["left out of the answer, because no model may decide it: `options`"])
+
+
+def call(**fields: Any) -> dict[str, Any]:
+    return done(step("deploy", {"version": "1"}, **fields))
+
+
+AHEAD = [step("look", {"url": "${{ steps.b.result }}"}, id="a"), step("look", {"url": "${{ steps.a.result }}"}, id="b")]
+UNBACKED = done(BACK_UP, {**DEPLOY, "depends_on": []}, constraints=[CLAIM])
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown tool": (done(step("deploi", {"version": "1"})), "steps[0].tool_name: [unknown-tool]"),
+    "unknown parameter": (done(step("deploy", {"version": "1", "force": True})), "steps[0].parameters.force: [bad-parameters]"),
+    "missing parameter": (done(step("deploy", {})), "[bad-parameters]"),
+    "wrong type": (done(step("deploy", {"version": "1", "replicas": "many"})), "steps[0].parameters.replicas: [bad-parameters]"),
+    "place that is not there": (call(depends_on=[7]), "steps[0].depends_on[0]: [unknown-step] there is no step 7"),
+    "id that is not there": (done(step("deploy", {"version": "1"}, depends_on=["backup"])), "steps[0].depends_on[0]: [unknown-step]"),
+    "cycle": (done(step("deploy", {"version": "1"}, depends_on=[1]), step("look", {"url": "x"}, depends_on=[0])), "[cycle]"),
+    "itself": (done(step("deploy", {"version": "1"}, depends_on=[0])), "[self-dependency]"),
+    "no steps": ({"action": "plan_done", "speak": "", "reason": ""}, "steps: [no-steps]"),
+    "steps that are no list": (done() | {"steps": {"a": 1}}, "steps: [no-steps]"),
+    "a step that is text": (done() | {"steps": ["deploy it"]}, "steps[0]"),
+    "steps beside continue": ({**GOOD, "action": "continue"}, "steps: [bad-value] steps stand beside `continue`"),
+    "no action": ({"speak": "hm"}, "action: [bad-value] there is no action"),
+    "another action": ({**GOOD, "action": "finish"}, 'action: [bad-value] "finish" is no action'),
+    "a lowered effect": (done(step("deploy", {"version": "1"}, effect="read")), "steps[0].effect: [lowered-effect]"),
+    "a field of people": (done(step("deploy", {"version": "1"}, on_error="continue")), "steps[0].on_error: [unknown-field]"),
+    "duplicate ids": (done(BACK_UP, {**DEPLOY, "id": "backup", "depends_on": []}), "[duplicate-id]"),
+    "a reference ahead": (done(*AHEAD), "[cycle]"),
+    "a reference to nothing": (done(step("look", {"url": "${{ steps.nobody.result }}"})), "[unknown-reference]"),
+    "a reserved key": (done(step("back_up", {"database": "a", "labels": {"__prefect_kind": "jinja"}})), "__prefect"),
+    "a goal": (done({"content": "Make it nice"}), "[not-yet]"),
+    "a broken constraint": (UNBACKED, "constraints[0]: [broken-constraint] `deploy` can start before"),
+    "a question of nothing": ({"action": "ask_user", "speak": " ", "reason": ""}, "speak: [missing-field]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WRONG)
+async def test_each_fault_goes_back_with_its_place_and_a_corrected_answer_is_taken(kind: str) -> None:
+    wrong, expected = WRONG[kind]
+    with scripted(says(wrong), says(GOOD)) as server:
+        draft = await drafted(server)
+        assert expected in corrections(server)
+        roles = [message["role"] for message in server.requests[-1]["messages"]]
+        assert roles == ["system", "user", "assistant", "user"]
+    assert draft.plan is not None
+    assert (draft.repairs, bool(draft.calls[0].problems), draft.calls[1].problems) == (1, True, ())
+
+
+async def test_all_problems_go_back_at_once() -> None:
+    wrong = done(step("deploi", {}), step("deploy", {"replicas": "x"}, depends_on=[9, "nobody"]))
+    with scripted(says(wrong), says(GOOD)) as server:
+        await drafted(server)
+        told = corrections(server)
+    for code in ("[unknown-tool]", "[bad-parameters]", "there is no step 9", "`nobody`"):
+        assert code in told
+
+
+@pytest.mark.parametrize("kind", ["empty", "prose", "list", "cut off"])
+async def test_text_that_is_no_decision_is_corrected(kind: str) -> None:
+    reply = {"empty": Reply(""), "prose": Reply("Sure!"), "list": says([GOOD]), "cut off": Reply('{"action"', finish="length")}[kind]
+    rungs = 1 if kind == "cut off" else 5
+    with scripted(*[reply] * rungs, says(GOOD)) as server:
+        draft = await drafted(server)
+    assert (draft.plan is not None, draft.repairs) == (True, 1)
+
+
+async def test_dependencies_by_place_id_digits_and_forwards_are_all_kept() -> None:
+    steps = (
+        step("look", {"url": "c"}, depends_on=[1, "2"]),
+        step("look", {"url": "a"}),
+        step("look", {"url": "b"}, id="b", depends_on=["step_2", 1.0]),
+        step("look", {"url": "d"}, depends_on=0),
+    )
+    with scripted(says(done(*steps))) as server:
+        draft = await drafted(server, PlanRequest("Look around"))
+    assert draft.plan is not None
+    assert [s.depends_on for s in draft.plan.steps] == [["step_2", "b"], [], ["step_2", "step_2"], ["step_1"]]
+
+
+async def test_a_dependency_that_a_correction_drops_is_asked_about_and_then_noted() -> None:
+    broken = done(BACK_UP, DEPLOY, {**VERIFY, "parameters": {}})
+    dropped = done(BACK_UP, {**DEPLOY, "depends_on": []}, VERIFY)
+    with scripted(says(broken), says(dropped), says(dropped)) as server:
+        draft = await drafted(server, PlanRequest("Deploy"))
+        assert "[dropped-dependency] `deploy` no longer waits for `backup`" in corrections(server)
+    assert draft.plan is not None
+    assert draft.notes == ["the model took back that `deploy` waits for `backup`"]
+
+
+async def test_a_dependency_that_follows_from_others_is_not_lost() -> None:
+    broken = done(BACK_UP, DEPLOY, {**VERIFY, "parameters": {}, "depends_on": ["deploy", "backup"]})
+    with scripted(says(broken), says(done(BACK_UP, DEPLOY, VERIFY))) as server:
+        draft = await drafted(server, PlanRequest("Deploy"))
+    assert (draft.plan is not None, len(draft.calls)) == (True, 2)
+
+
+async def test_corrections_that_mend_nothing_end_the_draft_and_progress_gives_new_ones() -> None:
+    with scripted(says(done(step("deploi", {})))) as server:
+        draft = await drafted(server)
+    assert (draft.plan, len(draft.calls)) == (None, 4)
+    assert draft.failure == "no valid plan came of the task: 3 corrections in a row mended nothing"
+    assert [problem.code for problem in draft.problems] == ["unknown-tool"]
+    three, two, one = ([step(f"no_{number}", {}) for number in range(many)] for many in (3, 2, 1))
+    with scripted(*(says(done(*steps)) for steps in (three, three, two, two, one, one)), says(GOOD)) as server:
+        draft = await drafted(server)
+    assert (draft.plan is not None, len(draft.calls)) == (True, 7)
+
+
+async def test_the_error_of_a_draft_names_what_was_wrong() -> None:
+    with scripted(says(done(step("deploi", {})))) as server:
+        model = OpenAIModel("m", base_url=server.url)
+        with pytest.raises(DraftError, match=r"(?s)mended nothing.*steps\[0\].tool_name.*deploy") as raised:
+            await Planner(model, TOOLS).adraft(TASK)
+        await model.aclose()
+    assert len(raised.value.draft.calls) == 4
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [(Budget(rounds=2), "2 rounds is spent"), (Budget(tokens=20), "20 tokens is spent"), (Budget(seconds=0.0), "0 s is spent")],
+)
+async def test_a_budget_that_is_spent_ends_the_draft(budget: Budget, expected: str) -> None:
+    with scripted(says({"action": "continue", "speak": "hm", "reason": "thinking"})) as server:
+        draft = await drafted(server, budget=budget)
+    assert draft.plan is None
+    assert expected in (draft.failure or "")
+
+
+async def test_a_hard_task_gets_a_second_deeper_pass() -> None:
+    deeper = done(BACK_UP, DEPLOY, VERIFY, step("look", {"url": "again"}, depends_on=["verify"]), constraints=[CLAIM])
+    with scripted(says({**GOOD, "need_thinking": True}), says(deeper)) as server:
+        draft = await drafted(server)
+        first, second = server.requests
+    assert draft.plan is not None
+    assert (len(draft.plan.steps), [call.phase for call in draft.calls]) == (4, ["quick", "deep"])
+    assert (second["max_completion_tokens"], second["reasoning_effort"]) == (2 * first["max_completion_tokens"], "high")
+    assert "reasoning_effort" not in first
+
+
+@pytest.mark.parametrize("failure", [Reply(status=500, error="broken"), says(done(step("deploi", {})))], ids=["an error", "invalid"])
+async def test_a_deep_pass_that_fails_falls_back_to_the_first_plan(failure: Reply) -> None:
+    with scripted(says({**GOOD, "need_thinking": True}), failure) as server:
+        draft = await drafted(server)
+    assert draft.plan is not None
+    assert (len(draft.plan.steps), draft.failure, draft.problems) == (3, None, [])
+    assert draft.notes[0].startswith("the deep pass came to nothing, and the first plan stands: ")
+
+
+async def test_the_model_asks_and_goes_on_with_the_answer() -> None:
+    asked: list[str] = []
+
+    async def person(question: str) -> str:
+        asked.append(question)
+        return "生产库"
+
+    with scripted(says({"action": "ask_user", "speak": "Which database?", "reason": "two"}), says(GOOD)) as server:
+        draft = await drafted(server, asker=person)
+        assert '"answer":"生产库"' in corrections(server)
+    assert (asked, draft.plan is not None) == (["Which database?"], True)
+
+
+async def test_the_time_that_a_person_takes_is_no_cost_of_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = 0.0
+
+    async def person(_: str) -> str:
+        nonlocal late
+        late = 10_000.0
+        return "the first"
+
+    real = time.monotonic
+    monkeypatch.setattr("plan_adapter.agent.planner.time", SimpleNamespace(monotonic=lambda: real() + late))
+    with scripted(says({"action": "ask_user", "speak": "Which?", "reason": "two"}), says(GOOD)) as server:
+        draft = await drafted(server, asker=person)
+    assert (draft.plan is not None, draft.failure) == (True, None)
+
+
+async def test_a_question_that_nobody_answers_ends_the_draft_and_stands_in_the_failure() -> None:
+    with scripted(says({"action": "ask_user", "speak": "Which database?", "reason": "two"})) as server:
+        draft = await drafted(server)
+    assert (draft.plan, draft.failure) == (None, "no valid plan came of the task: the model asks, and nobody answers: Which database?")
+
+
+async def test_a_constraint_that_is_about_no_order_is_listed_as_unchecked() -> None:
+    request = PlanRequest("Deploy", constraints=("back up first", "only off-peak", "verify afterwards"))
+    claims = [CLAIM, {"number": 3, "steps": ["deploy"], "before": ["verify"]}]
+    with scripted(says(done(BACK_UP, DEPLOY, VERIFY, constraints=claims))) as server:
+        draft = await drafted(server, request)
+    assert [(c.number, c.checked) for c in draft.constraints] == [(1, True), (2, False), (3, True)]
+    assert draft.constraints[1].how == "not checked: nothing in the plan says how it is kept"
+
+
+async def test_max_steps_is_kept() -> None:
+    with scripted(says(GOOD), says(done(step("deploy", {"version": "1"})))) as server:
+        draft = await drafted(server, PlanRequest("Deploy", max_steps=2))
+        assert "[too-many-steps] the plan has 3 steps, and may have 2" in corrections(server)
+    assert draft.plan is not None
+
+
+async def test_a_planner_sees_only_the_tools_that_were_named() -> None:
+    with scripted(says(done(step("deploy", {"version": "1"}))), says(done(step("look", {"url": "x"})))) as server:
+        draft = await drafted(server, PlanRequest("Deploy", available_tools=("look",)))
+        text = json.dumps(server.requests[0])
+        assert "[unknown-tool]" in corrections(server)
+    assert "back_up" not in text
+    assert draft.plan is not None
+
+
+@pytest.mark.parametrize(
+    ("request_", "tools", "expected"),
+    [
+        (PlanRequest(" "), TOOLS, "no task"),
+        (PlanRequest("x"), ToolRegistry(), "no tools"),
+        (PlanRequest("x", max_steps=0), TOOLS, "max_steps"),
+    ],
+)
+async def test_what_cannot_be_planned_asks_no_model(request_: PlanRequest, tools: ToolRegistry, expected: str) -> None:
+    with scripted(says(GOOD)) as server:
+        draft = await Planner(OpenAIModel("m", base_url=server.url), tools).drafted(request_)
+        assert (draft.plan, server.requests) == (None, [])
+    assert expected in (draft.failure or "")
+
+
+async def test_a_model_that_is_away_raises() -> None:
+    with pytest.raises(ModelError, match="cannot be reached"):
+        await Planner(OpenAIModel("m", base_url="http://127.0.0.1:9/v1", max_retries=0), TOOLS).adraft(TASK)
+
+
+async def test_values_that_strict_decoding_bent_are_straightened() -> None:
+    bent = step("back_up", {"database": "app", "labels": '{"who": "我"}'}, id=None, depends_on=None, rollback=None, effect=None)
+    plain = step("back_up", {"database": "app", "labels": None})
+    with scripted(says(done(bent, plain))) as server:
+        draft = await drafted(server, PlanRequest("Back up"))
+    assert draft.plan is not None
+    assert [s.parameters for s in draft.plan.steps] == [{"database": "app", "labels": {"who": "我"}}, {"database": "app", "labels": None}]
+
+
+async def test_the_seeds_generator_shape_without_an_action_is_a_plan() -> None:
+    with scripted(says({"description": "Deploy", "plan_steps": [step("deploy", {"version": "1"})]})) as server:
+        draft = await drafted(server, PlanRequest("Deploy"))
+    assert draft.plan is not None

@@ -1,0 +1,107 @@
+"""Resuming a long run that is half done, offline on SQLite, beside running as many steps; and what the store keeps of each step."""
+
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+
+from plan_adapter.execution.carry import Past
+from plan_adapter.plan import PlanStatus
+from plan_adapter.runner import aresume_run, arun_plan
+from plan_adapter.store.store import PlanStore
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.tools.tool import Tool, tool
+from tests.benchmarks.shapes import Shape, chain, layered
+
+ROUNDS = 5
+
+
+class Work:
+    """A tool that fails from the `limit`-th call on, and notes when it was first called."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.calls = limit, 0
+        self.first: float | None = None
+
+    @property
+    def tool(self) -> Tool[..., object]:
+        @tool(effect="read")
+        async def work(ms: int = 0) -> dict[str, bool]:
+            """Do nothing, as long as there is work left."""
+            self.first = self.first or time.perf_counter()
+            self.calls += 1
+            if self.calls > self.limit:
+                raise ValueError("enough for this time")
+            return {"ok": True}
+
+        return work
+
+
+async def half_done(shape: Shape, store: PlanStore) -> str:
+    """Return a run of `shape` of which half is done."""
+    run = await arun_plan(shape.plan(), tools=ToolRegistry([Work(len(shape.steps) // 2).tool]), store=store, offline=True)
+    assert (run.status, run.summary().completed) == (PlanStatus.PARTIAL, len(shape.steps) // 2)
+    return run.id
+
+
+async def first_step_ms(run_id: str, url: str) -> float:
+    """Return how long after resuming the first new step is called, in a store that was opened before."""
+    work = Work(0)
+    async with PlanStore(url) as store:
+        await store.now()
+        began = time.perf_counter()
+        await aresume_run(run_id, tools=ToolRegistry([work.tool]), store=store, offline=True)
+    assert work.first is not None
+    return (work.first - began) * 1000
+
+
+@pytest.mark.benchmark
+@pytest.mark.parametrize("shape", [layered(100, 50), chain(5000)], ids=lambda shape: shape.name)
+async def test_the_first_new_step_of_a_long_run_starts_soon(shape: Shape, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/plans.db"
+    async with PlanStore(url) as store:
+        began = time.perf_counter()
+        run_id = await half_done(shape, store)
+        each = (time.perf_counter() - began) * 1000 / (len(shape.steps) // 2)
+    found = statistics.median([await first_step_ms(run_id, url) for _ in range(ROUNDS)])
+    ratio = found / each
+    print(
+        f"\n{shape.name}: first new step after {found:.0f} ms, as long as {ratio:.0f} steps take to run (at most {len(shape.steps) // 10})"
+    )
+    assert ratio <= len(shape.steps) / 10
+
+
+async def test_what_is_kept_of_a_step_does_not_grow_with_the_plan(tmp_path: Path) -> None:
+    kept = {count: await bytes_a_step(tmp_path, count) for count in (100, 1000)}
+    assert kept[1000] <= kept[100] * 1.1, kept
+
+
+@pytest.mark.benchmark
+async def test_what_is_kept_of_a_step_does_not_grow_in_a_plan_of_thousands(tmp_path: Path) -> None:
+    kept = {count: await bytes_a_step(tmp_path, count) for count in (100, 1000, 5000)}
+    print("\n" + ", ".join(f"{count} steps: {size:.0f} bytes a step" for count, size in kept.items()))
+    assert max(kept.values()) <= kept[100] * 1.1, kept
+
+
+async def bytes_a_step(folder: Path, count: int) -> float:
+    """Return how many bytes a run of `count` steps, half done, resumed once and then done, adds to a store."""
+    file = folder / f"{count}.db"
+    async with PlanStore(f"sqlite:///{file}") as store:
+        empty = await size_of(store)
+        run_id = await half_done(layered(count // 50, 50), store)
+        run = await aresume_run(run_id, tools=ToolRegistry([Work(count).tool]), store=store, offline=True)
+        assert run.status is PlanStatus.COMPLETED
+        assert len(Past.of([], await store.receipts(run_id)).succeeded) == count
+        return (await size_of(store) - empty) / count
+
+
+async def size_of(store: PlanStore) -> int:
+    """Return the bytes of the pages in use, whether they have come to the file yet or not."""
+
+    def pages(connection: object) -> int:
+        names = ("page_count", "freelist_count", "page_size")
+        count, free, size = (connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in names)  # type: ignore[attr-defined]
+        return (count - free) * size
+
+    return await store._database.read(pages)

@@ -1,0 +1,103 @@
+"""What `plan show`, `resolve` and `cancel` say of a run that stopped with something in doubt, and what they name to type."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Plan
+from tests.cli.test_waiting import Processes, line_with, processes
+
+__all__ = ["processes"]
+
+SLOW = """
+description: 慢慢来
+options: {{require_approval: false}}
+steps:
+  - id: prep
+    tool_name: run_command
+    parameters: {{argv: [touch, prepared]}}
+    rollback: {{tool_name: run_command, parameters: {{argv: [rm, prepared]}}}}
+  - id: slow
+    tool_name: run_command
+    effect: {effect}
+    parameters: {{argv: [{python}, -c, "import pathlib, time; pathlib.Path('begun').touch(); time.sleep({seconds})"]}}
+    depends_on: [prep]
+    timeout_ms: {timeout}
+    rollback: {{tool_name: run_command, parameters: {{argv: [touch, slow-undone]}}}}
+"""
+
+
+def slow(effect: str = "write", *, seconds: float = 3600, timeout: int = 0) -> str:
+    """A plan whose second step never comes back."""
+    text = SLOW.format(python=sys.executable, effect=effect, seconds=seconds, timeout=timeout)
+    Path("plan.yaml").write_text(text, encoding="utf-8")
+    return "plan.yaml"
+
+
+@pytest.mark.parametrize("effect", ["write", "read"])
+def test_of_a_run_that_was_killed_the_next_command_is_shown(effect: str, processes: Processes, plan: Plan) -> None:
+    process = processes.begin("run", slow(effect), "--offline")
+    line_with(process.stderr, "slow: started")
+    process.kill()
+    process.wait()
+    run_id = plan("runs", "--json").lines[0]["id"]
+    hint = plan("show", run_id).err
+    if effect == "read":
+        assert hint == f"its process is gone; nothing that it did is in doubt: `plan resume {run_id}` goes on\n"
+        return
+    assert hint == (
+        f"its process is gone, and whether `slow` was done is unknown: `plan resolve {run_id} slow done|again|abort` says it, "
+        f"then `plan resume {run_id}` goes on\n"
+    )
+
+
+def test_a_run_that_was_killed_and_then_cancelled_says_how_long_it_took(processes: Processes, plan: Plan) -> None:
+    process = processes.begin("run", slow("read"), "--offline")
+    line_with(process.stderr, "slow: started")
+    process.kill()
+    process.wait()
+    run_id = plan("runs", "--json").lines[0]["id"]
+    assert plan("show", run_id, "--json").run["total_duration_ms"] == 0
+    assert plan("runs").out.splitlines()[1].endswith("-")
+    said = plan("cancel", run_id)
+    assert " in 0 ms" not in said.out
+    assert plan("show", run_id, "--json").run["total_duration_ms"] > 0
+
+
+def test_of_a_run_that_is_executed_nothing_is_in_doubt(processes: Processes, plan: Plan) -> None:
+    process = processes.begin("run", slow(), "--offline")
+    line_with(process.stderr, "slow: started")
+    said = plan("show", plan("runs", "--json").lines[0]["id"])
+    assert (said.err, "took" in said.out) == ("", False)
+
+
+def test_what_a_person_left_in_doubt_is_told_until_it_is_said(plan: Plan) -> None:
+    run_id = plan("run", slow(timeout=300), "--offline", "--json").run["id"]
+    resolve = f"`plan resolve {run_id} slow done|again|abort` says it, then `plan resume {run_id}` goes on"
+    assert resolve in plan("show", run_id).err
+    hint = (
+        f"whether `slow` was done was never known, and it is not undone: look; if it was done, `plan resolve {run_id} slow done` "
+        f"says so, and `plan cancel {run_id} --rollback` undoes it, where it declares how\n"
+    )
+    assert plan("resolve", run_id, "slow", "abort").err == hint
+    shown = plan("show", run_id)
+    assert (shown.err, "abort; whether it was done was never known" in shown.out) == (hint, True)
+    undone = plan("cancel", run_id, "--rollback", "--offline")
+    assert (undone.code, hint in undone.err, Path("prepared").exists()) == (1, True, False)
+    assert "rollback: undone: `prep`; begun, and perhaps done: `slow`" in undone.out
+    plan("resolve", run_id, "slow", "done")
+    undone = plan("cancel", run_id, "--rollback", "--offline")
+    assert (undone.code, Path("slow-undone").exists()) == (0, True)
+    assert plan("show", run_id).err == ""
+
+
+def test_what_is_in_doubt_is_told_also_where_there_was_nothing_else_to_undo(plan: Plan) -> None:
+    path = Path(slow(timeout=300))
+    first, _, rest = path.read_text(encoding="utf-8").partition("  - id: prep")
+    only = "  - id: slow" + rest.partition("  - id: slow")[2].replace("    depends_on: [prep]\n", "")
+    path.write_text(first + only, encoding="utf-8")
+    run_id = plan("run", str(path), "--offline", "--json").run["id"]
+    plan("resolve", run_id, "slow", "abort")
+    said = plan("cancel", run_id, "--rollback", "--offline")
+    assert (said.code, "whether `slow` was done was never known" in said.err) == (1, True)

@@ -1,0 +1,54 @@
+"""A write of which nobody knows how it ended, at a pseudo-terminal: the question, its answers, and the commands of other processes."""
+
+import json
+
+from plan_adapter.approval import os_user
+from tests.cli.test_run import GREET, document, step
+from tests.cli.test_terminal import Terminal, piped, run_at, terminals
+
+__all__ = ["terminals"]
+
+ASKED = f"How did `lost` end, says {os_user()}? done, again, abort, [v]iew, [?] "
+LOST = step("lost", "get_lost")
+
+
+def test_the_person_at_the_terminal_says_how_it_ended_and_the_run_goes_on(terminals: list[Terminal]) -> None:
+    terminal = run_at(terminals, document(LOST, {**GREET, "depends_on": ["lost"]}))
+    terminal.wait_for(ASKED)
+    assert "Asked: how did attempt 1 of `lost` end?" in terminal.shown
+    assert "approval digest" not in terminal.shown
+    terminal.type("y\n")
+    terminal.wait_for_next(ASKED)
+    assert "it was not done: it is made again" in terminal.shown
+    terminal.type("done\n")
+    terminal.wait_for("What did it give back?")
+    terminal.type("{kaputt\n")
+    terminal.wait_for("that is no JSON")
+    terminal.type('"v3"\n')
+    terminal.wait_for("How do you know?")
+    terminal.type("看过了\n")
+    assert terminal.end() == 0
+    run = json.loads(piped("show", json.loads(piped("runs", "--json").stdout)["id"], "--json").stdout)
+    first = run["steps"][0]
+    assert (first["id"], first["status"], first["result"]) == ("lost", "completed", "v3")
+
+
+def test_other_commands_list_the_question_take_no_approval_for_it_and_answer_it(terminals: list[Terminal]) -> None:
+    terminal = run_at(terminals, document(LOST))
+    terminal.wait_for(ASKED)
+    (gate,) = [json.loads(line) for line in piped("gates", "--json").stdout.splitlines()]
+    assert (gate["asks"], gate["step"], gate["attended"]) == ("outcome", "lost", True)
+    command = f"plan resolve {gate['run_id']} lost done|again|abort"
+    assert f"`{command}` answers the first one" in piped("gates").stderr.decode()
+    refused = piped("approve", gate["run_id"])
+    assert refused.returncode == 2
+    assert f"which no approval answers: `{command}` does" in refused.stderr.decode()
+    said = piped("resolve", gate["run_id"], "lost", "abort", "--note", "从别处")
+    assert (said.returncode, "the process that waits for it ends the run" in said.stderr.decode()) == (0, True)
+    assert terminal.end() == 4
+
+
+def test_where_nobody_is_to_be_asked_the_run_ends_as_unknown(terminals: list[Terminal]) -> None:
+    terminal = run_at(terminals, document(LOST), "--yes")
+    assert terminal.end() == 7
+    assert "How did" not in terminal.shown

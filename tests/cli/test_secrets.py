@@ -1,0 +1,71 @@
+"""What the command line says of a plan's secrets: where each comes from, and which are missing, before anything runs."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Plan
+
+DOCUMENT = """
+description: Two secrets, and one that a step makes
+options: {require_approval: false, stop_on_error: false}
+steps:
+  - {id: first, tool_name: run_command, parameters: {argv: [touch, first, "${{ secrets.token }}"]},
+     rollback: {tool_name: run_command, parameters: {argv: [rm, "${{ secrets.undo }}"]}}}
+  - {id: second, tool_name: run_command, effect: read, parameters: {argv: [echo, "${{ secrets.second }}"]}}
+  - {id: later, tool_name: run_command, parameters: {argv: [echo, "${{ secrets.made }}"]}, depends_on: [first]}
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    folder = tmp_path / "secrets"
+    folder.mkdir()
+    monkeypatch.setenv("PLAN_ADAPTER_SECRETS_DIR", str(folder))
+    Path("plan.yaml").write_text(DOCUMENT, encoding="utf-8")
+    return folder
+
+
+def test_a_run_whose_secrets_are_missing_is_refused_before_anything_runs_and_all_are_named(plan: Plan):
+    said = plan("run", "plan.yaml", "--offline")
+    assert (said.code, said.out) == (2, "")
+    for place, name in (("plan.yaml:5:", "token"), ("plan.yaml:6:", "undo"), ("plan.yaml:7:", "second")):
+        (line,) = [line for line in said.err.splitlines() if f"there is no secret `{name}`" in line]
+        assert line.startswith(place) and "error[missing-secret]" in line and f"PLAN_ADAPTER_SECRET_{name.upper()}" in line
+    assert "made" not in said.err  # `first` writes: it may be what makes it
+    assert not Path("first").exists()
+    assert plan("runs", "--json").out == ""
+
+
+def test_what_is_there_runs_and_what_a_step_may_make_is_left_to_its_step(plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    (folder / "token").write_text("geheim-密码")
+    (folder / "undo").write_text("first")
+    monkeypatch.setenv("PLAN_ADAPTER_SECRET_SECOND", "also-secret")
+    said = plan("run", "plan.yaml", "--offline", "--json")
+    assert said.code == 1
+    assert {step["id"]: step["status"] for step in said.run["steps"]} == {"first": "completed", "second": "completed", "later": "failed"}
+    assert "there is no secret `made`" in said.run["steps"][2]["error"]
+
+
+def test_preview_and_doctor_say_where_each_comes_from_and_never_a_value(plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    (folder / "token").write_text("geheim-密码")
+    (folder / "undo").write_text("ab")
+    monkeypatch.setenv("PLAN_ADAPTER_SECRET_SECOND", "also-secret")
+    shown, asked = plan("preview", "plan.yaml"), plan("doctor", "plan.yaml")
+    (found,) = plan("preview", "plan.yaml", "--json").lines
+    assert (shown.code, asked.code) == (0, 2)
+    for text in (shown.out, asked.out):
+        assert f"secret `token`: from the file {folder}/token" in text
+        assert "secret `second`: from the environment variable PLAN_ADAPTER_SECRET_SECOND" in text
+        assert "there is no secret `made`; looked at: the file" in text
+        assert "has fewer than 4 characters" in text
+    assert {sight["name"]: sight["problem"] is None for sight in found["secret_places"]} == {
+        "made": False, "second": True, "token": True, "undo": False,
+    }  # fmt: skip
+    assert "geheim" not in shown.out + asked.out + str(found) and "also-secret" not in shown.out + asked.out + str(found)
+
+
+def test_a_plan_without_secrets_looks_nothing_up(plan: Plan):
+    Path("plain.yaml").write_text("description: Nothing\nsteps: [{tool_name: run_command, parameters: {argv: [ls]}}]\n", encoding="utf-8")
+    assert "## Secrets" not in plan("preview", "plain.yaml").out
+    assert "plain.yaml uses no secrets" in plan("doctor", "plain.yaml").out

@@ -1,0 +1,101 @@
+"""`plan resume RUN --wait`: until the process that has the run has ended, or let go of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from tests.cli.conftest import Plan
+
+DOCUMENT = """
+description: Wait for somebody
+options: {require_approval: false}
+steps:
+  - id: wait
+    tool_name: run_command
+    effect: read
+    parameters: {argv: [sh, -c, "touch begun; while [ ! -e go ]; do sleep 0.02; done"]}
+"""
+COMMAND = [sys.executable, "-c", "import sys; from plan_adapter.cli.app import main; sys.exit(main(sys.argv[1:]))"]
+
+
+class Processes:
+    """`plan …` in processes of their own, which end with the test."""
+
+    def __init__(self) -> None:
+        self.all: list[subprocess.Popen[str]] = []
+
+    def begin(self, *arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
+        self.all.append(process)
+        return process
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    found = Processes()
+    yield found
+    Path("go").touch()
+    for process in found.all:
+        process.kill()
+        process.communicate()
+
+
+def line_with(stream: IO[str] | None, words: str) -> str:
+    """Return the first line that holds `words`."""
+    assert stream is not None
+    return next(line for line in stream if words in line)
+
+
+@pytest.fixture
+def holder(processes: Processes) -> subprocess.Popen[str]:
+    """A process in the middle of a run."""
+    Path("plan.yaml").write_text(DOCUMENT, encoding="utf-8")
+    process = processes.begin("run", "plan.yaml", "--offline")
+    line_with(process.stderr, "wait: started")
+    return process
+
+
+@pytest.fixture
+def run_id(holder: subprocess.Popen[str], plan: Plan) -> str:
+    return plan("runs", "--json").lines[0]["id"]
+
+
+def test_without_it_the_refusal_says_so(holder: subprocess.Popen[str], run_id: str, plan: Plan):
+    said = plan("resume", run_id, "--offline")
+    assert (said.code, f"is executed by process {holder.pid} on this host" in said.err) == (2, True)
+    assert f"`plan resume {run_id} --wait` waits for its end" in said.err
+
+
+@pytest.mark.parametrize("end", ["completed", "killed"])
+def test_it_says_who_has_the_run_and_goes_on_once_that_has_ended(
+    end: str, holder: subprocess.Popen[str], run_id: str, processes: Processes
+):
+    waiting = processes.begin("resume", run_id, "--wait", "--offline", "--json")
+    said = line_with(waiting.stderr, "waiting until it has ended")
+    assert f"run {run_id} is executed by process {holder.pid} on this host" in said
+    if end == "killed":
+        holder.kill()
+        holder.wait()
+    Path("go").touch()
+    out, err = waiting.communicate()
+    assert waiting.returncode == 0, err
+    run = json.loads(out.splitlines()[-1])
+    assert (run["id"], run["status"], run["steps"][0]["attempts"]) == (run_id, "completed", 1 if end == "completed" else 2)
+
+
+def test_ctrl_c_ends_the_wait_and_not_the_run(holder: subprocess.Popen[str], run_id: str, processes: Processes, plan: Plan):
+    waiting = processes.begin("resume", run_id, "--wait", "--offline")
+    line_with(waiting.stderr, "Ctrl-C ends the wait")
+    waiting.send_signal(signal.SIGINT)
+    assert waiting.wait() == 130
+    assert holder.poll() is None
+    Path("go").touch()
+    assert holder.wait() == 0
+    assert plan("show", run_id, "--json").run["status"] == "completed"

@@ -1,0 +1,91 @@
+"""How the steps that a resumed run carries are shown: each as a task run of its own, or all as one."""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+import pytest
+from prefect import flow
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.states import Completed
+
+from plan_adapter import ExecutionPlan, PlanStatus, PlanStore, ToolRegistry, aresume_run, arun_plan, tool
+from plan_adapter.engine.connection import Server
+from plan_adapter.engine.states import MAX_MESSAGE_CHARACTERS, state_of_carried
+from plan_adapter.engine.tasks import PrefectSteps
+from plan_adapter.plan import StepStatus
+from plan_adapter.record import StepRun
+from tests.engine.calls import WrittenCall, step_run, task_runs
+
+
+def carried(names: Sequence[str]) -> list[StepRun]:
+    return [step_run(name, StepStatus.COMPLETED, carried=True) for name in names]
+
+
+@pytest.mark.parametrize("count", [1, 5, 5000])
+def test_the_one_state_of_all_names_as_many_as_its_message_holds(count: int) -> None:
+    state = state_of_carried(carried([f"step_{number}" for number in range(count)]))
+    assert (state.name, state.is_completed()) == ("Carried", True)
+    message = state.message or ""
+    assert message.startswith(f"The results of {count} steps") and "step_0" in message and len(message) <= MAX_MESSAGE_CHARACTERS
+    named = message.count("step_")
+    assert named == count or message.endswith(f"and {count - named} more")
+
+
+def test_a_name_that_alone_fills_the_message_is_cut_out_of_it() -> None:
+    assert len(state_of_carried(carried(["x" * 64] * 200)).message or "") <= MAX_MESSAGE_CHARACTERS
+
+
+@pytest.mark.usefixtures("prefect_server")
+@pytest.mark.parametrize("way", ["direct", "plain"])
+@pytest.mark.parametrize(("limit", "shown"), [(3, {"a", "b", "c", "next"}), (2, {"Carried", "next"})])
+async def test_above_the_limit_one_task_run_stands_for_all_and_what_follows_depends_on_it(way: str, limit: int, shown: set[str]) -> None:
+    @flow(persist_result=False)
+    async def steps() -> State:
+        made = PrefectSteps(plain=way == "plain", carried_task_runs=limit)
+        await made.show_carried(carried(["a", "b", "c"]), {"a": (), "b": ("a",), "c": ("a",)})
+        await made(WrittenCall("next", upstream=("b", "c")))
+        return Completed()
+
+    state = await steps(return_state=True)
+    assert state.state_details.flow_run_id is not None
+    runs = await task_runs(state.state_details.flow_run_id, sorted(shown))
+    assert runs.keys() == shown
+    assert {run.state_name for name, run in runs.items() if name != "next"} == {"Carried"}
+    names = {run.id: name for name, run in runs.items()}
+    assert _upstream(runs["next"], names) == ({"b", "c"} if limit == 3 else {"Carried"})
+
+
+async def test_a_resumed_run_shows_its_carried_steps_as_one_on_its_server(
+    prefect_server: Server, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_CARRIED_TASK_RUNS", "3")
+    broken = [True]
+
+    @tool(effect="read")
+    def look(name: str) -> str:
+        """Look, but not at the last one at first."""
+        if name == "last" and broken.pop():
+            raise ValueError("not yet")
+        return name
+
+    plan = ExecutionPlan(description="Look at many things")
+    plan.options.require_approval = False
+    for number in range(5):
+        plan.add_step("look", "Look", {"name": f"{number}"}, id=f"s{number}")
+    plan.add_step("look", "Look at the last", {"name": "last"}, id="last", depends_on=["s3", "s4"])
+    async with PlanStore(f"sqlite:///{tmp_path_factory.mktemp('store')}/plans.db") as store:
+        run = await arun_plan(plan, tools=ToolRegistry([look]), store=store)
+        assert run.status is PlanStatus.PARTIAL and run.flow_run_id is not None
+        broken.append(False)
+        again = await aresume_run(run.id, tools=ToolRegistry([look]), store=store)
+        assert (again.status, again.flow_run_id) == (PlanStatus.COMPLETED, run.flow_run_id)
+        kept = await store.run(run.id)
+    assert [step.carried for step in kept.steps] == [True] * 5 + [False]
+    assert [step.completed_at for step in kept.steps[:5]] == [step.completed_at for step in run.steps[:5]], "when they ended, they ended"
+    runs = await task_runs(UUID(run.flow_run_id), ["Carried", "last"])
+    assert runs["Carried"].state_name == "Carried"
+    assert _upstream(runs["last"], {run.id: name for name, run in runs.items()}) == {"Carried"}
+
+
+def _upstream(run: TaskRun, names: dict[UUID, str]) -> set[str]:
+    return {names[edge.id] for edge in run.task_inputs.get("wait_for", []) if edge.input_type == "task_run" and edge.id in names}  # type: ignore[union-attr]

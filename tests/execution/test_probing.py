@@ -1,0 +1,270 @@
+"""Writes of which nobody knows how they ended, and the probes of their tools, which look."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from plan_adapter import Done, NotDone, ToolContext, UnknownOutcomeError, tool
+from plan_adapter.execution.carry import Past
+from plan_adapter.execution.ports import Doubt, Said
+from plan_adapter.plan import ExecutionPlan, PlanStatus, StepStatus
+from plan_adapter.record import Attempt, Outcome, RunReason
+from tests.execution.support import Execution
+
+
+@dataclass
+class Shop:
+    """A world into which orders are sent, whose answers get lost `lost` times; `probed` holds what its probe was asked."""
+
+    lost: int = 1
+    arrives: bool = True  # whether what is lost was done
+    says: Callable[[], Any] | None = None  # instead of looking
+    sent: list[str] = field(default_factory=list)
+    calls: int = 0
+    keys: list[str] = field(default_factory=list)
+    probed: list[tuple[str, int, str]] = field(default_factory=list)
+
+    def tool(self) -> Any:
+        async def look(order: str, context: ToolContext) -> Done | NotDone | None:
+            """Look for an order."""
+            self.probed.append((order, context.attempt, context.idempotency_key))
+            if self.says is not None:
+                return self.says()
+            return Done({"order": order}, note="看过了") if order in self.sent else NotDone()
+
+        @tool(effect="write", probe=look)
+        async def send(order: str, context: ToolContext, note: str = "") -> dict[str, Any]:
+            """Send an order."""
+            self.calls += 1
+            self.keys.append(context.idempotency_key)
+            if self.calls > self.lost or self.arrives:
+                self.sent.append(order)
+            if self.calls <= self.lost:
+                raise UnknownOutcomeError("the line went dead")
+            return {"order": order}
+
+        return send
+
+    def execution(self, *, past: Past | None = None, **fields: Any) -> Execution:
+        plan = ExecutionPlan(description="Send one order")
+        plan.add_step("send", "Send it", {"order": "订单"}, id="send", **fields)
+        return Execution(plan, [self.tool()], past=past or Past())
+
+
+def lost_attempt(**changed: Any) -> Past:
+    attempt = Attempt("a-1", "r-1", "send", None, 1, "send", "write", {"order": "订单"}, "key-1", datetime.now(UTC))
+    return Past(attempts={("send", None): 1}, unknown={("send", None): attempt})
+
+
+async def test_what_the_probe_finds_done_is_not_done_again_and_its_word_is_the_receipt() -> None:
+    shop = Shop()
+    execution = shop.execution()
+    run = await execution.go()
+    assert (run.status, run.step("send").result, shop.sent) == (PlanStatus.COMPLETED, {"order": "订单"}, ["订单"])
+    assert run.step("send").reason == "it was done, says the probe of `send`"
+    [receipt] = execution.recorder.receipts
+    [attempt] = execution.recorder.attempts
+    assert (receipt.attempt_id, receipt.outcome, receipt.by, receipt.known_by) == (attempt.id, Outcome.SUCCEEDED, "send", "probe")
+    assert (receipt.result, receipt.note) == ({"order": "订单"}, "看过了")
+    assert shop.probed == [("订单", 1, shop.keys[0])]
+
+
+async def test_what_the_probe_finds_not_done_is_attempted_again_and_costs_no_retry() -> None:
+    shop = Shop(arrives=False)
+    execution = shop.execution()
+    run = await execution.go()
+    assert (run.status, shop.sent, shop.calls, run.step("send").retry_count) == (PlanStatus.COMPLETED, ["订单"], 2, 0)
+    lost, done = execution.recorder.receipts
+    assert (lost.outcome, lost.known_by, lost.number, done.known_by, done.number) == (Outcome.FAILED, "probe", 1, None, 2)
+
+
+@pytest.mark.parametrize(("retries", "calls"), [(0, 2), (2, 6)])
+async def test_a_tool_that_never_comes_back_is_not_attempted_for_ever(retries: int, calls: int) -> None:
+    shop = Shop(lost=100, arrives=False)
+    run = await shop.execution(max_retries=retries).go()
+    assert (run.status, run.reason, shop.calls, run.step("send").retry_count) == (PlanStatus.FAILED, RunReason.STEP_FAILED, calls, retries)
+
+
+def fails() -> None:
+    raise RuntimeError("the shop is closed")
+
+
+def no_json() -> Done:
+    return Done(object())
+
+
+@pytest.mark.parametrize(
+    ("says", "told"),
+    [
+        (lambda: None, "the probe `look` cannot tell"),
+        (fails, "the shop is closed"),
+        (lambda: True, "returned bool instead of Done, NotDone or None"),
+        (no_json, "no JSON"),
+    ],
+    ids=["none", "raises", "garbage", "no_json"],
+)
+async def test_where_the_probe_cannot_tell_the_outcome_stays_unknown_and_the_log_says_why(says: Callable[[], Any], told: str) -> None:
+    shop = Shop(says=says)
+    execution = shop.execution(max_retries=3)
+    run = await execution.go()
+    assert (run.reason, run.step("send").outcome, shop.calls, execution.recorder.receipts) == (RunReason.UNKNOWN, Outcome.UNKNOWN, 1, [])
+    assert any(told in (event.message or "") for event in execution.events if event.kind == "log")
+
+
+async def test_a_probe_has_the_timeout_of_its_step() -> None:
+    entered = threading.Event()
+    never = threading.Event()
+
+    def look() -> Done:
+        """Look for ever."""
+        entered.set()
+        never.wait()
+        return Done()
+
+    @tool(effect="write", probe=look)
+    async def act() -> None:
+        """Act, and never come back."""
+        await asyncio.Event().wait()
+
+    plan = ExecutionPlan(description="Act")
+    plan.add_step("act", "Act", id="act", timeout_ms=50)
+    execution = Execution(plan, [act])
+    try:
+        run = await execution.go()
+    finally:
+        never.set()
+    assert entered.is_set()
+    assert run.step("act").outcome is Outcome.UNKNOWN
+    assert any("gave no answer within 0.05 s" in (event.message or "") for event in execution.events)
+
+
+@pytest.mark.parametrize("effect", ["read", "idempotent_write"])
+async def test_what_may_be_repeated_asks_no_probe(effect: Any) -> None:
+    shop = Shop(arrives=False)
+    run = await shop.execution(effect=effect, max_retries=1).go()
+    assert (run.status, shop.calls, shop.probed) == (PlanStatus.COMPLETED, 2, [])
+
+
+# An attempt of an earlier start
+
+
+async def test_the_lost_attempt_of_an_earlier_start_is_looked_for_with_its_own_parameters_number_and_key() -> None:
+    shop = Shop(sent=["订单"])
+    execution = shop.execution(past=lost_attempt())
+    run = await execution.go()
+    assert (run.status, run.step("send").result, shop.calls) == (PlanStatus.COMPLETED, {"order": "订单"}, 0)
+    assert shop.probed == [("订单", 1, "key-1")]
+    [receipt] = execution.recorder.receipts
+    assert (receipt.attempt_id, receipt.number, receipt.by, receipt.known_by) == ("a-1", 1, "send", "probe")
+
+
+async def test_the_lost_attempt_of_an_earlier_start_that_was_not_done_is_made_now() -> None:
+    shop = Shop(lost=0)
+    execution = shop.execution(past=lost_attempt())
+    run = await execution.go()
+    assert (run.status, shop.sent, shop.calls) == (PlanStatus.COMPLETED, ["订单"], 1)
+    assert [(receipt.number, receipt.outcome, receipt.known_by) for receipt in execution.recorder.receipts] == [
+        (1, Outcome.FAILED, "probe"),
+        (2, Outcome.SUCCEEDED, None),
+    ]
+
+
+async def test_what_was_done_and_not_what_was_wanted_fails_the_step() -> None:
+    shop = Shop(sent=["订单"])
+    execution = shop.execution(past=lost_attempt(), done_when="${{ result.order == 'another' }}")
+    run = await execution.go()
+    assert (run.step("send").status, run.step("send").outcome, shop.calls) == (StepStatus.FAILED, Outcome.FAILED, 0)
+    assert "done_when is not met" in (run.step("send").error or "")
+
+
+# People, who are asked where no probe can tell
+
+
+@dataclass
+class Person:
+    """Says the same about whatever is asked. Implements `ports.Outcomes`."""
+
+    said: Said | None
+    asked: list[Doubt] = field(default_factory=list)
+
+    async def ask(self, doubt: Doubt) -> Said | None:
+        self.asked.append(doubt)
+        return self.said
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "reason", "sent"),
+    [
+        (Said("done", "ana says so", {"order": 1}), PlanStatus.COMPLETED, None, 0),
+        (Said("again", "ana says so"), PlanStatus.COMPLETED, None, 1),
+        (Said("abort", "ana ends it"), PlanStatus.CANCELLED, RunReason.CANCELLED, 0),
+        (None, PlanStatus.FAILED, RunReason.UNKNOWN, 0),
+    ],
+    ids=["done", "again", "abort", "nobody"],
+)
+@pytest.mark.parametrize("in_this_start", [True, False], ids=["lost_now", "lost_before"])
+async def test_what_a_person_says_is_what_becomes_of_the_step(
+    said: Said | None, status: PlanStatus, reason: RunReason | None, sent: int, in_this_start: bool
+) -> None:
+    shop = Shop(lost=1 if in_this_start else 0, arrives=False, says=lambda: None)
+    execution = shop.execution(past=Past() if in_this_start else lost_attempt())
+    execution.outcomes = person = Person(said)
+    run = await execution.go()
+    assert (run.status, run.reason, len(shop.sent)) == (status, reason, sent)
+    [doubt] = person.asked
+    assert (doubt.step.id, doubt.lost.number) == ("send", 1)
+    assert ("the line went dead" if in_this_start else "an earlier start") in doubt.why
+    if status is PlanStatus.COMPLETED:
+        assert run.step("send").result == ({"order": "订单"} if sent else {"order": 1})
+    else:
+        assert run.message == ("ana ends it" if said is not None else "whether `send` was done is unknown")
+
+
+async def test_other_branches_go_on_while_a_person_is_asked_and_what_depends_on_the_step_waits() -> None:
+    shop = Shop(arrives=True, says=lambda: None)
+    looked = list[str]()
+    answer: asyncio.Future[Said] = asyncio.get_running_loop().create_future()
+
+    class Slow:
+        async def ask(self, doubt: Doubt) -> Said | None:
+            return await answer
+
+    @tool(effect="read")
+    async def look_on(name: str) -> str:
+        """Look."""
+        looked.append(name)
+        if name == "last":
+            answer.set_result(Said("done", "ana says so"))
+        return name
+
+    plan = ExecutionPlan(description="Send one order, and look elsewhere")
+    plan.options.max_parallel_steps = 1  # a call that waits for a person holds no slot
+    plan.add_step("send", "Send it", {"order": "a"}, id="send")
+    plan.add_step("look_on", "Look", {"name": "first"}, id="first")
+    plan.add_step("look_on", "Look", {"name": "last"}, id="last", depends_on=["first"])
+    plan.add_step("look_on", "Look", {"name": "after"}, id="after", depends_on=["send"])
+    execution = Execution(plan, [shop.tool(), look_on])
+    execution.outcomes = Slow()
+    run = await execution.go()
+    assert (run.status, looked) == (PlanStatus.COMPLETED, ["first", "last", "after"])
+
+
+async def test_a_run_that_is_stopped_asks_nobody_any_more() -> None:
+    shop = Shop(says=lambda: None)
+
+    class Never:
+        async def ask(self, doubt: Doubt) -> Said | None:
+            execution.scope.stop.set("cancelled", "enough")
+            await doubt.withdrawn
+            return None
+
+    execution = shop.execution()
+    execution.outcomes = Never()
+    run = await execution.go()
+    assert (run.status, run.step("send").outcome) == (PlanStatus.CANCELLED, Outcome.UNKNOWN)
+    assert run.message == "enough; whether `send` was done is unknown"

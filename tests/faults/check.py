@@ -1,0 +1,280 @@
+"""What must hold of a run after every fault, and at its end: the record that was exported against the world."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from plan_adapter import ExecutionPlan, PlanRun, PlanStatus
+from plan_adapter.canonical import call_digest
+from plan_adapter.graph import successors
+from plan_adapter.plan import Step, StepStatus
+from plan_adapter.record import RunReason, StandingApproval
+from plan_adapter.store.verification import verify
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.validation import validate
+from tests.faults.world import ROLLBACK, Line, Unit, digest_of_secret
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A promise that was broken."""
+
+    kind: str
+    words: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.words}"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One run between two of its processes: its exported record, how it is shown, and its world."""
+
+    document: Row
+    run: PlanRun
+    plan: ExecutionPlan
+    tools: ToolRegistry
+    lines: Sequence[Line]
+    standing: Sequence[StandingApproval] = ()
+    secret: str = ""
+    is_over: bool = False  # nobody will go on with it
+    leaks: Sequence[str] = ()  # the files in which the secret stands
+
+    @cached_property
+    def attempts(self) -> dict[tuple[Unit, int], Row]:
+        """The intents by unit and number."""
+        return {(_unit(row), row["number"]): row for row in self.document["attempts"]}
+
+    @cached_property
+    def done(self) -> dict[Unit, Row]:
+        """The succeeded receipts."""
+        return {_unit(row): row for row in self.document["receipts"] if row["outcome"] == "succeeded"}
+
+    @cached_property
+    def by_unit(self) -> dict[Unit, list[Line]]:
+        """The effects of each unit."""
+        found = defaultdict[Unit, list[Line]](list)
+        for line in self.lines:
+            found[line.unit].append(line)
+        return dict(found)
+
+    @cached_property
+    def steps(self) -> dict[str, Step]:
+        """The steps of the plan."""
+        return {step.id: step for step in self.plan.steps}
+
+    @cached_property
+    def started_in(self) -> dict[tuple[Unit, int], int]:
+        """The epoch in which each attempt began, by the order of the audit."""
+        found, epoch = dict[tuple[Unit, int], int](), 0
+        for entry in self.document["audit"]:
+            if entry["kind"] == "run_started":
+                epoch = int(entry["row_id"])
+            elif entry["kind"] == "attempt_started":
+                found[_unit(entry), entry["attempt"]] = epoch
+        return found
+
+
+def violations(evidence: Evidence) -> list[Violation]:
+    """Return everything that does not hold."""
+    return [violation for rule in RULES for violation in rule(evidence)]
+
+
+def no_effect_is_repeated(evidence: Evidence) -> Iterator[Violation]:
+    keys = dict[str, Unit]()
+    for unit, lines in evidence.by_unit.items():
+        if lines[0].effect == "write" and len(lines) > 1:
+            yield Violation("twice", f"{unit} was written {len(lines)} times, by attempts {[line.attempt for line in lines]}")
+        if lines[0].effect == "idempotent_write":
+            if len({line.key for line in lines}) > 1:
+                yield Violation("key", f"{unit} was put under {len({line.key for line in lines})} keys")
+            if (other := keys.setdefault(lines[0].key, unit)) != unit:
+                yield Violation("key", f"{unit} has the key of {other}")
+        receipt = evidence.done.get(unit)
+        if receipt is not None and (later := [line.attempt for line in lines if line.attempt > receipt["number"]]):
+            yield Violation("repeated", f"{unit} had succeeded with attempt {receipt['number']}, and attempts {later} followed")
+
+
+def receipts_are_true(evidence: Evidence) -> Iterator[Violation]:
+    for unit, row in evidence.done.items():
+        told = json.loads(row["result"])
+        tokens = {line.token for line in evidence.by_unit.get(unit, ())}
+        if not isinstance(told, dict) or told.get("token") not in tokens:
+            yield Violation("untrue", f"the receipt of {unit} says {told}, the world {sorted(tokens)}")
+    if not evidence.is_over:
+        return
+    for unit, lines in evidence.by_unit.items():
+        # What is idempotent may be left open by a run that has failed; a read says nothing.
+        must = lines[0].effect == "write" or (lines[0].effect != "read" and evidence.run.status is PlanStatus.COMPLETED)
+        if must and unit not in evidence.done:
+            yield Violation("lost", f"{unit} was done, and no receipt says so")
+
+
+def every_effect_has_an_intent(evidence: Evidence) -> Iterator[Violation]:
+    for line in evidence.lines:
+        row = evidence.attempts.get((line.unit, line.attempt))
+        if row is None:
+            yield Violation("unrecorded", f"{line.unit}, attempt {line.attempt}, was done without an intent")
+        elif (row["idempotency_key"], json.loads(row["parameters"])["body"]) != (line.key, line.body):
+            yield Violation("unrecorded", f"{line.unit}, attempt {line.attempt}, was done with another key or body than its intent has")
+        if line.secret != digest_of_secret(evidence.secret):
+            yield Violation("unrecorded", f"{line.unit} was given another secret")
+
+
+def results_are_carried(evidence: Evidence) -> Iterator[Violation]:
+    for line in evidence.lines:
+        known = {json.loads(row["result"])["token"] for row in evidence.done.values() if isinstance(json.loads(row["result"]), dict)}
+        words = line.body.removeprefix("undo ").split()
+        if stale := [word for word in words[1:] if word not in known]:
+            yield Violation("stale", f"{line.unit} was told {stale}, which no receipt says")
+
+
+def plans_are_approved(evidence: Evidence) -> Iterator[Violation]:
+    revoked = {known.id: known.revoked_at for known in evidence.standing}
+    began = {int(e["row_id"]): _moment(e["at"]) for e in evidence.document["audit"] if e["kind"] == "run_started"}
+    rows = [row for row in evidence.document["approvals"] if row["step_id"] is None and row["decision"] == "approve" and row["used_at"]]
+    for line in evidence.lines:
+        of = _digest_at(evidence.document, line.at)
+        valid = [row for row in rows if row["approval_digest"] == of and _moment(row["used_at"]).timestamp() <= line.at]
+        # What began before the revocation was let through by it.
+        start = began.get(evidence.started_in.get((line.unit, line.attempt), 0))
+        valid = [row for row in valid if (at := revoked.get(row["standing_id"] or "")) is None or (start is not None and start < at)]
+        if not valid:
+            yield Violation("unapproved", f"{line.unit}, attempt {line.attempt}, was done without an approval of the plan")
+
+
+def calls_are_approved(evidence: Evidence) -> Iterator[Violation]:
+    approvals = {row["id"]: row for row in evidence.document["approvals"]}
+    starts = defaultdict[str, set[int]](set)
+    for (unit, number), row in evidence.attempts.items():
+        step = evidence.steps.get(unit[0])
+        if step is None or not step.requires_approval:  # what undoes a step is approved with the plan
+            continue
+        approval = approvals.get(row["approval_id"])
+        parameters = json.loads(row["parameters"])
+        digest = call_digest(step, unit[1], parameters, evidence.tools.get(step.tool_name or "").definition())
+        if approval is None:
+            yield Violation("call unapproved", f"{unit}, attempt {number}, has no approval")
+            continue
+        of = (approval["decision"], approval["run_id"], *_unit(approval), approval["approval_digest"])
+        if of != ("approve", evidence.run.id, *unit, digest):
+            yield Violation("call unapproved", f"{unit}, attempt {number}, has the approval of another call: {of}")
+        starts[row["approval_id"]].add(evidence.started_in.get((unit, number), 0))
+    for approval_id, epochs in starts.items():
+        if len(epochs) > 1:
+            yield Violation("reused", f"the approval {approval_id} of a call was used in the starts {sorted(epochs)}")
+
+
+def one_process_at_a_time(evidence: Evidence) -> Iterator[Violation]:
+    epoch, ended = 0, False
+    for entry in evidence.document["audit"]:
+        if entry["kind"] == "run_started":
+            if int(entry["row_id"]) != epoch + 1:
+                yield Violation("epoch", f"after the start {epoch} comes {entry['row_id']}")
+            epoch, ended = int(entry["row_id"]), False
+        if entry["kind"] in ("attempt_succeeded", "attempt_failed") and entry["by"] is None:
+            began = evidence.started_in.get((_unit(entry), entry["attempt"]))
+            if began != epoch:
+                yield Violation("fence", f"{_unit(entry)}, attempt {entry['attempt']} of start {began}, has its receipt in start {epoch}")
+        if entry["kind"] == "run_ended":
+            if ended and entry["message"] and "says of" not in entry["message"]:
+                yield Violation("fence", f"start {epoch} ended more than once: {entry['message']}")
+            ended = True
+    for line in evidence.lines:
+        began = evidence.started_in.get((line.unit, line.attempt))
+        if None not in (began, line.epoch) and line.epoch != began:
+            yield Violation("fence", f"{line.unit}, attempt {line.attempt} of start {began}, was done under the lease {line.epoch}")
+
+
+def the_record_is_as_it_was_written(evidence: Evidence) -> Iterator[Violation]:
+    found = verify(dict(evidence.document))
+    if not found.ok:
+        yield Violation("altered", str(found.problem))
+
+
+def no_secret_is_written(evidence: Evidence) -> Iterator[Violation]:
+    of_record = ["the record"] if evidence.secret in json.dumps(evidence.document) else []
+    for name in (*evidence.leaks, *of_record):
+        yield Violation("leaked", f"the secret stands in {name}")
+
+
+def the_status_is_that_of_the_receipts(evidence: Evidence) -> Iterator[Violation]:
+    run = evidence.run
+    done = {step.id: all((step.id, item) in evidence.done for item in items_of(step)) for step in evidence.plan.steps}
+    if run.status is PlanStatus.EXECUTING and run.reason is not RunReason.INTERRUPTED:
+        yield Violation("status", f"nobody executes the run, and it is shown as executing ({run.reason})")
+    for step in run.steps:
+        if step.status is StepStatus.COMPLETED and not done[step.id]:
+            yield Violation("status", f"{step.id} is shown as completed without its receipts")
+    if run.status not in (PlanStatus.COMPLETED, PlanStatus.PARTIAL, PlanStatus.FAILED) or run.reason is RunReason.INTERRUPTED:
+        return
+    derived = PlanStatus.COMPLETED if all(done.values()) else PlanStatus.PARTIAL if any(done.values()) else PlanStatus.FAILED
+    if run.status is not derived:
+        yield Violation("status", f"the run is shown as {run.status}, its receipts say {derived}")
+
+
+def rollbacks_go_backwards(evidence: Evidence) -> Iterator[Violation]:
+    if not any(line.step.startswith(ROLLBACK) for line in evidence.lines):
+        return
+    after = successors(validate(evidence.plan, evidence.tools).reduced)
+    first = dict[str, int]()
+    for place, line in enumerate(evidence.lines):
+        first.setdefault(line.step, place)
+        if line.step.startswith(ROLLBACK) and (line.step.removeprefix(ROLLBACK), line.item) not in evidence.done:
+            yield Violation("order", f"{line.unit} was undone, and no receipt says that it was done")
+    undone = {step_id for step_id in evidence.steps if ROLLBACK + step_id in first}
+    for step_id in undone:
+        for later in _all_after(step_id, after):
+            if evidence.steps[later].rollback is None or not any(unit[0] == later for unit in evidence.done):
+                continue
+            if first.get(ROLLBACK + later, len(evidence.lines)) > first[ROLLBACK + step_id]:
+                yield Violation("order", f"{step_id} was undone before {later}, which stands on it")
+
+
+RULES = (
+    no_effect_is_repeated,
+    receipts_are_true,
+    every_effect_has_an_intent,
+    results_are_carried,
+    plans_are_approved,
+    calls_are_approved,
+    one_process_at_a_time,
+    the_record_is_as_it_was_written,
+    no_secret_is_written,
+    the_status_is_that_of_the_receipts,
+    rollbacks_go_backwards,
+)
+
+
+def items_of(step: Step) -> list[int | None]:
+    """Return the items of a step of `plans.plan_of`."""
+    return [None] if step.for_each is None else list(range(len(json.loads(step.for_each.removeprefix("${{").removesuffix("}}")))))
+
+
+def _all_after(step_id: str, after: Mapping[str, Sequence[str]]) -> set[str]:
+    found, left = set[str](), list(after[step_id])
+    while left:
+        if (next_id := left.pop()) not in found:
+            found.add(next_id)
+            left += after[next_id]
+    return found
+
+
+def _digest_at(document: Row, at: float) -> str:
+    """Return the approval digest of what the run executed at a moment."""
+    replaced = sorted((row for row in document["revisions"]), key=lambda row: row["number"])
+    return next((row["approval_digest"] for row in replaced if _moment(row["at"]).timestamp() > at), document["run"]["approval_digest"])
+
+
+def _moment(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def _unit(row: Row) -> Unit:
+    return row["step_id"], None if row["item"] == -1 else row["item"]

@@ -1,0 +1,213 @@
+"""What runs in the process that is killed, or stopped, at a place of its run."""
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import signal
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
+
+import asyncpg  # noqa: F401  # loaded once, by the server that forks, and not by each process
+
+from plan_adapter import crash_points
+from plan_adapter.approval import approve
+from plan_adapter.approvers import CallbackApprover
+from plan_adapter.crash_points import CrashPoint
+from plan_adapter.record import PlanRun, RunContext
+from plan_adapter.runner import Occasion, execute_plan, go_on, undo_run
+from plan_adapter.settings import Settings
+from plan_adapter.store import leases, postgresql, sqlite  # noqa: F401  # the two databases, as above
+from plan_adapter.store.outcomes import Word
+from plan_adapter.store.store import PlanStore
+from plan_adapter.validation import bind_inputs, validate
+from tests.faults.broken import VARIANTS
+from tests.faults.plans import SCHEDULE, scenario_of
+from tests.faults.world import HERE, TOOLS, Unit, lines_of
+
+CANARY = "canary-Zq7/4w+Kp"
+BY = "ana"
+
+Verb = Literal["start", "resume", "undo", "resolve"]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Where a process ends, or stands still: at the `number`-th time that this place is reached, with this detail if one is given."""
+
+    point: CrashPoint
+    detail: str | None = None
+    number: int = 1
+    stops: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.point}{'' if self.detail is None else f' ({self.detail})'} #{self.number}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run and its world are."""
+
+    folder: Path
+    store_url: str
+    seed: int
+    task_id: str  # finds the run in a store of many
+
+    @property
+    def home(self) -> Path:
+        """The product's own folder."""
+        return self.folder / "home"
+
+    @property
+    def world(self) -> Path:
+        """The world's file."""
+        return self.folder / "world"
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a process is to do."""
+
+    verb: Verb
+    place: Place
+    run_id: str | None = None
+    fault: Fault | None = None
+    variant: str | None = None
+    lease: tuple[float, float] | None = None  # seconds, and those of grace
+    server: str | None = None  # Prefect's API
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a process says before it ends by itself: how the run is, or what was raised."""
+
+    status: str | None = None
+    error: str | None = None  # the name of its class
+    words: str = ""
+
+
+REACHED = Told("reached")
+"""What a process says at the place of its fault, just before it is killed there."""
+
+
+def start(order: Order) -> "tuple[multiprocessing.process.BaseProcess, Connection]":
+    """Start a process that does `order`, and return it with the pipe that it answers through; a forked one, that has imported all."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=obey, args=(order, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def obey(order: Order, pipe: Connection) -> None:
+    """Do `order` and tell how it went."""
+    place = order.place
+    log = os.open(place.home / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    logging.basicConfig(level=logging.INFO, force=True)
+    os.environ |= environment_of(order)
+    crash_points.listener = Listener(order.fault, pipe) if order.fault is not None else None
+    if order.lease is not None:
+        leases.GRACE_SECONDS = order.lease[1]
+    if order.variant is not None:
+        VARIANTS[order.variant].breaks()
+    try:
+        run = asyncio.run(_obey(order))
+        told = Told("none" if run is None else run.status.value)
+    except Exception as error:
+        logging.getLogger(__name__).exception("it raised")
+        told = Told(error=type(error).__name__, words=str(error))
+    pipe.send(told)
+
+
+def environment_of(order: Order) -> dict[str, str]:
+    """Return what the product finds in the environment of the process."""
+    server = {} if order.server is None else {"PREFECT_API_URL": order.server}
+    return {"PLAN_ADAPTER_HOME": str(order.place.home), "PLAN_ADAPTER_SECRET_CANARY": CANARY, **server}
+
+
+class Listener:
+    """Ends or stops this process where the fault says."""
+
+    def __init__(self, fault: Fault, pipe: Connection) -> None:
+        self._fault = fault
+        self._pipe = pipe
+        self._seen = 0
+        self.store: PlanStore | None = None
+
+    def __call__(self, point: CrashPoint, detail: str) -> None:
+        if point != self._fault.point or self._fault.detail not in (None, detail):
+            return
+        self._seen += 1
+        if self._seen != self._fault.number:
+            return
+        if not self._fault.stops:
+            self._pipe.send(REACHED)  # the server that forks does not always tell how a process ended
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._wait_for_transactions()
+        self._pipe.send(Told("stopped"))
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _wait_for_transactions(self) -> None:
+        """Return when none is open: one would keep others from the database for as long as this process sleeps.
+
+        The event loop, in which this waits, begins no other one meanwhile.
+        """
+        database: Any = self.store and self.store._database
+        pool = (database._engine if isinstance(database, sqlite.SqliteDatabase) else database._pool.engine).pool
+        while pool.checkedout():
+            time.sleep(0.002)
+
+
+async def _obey(order: Order) -> PlanRun | None:
+    place, scenario = order.place, scenario_of(order.place.seed)
+    async with PlanStore(place.store_url) as store:
+        if order.lease is not None:
+            store.lease_seconds = order.lease[0]
+        HERE.path, HERE.epoch_of = place.world, store._epochs.get
+        if isinstance(listener := crash_points.listener, Listener):
+            listener.store = store
+        occasion = Occasion(
+            approver=CallbackApprover(lambda _: True, by=BY) if scenario.approved_by != "elsewhere" or order.run_id is not None else None,
+            approval=approve(scenario.plan, tools=TOOLS, by=BY) if scenario.approved_by == "beforehand" and order.verb == "start" else None,
+            schedule=SCHEDULE if scenario.approved_by == "standing" else None,
+            context=RunContext(task_id=place.task_id),
+            settings=Settings(),
+            tools=TOOLS,
+        )
+        offline = order.server is None
+        match order.verb:
+            case "start":
+                bound = bind_inputs(validate(scenario.plan, TOOLS))
+                return await execute_plan(bound, occasion=occasion, store=store, offline=offline, record_pending=True)
+            case "resume":
+                return await go_on(order.run_id or "", tools=TOOLS, occasion=occasion, store=store, offline=offline)
+            case "undo":
+                run = await store.run(order.run_id or "")
+                return await undo_run(run, reason="undo it", tools=TOOLS, occasion=occasion, store=store, offline=offline)
+            case "resolve":
+                await resolve(store, order.run_id or "", place.world)
+                return None
+
+
+async def resolve(store: PlanStore, run_id: str, world: Path) -> list[Unit]:
+    """Say of each write whose outcome is unknown what the world knows of it, and return which they were."""
+    done = {line.unit: line for line in lines_of(world) if line.run == run_id}
+    unknown = await store.unknown(run_id)
+    for attempt in unknown:
+        line = done.get((attempt.step_id, attempt.item))
+        result = None if line is None else {"token": line.token}
+        word = Word("again" if line is None else "done", BY, "unverified", "the world says so", result)
+        await store.resolve(run_id, attempt.step_id, word, item=attempt.item)
+    return [(attempt.step_id, attempt.item) for attempt in unknown]
+
+
+# Loaded once, by the server that forks: expressions, and the tables' statements.
+for _seed in range(3):
+    validate(scenario_of(_seed).plan, TOOLS)

@@ -1,0 +1,326 @@
+"""The loop: a run is started, its process ends somewhere, what is left is looked at, people answer, and it goes on, until it is over."""
+
+import asyncio
+import random
+import shutil
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from uuid import uuid4
+
+from plan_adapter import PlanRun, PlanStatus, PlanStore
+from plan_adapter.approval import answer_to
+from plan_adapter.crash_points import CrashPoint
+from plan_adapter.errors import NotApprovedError, RunConflictError
+from plan_adapter.execution.rollback import units_to_undo
+from plan_adapter.plan import Effect, ExecutionPlan, new_id
+from plan_adapter.record import ApprovalRequest, RunContext, RunReason, StandingApproval
+from plan_adapter.runner import arevise_run
+from plan_adapter.runs.performing import past_of
+from plan_adapter.standing import standing_of
+from plan_adapter.validation import validate
+from tests.faults.check import Evidence, Violation, items_of, violations
+from tests.faults.child import BY, CANARY, REACHED, Fault, Order, Place, Told, Verb, start
+from tests.faults.plans import FOR_GOOD, SCHEDULE, TOOL_NAMES, Scenario, scenario_of
+from tests.faults.world import ROLLBACK, TOOLS, Line, Unit, lines_of
+
+OF_A_CALL: tuple[CrashPoint, ...] = ("before-intent", "after-intent", "mid-effect", "after-effect")
+Target = tuple[CrashPoint, str | None]
+
+
+def _of_calls(*places: str) -> tuple[Target, ...]:
+    return tuple((point, place) for place in places for point in OF_A_CALL)
+
+
+TARGETS: tuple[Target, ...] = (
+    ("in-transaction", "run_created"),
+    ("in-transaction", "gate_opened"),
+    ("gate-opened", None),
+    ("in-transaction", "gate_answered"),
+    ("gate-answered", None),
+    ("in-transaction", "approval_used"),
+    ("in-transaction", "run_started"),
+    ("claimed", None),
+    ("in-transaction", "attempt_started"),
+    *_of_calls("read", "idempotent_write", "write"),
+    ("after-receipt", None),
+    ("in-transaction", "run_changed"),
+    *_of_calls("rollback write", "rollback idempotent_write"),
+    ("before-end", None),
+    ("in-transaction", "run_ended"),
+    ("after-end", None),
+)
+"""Every place at which a run without a server can end, in the order in which one comes to them."""
+
+MOST_PROCESSES = 60
+"""After so many processes a run that is not over goes in circles."""
+MOST_REVISIONS = 2
+PATIENCE_SECONDS = 60
+
+Choice = Callable[["Trial"], Fault | None]
+
+
+@dataclass
+class Trial:
+    """One run of one seed, from its first process to its end."""
+
+    seed: int
+    place: Place
+    store: PlanStore
+    choose: Choice  # where the next process ends
+    variant: str | None = None
+    server: str | None = None
+    lease: tuple[float, float] | None = None
+    chance: random.Random = field(init=False)
+    scenario: Scenario = field(init=False)
+    run_id: str | None = None
+    processes: int = 0
+    kills: Counter[Target] = field(default_factory=Counter[Target])
+    found: list[Violation] = field(default_factory=list[Violation])
+    told: list[str] = field(default_factory=list[str])  # what happened, in words
+    has_looked: bool = False
+    done: Collection[Unit] = ()  # what has succeeded receipts
+    standing: StandingApproval | None = None
+
+    def __post_init__(self) -> None:
+        self.chance, self.scenario = random.Random(~self.seed), scenario_of(self.seed)
+
+    async def prepare(self) -> None:
+        """Give the standing approval by which the run will go."""
+        if self.scenario.approved_by == "standing":
+            validated = validate(self.scenario.plan, TOOLS)
+            now = await self.store.now()
+            self.standing = standing_of(validated, by=BY, known_by="os_user", at=now, schedules=[SCHEDULE], max_runs=9)
+            await self.store.add_standing(self.standing)
+
+    async def go_on(self) -> None:
+        """Start processes until the run is over, or something is found."""
+        while not self.found and (order := await self.next()) is not None:
+            if self.processes == MOST_PROCESSES:
+                self.found.append(Violation("stuck", f"the run is not over after {self.processes} processes: {self.told[-3:]}"))
+                break
+            await self.go_on_once(order)
+        if not self.found:
+            self.found += await self.look(is_over=True)
+
+    async def go_on_once(self, order: Order) -> str | None:
+        """Have `order` done, look at what is left, and let people answer; return the name of the error that the process raised."""
+        told = await self.perform(order)
+        self.found += await self.look()
+        if not self.found:
+            await self._answer()
+        return told and told.error
+
+    async def perform(self, order: Order) -> Told | None:
+        """Have `order` done by a process, and return what it told; None for one that was killed."""
+        self.processes += 1
+        process, pipe = start(order)
+        told = await ended(process, pipe)
+        is_killed, told = told == REACHED, None if told == REACHED else told
+        self.told.append(f"{order.verb} until {order.fault}: {told or 'killed'}")
+        if is_killed and order.fault is not None:
+            self.kills[order.fault.point, order.fault.detail] += 1
+        elif told is None:
+            self.found.append(Violation("broken", f"the process ended with {process.exitcode}: {self.told[-1]}"))
+        elif told.error is not None and not _is_expected(told):
+            self.found.append(Violation("broken", f"the process raised {told.error}: {told.words}"))
+        if self.run_id is None:
+            runs = await self.store.runs(limit=1, context=RunContext(task_id=self.place.task_id))
+            self.run_id = runs[0].id if runs else None
+        return told
+
+    def order(self, verb: Verb, *, fault: Fault | None) -> Order:
+        """Return what the next process of this run is to do."""
+        return Order(verb, self.place, self.run_id, fault, self.variant, self.lease, self.server)
+
+    async def next(self) -> Order | None:
+        """Return what is to be done now, None where the run is over."""
+        if self.run_id is None:
+            return self.order("start", fault=self.choose(self))
+        run = await self.store.run(self.run_id)
+        unknown = await self.store.unknown(run.id)
+        past = await past_of(run, self.store)
+        if unknown and (self.has_looked or not self.scenario.looks_first):
+            self.has_looked = False
+            return self.order("resolve", fault=self._fault_of_resolve())
+        if run.status is PlanStatus.COMPLETED or run.reason in (RunReason.REJECTED, RunReason.EXPIRED):
+            return None
+        self.has_looked = bool(unknown)
+        if run.completed_at is not None and past.has_rollbacks:
+            left = units_to_undo(await self.store.get(run.digest), past)
+            is_refused = self._was_revoked(run)
+            return self.order("undo", fault=self.choose(self)) if left and not is_refused else None
+        if run.reason is RunReason.STEP_FAILED and not unknown:
+            return None
+        return self.order("resume", fault=self.choose(self))
+
+    def _was_revoked(self, run: PlanRun) -> bool:
+        return run.message is not None and "was revoked by" in run.message
+
+    def _fault_of_resolve(self) -> Fault | None:
+        return Fault("in-transaction") if self.chance.random() < 0.1 else None
+
+    async def look(self, *, is_over: bool = False) -> list[Violation]:
+        """Return what does not hold of the run as it is now, while no process executes it."""
+        if self.run_id is None:
+            return []
+        run = await self.store.run(self.run_id)
+        evidence = Evidence(
+            document=await self.store.export(run.id),
+            run=run,
+            plan=await self.store.get(run.digest),
+            tools=TOOLS,
+            lines=self.lines(),
+            standing=await self.store.standing(include_ended=True) if self.scenario.approved_by == "standing" else (),
+            secret=CANARY,
+            is_over=is_over,
+            leaks=await leaks(self.place.home),
+        )
+        self.done = evidence.done.keys()
+        return violations(evidence)
+
+    def lines(self) -> list[Line]:
+        """Return what this run has done in its world."""
+        return [line for line in lines_of(self.place.world) if line.run == self.run_id]
+
+    # What people do between two processes.
+
+    async def _answer(self) -> None:
+        if self.run_id is None:
+            return
+        run = await self.store.run(self.run_id)
+        if self.standing is not None and self.scenario.revokes and run.started_at is not None:
+            await self.store.revoke_standing(self.standing.id, by=BY)
+        if self.scenario.revises != "nothing":
+            await self._revise(run)
+        for gate in await self.store.gates(run_id=run.id):
+            if self.chance.random() < self.scenario.answers:
+                asked = ApprovalRequest(gate.approval_digest, gate.name, "", "", run.id, gate.step_id, gate.item, gate.id)
+                await self.store.answer_gate(gate.id, answer_to(asked, decision="approve", by=BY, known_by="unverified"))
+
+    async def _revise(self, run: PlanRun) -> None:
+        """Let a step that has not begun say something else."""
+        answers = [row for row in await self.store.approvals(run.id) if row.step_id is not None and row.used_at is None]
+        begun = {attempt.step_id for attempt in await self.store.attempts(run.id)}
+        plan: ExecutionPlan = await self.store.get(run.digest)
+        candidates = [step.id for step in plan.steps] if self.scenario.revises == "anything" else [row.step_id for row in answers]
+        fresh = next((step_id for step_id in candidates if step_id is not None and step_id not in begun), None)
+        is_enough = len(await self.store.revisions(run.id)) >= MOST_REVISIONS
+        if fresh is None or is_enough or run.status is PlanStatus.COMPLETED or any(step.startswith(ROLLBACK) for step in begun):
+            return
+        step = plan.step(fresh)
+        step.parameters = {**step.parameters, "body": f"{fresh}-{new_id()} {str(step.parameters['body']).partition(' ')[2]}".rstrip()}
+        await arevise_run(run.id, plan, tools=TOOLS, by=BY, note="say it otherwise", store=self.store)
+
+
+def _is_expected(told: Told) -> bool:
+    """Return whether the product may refuse with this error between two processes of one run."""
+    revoked = told.error == NotApprovedError.__name__ and "revoked" in told.words
+    return revoked or (told.error == RunConflictError.__name__ and "waits" in told.words)
+
+
+async def leaks(folder: Path) -> list[str]:
+    """Return the files under `folder` in which the secret stands.
+
+    Another process reads them: SQLite's locks on a file are gone once any descriptor of it is closed in the process that holds them.
+    """
+    searching = await asyncio.create_subprocess_exec("grep", "-rlaF", "-e", CANARY, folder, stdout=asyncio.subprocess.PIPE)
+    found, _ = await searching.communicate()
+    assert searching.returncode in (0, 1)
+    return found.decode().split("\n")[:-1]
+
+
+async def ended(process: BaseProcess, pipe: Connection) -> Told | None:
+    """Return what `process` told once it has ended, None if it was killed before."""
+    told: Told | None = None
+    await asyncio.to_thread(process.join, PATIENCE_SECONDS)
+    if process.exitcode is None:
+        process.kill()
+        await asyncio.to_thread(process.join)
+    try:
+        while pipe.poll():
+            told = pipe.recv()
+    except EOFError:
+        pass
+    pipe.close()
+    return told
+
+
+def at_random(trial: Trial) -> Fault | None:
+    """Let the next process end anywhere, or not; seldom near the end, after which there is nothing more to come."""
+    if trial.chance.random() < 0.04:
+        return None
+    places = [target for target in TARGETS if may_reach(trial, *target)]
+    weights = [4 if point in OF_A_CALL else 1 if "end" in f"{point} {detail}" else 2 for point, detail in places]
+    return Fault(*trial.chance.choices(places, weights)[0], trial.chance.choices((1, 2, 3), (8, 1, 1))[0])
+
+
+class Each:
+    """Lets one process after the other end at the next of `targets`."""
+
+    def __init__(self, targets: Iterable[Target] = TARGETS) -> None:
+        self.left = list(targets)
+
+    def __call__(self, _trial: Trial) -> Fault | None:
+        return Fault(*self.left.pop(0)) if self.left else None
+
+
+def only_at(*targets: Target) -> Choice:
+    """Return a choice of nothing but these places."""
+
+    def choose(trial: Trial) -> Fault | None:
+        return Fault(*trial.chance.choice(targets), trial.chance.choice((1, 1, 2, 3)))
+
+    return choose
+
+
+def may_reach(trial: Trial, point: CrashPoint, detail: str | None) -> bool:
+    """Return whether the next process of a trial may come to a place; it may also end before."""
+    effects: dict[str, Effect] = {name: effect for effect, name in TOOL_NAMES.items()}
+    left = [step for step in trial.scenario.plan.steps if any((step.id, item) not in trial.done for item in items_of(step))]
+    if point in OF_A_CALL and detail is not None and not detail.startswith(ROLLBACK):
+        return any(effects[step.tool_name or ""] == detail for step in left)
+    if point in OF_A_CALL or detail == "run_changed":
+        undone = [step for step in trial.scenario.plan.steps if (ROLLBACK + step.id, items_of(step)[0]) not in trial.done]
+        undo = {ROLLBACK + effects[step.rollback.tool_name] for step in undone if step.rollback is not None}
+        fails = any(step.parameters.get("fails") == FOR_GOOD and step.on_error is None for step in left)
+        return fails and (detail in undo or (detail == "run_changed" and bool(undo)))
+    is_gated = any(step.requires_approval for step in left)
+    if point in ("gate-opened", "gate-answered") or detail in ("gate_opened", "gate_answered"):
+        return is_gated or (trial.scenario.approved_by == "approver" and not trial.done)
+    return trial.run_id is None or detail != "run_created"
+
+
+@asynccontextmanager
+async def opened(
+    seed: int, folder: Path, store_url: str | None, choose: Choice, *, variant: str | None = None, keeps: bool = False
+) -> AsyncGenerator[Trial]:
+    """Yield the trial of `seed`, ready to begin, with a folder of its own; it is removed where nothing is found, unless one `keeps` it."""
+    own = folder / f"seed-{seed}-{uuid4()}"
+    place = Place(own, store_url or f"sqlite:///{own}/home/plans.db?timeout=5", seed, own.name)
+    place.home.mkdir(parents=True)
+    async with PlanStore(place.store_url) as store:
+        trial = Trial(seed, place, store, choose, variant=variant)
+        await trial.prepare()
+        yield trial
+    if not trial.found and not keeps:
+        shutil.rmtree(own)
+
+
+async def trial(
+    seed: int,
+    folder: Path,
+    store_url: str | None = None,
+    *,
+    choose: Choice = at_random,
+    variant: str | None = None,
+    keeps: bool = False,
+) -> Trial:
+    """Bring the run of `seed` to its end, and return what happened."""
+    async with opened(seed, folder, store_url, choose, variant=variant, keeps=keeps) as trial:
+        await trial.go_on()
+    return trial

@@ -1,0 +1,125 @@
+"""Random plans, and what people do about their runs: everything follows from a seed."""
+
+import random
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from plan_adapter import ExecutionPlan
+from plan_adapter.plan import Effect, Rollback
+
+TOOL_NAMES: dict[Effect, str] = {"read": "look", "idempotent_write": "put", "write": "write"}
+SECRET = "${{ secrets.canary }}"
+SCHEDULE = "nightly/faults"
+FOR_GOOD = 99
+"""How many attempts of a step fail that never succeeds."""
+
+ApprovedBy = Literal["nobody", "approver", "beforehand", "standing", "elsewhere"]
+"""Who approves the plan: its author's word, somebody who is asked in the process of the run, somebody before it was begun, a standing
+approval, somebody while no process waits."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A plan, and what people do while it runs."""
+
+    plan: ExecutionPlan
+    approved_by: ApprovedBy
+    revokes: bool  # the standing approval, after the first fault
+    revises: Literal["nothing", "approved", "anything"]  # of steps that have not begun: a call that was approved, or any
+    answers: float  # how probably gates are answered between two processes
+    looks_first: bool  # resumes once before saying what became of an unknown write
+
+
+EVERYTHING = -1
+"""The seed of a run that comes to every place, one step after the other: somebody approves it, its last step fails, and it is undone."""
+
+
+REVISED = -2
+"""The seed of a run of two steps, of which the second is revised when the first one has begun."""
+
+
+def scenario_of(seed: int) -> Scenario:
+    """Return the scenario of `seed`."""
+    if seed == REVISED:
+        return Scenario(_revised(), "nobody", revokes=False, revises="anything", answers=0.0, looks_first=False)
+    if seed == EVERYTHING:
+        return Scenario(_everything(), "approver", revokes=False, revises="nothing", answers=0.0, looks_first=False)
+    chance = random.Random(seed)
+    approved_by: ApprovedBy = chance.choice(("nobody", "approver", "beforehand", "standing", "elsewhere"))
+    plan = plan_of(chance, name=f"plan-{seed}")
+    plan.options.require_approval = approved_by != "nobody"
+    return Scenario(
+        plan,
+        approved_by,
+        revokes=approved_by == "standing" and chance.random() < 0.4,
+        revises=chance.choices(("nothing", "approved", "anything"), (3, 6, 1))[0],
+        answers=1.0 if approved_by == "elsewhere" else 0.5,
+        looks_first=chance.random() < 0.5,
+    )
+
+
+def _everything() -> ExecutionPlan:
+    plan = ExecutionPlan(id="everything", name="everything", description="A plan that comes to every place")
+    for index, effect in enumerate(TOOL_NAMES):
+        undo = {"body": f"undo s{index} ${{{{ result.token }}}}", "secret": SECRET}
+        rollback = None if effect == "read" else Rollback(tool_name=TOOL_NAMES[effect], parameters=undo)
+        upstream = [step.id for step in plan.steps]
+        body = {"body": body_of(plan, index, upstream), "secret": SECRET}
+        plan.add_step(TOOL_NAMES[effect], f"Step {index}", body, id=f"s{index}", depends_on=upstream, rollback=rollback)
+    plan.add_step("write", "Fail", {"body": "s3", "secret": SECRET, "fails": FOR_GOOD}, id="s3", depends_on=[plan.steps[-1].id])
+    return plan
+
+
+def _revised() -> ExecutionPlan:
+    plan = ExecutionPlan(id="revised", name="revised", description="A plan that gets a new version")
+    plan.options.require_approval = False
+    plan.add_step("put", "Put", {"body": "s0", "secret": SECRET}, id="s0")
+    plan.add_step("write", "Write", {"body": "s1", "secret": SECRET}, id="s1", depends_on=["s0"])
+    return plan
+
+
+def plan_of(chance: random.Random, *, name: str) -> ExecutionPlan:
+    """Return a plan of 3 to 9 steps."""
+    plan = ExecutionPlan(id=name, name=name, description="A plan of the fault tests 计划")
+    plan.options.allow_parallel = chance.random() < 0.7
+    plan.options.max_parallel_steps = chance.randint(2, 4)
+    count = chance.randint(3, 9)
+    fails_at = count - 1 if chance.random() < 0.4 else None
+    for index in range(count):
+        _add_step(plan, chance, index, fails_for_good=index == fails_at)
+    return plan
+
+
+def _add_step(plan: ExecutionPlan, chance: random.Random, index: int, *, fails_for_good: bool) -> None:
+    upstream = [step.id for step in plan.steps if chance.random() < 1.5 / max(1, len(plan.steps))][-3:]
+    if fails_for_good and not upstream:
+        upstream = [step.id for step in plan.steps[-1:]]
+    effect: Effect = chance.choices(("read", "idempotent_write", "write"), (2, 3, 4))[0]
+    is_list = chance.random() < 0.2
+    fails = FOR_GOOD if fails_for_good else int(chance.random() < 0.2)
+    fields: dict[str, Any] = {"for_each": f"${{{{ {list(range(chance.randint(2, 3)))} }}}}"} if is_list else {}
+    if effect != "read" and chance.random() < 0.6:
+        undo: Effect = chance.choice(("idempotent_write", "write"))
+        body = {"body": f"undo s{index} ${{{{ result.token }}}}", "secret": SECRET} | ({"item": "${{ item }}"} if is_list else {})
+        fields["rollback"] = Rollback(tool_name=TOOL_NAMES[undo], parameters=body)
+    if fails_for_good and chance.random() < 0.2:
+        fields["on_error"] = "continue"
+    plan.add_step(
+        TOOL_NAMES[effect],
+        f"Step {index}",
+        {"body": body_of(plan, index, upstream), "secret": SECRET}
+        | ({"item": "${{ item }}"} if is_list else {})
+        | ({"fails": fails} if fails else {}),
+        id=f"s{index}",
+        depends_on=upstream,
+        max_retries=1 if fails == 1 else 0,
+        requires_approval=chance.random() < 0.2,
+        **fields,
+    )
+
+
+def body_of(plan: ExecutionPlan, index: int, upstream: list[str]) -> str:
+    """Return what a step says: its name, and the tokens that its upstream steps were told."""
+    steps = {step.id: step for step in plan.steps}
+    tokens = [f"${{{{ steps.{step_id}.result{'[0]' if steps[step_id].for_each else ''}.token }}}}" for step_id in upstream]
+    return " ".join((f"s{index}", *tokens))

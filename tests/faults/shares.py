@@ -1,0 +1,72 @@
+"""The kills and races that one process of the harness looks after."""
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.faults.harness import Target, Trial, trial
+from tests.faults.races import RACES, race
+
+KILLS = "kills"
+SIDE_BY_SIDE = 3
+"""Trials at once in each process of the harness."""
+
+
+@dataclass
+class Share:
+    """What one process is to do, or has done."""
+
+    kills: int
+    races: int
+    seeds: range
+    stores: Sequence[str | None]  # None: SQLite
+    folder: Path
+    done: Counter[Target] = field(default_factory=Counter[Target])
+    raced: Counter[str] = field(default_factory=Counter[str])
+    processes: int = 0
+    trials: int = 0
+    found: list[str] = field(default_factory=list[str])
+
+    async def do(self) -> "Share":
+        """Do all of it."""
+        seeds = iter(self.seeds)
+        await asyncio.gather(*(self._kill(seeds) for _ in range(SIDE_BY_SIDE)))
+        await asyncio.gather(*(self._race(seeds) for _ in range(SIDE_BY_SIDE)))
+        return self
+
+    async def _kill(self, seeds: Iterator[int]) -> None:
+        while self.done.total() < self.kills:
+            seed = next(seeds)
+            self._count(KILLS, await trial(seed, self.folder, self._store(seed)))
+
+    async def _race(self, seeds: Iterator[int]) -> None:
+        while self.raced.total() < self.races:
+            seed = next(seeds)
+            kind = RACES[seed % len(RACES)]
+            ended, happened = await race(kind, seed, self.folder, self._store(seed))
+            self.raced[kind.__name__] += happened
+            self._count(kind.__name__, ended)
+
+    def _store(self, seed: int) -> str | None:
+        return self.stores[seed // len(RACES) % len(self.stores)]
+
+    def _count(self, kind: str, ended: Trial) -> None:
+        self.trials += 1
+        self.processes += ended.processes
+        if kind == KILLS:
+            self.done += ended.kills
+        database = "sqlite" if ended.place.store_url.startswith("sqlite") else "postgresql"
+        if ended.found:
+            words = [f"VIOLATION: make faults REPLAY={kind}/{ended.seed}/{database}   ({ended.place.folder})"]
+            self.found.append("\n  ".join([*words, *map(str, ended.found), *ended.told]))
+            print(self.found[-1], flush=True)
+        elif self.trials % 25 == 0:
+            print(f"… {self.trials} runs, {self.done.total()} kills, {self.raced.total()} races", file=sys.stderr, flush=True)
+
+
+def share(work: Share) -> Share:
+    """Do one process's share."""
+    return asyncio.run(work.do())

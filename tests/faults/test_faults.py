@@ -1,0 +1,58 @@
+"""Every place at which a process of a run can end, once on each database; and two processes with one run. `make faults` does many more."""
+
+from pathlib import Path
+
+import pytest
+
+from plan_adapter import PlanStatus, PlanStore
+from tests.faults.harness import TARGETS, Each, Target, trial
+from tests.faults.plans import EVERYTHING, REVISED
+from tests.faults.races import RACES, Race, race
+from tests.faults.world import lines_of
+
+MOST_SEEDS = 10
+"""A race does not come about where the run ends before it; of so many one does."""
+
+
+async def test_a_run_that_is_killed_at_every_place_keeps_its_promises(shared_store: str | None, tmp_path: Path) -> None:
+    ended = await trial(EVERYTHING, tmp_path, shared_store, choose=Each())
+    assert ended.found == [], "\n".join(ended.told)
+    assert ended.kills == dict.fromkeys(TARGETS, 1)
+
+
+async def test_a_run_that_nobody_kills_does_each_thing_once(tmp_path: Path) -> None:
+    ended = await trial(EVERYTHING, tmp_path, choose=lambda _: None, keeps=True)
+    assert (ended.found, ended.processes) == ([], 1)
+    assert [line.step for line in lines_of(ended.place.world)] == ["s0", "s1", "s2", "rollback s2", "rollback s1"]
+    async with PlanStore(ended.place.store_url) as store:
+        assert [run.status for run in await store.runs()] == [PlanStatus.PARTIAL]
+
+
+async def test_a_new_version_of_the_plan_leaves_the_key_of_what_was_begun_as_it_is(tmp_path: Path) -> None:
+    faults: list[Target] = [("after-effect", "idempotent_write")]
+    ended = await trial(REVISED, tmp_path, choose=Each(faults), keeps=True)
+    assert ended.found == [], "\n".join(ended.told)
+    assert ended.kills == dict.fromkeys(faults, 1)
+    async with PlanStore(ended.place.store_url) as store:
+        assert len(await store.revisions(ended.run_id or "")) > 0
+    put = [line for line in lines_of(ended.place.world) if line.step == "s0"]
+    assert ([line.attempt for line in put], len({line.key for line in put})) == ([1, 2], 1)
+
+
+@pytest.mark.parametrize("kind", RACES, ids=lambda kind: kind.__name__)
+async def test_of_two_processes_one_executes_a_run(kind: Race, shared_store: str | None, tmp_path: Path) -> None:
+    for seed in range(MOST_SEEDS):
+        ended, happened = await race(kind, seed, tmp_path, shared_store)
+        assert ended.found == [], "\n".join(ended.told)
+        if happened:
+            return
+    pytest.fail(f"none of {MOST_SEEDS} runs came to it")
+
+
+async def test_an_effect_of_which_the_record_knows_nothing_is_found(tmp_path: Path) -> None:
+    ended = await trial(EVERYTHING, tmp_path, choose=lambda _: None, keeps=True)
+    lines = ended.place.world.read_text().splitlines()
+    ended.place.world.write_text("\n".join([*lines, lines[2], lines[0].replace('"attempt": 1', '"attempt": 9')]) + "\n")
+    async with PlanStore(ended.place.store_url) as store:
+        ended.store = store
+        assert {violation.kind for violation in await ended.look(is_over=True)} == {"twice", "unrecorded", "repeated"}

@@ -1,0 +1,115 @@
+"""Runs of which a write gets lost: what the tests share that ask people how it ended."""
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry, UnknownOutcomeError, tool
+from plan_adapter.execution.carry import Past
+from plan_adapter.execution.direct import DirectCalls
+from plan_adapter.plan import ApprovalPolicy
+from plan_adapter.record import Answer, ApprovalRequest, Gate
+from plan_adapter.runner import execute_plan, go_on
+from plan_adapter.runs.gates import FormDoor
+from plan_adapter.runs.occasion import Occasion
+from plan_adapter.runs.performing import Way, create_run, perform
+from plan_adapter.settings import Settings
+from plan_adapter.validation import bind_inputs, validate
+from tests.gates.world import FormAnswers
+
+
+@dataclass
+class Doubtful:
+    """A store, and a tool `send` whose first calls get lost; `sent` holds what every call of it was given."""
+
+    store: PlanStore
+    url: str = ""
+    lost: int = 1
+    sent: list[str] = field(default_factory=list[str])
+    going: list["asyncio.Task[PlanRun]"] = field(default_factory=list)
+    settings: Settings = field(default_factory=Settings)
+
+    def tools(self) -> ToolRegistry:
+        """Return the tools."""
+
+        @tool(effect="write")
+        def send(order: str, token: str = "") -> str:
+            """Send an order."""
+            self.sent.append(order)
+            if len(self.sent) <= self.lost:
+                raise UnknownOutcomeError("the line went dead")
+            return f"{order}!"
+
+        @tool(effect="read")
+        def look(order: Any) -> Any:
+            """Look at an order."""
+            return order
+
+        return ToolRegistry([send, look])
+
+    def plan(self, *, policy: ApprovalPolicy | None = None, gated: bool = False, orders: list[str] | None = None) -> ExecutionPlan:
+        """Return a plan that sends `orders` and looks at what came of it."""
+        plan = ExecutionPlan(description="Send 订单", approval=policy)
+        for_each = None if orders is None else "${{ " + json.dumps(orders) + " }}"
+        parameters: dict[str, Any] = {"order": "a" if orders is None else "${{ item }}", "token": "hunter2"}
+        plan.add_step("send", "Send it", parameters, id="send", requires_approval=gated, for_each=for_each)
+        plan.add_step("look", "Look at it", {"order": "${{ steps.send.result }}"}, id="look")
+        plan.options.require_approval = False
+        return plan
+
+    def occasion(self, approver: Any = None, **given: Any) -> Occasion:
+        """Return the occasion of a run."""
+        return Occasion(approver=approver, **{"settings": self.settings, "requested_by": "runner", "tools": self.tools(), **given})
+
+    def start(self, plan: ExecutionPlan | None = None, *, approver: Any = None) -> "asyncio.Task[PlanRun]":
+        """Start a run of `plan` offline, in which `approver` is asked."""
+        bound = bind_inputs(validate(plan or self.plan(), self.tools()), {})
+        work = execute_plan(bound, occasion=self.occasion(approver), store=self.store, offline=True)
+        self.going.append(asyncio.ensure_future(work))
+        return self.going[-1]
+
+    def start_with_form(self, answers: FormAnswers, plan: ExecutionPlan | None = None) -> "asyncio.Task[PlanRun]":
+        """Start a run with a form in which `answers` are given one after the other."""
+
+        async def work() -> PlanRun:
+            bound, occasion = bind_inputs(validate(plan or self.plan(), self.tools()), {}), self.occasion()
+            run = await create_run(bound, self.store, occasion)
+            door = FormDoor(answers.ask, answers.collected, lambda *_: None, answers.publish, answers.resume_released, answers)
+            return await perform(bound, run, self.store, occasion, past=Past(), way=Way(DirectCalls(), door=door))
+
+        self.going.append(asyncio.ensure_future(work()))
+        return self.going[-1]
+
+    async def resume(self, run_id: str, *, approver: Any = None) -> PlanRun:
+        """Go on with a run offline."""
+        return await go_on(run_id, tools=self.tools(), occasion=self.occasion(approver), store=self.store, offline=True)
+
+    async def gate(self, *, count: int = 1) -> Gate:
+        """Return the newest open gate, with its text, once there are `count` of them that a process waits at."""
+        while True:
+            found = await self.store.gates()
+            if len(found) >= count:
+                return await self.store.gate(found[-1].id)
+            await self.store.changed(0.5)
+
+    async def close(self) -> None:
+        """End what still goes on."""
+        for task in self.going:
+            task.cancel()
+        await asyncio.gather(*self.going, return_exceptions=True)
+
+
+@dataclass
+class Person:
+    """Somebody at a terminal who says `answers` one after the other, and then nothing."""
+
+    answers: list[Answer]
+    asked: list[ApprovalRequest] = field(default_factory=list[ApprovalRequest])
+
+    async def ask(self, request: ApprovalRequest) -> Any:
+        raise AssertionError(f"asked for an approval of {request.name}")
+
+    async def ask_outcome(self, request: ApprovalRequest) -> Answer | None:
+        self.asked.append(request)
+        return self.answers.pop(0) if self.answers else None

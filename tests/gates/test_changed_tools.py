@@ -1,0 +1,317 @@
+"""A tool whose definition is not the one that was approved: the run's gate opens again, shows what changed, and its answer covers that."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from plan_adapter import (
+    ExecutionPlan,
+    NotApprovedError,
+    PlanRun,
+    PlanStatus,
+    RunConflictError,
+    ToolRegistry,
+    acancel_run,
+    approve,
+    arevise_run,
+    tool,
+)
+from plan_adapter.plan import ApprovalPolicy, Rollback
+from plan_adapter.record import Gate, RunReason
+from plan_adapter.runner import execute_plan, go_on
+from tests.gates.world import Says, Silent, World
+
+
+class Shop:
+    """Tools of which one fails until it is mended, and what was called."""
+
+    def __init__(self) -> None:
+        self.called: list[str] = []
+        self.is_broken = True
+
+    def tools(
+        self, *, effect: str = "idempotent_write", force: bool = False, permissions: tuple[str, ...] = (), guard: str = "write"
+    ) -> ToolRegistry:
+        """Return the tools; `ship` is as it is told to be, and so is the effect of `guard`."""
+
+        def build(name: str) -> str:
+            """Build."""
+            self.called.append(f"build {name}")
+            return f"{name}-1"
+
+        def ask(name: str) -> str:
+            """Ask before this."""
+            self.called.append(f"guard {name}")
+            return name
+
+        def ship(name: str, force: bool = False, token: str = "s3cret-default") -> str:
+            """Ship."""
+            if self.is_broken:
+                raise ValueError("no place")
+            self.called.append(f"ship {name}")
+            return f"{name} is there"
+
+        def ship_plainly(name: str) -> str:
+            """Ship."""
+            return ship(name)
+
+        shipping = tool(effect=effect, name="ship", permissions=permissions)(ship if force else ship_plainly)  # type: ignore[call-overload]
+        asking = tool(effect=guard, name="guard")(ask)  # type: ignore[call-overload]
+        return ToolRegistry([tool(effect="write")(build), asking, shipping])
+
+    def plan(self, *, policy: ApprovalPolicy | None = None, timeout_ms: int = 0, asks: bool = True) -> ExecutionPlan:
+        """Build, then ship."""
+        plan = ExecutionPlan(description="Build 商店, then ship it", approval=policy)
+        plan.add_step("build", "Build", {"name": "商店"}, id="build")
+        plan.add_step("ship", "Ship", {"name": "${{ steps.build.result }}"}, id="ship", depends_on=["build"])
+        plan.options.approval_timeout_ms = timeout_ms
+        plan.options.require_approval = asks
+        return plan
+
+
+@pytest.fixture
+def shop() -> Shop:
+    return Shop()
+
+
+async def stopped(world: World, shop: Shop, plan: ExecutionPlan | None = None) -> PlanRun:
+    """A run that was approved, built, and could not ship; by now it could."""
+    plan = plan or shop.plan()
+    occasion = world.occasion(approval=approve(plan, tools=shop.tools(), by="ana"))
+    run = await execute_plan(world.bound(plan, tools=shop.tools()), occasion=occasion, store=world.store, offline=True)
+    assert (run.status, shop.called) == (PlanStatus.PARTIAL, ["build 商店"])
+    shop.is_broken = False
+    return run
+
+
+def resuming(world: World, run: PlanRun, tools: ToolRegistry, approver: Any = None, **given: Any) -> "asyncio.Task[PlanRun]":
+    going = asyncio.ensure_future(world.resume(run.id, tools=tools, approver=approver or Silent(), **given))
+    world.going.append(going)
+    return going
+
+
+async def test_the_gate_opens_again_with_what_changed_and_its_approval_covers_the_rest(world: World, shop: Shop) -> None:
+    run = await stopped(world, shop)
+    going = resuming(world, run, shop.tools(effect="write", force=True, permissions=("net",)), requested_by="li")
+    gate = await with_text(world, await world.gate())
+    assert "### Tools that changed\n\n- ⚠️ **MAY DO MORE THAN BEFORE:** `ship`, called by `ship`\n" in gate.text
+    assert "  - effect: idempotent_write → **write**\n  - **permissions added**: `net`\n" in gate.text
+    assert '  - parameter added: `force` `{"default": false, "type": "boolean", "required": false}`\n' in gate.text
+    assert "parameter added: `token`" in gate.text
+    assert "s3cret-default" not in gate.text
+    assert "- as they were: `build`\n" in gate.text
+    assert "### What changed\n" not in gate.text  # of the plan nothing did
+    assert "the code of `ship` is not what it was at attempt 1 of `ship`" in gate.text
+    (replaced,) = await world.store.revisions(run.id)
+    assert (replaced.digest, replaced.approval_digest, replaced.by) == (run.digest, run.approval_digest, "li")
+    assert replaced.note == "tools changed: `ship` (parameters, effect, permissions)"
+    assert [definition["name"] for definition in replaced.definitions or ()] == ["build", "ship"]
+    await world.answer(gate)
+    done = await going
+    assert (done.status, shop.called) == (PlanStatus.COMPLETED, ["build 商店", "ship 商店-1"])
+    assert (done.step("build").carried, done.approved_by, done.id) == (True, "ana", run.id)
+    assert (await world.store.verify(run.id)).ok
+
+
+CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "effect_lowered": ({"effect": "write"}, {"effect": "read"}, "- `ship`, called by `ship`\n  - effect: write → **read**\n"),
+    "effect_raised": ({"effect": "read"}, {"effect": "write"}, "- ⚠️ **MAY DO MORE THAN BEFORE:** `ship`, called by `ship`\n  - effect"),
+    "permission_added": (
+        {},
+        {"permissions": ("网络",)},
+        "⚠️ **MAY DO MORE THAN BEFORE:** `ship`, called by `ship`\n  - **permissions added**: `网络`",
+    ),
+    "permission_removed": (
+        {"permissions": ("a", "b")},
+        {"permissions": ("b",)},
+        "- `ship`, called by `ship`\n  - permissions removed: `a`\n",
+    ),
+    "parameter_added": ({}, {"force": True}, "  - parameter added: `force` "),
+    "parameter_removed": ({"force": True}, {}, "  - parameter removed: `force` "),
+}
+
+
+@pytest.mark.parametrize(("before", "after", "told"), CHANGES.values(), ids=CHANGES)
+async def test_every_change_of_a_definition_is_told(
+    before: dict[str, Any], after: dict[str, Any], told: str, world: World, shop: Shop
+) -> None:
+    run, gate = await detached(world, shop, shop.tools(**before))
+    going = resuming(world, run, shop.tools(**after))
+    fresh = await another_gate(world, gate)
+    assert told in fresh.text
+    assert (await world.store.gate(gate.id)).end == "superseded"
+    shop.is_broken = False
+    await world.answer(fresh)
+    assert (await going).status is PlanStatus.COMPLETED
+
+
+async def detached(world: World, shop: Shop, tools: ToolRegistry) -> tuple[PlanRun, Gate]:
+    bound = world.bound(shop.plan(), tools=tools)
+    run = await execute_plan(bound, occasion=world.occasion(), store=world.store, offline=True, record_pending=True)
+    return run, await world.gate()
+
+
+async def another_gate(world: World, than: Gate) -> Gate:
+    """Return the gate that took the place of one."""
+    while (gate := await world.gate()).id == than.id:
+        await world.store.changed(0.5)
+    return await with_text(world, gate)
+
+
+async def with_text(world: World, gate: Gate) -> Gate:
+    return await world.store.gate(gate.id)
+
+
+async def test_a_rejection_of_what_changed_ends_the_run(world: World, shop: Shop) -> None:
+    run = await stopped(world, shop)
+    ended = await world.resume(run.id, tools=shop.tools(effect="write"), approver=Says("reject", note="no 不行"))
+    assert (ended.status, ended.reason, ended.rejection_note) == (PlanStatus.CANCELLED, RunReason.REJECTED, "no 不行")
+    assert shop.called == ["build 商店"]
+    with pytest.raises(RunConflictError, match="was rejected"):
+        await world.resume(run.id, tools=shop.tools(), approver=Says())
+
+
+async def test_where_nobody_answers_in_time_the_run_ends_as_expired(world: World, shop: Shop) -> None:
+    run = await stopped(world, shop, shop.plan(timeout_ms=50))
+    ended = await world.resume(run.id, tools=shop.tools(effect="write"), approver=Silent())
+    assert (ended.status, ended.reason, shop.called) == (PlanStatus.CANCELLED, RunReason.EXPIRED, ["build 商店"])
+
+
+@pytest.mark.parametrize(("by", "did"), [("runner", "started this run"), ("li", "changed this run")])
+async def test_neither_who_started_the_run_nor_who_brought_the_other_tools_approves_them(
+    by: str, did: str, world: World, shop: Shop
+) -> None:
+    run = await stopped(world, shop, shop.plan(policy=ApprovalPolicy(self_approval=False)))
+    with pytest.raises(NotApprovedError, match=f"{by} {did} and may not approve it"):
+        await world.resume(run.id, tools=shop.tools(effect="write"), approver=Says(by=by), requested_by="li")
+    assert shop.called == ["build 商店"]
+    # Nor with an approval that was made before.
+    given = replace(approve(shop.plan(policy=ApprovalPolicy(self_approval=False)), tools=shop.tools(effect="write"), by=by), by=by)
+    with pytest.raises(NotApprovedError, match=f"{by} {did} and may not approve it"):
+        await world.resume(run.id, tools=shop.tools(effect="write"), approval=given, requested_by="li")
+    done = await world.resume(run.id, tools=shop.tools(effect="write"), approver=Says(by="ana"), requested_by="li")
+    assert done.status is PlanStatus.COMPLETED
+
+
+async def test_with_nobody_to_ask_nothing_is_changed_or_the_run_is_left_at_its_gate(world: World, shop: Shop) -> None:
+    run = await stopped(world, shop)
+    before = await world.store.export(run.id)
+    other = shop.tools(effect="write", permissions=("net",))
+    with pytest.raises(NotApprovedError, match=r"tools of run .* have changed since it was approved: `ship` \(effect, permissions\); give"):
+        await world.resume(run.id, tools=other)
+    old = approve(shop.plan(), tools=shop.tools(), by="ana")
+    with pytest.raises(NotApprovedError, match="is of other content"):
+        await world.resume(run.id, tools=other, approval=old)
+    assert await world.store.export(run.id) == before
+
+    async def left() -> PlanRun:
+        return await go_on(run.id, tools=other, occasion=world.occasion(), store=world.store, offline=True, record_pending=True)
+
+    waiting = await left()
+    assert (waiting.status, waiting.step("ship").status) == (PlanStatus.PENDING_APPROVAL, "failed")  # as it was, until it goes on
+    gate = await world.gate()
+    assert (await left()).status is PlanStatus.PENDING_APPROVAL
+    assert (await world.gate()).id == gate.id
+    await world.answer(gate)
+    assert (await world.resume(run.id, tools=other)).status is PlanStatus.COMPLETED
+    assert shop.called == ["build 商店", "ship 商店-1"]
+
+
+async def test_an_approval_of_the_new_content_that_was_made_before_is_taken(world: World, shop: Shop) -> None:
+    run = await stopped(world, shop)
+    other = shop.tools(effect="write")
+    done = await world.resume(run.id, tools=other, approval=approve(shop.plan(), tools=other, by="bo"))
+    assert (done.status, done.approved_by) == (PlanStatus.COMPLETED, "bo")
+
+
+async def test_back_with_the_tools_that_were_approved_nobody_is_asked_again(world: World, shop: Shop) -> None:
+    run = await stopped(world, shop)
+    going = resuming(world, run, shop.tools(effect="write"))
+    await world.gate()
+    going.cancel()
+    await asyncio.gather(going, return_exceptions=True)
+    done = await world.resume(run.id, tools=shop.tools())
+    assert (done.status, len(await world.store.revisions(run.id))) == (PlanStatus.COMPLETED, 2)
+
+
+async def test_who_approves_sees_all_that_changed_since_somebody_approved(world: World, shop: Shop) -> None:
+    run = await stopped(world, shop)
+    first = resuming(world, run, shop.tools(permissions=("net",)))
+    gate = await world.gate()
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    going = resuming(world, run, shop.tools(permissions=("net", "disk")))
+    fresh = await another_gate(world, gate)
+    assert "**permissions added**: `disk`, `net`\n" in fresh.text
+    await world.answer(fresh)
+    assert (await going).status is PlanStatus.COMPLETED
+
+
+async def test_a_plan_that_asks_nobody_goes_on_and_says_with_which_tools(world: World, shop: Shop) -> None:
+    run = await stopped(world, shop, shop.plan(asks=False))
+    done = await world.resume(run.id, tools=shop.tools(effect="write"))
+    assert (done.status, [row.note for row in await world.store.revisions(run.id)]) == (
+        PlanStatus.COMPLETED,
+        ["tools changed: `ship` (effect)"],
+    )
+
+
+@pytest.mark.parametrize("changed", ["ship", "guard"])
+async def test_the_approval_of_a_single_call_counts_where_its_tool_is_as_it_was(changed: str, world: World, shop: Shop) -> None:
+    plan, shop.is_broken = shop.plan(), False
+    guard = plan.add_step("guard", "Ask first", {"name": "门"}, id="guard", depends_on=["build"], requires_approval=True)
+    plan.step("ship").depends_on.append(guard.id)
+    work = execute_plan(world.bound(plan, tools=shop.tools()), occasion=world.occasion(Silent()), store=world.store, offline=True)
+    going = asyncio.ensure_future(work)
+    world.going.append(going)
+    await world.answer(await world.gate())
+    gate = await world.gate(step="guard")
+    going.cancel()
+    await asyncio.gather(going, return_exceptions=True)
+    # As if the process had died, and nobody had cancelled anything: the gate is open, and is answered.
+    await world.sql('UPDATE gates SET closed_at = NULL, "end" = NULL, holder = NULL WHERE id = :gate', gate=gate.id)
+    await world.answer(gate)
+    again = resuming(
+        world, await world.store.run(gate.run_id), shop.tools(**{changed: "read"} if changed == "guard" else {"effect": "read"})
+    )
+    await world.answer(await world.gate())
+    if changed == "guard":
+        await world.answer(await world.gate(step="guard"))
+    done = await again
+    assert (done.status, shop.called) == (PlanStatus.COMPLETED, ["build 商店", "guard 门", "ship 商店-1"])
+    asked = [row for row in await world.store.gates(run_id=done.id, open_only=False) if row.step_id == "guard"]
+    assert len(asked) == (2 if changed == "guard" else 1)
+
+
+async def test_what_is_undone_needs_the_tools_that_were_approved(world: World, shop: Shop) -> None:
+    plan = shop.plan()
+    plan.step("build").rollback = Rollback(tool_name="guard", parameters={"name": "${{ result }}"})
+    plan.options.continue_on_error = True
+    run = await stopped(world, shop, plan)
+    with pytest.raises(
+        NotApprovedError, match=r"have changed since it was approved: `ship` \(effect\); only with those that were approved"
+    ):
+        await acancel_run(run.id, rollback=True, tools=shop.tools(effect="write"), store=world.store, offline=True)
+    await acancel_run(run.id, rollback=True, tools=shop.tools(), store=world.store, offline=True)
+    assert shop.called == ["build 商店", "guard 商店-1"]
+
+
+async def test_a_new_version_of_the_plan_shows_which_tools_changed_too(world: World, shop: Shop) -> None:
+    run = await stopped(world, shop)
+    plan = shop.plan()
+    plan.step("build").rollback = None
+    plan.description = "Build 商店, then ship it twice"
+    await arevise_run(run.id, plan, tools=shop.tools(effect="write"), by="li", store=world.store)
+    text = (await with_text(world, await world.gate())).text
+    assert "### What changed\n" in text
+    assert "- ⚠️ **MAY DO MORE THAN BEFORE:** `ship`, called by `ship`\n  - effect: idempotent_write → **write**\n" in text
+
+
+async def test_a_record_that_was_altered_is_not_taken_for_changed_tools(world: World, shop: Shop) -> None:
+    run = await stopped(world, shop)
+    await world.sql("UPDATE runs SET definitions = replace(definitions, 'idempotent_write', 'write') WHERE id = :run", run=run.id)
+    with pytest.raises(NotApprovedError, match="its record was altered"):
+        await world.resume(run.id, tools=shop.tools(effect="write"), approver=Says())
+    assert shop.called == ["build 商店"]

@@ -1,0 +1,144 @@
+"""Who may run, resume, revise, cancel and roll back: as the plan and the settings say, the stricter of both; a refusal changes nothing."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from plan_adapter import ExecutionPlan, NotApprovedError, PlanRun, PlanStatus, ToolRegistry, acancel_run, aresolve_step, arevise_run, tool
+from plan_adapter.approval import os_user, refuse_operation
+from plan_adapter.plan import ApprovalPolicy
+from plan_adapter.runner import execute_plan
+from plan_adapter.settings import Settings
+from tests.gates.world import World
+
+GROUPS = {"sre": ["bo", "李雷"], "all": ["ana", "bo", "李雷"]}
+
+WHO: dict[str, tuple[list[str], tuple[str, ...], str, str | None]] = {  # of the plan, of the settings, who, who may
+    "nobody_is_named": ([], (), "ana", None),
+    "named_by_the_plan": (["ana"], (), "ana", None),
+    "named_by_the_settings": ([], ("ana",), "ana", None),
+    "named_by_both": (["ana", "bo"], ("li", "ana"), "ana", None),
+    "in_a_group": (["sre"], ("all",), "李雷", None),
+    "a_deployment": (["sre", "run-plan/nightly"], (), "run-plan/nightly", None),
+    "not_named_by_the_plan": (["bo"], (), "ana", "bo"),
+    "not_named_by_the_settings": ([], ("bo",), "ana", "bo"),
+    "only_by_the_plan": (["ana", "bo"], ("bo",), "ana", "bo"),
+    "only_by_the_settings": (["bo"], ("ana", "bo"), "ana", "bo"),
+    "not_in_the_group": (["sre"], (), "ana", "bo, 李雷"),
+    "by_the_name_of_the_group": (["sre"], (), "sre", "bo, 李雷"),
+    "the_two_exclude_each_other": (["bo"], ("ana",), "ana", "nobody: the plan and the settings exclude each other"),
+    "a_name_that_looks_the_same": (["ana"], (), "аna", "ana"),
+    "another_deployment": (["run-plan/nightly"], (), "run-plan/hourly", "run-plan/nightly"),
+    "nobody_at_all": (["ana"], (), "", "ana"),
+}
+
+
+@pytest.mark.parametrize(("of_plan", "of_settings", "by", "who"), WHO.values(), ids=WHO)
+def test_the_stricter_of_plan_and_settings_holds(of_plan: list[str], of_settings: tuple[str, ...], by: str, who: str | None) -> None:
+    plan = ExecutionPlan(description="x", name="发布", approval=ApprovalPolicy(operators=of_plan))
+    settings = Settings(operators=of_settings, groups=GROUPS)
+    if who is None:
+        refuse_operation(plan, settings, by=by, operation="resume")
+        return
+    with pytest.raises(NotApprovedError) as refused:
+        refuse_operation(plan, settings, by=by, operation="resume")
+    assert str(refused.value) == f"{by} may not resume runs of `发布`; who may: {who}"
+
+
+def failing(*, policy: ApprovalPolicy) -> tuple[ExecutionPlan, ToolRegistry]:
+    """A plan that does something, and then fails."""
+
+    @tool(effect="write")
+    def put() -> str:
+        """Put it there."""
+        return "there"
+
+    @tool(effect="read")
+    def check() -> None:
+        """Find that it is wrong."""
+        raise ValueError("wrong")
+
+    plan = ExecutionPlan(description="Put it there, then check", approval=policy, options={"require_approval": False})  # type: ignore[arg-type]
+    plan.add_step("put", "Put", id="put")
+    plan.add_step("check", "Check", id="check", depends_on=["put"])
+    return plan, ToolRegistry([put, check])
+
+
+async def stopped(world: World, policy: ApprovalPolicy) -> tuple[PlanRun, ToolRegistry]:
+    """A run, started by somebody who may, that a step has failed."""
+    plan, tools = failing(policy=policy)
+    occasion = world.occasion(requested_by="bo")
+    run = await execute_plan(world.bound(plan, tools=tools), occasion=occasion, store=world.store, offline=True)
+    assert run.status is PlanStatus.PARTIAL
+    return run, tools
+
+
+Attempt = Callable[[World, PlanRun, ToolRegistry], Awaitable[Any]]
+
+ATTEMPTS: dict[str, tuple[Attempt, str]] = {
+    "resume": (lambda world, run, tools: world.resume(run.id, tools=tools, requested_by="eve"), "resume runs of"),
+    "resume_by_a_schedule": (
+        lambda world, run, tools: world.resume(run.id, tools=tools, requested_by="schedule of a/b", schedule="a/b", deployment="eve"),
+        "resume runs of",
+    ),
+    "cancel": (lambda world, run, _: acancel_run(run.id, by="eve", store=world.store), "cancel runs of"),
+    "roll back": (
+        lambda world, run, tools: acancel_run(run.id, rollback=True, tools=tools, by="eve", store=world.store),
+        "roll back runs of",
+    ),
+    "revise": (
+        lambda world, run, tools: arevise_run(run.id, failing(policy=ApprovalPolicy())[0], tools=tools, by="eve", store=world.store),
+        "revise runs of",
+    ),
+}
+
+
+@pytest.mark.parametrize(("attempt", "doing"), ATTEMPTS.values(), ids=ATTEMPTS)
+async def test_whoever_may_not_changes_nothing_and_stands_in_the_audit(attempt: Attempt, doing: str, world: World) -> None:
+    run, tools = await stopped(world, ApprovalPolicy(operators=["bo", "小明"]))
+    before = await world.store.export(run.id)
+    with pytest.raises(NotApprovedError) as refused:
+        await attempt(world, run, tools)
+    assert str(refused.value) == f"eve may not {doing} `Put it there, then check`; who may: bo, 小明"
+    after = await world.store.export(run.id)
+    assert {**after, "audit": None, "head": None} == {**before, "audit": None, "head": None}
+    last = (await world.store.audit(run.id))[-1]
+    assert (last.kind, last.by, last.message) == ("refused", "eve", str(refused.value))
+    assert (await world.store.verify(run.id)).ok
+
+
+async def test_whoever_may_not_run_a_plan_leaves_no_run(world: World) -> None:
+    plan, tools = failing(policy=ApprovalPolicy(operators=["bo"]))
+    bound = world.bound(plan, tools=tools)
+    for pending in (False, True):
+        with pytest.raises(NotApprovedError, match=r"eve may not run `Put it there, then check`; who may: bo"):
+            await execute_plan(bound, occasion=world.occasion(requested_by="eve"), store=world.store, offline=True, record_pending=pending)
+    assert await world.store.runs() == []
+
+
+async def test_whoever_may_goes_on(world: World) -> None:
+    run, tools = await stopped(world, ApprovalPolicy(operators=["bo"]))
+    assert (await world.resume(run.id, tools=tools, requested_by="bo")).status is PlanStatus.PARTIAL
+    revised = await arevise_run(run.id, failing(policy=ApprovalPolicy(operators=["li"]))[0], tools=tools, by="bo", store=world.store)
+    with pytest.raises(NotApprovedError, match="bo may not cancel"):  # the version that the run has now says who may
+        await acancel_run(revised.id, by="bo", store=world.store)
+    assert (await acancel_run(revised.id, by="li", store=world.store)).status is PlanStatus.CANCELLED
+
+
+async def test_who_may_operate_may_not_therefore_answer_and_the_other_way_round(world: World) -> None:
+    run, _ = await stopped(world, ApprovalPolicy(operators=["bo"], approvers=["ana"]))
+    with pytest.raises(NotApprovedError, match=r"`check` is not resolved: bo may not answer here: ana may"):
+        await aresolve_step(run.id, "check", "done", by="bo", known_by="os_user", store=world.store)
+    last = (await world.store.audit(run.id))[-1]
+    assert (last.kind, last.by, last.known_by) == ("refused", "bo", "os_user")
+    resolved = await aresolve_step(run.id, "check", "done", by="ana", store=world.store)
+    assert resolved.step("check").status == "completed"
+    with pytest.raises(NotApprovedError, match="ana may not resume runs of"):
+        await world.resume(run.id, requested_by="ana")
+
+
+async def test_without_a_name_it_is_the_account_of_the_operating_system(world: World) -> None:
+    run, _ = await stopped(world, ApprovalPolicy(operators=["bo"]))
+    with pytest.raises(NotApprovedError, match=f"^{os_user()} may not cancel"):
+        await acancel_run(run.id, store=world.store)

@@ -1,0 +1,282 @@
+"""How people are asked about a write of which nobody knows how it ended: at a gate of its own kind, whose answer approves nothing."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from plan_adapter import NotApprovedError, PlanStatus, PlanStore, RunConflictError, aresolve_step
+from plan_adapter.approval import answer_to
+from plan_adapter.plan import ApprovalPolicy
+from plan_adapter.record import Answer, Outcome, RunReason
+from plan_adapter.runs.gates import request_of
+from plan_adapter.settings import Settings
+from plan_adapter.store.outcomes import Word
+from tests.gates.doubt import Doubtful, Person
+from tests.gates.world import FormAnswers, Silent
+
+DONE = Answer("done", "ana", note="看过了", channel="form", result={"order": "a"})
+
+
+@pytest.fixture
+async def world(store_url: str) -> AsyncIterator[Doubtful]:
+    """Return a store and a tool whose first call gets lost."""
+    async with PlanStore(store_url) as store:
+        world = Doubtful(store, store_url)
+        yield world
+        await world.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "sent", "end"),
+    [
+        (DONE, PlanStatus.COMPLETED, 1, "done"),
+        (Answer("again", "ana", channel="form"), PlanStatus.COMPLETED, 2, "again"),
+        (Answer("abort", "ana", note="lieber nicht", channel="form"), PlanStatus.CANCELLED, 1, "abort"),
+    ],
+    ids=["done", "again", "abort"],
+)
+async def test_what_is_said_in_the_form_is_a_receipt_and_no_approval(
+    answer: Answer, status: PlanStatus, sent: int, end: str, world: Doubtful
+) -> None:
+    form = FormAnswers((answer,))
+    run = await world.start_with_form(form)
+    assert (run.status, len(world.sent), form.told) == (status, sent, [None])
+    [gate] = await world.store.gates(run_id=run.id, open_only=False)
+    assert (gate.kind, gate.end, gate.step_id) == ("outcome", end, "send")
+    receipt = (await world.store.receipts(run.id))[0]
+    assert (receipt.by, receipt.known_by, receipt.note) == ("ana", "form", answer.note or None)
+    assert receipt.outcome is (Outcome.SUCCEEDED if end == "done" else Outcome.FAILED)
+    assert [row.known_by for row in await world.store.approvals(run.id)] == ["not_required"]
+    if end == "done":
+        assert run.step("send").result == {"order": "a"}
+        assert run.step("send").reason == "ana says of `send`: done (看过了)"
+    if end == "abort":
+        assert (run.reason, run.message) == (RunReason.CANCELLED, "ana says of `send`: abort (lieber nicht)")
+    kinds = [entry.kind for entry in await world.store.audit(run.id)]
+    assert kinds.count("gate_opened") == kinds.count("gate_resolved") == 1
+    assert (await world.store.verify(run.id)).ok
+
+
+async def test_while_it_is_asked_the_run_says_that_it_waits_and_why_and_what_each_answer_does(world: Doubtful) -> None:
+    asking = world.start_with_form(FormAnswers(()))
+    gate = await world.gate()
+    run = await world.store.run(gate.run_id)
+    assert (run.status, run.reason) == (PlanStatus.EXECUTING, RunReason.UNKNOWN)
+    for part in (
+        "how did attempt 1 of `send` end?",
+        "`send` with the parameters below",
+        "it began at ",
+        "start 1, by process ",
+        "the line went dead",
+        "**done**",
+        "**again**",
+        "**abort**",
+        "- `order`: `a`",
+        "`***` stands for a secret",
+    ):
+        assert part in gate.text
+    assert "hunter2" not in gate.text
+    assert not asking.done()
+
+
+async def test_a_wrong_answer_is_not_taken_and_the_reason_is_told(world: Doubtful) -> None:
+    policy = ApprovalPolicy(approvers=["ana"])
+    form = FormAnswers((replace(DONE, by="bo"), Answer("approve", "ana", channel="form"), DONE))
+    run = await world.start_with_form(form, world.plan(policy=policy))
+    assert run.status is PlanStatus.COMPLETED
+    assert form.told[0] == "bo may not answer here: ana may"
+    assert "`approve` does not say it" in (form.told[1] or "")
+    assert form.told[2:] == [None]
+
+
+async def test_no_approval_answers_it_and_it_answers_no_approval(world: Doubtful) -> None:
+    asking = world.start_with_form(FormAnswers(()))
+    gate = await world.gate()
+    approval = answer_to(request_of(gate), decision="approve", by="ana", known_by="os_user")
+    with pytest.raises(NotApprovedError, match="takes no approval: `plan resolve"):
+        await world.store.answer_gate(gate.id, approval)
+    assert await world.store.find_approval(gate.approval_digest) is None
+    assert not asking.done()
+    assert (await world.store.gate(gate.id)).end is None
+
+
+async def test_plan_resolve_from_elsewhere_closes_the_form_and_the_run_goes_on(world: Doubtful) -> None:
+    going = world.start_with_form(FormAnswers(()))
+    gate = await world.gate()
+    with pytest.raises(RunConflictError, match="is executed by process"):
+        await world.store.resolve(gate.run_id, "look", Word("done", "ana", "os_user"))
+    async with PlanStore(world.url) as elsewhere:
+        await aresolve_step(gate.run_id, "send", "done", by="ana", known_by="os_user", result="it was", store=elsewhere)
+        with pytest.raises(RunConflictError):
+            await elsewhere.resolve(gate.run_id, "send", Word("again", "bo", "os_user"))
+    run = await going
+    assert (run.status, run.step("send").result, world.sent) == (PlanStatus.COMPLETED, "it was", ["a"])
+
+
+async def test_abort_from_elsewhere_ends_the_run(world: Doubtful) -> None:
+    going = world.start_with_form(FormAnswers(()))
+    gate = await world.gate()
+    await world.store.resolve(gate.run_id, "send", Word("abort", "ana", "os_user"))
+    run = await going
+    assert (run.status, run.reason, run.message) == (PlanStatus.CANCELLED, RunReason.CANCELLED, "ana says of `send`: abort")
+    assert (await world.store.verify(run.id)).ok
+
+
+async def test_of_contradictory_words_at_once_one_wins(world: Doubtful) -> None:
+    going = world.start_with_form(FormAnswers(()))
+    gate = await world.gate()
+
+    async def say(number: int) -> bool:
+        try:
+            await world.store.resolve(gate.run_id, "send", Word("done" if number % 2 else "again", f"p{number}", "os_user"))
+        except RunConflictError:
+            return False
+        return True
+
+    assert (await asyncio.gather(*(say(number) for number in range(8)))).count(True) == 1
+    run = await going
+    assert run.status is PlanStatus.COMPLETED
+    assert len([row for row in await world.store.receipts(run.id) if row.by is not None]) == 1
+    assert (await world.store.verify(run.id)).ok
+
+
+async def test_a_run_that_is_cancelled_asks_no_more_and_its_outcome_stays_unknown(world: Doubtful) -> None:
+    going = world.start_with_form(FormAnswers(()))
+    gate = await world.gate()
+    await world.store.cancel(gate.run_id, "enough")
+    run = await going
+    assert (run.status, run.step("send").outcome) == (PlanStatus.CANCELLED, Outcome.UNKNOWN)
+    assert (await world.store.gate(gate.id)).end == "cancelled"
+    assert [attempt.step_id for attempt in await world.store.unknown(run.id)] == ["send"]
+
+
+async def test_each_item_is_asked_about(world: Doubtful) -> None:
+    world.lost = 2
+    plan = world.plan(orders=["a", "b", "c"])
+    plan.options.allow_parallel = True
+    going = world.start_with_form(FormAnswers(()), plan)
+    gate = await world.gate(count=2)
+    first, second = await world.store.gates()
+    assert {first.item, second.item} < {0, 1, 2}
+    with pytest.raises(RunConflictError, match="name one with --item"):
+        await world.store.resolve(gate.run_id, "send", Word("done", "ana", "os_user"))
+    await world.store.resolve(gate.run_id, "send", Word("done", "ana", "os_user", result="by ana"), item=first.item)
+    await world.store.resolve(gate.run_id, "send", Word("again", "ana", "os_user"), item=second.item)
+    run = await going
+    assert run.status is PlanStatus.COMPLETED
+    result: Any = run.step("send").result
+    assert result.count("by ana") == 1
+    assert len(world.sent) == 4
+
+
+async def test_a_step_with_a_gate_of_its_own_needs_no_second_approval_in_the_same_start(world: Doubtful) -> None:
+    plan = world.plan(gated=True)
+    going = world.start_with_form(FormAnswers(()), plan)
+    while not (gates := [gate for gate in await world.store.gates() if gate.kind == "approval"]):
+        await world.store.changed(0.5)
+    await world.store.answer_gate(gates[0].id, answer_to(request_of(gates[0]), decision="approve", by="ana", known_by="os_user"))
+    while not (asked := [gate for gate in await world.store.gates() if gate.kind == "outcome"]):
+        await world.store.changed(0.5)
+    await world.store.resolve(asked[0].run_id, "send", Word("again", "ana", "os_user"))
+    run = await going
+    assert (run.status, len(world.sent)) == (PlanStatus.COMPLETED, 2)
+
+
+# Offline: at a terminal, or nobody
+
+
+async def test_offline_somebody_at_the_terminal_is_asked_again_until_the_answer_is_taken(world: Doubtful) -> None:
+    world.settings = Settings(approvers=["ana"])
+    person = Person([Answer("done", "bo", channel="os_user"), Answer("done", "ana", channel="os_user", result=[1])])
+    run = await world.start(approver=person)
+    assert (run.status, run.step("send").result) == (PlanStatus.COMPLETED, [1])
+    assert [request.refused for request in person.asked] == [None, "bo may not answer here: ana may"]
+
+
+@pytest.mark.parametrize("approver", [None, Silent(), Person([])], ids=["nobody", "who_only_approves", "whose_input_ended"])
+async def test_offline_where_nobody_says_it_the_run_ends_as_unknown(approver: Any, world: Doubtful) -> None:
+    run = await world.start(approver=approver)
+    assert (run.status, run.reason, run.step("send").outcome) == (PlanStatus.FAILED, RunReason.UNKNOWN, Outcome.UNKNOWN)
+    assert await world.store.gates() == []
+
+
+async def test_on_resume_it_is_asked_about_the_attempt_of_the_earlier_start(world: Doubtful) -> None:
+    first = await world.start()
+    person = Person([Answer("again", "ana", channel="os_user")])
+    run = await world.resume(first.id, approver=person)
+    assert (run.status, len(world.sent)) == (PlanStatus.COMPLETED, 2)
+    assert "an earlier start of this run began this write" in person.asked[0].text
+
+
+SCRIPT = """
+import asyncio
+from typing import Any
+from plan_adapter import ExecutionPlan, ToolRegistry, UnknownOutcomeError, run_plan, tool
+
+class Waits:
+    async def ask(self, request):
+        raise AssertionError("no approval is asked for")
+
+    async def ask_outcome(self, request):
+        await asyncio.Event().wait()
+
+@tool(effect="write")
+def send(order: str, token: str = "") -> str:
+    "Send an order."
+    raise UnknownOutcomeError("the line went dead")
+
+@tool(effect="read")
+def look(order: Any) -> Any:
+    "Look at an order."
+    return order
+
+plan = ExecutionPlan(description="Send")
+plan.add_step("send", "Send it", {"order": "a"}, id="send")
+plan.add_step("look", "Look at it", {"order": "x"}, id="look", depends_on=["send"])
+plan.options.require_approval = False
+run_plan(plan, tools=ToolRegistry([send, look]), approver=Waits(), offline=True)
+"""
+
+
+async def test_a_gate_that_a_killed_process_left_is_asked_again_and_may_be_answered_while_nobody_waits(world: Doubtful) -> None:
+    world.lost = 0
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT], env={**os.environ, "PLAN_ADAPTER_DATABASE_URL": world.url})
+    try:
+        gate = await world.gate()
+    finally:
+        process.kill()
+        process.wait()
+    found = await world.store.run(gate.run_id)
+    assert (found.status, found.reason) == (PlanStatus.EXECUTING, RunReason.INTERRUPTED)
+    person = Person([])
+    assert (await world.resume(gate.run_id, approver=person)).reason is RunReason.UNKNOWN
+    assert person.asked[0].gate_id == gate.id
+    assert (await world.store.gate(gate.id)).end == "cancelled"
+    await world.store.resolve(gate.run_id, "send", Word("done", "ana", "os_user", result=1))
+    run = await world.resume(gate.run_id)
+    assert (run.status, run.step("send").result, world.sent) == (PlanStatus.COMPLETED, 1, [])
+
+
+# Who alters it
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE gates SET kind = 'approval'",
+        "UPDATE gates SET \"end\" = 'again'",
+        'UPDATE receipts SET "by" = NULL',
+        "DELETE FROM gates",
+    ],
+)
+async def test_every_alteration_is_found(statement: str, world: Doubtful) -> None:
+    run = await world.start_with_form(FormAnswers((DONE,)))
+    await world.store._database.write(lambda connection: connection.execute(text(statement)))
+    assert not (await world.store.verify(run.id)).ok

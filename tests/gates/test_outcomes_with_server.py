@@ -1,0 +1,161 @@
+"""How people are asked, in the Prefect UI, about a write of which nobody knows how it ended."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from prefect import get_client
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.responses import SetStateStatus
+
+from plan_adapter import PlanRun, PlanStatus, PlanStore, aresume_run, arun_plan
+from plan_adapter.engine.gate_forms import open_forms
+from plan_adapter.record import Gate, RunReason
+from plan_adapter.store.outcomes import Word
+from tests.engine.gates import flow_run, form_text, resume
+from tests.gates.doubt import Doubtful
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[Doubtful]:
+    """Return a store and a tool whose first call gets lost; that both databases hold the same rules is tested without a server."""
+    url = f"sqlite:///{tmp_path / 'plans.db'}"
+    async with PlanStore(url) as store:
+        world = Doubtful(store, url)
+        yield world
+        await world.close()
+
+
+def run_in_prefect(world: Doubtful) -> "asyncio.Task[PlanRun]":
+    """Start a run that nobody is asked about before."""
+    world.going.append(asyncio.ensure_future(arun_plan(world.plan(), tools=world.tools(), store=world.store)))
+    return world.going[-1]
+
+
+async def shown(world: Doubtful, *, after: Gate | None = None) -> tuple[Gate, UUID]:
+    """Return the open gate and the flow run that is paused with its form; a later opening than that of `after`."""
+    while True:
+        gate = await world.gate()
+        if gate.flow_run_id is not None and gate.keyset is not None and (after is None or gate.keyset != after.keyset):
+            state = (await flow_run(UUID(gate.flow_run_id))).state
+            if state is not None and state.is_paused():
+                return gate, UUID(gate.flow_run_id)
+        await world.store.changed(0.1)
+
+
+async def states_of_task_runs(run: PlanRun, name: str) -> list[tuple[str | None, str | None]]:
+    """Return the final states of the task runs of a step, in their order."""
+    of_run = FlowRunFilter.model_validate({"id": {"any_": [run.flow_run_id]}})
+    async with get_client() as client:
+        found = [task_run for task_run in await client.read_task_runs(flow_run_filter=of_run) if task_run.name == name]
+    found.sort(key=lambda task_run: (task_run.created is None, task_run.created))
+    return [(task_run.state.name, task_run.state.message) for task_run in found if task_run.state is not None]
+
+
+async def test_the_form_says_what_is_asked_a_wrong_answer_is_asked_again_and_done_lets_the_run_go_on(world: Doubtful) -> None:
+    going = run_in_prefect(world)
+    gate, flow_run_id = await shown(world)
+    page = await flow_run(flow_run_id)
+    assert page.name.startswith("resolve send of ")
+    assert "how did attempt 1 of `send` end?" in await form_text(flow_run_id, gate.keyset or "")
+    [form] = [form for form in await open_forms() if form.gate_id == gate.id]
+    assert (form.kind, form.step_id) == ("outcome", "send")
+    assert (await resume(flow_run_id, {"decision": "approve", "approver": "ana"})).status is SetStateStatus.REJECT
+    await resume(flow_run_id, {"decision": "done", "approver": "ana", "result": "{not json"})
+    again, flow_run_id = await shown(world, after=gate)
+    assert "**Nothing was decided. Please answer again.**" in await form_text(flow_run_id, again.keyset or "")
+    await resume(flow_run_id, {"decision": "done", "approver": "ana", "result": '{"order": "订单"}', "note": "看过了"})
+    run = await going
+    assert (run.status, run.step("send").result, world.sent) == (PlanStatus.COMPLETED, {"order": "订单"}, ["a"])
+    receipt = (await world.store.receipts(run.id))[0]
+    assert (receipt.by, receipt.known_by, receipt.note) == ("ana", "form", "看过了")
+    end = (await flow_run(flow_run_id)).state
+    assert end is not None
+    assert end.name == "Done"
+    state = (await flow_run(UUID(run.flow_run_id or ""))).state
+    assert state is not None
+    assert state.is_completed()
+
+
+@pytest.mark.parametrize(("decision", "status", "sent"), [("again", PlanStatus.COMPLETED, 2), ("abort", PlanStatus.CANCELLED, 1)])
+async def test_in_the_form_it_may_be_said_that_it_is_to_be_done_again_or_that_the_run_ends(
+    decision: str, status: PlanStatus, sent: int, world: Doubtful
+) -> None:
+    going = run_in_prefect(world)
+    _, flow_run_id = await shown(world)
+    await resume(flow_run_id, {"decision": decision, "approver": "ana"})
+    run = await going
+    assert (run.status, len(world.sent)) == (status, sent)
+    state = (await flow_run(UUID(run.flow_run_id or ""))).state
+    assert state is not None
+    assert state.name == ("Completed" if decision == "again" else "Cancelled")
+
+
+async def test_a_word_from_elsewhere_closes_the_form(world: Doubtful) -> None:
+    going = run_in_prefect(world)
+    gate, flow_run_id = await shown(world)
+    await world.store.resolve(gate.run_id, "send", Word("done", "bo", "os_user", result="it was"))
+    run = await going
+    assert (run.status, run.step("send").result) == (PlanStatus.COMPLETED, "it was")
+    state = (await flow_run(flow_run_id)).state
+    assert state is not None
+    assert state.name == "Done"
+    while ("Unknown", "the line went dead") in (found := await states_of_task_runs(run, "send")):
+        await asyncio.sleep(0.1)  # the server takes the states of task runs in a little later
+    assert found == [("Completed", "bo says of `send`: done")]
+
+
+SCRIPT = """
+from typing import Any
+from plan_adapter import ExecutionPlan, ToolRegistry, UnknownOutcomeError, run_plan, tool
+
+@tool(effect="write")
+def send(order: str, token: str = "") -> str:
+    "Send an order."
+    raise UnknownOutcomeError("the line went dead")
+
+@tool(effect="read")
+def look(order: Any) -> Any:
+    "Look at an order."
+    return order
+
+plan = ExecutionPlan(description="Send")
+plan.add_step("send", "Send it", {"order": "a"}, id="send")
+plan.add_step("look", "Look at it", {"order": "x"}, id="look", depends_on=["send"])
+plan.options.require_approval = False
+run_plan(plan, tools=ToolRegistry([send, look]))
+"""
+
+
+@pytest.mark.parametrize(
+    "answered", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["unanswered", "answered_in_the_form_that_it_left"]
+)
+async def test_after_a_kill_while_the_form_is_open_it_is_asked_again(answered: bool, world: Doubtful) -> None:
+    world.lost = 0
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT], env={**os.environ, "PLAN_ADAPTER_DATABASE_URL": world.url})
+    try:
+        gate, flow_run_id = await shown(world)
+    finally:
+        process.kill()
+        process.wait()
+    found = await world.store.run(gate.run_id)
+    assert (found.status, found.reason) == (PlanStatus.EXECUTING, RunReason.INTERRUPTED)
+    if answered:
+        await resume(flow_run_id, {"decision": "again", "approver": "ana"})
+    going = asyncio.ensure_future(aresume_run(gate.run_id, tools=world.tools(), store=world.store))
+    world.going.append(going)
+    if not answered:
+        again, flow_run_id = await shown(world, after=gate)
+        assert again.id == gate.id
+        assert world.sent == []
+        await resume(flow_run_id, {"decision": "again", "approver": "ana"})
+    run = await going
+    assert (run.status, run.flow_run_id, world.sent) == (PlanStatus.COMPLETED, found.flow_run_id, ["a"])
+    assert (await world.store.verify(run.id)).ok

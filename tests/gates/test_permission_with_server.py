@@ -1,0 +1,96 @@
+"""A flow run that is run again with other tools asks about them in its form; and who a flow run's operator is."""
+
+import asyncio
+from base64 import b64encode
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+from prefect import Flow, get_client
+from prefect.client.schemas.objects import FlowRun, State
+
+from plan_adapter import PlanStatus, compile_plan, tool, validate
+from plan_adapter.engine.internals import rerun
+from plan_adapter.plan import ApprovalPolicy
+from plan_adapter.tools.registry import ToolRegistry
+from tests.engine.gates import flow_run, resume
+from tests.gates.test_with_server import APPROVE, shown
+from tests.gates.world import World
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+
+@pytest.fixture
+def store_url(tmp_path: Path) -> str:
+    """Return an empty store; that both databases hold the same rules is tested without a server."""
+    return f"sqlite:///{tmp_path / 'plans.db'}"
+
+
+def broken(world: World) -> ToolRegistry:
+    """The tools of the world, of which one fails and has a smaller effect."""
+
+    @tool(effect="read")
+    def strike(target: str) -> str:
+        """Miss."""
+        raise ValueError("missed")
+
+    return ToolRegistry([strike, world.tools().get("look")])
+
+
+async def test_a_flow_run_that_is_tried_again_with_other_tools_asks_about_them_in_its_form(world: World) -> None:
+    plan = world.plan()
+    first: asyncio.Task[State] = asyncio.ensure_future(compile_plan(validate(plan, broken(world)), store=world.store)(return_state=True))
+    gate, flow_run_id = await shown(world)
+    await resume(flow_run_id, APPROVE)
+    assert (await first).is_failed()
+    run = await world.store.run(gate.run_id)
+    assert (run.status, run.step("look").status) == (PlanStatus.PARTIAL, "completed")
+
+    flow = compile_plan(validate(plan, world.tools()), store=world.store)
+    again = asyncio.ensure_future(rerun(flow, await flow_run(flow_run_id), {}))
+    fresh, form = await shown(world, after=gate)
+    assert form == flow_run_id
+    assert (
+        "- ⚠️ **MAY DO MORE THAN BEFORE:** `strike`, called by `strike`\n  - effect: read → **write**\n"
+        in (await world.store.gate(fresh.id)).text
+    )
+    assert world.struck == []
+    await resume(flow_run_id, APPROVE)
+    assert (await again).is_completed()
+    done = await world.store.run(run.id)
+    assert (done.status, done.step("look").carried, world.struck) == (PlanStatus.COMPLETED, True, ["a"])
+
+
+async def of_deployment(flow: Flow[..., object], *, automation: str | None) -> FlowRun:
+    """A flow run of a deployment of `flow` that is called nightly; made by an automation, or by somebody whom the server does not know."""
+    async with get_client() as client:
+        deployment = await client.create_deployment(await client.create_flow(flow), "nightly")
+        named = {} if automation is None else {"Prefect-Automation-Name": b64encode(automation.encode()).decode()}
+        headers = {**named, "Prefect-Automation-Id": str(uuid4())} if named else {}
+        made = await client._client.post(f"/deployments/{deployment}/create_flow_run", json={}, headers=headers)
+    return await flow_run(UUID(made.raise_for_status().json()["id"]))
+
+
+@pytest.mark.parametrize(
+    ("operators", "automation", "requested_by"),
+    [
+        (["Strike 目标/nightly"], None, "deployment Strike 目标/nightly"),
+        (["Strike 目标/nightly"], "bo", "automation bo"),
+        (["bo"], "bo", None),
+        (["bo"], None, None),
+    ],
+    ids=["the deployment, of nobody", "the deployment, of an automation", "an automation that is called as an operator", "nobody known"],
+)
+async def test_a_run_that_no_person_started_is_its_deployments(
+    operators: list[str], automation: str | None, requested_by: str | None, world: World
+) -> None:
+    plan = world.plan(policy=ApprovalPolicy(operators=operators))
+    plan.options.require_approval = False
+    flow = compile_plan(validate(plan, world.tools()), store=world.store)
+    state = await rerun(flow, await of_deployment(flow, automation=automation), {})
+    if requested_by is None:
+        assert (state.is_failed(), world.struck, await world.store.runs()) == (True, [], [])
+        assert "Strike 目标/nightly may not run `Strike 目标`; who may: bo" in (state.message or "")
+    else:
+        assert (state.is_completed(), world.struck) == (True, ["a"])
+        assert (await world.store.runs())[0].requested_by == requested_by

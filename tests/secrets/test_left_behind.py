@@ -1,0 +1,43 @@
+"""A tool in a thread that cannot be ended goes on after its run, and still gives no secret away."""
+
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, arun_plan, tool
+from plan_adapter.execution import calling
+from tests.secrets.encodings import found_in
+
+CANARY = "canary-Left/7+behind"
+
+
+async def test_what_a_thread_prints_and_logs_after_its_run_holds_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_SECRET_CANARY", CANARY)
+    monkeypatch.setattr(calling, "GRACE_SECONDS", 0.01)
+    may_go_on, done = threading.Event(), threading.Event()
+
+    @tool(effect="read")
+    def linger(token: str) -> None:
+        """Wait, and then tell."""
+        may_go_on.wait(30)
+        print(f"printed {token}")
+        logging.getLogger("elsewhere").warning("logged %s", token)
+        done.set()
+
+    plan = ExecutionPlan(description="Linger")
+    plan.options.require_approval, plan.options.total_timeout_ms = False, 50
+    plan.add_step("linger", "Linger", {"token": "${{ secrets.canary }}"}, id="one")
+    async with PlanStore(f"sqlite:///{tmp_path / 'plans.db'}") as store:
+        run = await arun_plan(plan, tools=ToolRegistry([linger]), store=store, offline=True)
+    assert run.reason == "timed_out"
+    may_go_on.set()
+    assert done.wait(30)
+
+    out, err = capsys.readouterr()
+    assert "printed ***" in out
+    assert "logged ***" in caplog.text
+    assert found_in(out + err + caplog.text, CANARY) == []

@@ -1,0 +1,115 @@
+"""Drafts are kept as they are made: every question and answer, without passwords, and what a process that ended had paid for."""
+
+import pytest
+
+from plan_adapter.agent.model import Model, ModelAnswer, OpenAIModel, Question
+from plan_adapter.agent.planner import Planner
+from plan_adapter.drafts import PlanRequest
+from plan_adapter.errors import StoreError
+from plan_adapter.plan import ExecutionOptions
+from plan_adapter.store.store import PlanStore
+from tests.agent.server import says, scripted
+from tests.agent.test_planner import DEPLOY, GOOD, TASK, TOOLS, done, step
+
+REQUEST = PlanRequest(
+    "部署 2.1, see https://ana:hunter2@wiki/x",
+    context={"db": ["postgresql://app:hunter2@db/app"], "n": 1},
+    constraints=("back up the database first",),
+    max_steps=5,
+    available_tools=("back_up", "deploy", "look"),
+    options=ExecutionOptions(allow_parallel=True),
+    metadata={"team": "平台"},
+)
+
+
+async def test_a_draft_is_kept_whole_and_read_back(store_url: str) -> None:
+    with scripted(says(done(step("deploi", {}))), says(GOOD)) as server:
+        model = OpenAIModel("m", base_url=server.url, api_key="sk-canary")
+        async with PlanStore(store_url) as store:
+            made = await Planner(model, TOOLS, keep=store.drafts).drafted(REQUEST)
+            read = await store.drafts.get(made.id[:12])
+            listed = await store.drafts.newest(limit=5)
+        await model.aclose()
+    assert (read.plan, read.constraints, read.notes, read.complexity, read.failure) == (
+        made.plan,
+        made.constraints,
+        made.notes,
+        "moderate",
+        None,
+    )
+    assert [(c.number, c.rung, c.phase, c.prompt_digest, c.answer, c.problems, c.usage) for c in read.calls] == [
+        (c.number, c.rung, c.phase, c.prompt_digest, c.answer, c.problems, c.usage) for c in made.calls
+    ]
+    assert read.calls[0].problems[0].startswith("steps[0].tool_name: [unknown-tool]")
+    assert read.request.task == "部署 2.1, see https://ana:***@wiki/x"
+    assert (read.request.context, read.request.options, read.request.metadata) == (
+        {"db": ["postgresql://app:***@db/app"], "n": 1},
+        REQUEST.options,
+        {"team": "平台"},
+    )
+    assert [draft.id for draft in listed] == [made.id]
+    assert read.created_at is not None
+    assert "hunter2" not in repr(read)
+
+
+async def test_a_draft_that_came_to_nothing_is_kept_with_its_problems(store_url: str) -> None:
+    with scripted(says(done(step("deploi", {})))) as server:
+        model = OpenAIModel("m", base_url=server.url)
+        async with PlanStore(store_url) as store:
+            made = await Planner(model, TOOLS, keep=store.drafts).drafted(TASK)
+            read = await store.drafts.get(made.id)
+        await model.aclose()
+    assert (read.plan, read.failure, read.problems, len(read.calls)) == (None, made.failure, made.problems, 4)
+
+
+async def test_what_was_paid_for_before_a_process_ended_is_not_asked_again(store_url: str) -> None:
+    class Ended(BaseException):
+        pass
+
+    asked = 0
+
+    async def ask(model: Model, question: Question) -> ModelAnswer:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            raise Ended
+        return await model.ask(question)
+
+    with scripted(says(done(step("deploi", {}))), says(GOOD)) as server:
+        model = OpenAIModel("m", base_url=server.url)
+        async with PlanStore(store_url) as store:
+            with pytest.raises(Ended):
+                await Planner(model, TOOLS, keep=store.drafts, ask_model=ask).drafted(TASK, draft_id="d-1")
+            draft = await Planner(model, TOOLS, keep=store.drafts).drafted(TASK, draft_id="d-1")
+            kept = await store.drafts.get("d-1")
+        await model.aclose()
+        assert len(server.requests) == 2
+    assert draft.plan is not None
+    assert [call.number for call in kept.calls] == [1, 2]
+
+
+async def test_an_answer_from_which_a_password_was_taken_is_asked_for_again(store_url: str) -> None:
+    answer = done({**DEPLOY, "depends_on": [], "description": "via https://u:hunter2@host/x"})
+    with scripted(says(answer)) as server:
+        model = OpenAIModel("m", base_url=server.url)
+        async with PlanStore(store_url) as store:
+            for _ in range(2):
+                draft = await Planner(model, TOOLS, keep=store.drafts).drafted(PlanRequest("Deploy"), draft_id="d-1")
+                assert draft.plan is not None
+                assert "hunter2" in draft.plan.steps[0].description
+            kept = await store.drafts.get("d-1")
+        await model.aclose()
+        assert len(server.requests) == 2
+    assert "hunter2" not in kept.calls[0].answer
+
+
+async def test_drafts_belong_to_their_tenant(store_url: str) -> None:
+    with scripted(says(GOOD)) as server:
+        model = OpenAIModel("m", base_url=server.url)
+        async with PlanStore(store_url, tenant_id="a") as mine, PlanStore(store_url, tenant_id="b") as theirs:
+            made = await Planner(model, TOOLS, keep=mine.drafts).drafted(TASK)
+            assert (await mine.drafts.get(made.id)).plan == made.plan
+            assert await theirs.drafts.newest() == []
+            with pytest.raises(StoreError, match="no draft begins with"):
+                await theirs.drafts.get(made.id)
+        await model.aclose()

@@ -1,0 +1,45 @@
+"""What a process may still do to the gates of a run that another one has taken over from it."""
+
+import os
+
+import pytest
+
+from plan_adapter.errors import LeaseLostError
+from plan_adapter.plan import PlanStatus
+from plan_adapter.store import leases
+from plan_adapter.store.holder import Holder
+from plan_adapter.store.store import PlanStore
+from tests.store.builders import a_gate, created
+
+
+async def test_who_takes_a_run_over_waits_at_the_gates_of_its_steps_and_the_stalled_process_neither_opens_nor_closes_any(
+    store: PlanStore, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "GRACE_SECONDS", 0.0)
+    this, run = Holder.this(), await created(store)
+    run.status = PlanStatus.EXECUTING
+    async with PlanStore(store_url) as stalled:
+        stalled.lease_seconds = 0.0
+        stalled_process = Holder(this.place, os.getppid(), _start_of(os.getppid()))
+        with monkeypatch.context() as patch:
+            patch.setattr(Holder, "this", lambda: stalled_process)
+            await stalled.claim(run)
+            gate = await stalled.open_gate(a_gate(run, "restart"), timeout_ms=0)
+
+        await store.claim(run)
+        again = await store.open_gate(a_gate(run, "restart"), timeout_ms=0)
+        assert (again.id, again.openings) == (gate.id, 2)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Holder, "this", lambda: stalled_process)
+            with pytest.raises(LeaseLostError):
+                await stalled.open_gate(a_gate(run, "drain"), timeout_ms=0)
+            assert (await stalled.close_gate(gate.id, "cancelled")).end is None
+    assert (await store.close_gate(gate.id, "cancelled")).end == "cancelled"
+    assert (await store.verify(run.id)).ok
+
+
+def _start_of(pid: int) -> str:
+    from plan_adapter.store.holder import _start_of as found
+
+    return found(pid) or ""

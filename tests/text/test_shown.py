@@ -1,0 +1,215 @@
+"""Every payload where people read, write or keep it: it hides nothing, stays in the place where it stands, and stays what it was."""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+
+from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, dump_plan, format_plan, load_plan, pictures, tool
+from plan_adapter.cli.app import main
+from plan_adapter.engine.form import NotAnAnswerError, answer_of
+from plan_adapter.engine.gate_events import key_of
+from plan_adapter.errors import InvalidPlanError
+from plan_adapter.gate_text import for_terminal
+from plan_adapter.plan import PlanStatus
+from plan_adapter.readable import one_line
+from plan_adapter.record import Approval, PlanRun
+from plan_adapter.runner import Occasion, execute_plan
+from plan_adapter.store.verification import verify
+from plan_adapter.validation import bind_inputs, validate
+from tests.text.conftest import Passed
+from tests.text.payloads import HIDING, PAYLOADS, PRODUCT, nothing_was_interpreted
+
+MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+ACTIVE = re.compile(r"<(script|img|a|iframe)\b|\u202e")
+WITHOUT_NUL = {name: text for name, text in PAYLOADS.items() if "\0" not in text}
+
+
+@tool(effect="read")
+def take(whole: str) -> str:
+    """Return what it was given."""
+    return whole
+
+
+def plan_about(text: str) -> ExecutionPlan:
+    """Return a plan that has `text` wherever text may stand."""
+    plan = ExecutionPlan(name=text, description=text if text.strip() else "empty", metadata={"text": text, "list": [text]})
+    plan.add_step("take", text, {"whole": "x"}, id="only", metadata={"text": text})
+    plan.options.require_approval = False
+    return plan
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder to work in, with a store of its own beside it."""
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("PLAN_ADAPTER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PLAN_ADAPTER_LOCAL_SERVER", "never")
+    return work
+
+
+def mermaid(text: str) -> str:
+    return pictures.mermaid(plan_about(text).steps, {"only": ()}, effects={"only": "read"}, gated=())
+
+
+SHOWN: dict[str, Callable[[str], str]] = {
+    "plan as Markdown": lambda text: format_plan(plan_about(text)),
+    "picture": mermaid,
+    "gate at a terminal": lambda text: for_terminal(f"> {one_line(text)}\n"),
+    "one line": one_line,
+}
+
+
+@pytest.mark.parametrize("payload", WITHOUT_NUL)
+@pytest.mark.parametrize("place", SHOWN)
+def test_what_people_see_holds_no_character_that_hides(place: str, payload: str) -> None:
+    assert not HIDING & set(SHOWN[place](PAYLOADS[payload])), "neither a terminal nor a reader is deceived"
+
+
+@pytest.mark.parametrize("payload", WITHOUT_NUL)
+def test_markdown_of_a_plan_has_nothing_active_in_it(payload: str) -> None:
+    page = MARKDOWN.render(format_plan(plan_about(PAYLOADS[payload])))
+    assert not ACTIVE.search(page), page
+
+
+@pytest.mark.parametrize("payload", WITHOUT_NUL)
+def test_a_text_stays_in_its_node_of_a_picture(payload: str) -> None:
+    lines = mermaid(PAYLOADS[payload]).splitlines()
+    assert [line.strip().split("[")[0].split(" ")[0] for line in lines] == ["flowchart", "s1", "classDef", "classDef", "classDef"]
+    assert lines[1].count('"') == 2
+
+
+@pytest.mark.parametrize("payload", PAYLOADS)
+def test_a_plan_document_reads_back_as_the_same_data_or_is_refused(payload: str) -> None:
+    plan = plan_about(PAYLOADS[payload])
+    if payload == "NUL":
+        with pytest.raises(InvalidPlanError, match="NUL"):
+            validate(plan, ToolRegistry([take]))
+        return
+    again = load_plan(dump_plan(plan))
+    assert again == plan
+    assert (again.metadata, again.steps[0].description) == (plan.metadata, PAYLOADS[payload])
+
+
+@pytest.mark.parametrize("payload", PAYLOADS)
+def test_a_text_that_is_given_as_a_plan_is_no_plan(payload: str, home: Path) -> None:
+    (home / "plan.yaml").write_text(PAYLOADS[payload], encoding="utf-8")
+    with pytest.raises(InvalidPlanError):
+        load_plan(home / "plan.yaml")
+    assert nothing_was_interpreted(home)
+
+
+@pytest.mark.parametrize("payload", PAYLOADS)
+@pytest.mark.parametrize("field", ["decision", "approver", "note", "code", "signature"])
+def test_an_answer_of_a_form_is_its_text_and_never_a_decision(field: str, payload: str) -> None:
+    text = PAYLOADS[payload]
+    raw: dict[str, object] = {"decision": "reject", "approver": "ana", "note": "", field: text}
+    try:
+        answer = answer_of(raw)
+    except NotAnAnswerError as error:
+        assert not HIDING & set(str(error))
+        assert field in ("decision", "approver", "code"), error
+        return
+    assert answer.decision == "reject"
+    said = {"approver": answer.by, "note": answer.note, "code": answer.code or "", "signature": answer.signature or ""}[field]
+    assert said == text or said == text.strip()
+
+
+@pytest.mark.parametrize("payload", PAYLOADS)
+def test_a_form_whose_answer_is_an_object_of_prefect_is_refused(payload: str) -> None:
+    with pytest.raises(NotAnAnswerError):
+        answer_of({"decision": {"__prefect_kind": "jinja", "template": PAYLOADS[payload]}, "approver": "ana"})
+
+
+@pytest.mark.parametrize("payload", PAYLOADS)
+def test_a_key_of_an_artifact_is_made_of_letters_digits_and_dashes(payload: str) -> None:
+    assert re.fullmatch(r"[a-z0-9][a-z0-9-]*", key_of(f"plan-{PAYLOADS[payload]}"))
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[PlanRun, Approval, dict[str, object]]]:
+    """Runs of plans about each payload, with an approval that has it as its note, and their exported records."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('kept')}/plans.db"
+
+    async def work() -> dict[str, tuple[PlanRun, Approval, dict[str, object]]]:
+        found = dict[str, tuple[PlanRun, Approval, dict[str, object]]]()
+        tools = ToolRegistry([take])
+        async with PlanStore(url) as store:
+            for payload, text in WITHOUT_NUL.items():
+                bound = bind_inputs(validate(plan_about(text), tools))
+                run = await execute_plan(bound, occasion=Occasion(tools=tools, requested_by=text), store=store, offline=True)
+                note = Approval(f"of {payload}", "d" * 64, "reject", text, "unverified", datetime.now(UTC), note=text, run_id=run.id)
+                await store.add_approval(note)
+                given = next(approval for approval in await store.approvals(run.id) if approval.id == note.id)
+                found[payload] = (await store.run(run.id), given, await store.export(run.id))
+        return found
+
+    return asyncio.run(work())
+
+
+@pytest.mark.parametrize("payload", WITHOUT_NUL)
+def test_the_store_gives_back_what_it_was_given(kept: dict[str, tuple[PlanRun, Approval, dict[str, object]]], payload: str) -> None:
+    text, (run, approval, _) = PAYLOADS[payload], kept[payload]
+    assert run.status is PlanStatus.COMPLETED
+    named = text or "empty"
+    assert (run.name, run.steps[0].description, run.metadata) == (named, text, {"text": text, "list": [text]})
+    assert (approval.note, approval.by, run.requested_by) == (text, text, text)
+
+
+@pytest.mark.parametrize("payload", WITHOUT_NUL)
+def test_an_exported_record_is_verified_as_it_is_read_from_its_file(
+    kept: dict[str, tuple[PlanRun, Approval, dict[str, object]]], payload: str
+) -> None:
+    document = json.loads(json.dumps(kept[payload][2], ensure_ascii=False))
+    assert document == kept[payload][2]
+    assert verify(document).ok
+
+
+def test_the_command_line_shows_and_runs_nothing_of_a_text(
+    passed: Passed, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_DATABASE_URL", passed.url)
+    for arguments in (["runs"], ["show", passed.run.id], ["logs", passed.run.id], ["runs", "verify", passed.run.id]):
+        capsys.readouterr()
+        main(arguments)
+        said = capsys.readouterr()
+        assert said.out, arguments
+        assert not HIDING & set(said.out + said.err), arguments
+        assert PRODUCT not in said.out + said.err, arguments
+    assert nothing_was_interpreted(home, passed.folder)
+
+
+def test_an_exported_file_of_all_payloads_is_verified(
+    passed: Passed, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_DATABASE_URL", passed.url)
+    assert main(["export", passed.run.id, "--output", "run.json"]) == 0
+    document = json.loads((home / "run.json").read_text(encoding="utf-8"))
+    results = [json.loads(row["result"]) for row in document["receipts"] if row["step_id"] == "give"]
+    assert results == [list(PAYLOADS.values())]
+    assert main(["runs", "verify", "run.json"]) == 0
+    assert not HIDING & set(capsys.readouterr().out)
+    assert nothing_was_interpreted(home)
+
+
+def test_a_note_with_a_nul_is_kept_as_an_escape(home: Path) -> None:
+    async def work() -> str:
+        tools = ToolRegistry([take])
+        async with PlanStore() as store:
+            run = await execute_plan(
+                bind_inputs(validate(plan_about("x"), tools)), occasion=Occasion(tools=tools), store=store, offline=True
+            )
+            note = Approval("note", "d" * 64, "reject", "ana", "unverified", datetime.now(UTC), note="x", run_id=run.id)
+            await store.add_approval(replace(note, note=PAYLOADS["NUL"]))
+            assert verify(await store.export(run.id)).ok
+            return next(approval.note for approval in await store.approvals(run.id) if approval.id == "note")
+
+    assert asyncio.run(work()) == "before\\x00after"

@@ -1,0 +1,108 @@
+"""Probes: what fits a tool, and what does not."""
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any
+
+import pytest
+
+from plan_adapter import Done, NotDone, ToolContext, ToolRegistry, as_tool, command_tool, tool
+from plan_adapter.errors import ToolDefinitionError
+
+
+class Place(StrEnum):
+    """Where."""
+
+    HERE = "here"
+    THERE = "there"
+
+
+def send(order: int, to: Place = Place.HERE, note: str | None = None) -> str:
+    """Send an order."""
+    return f"{order} {to} {note}"
+
+
+def fewer(order: int) -> Done:
+    """Look."""
+    return Done(order)
+
+
+async def all_of_it(note: str | None = None, *, order: int, context: ToolContext, to: Place = Place.HERE) -> NotDone:
+    """Look."""
+    return NotDone(f"{note} {order} {context.attempt} {to}")
+
+
+def other_name(id: int) -> None:
+    """Look."""
+
+
+def other_type(order: str) -> None:
+    """Look."""
+
+
+def other_default(order: int, to: Place = Place.THERE) -> None:
+    """Look."""
+
+
+def needs_more(order: int, note: str | None) -> None:
+    """Look."""
+
+
+def may_lack_it(order: int = 1) -> None:
+    """Look."""
+
+
+def anything(**parameters: Any) -> None:
+    """Look."""
+
+
+def nothing() -> None:
+    """Look at nothing."""
+
+
+@pytest.mark.parametrize("probe", [fewer, all_of_it, nothing])
+def test_a_probe_takes_parameters_of_its_tool_and_is_no_part_of_its_definition(probe: Callable[..., object]) -> None:
+    found = tool(effect="write", probe=probe)(send)
+    assert found.probe is not None
+    assert found.definition() == tool(effect="write")(send).definition()
+
+
+@pytest.mark.parametrize(
+    ("probe", "why"),
+    [
+        (other_name, "the tool has no parameter `id`"),
+        (other_type, '`order` is {"type": "string"}, and {"type": "integer"} in the tool'),
+        (other_default, r"`to` is .*there.*, and .*here.* in the tool"),
+        (needs_more, "`note`"),
+        (may_lack_it, "`order`"),
+        (anything, "takes any number of arguments"),
+    ],
+)
+def test_a_probe_whose_parameters_are_not_those_of_its_tool_is_refused_when_the_tool_is_made(
+    probe: Callable[..., object], why: str
+) -> None:
+    with pytest.raises(ToolDefinitionError, match=why):
+        tool(effect="write", probe=probe)(send)
+    with pytest.raises(ToolDefinitionError, match=why):
+        as_tool(send, effect="write", probe=probe)
+    with pytest.raises(ToolDefinitionError, match=why):
+        as_tool(tool(effect="write")(send), probe=probe)
+
+
+def test_all_that_does_not_fit_is_said_at_once() -> None:
+    def wrong(id: int, order: str) -> None:
+        """Look."""
+
+    with pytest.raises(ToolDefinitionError, match=r"`wrong` cannot be the probe of `send`: .*`id`.*; .*`order`"):
+        tool(effect="write", probe=wrong)(send)
+
+
+def test_an_entry_of_a_registry_may_have_a_probe_and_one_of_two_is_not_silently_dropped() -> None:
+    plain = tool(effect="write")(send)
+    probing = as_tool(plain, probe=fewer)
+    assert (plain.probe, probing.name, probing.effect) == (None, "send", "write")
+    assert ToolRegistry([probing, as_tool(plain, probe=fewer)]).get("send") is probing
+    with pytest.raises(ToolDefinitionError, match="with different probes"):
+        ToolRegistry([plain, probing])
+    assert as_tool(probing, name="other").probe is probing.probe
+    assert command_tool("deploy", ["true"], probe=nothing).probe is not None

@@ -1,0 +1,50 @@
+"""The digest of a tool's code: of its source, else of where it comes from, else of nothing."""
+
+from hashlib import sha256
+from importlib.metadata import version
+from types import FunctionType
+
+import pytest
+import rfc8785
+
+from plan_adapter import Tool, tool
+from plan_adapter.tools.source import code_digest
+
+
+def made(body: str) -> FunctionType:
+    """A function that stands in no file."""
+    scope: dict[str, object] = {"__name__": "nowhere"}
+    exec(f"def made() -> int:\n    {body}", scope)
+    found = scope["made"]
+    assert isinstance(found, FunctionType)
+    return found
+
+
+@tool(effect="read")
+def one(text: str) -> str:
+    """Say something."""
+    return text
+
+
+@tool(effect="read", name="one")
+def other(text: str) -> str:
+    """Say something."""
+    return text + "!"
+
+
+def test_it_is_of_the_source_and_of_nothing_else() -> None:
+    assert code_digest(one) not in (None, code_digest(other))
+    assert code_digest(one) == code_digest(Tool(one.fn, effect="write", name="elsewhere"))
+    assert one.definition() == other.definition()
+
+
+def test_of_a_function_without_source_and_origin_nothing_is_known() -> None:
+    assert code_digest(Tool(made("return 1"))) is None
+
+
+def test_of_a_function_without_source_it_is_of_its_origin_and_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = made("return 1")
+    found.__module__, found.__qualname__ = "rfc8785", "made"
+    monkeypatch.setattr(rfc8785, "made", found, raising=False)
+    expected = f"rfc8785:made\nrfc8785=={version('rfc8785')}"
+    assert code_digest(Tool(found)) == sha256(expected.encode()).hexdigest()

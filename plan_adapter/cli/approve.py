@@ -35,7 +35,8 @@ async def approve(
 
     Args:
         run: The id of a run or its beginning, or of a flow run.
-        step: The step whose gate is answered, where several are open; with `--standing`, one that is approved, too (may be repeated).
+        step: The step whose gate is answered; without it that of the plan, or, confirmed at a terminal, of the only step that asks.
+            With `--standing`, one that is approved, too (may be repeated).
         item: The item of the step's `for_each`, counted from 0.
         note: What is recorded with the answer.
         sign: Sign the answer with your SSH key.

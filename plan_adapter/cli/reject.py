@@ -26,7 +26,7 @@ async def reject(
 
     Args:
         run: The id of a run or its beginning, or of a flow run.
-        step: The step whose gate is answered, where several are open.
+        step: The step whose gate is answered; without it that of the plan, or, confirmed at a terminal, of the only step that asks.
         item: The item of the step's `for_each`, counted from 0.
         note: Why; it is recorded with the answer.
         changes: Ask for changes instead of ending the run; `--note` says which.

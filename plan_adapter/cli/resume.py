@@ -50,7 +50,7 @@ def resume(
         result: With `--mark-done`: the step's result as JSON, which later steps may refer to; null if it is not given.
         offline: Run without Prefect.
         yes: Approve what is asked, in the name of the operating system's user, where the policy allows that.
-        detach: Wait for nobody: a run that waits for an approval goes on waiting, and the command ends with 6.
+        detach: Wait for nobody: once nothing but approvals is waited for, of the plan or of steps, leave the run and end with 6.
         wait: Where another process has the run, wait until it has ended or its lease is free, and go on then.
         json: Print events as JSON Lines; the last line is the run.
     """

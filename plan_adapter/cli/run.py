@@ -34,7 +34,7 @@ def run(
         tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
         offline: Run without Prefect: same steps, same record, no UI.
         yes: Approve what is asked, in the name of the operating system's user, where the policy allows that.
-        detach: Wait for nobody: where the plan needs an approval, record the run and end with 6.
+        detach: Wait for nobody: once nothing but approvals is waited for, of the plan or of steps, leave the run and end with 6.
         json: Print events as JSON Lines; the last line is the run.
     """
     given = input_texts(input or [], inputs)

@@ -28,7 +28,7 @@ steps:
 """
 
 
-def slow(effect: str = "write", *, seconds: float = 3600, timeout: int = 0) -> str:
+def slow(effect: str = "write", *, seconds: float = 60, timeout: int = 0) -> str:
     """A plan whose second step never comes back."""
     text = SLOW.format(python=sys.executable, effect=effect, seconds=seconds, timeout=timeout)
     Path("plan.yaml").write_text(text, encoding="utf-8")

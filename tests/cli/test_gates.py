@@ -243,7 +243,7 @@ def test_a_gate_that_nobody_waits_at_expires_when_it_is_listed(plan: Plan) -> No
 @pytest.mark.parametrize(
     ("verb", "code", "told"),
     [
-        (("show",), 0, "cancelled (expired)"),
+        (("show",), 0, "nobody answered within 1 ms"),
         (("approve",), 2, "nobody answered until"),
         (("reject",), 2, "nobody answered until"),
         (("resume", "--offline", *TOOLS), 2, "was expired; resuming approves nothing"),
@@ -265,6 +265,12 @@ async def open_many(count: int) -> None:
         gate = Gate("", run.id, None, None, "d" * 64, run.name, "说明", "text\n" * 200, rules, opened_at=run.created_at)
         for number in range(count):
             await store.open_gate(replace(gate, id=new_id(), step_id=f"step-{number}"), timeout_ms=60_000)
+
+
+def test_of_two_open_gates_both_commands_are_told(plan: Plan) -> None:
+    run_id = waiting(plan)
+    asyncio.run(open_many(1))
+    assert f"`plan approve {run_id}`, `plan approve {run_id} --step step-0` give it" in plan("show", run_id).err
 
 
 def test_a_thousand_open_gates_are_listed(plan: Plan) -> None:

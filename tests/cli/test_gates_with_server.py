@@ -1,5 +1,7 @@
 """Gates of runs on a Prefect server: the form beside the terminal, answers through the API alone, one-time codes, ends by signals."""
 
+import asyncio
+import json
 import signal
 import subprocess
 import time
@@ -8,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import parse_qs, urlsplit
+from uuid import UUID
 
 import pytest
 from pyotp.totp import TOTP
@@ -16,7 +19,7 @@ from plan_adapter.approval import os_user
 from plan_adapter.engine.connection import Server
 from tests.cli.conftest import Plan, Said
 from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document
-from tests.cli.test_terminal import BOUND_SECONDS, PLAN, Terminal, environment, terminals
+from tests.cli.test_terminal import BOUND_SECONDS, PLAN, Terminal, environment, piped, terminals
 
 __all__ = ["terminals"]
 
@@ -159,6 +162,44 @@ def test_a_secret_of_one_time_codes_is_replaced_only_if_that_is_meant(plan: Plan
     assert "count no more" in plan("approve", "--enroll", "博", "--force").err
 
 
+@pytest.mark.thorough
+def test_a_run_that_nobody_waits_for_is_shown_as_waiting_and_goes_on_in_the_same_flow_run(plan: Plan) -> None:
+    said = plan("run", document({**GREET, "requires_approval": True}), *TOOLS, "--detach", "--json")
+    assert (said.code, said.run["status"]) == (6, "pending_approval"), said.err
+    run_id, flow_run_id = said.run["id"], said.run["flow_run_id"]
+    assert state_of(flow_run_id) == ("PAUSED", "Waiting")
+    assert "in the form" not in said.err
+    assert plan("approve", run_id, "--step", "greet").code == 0
+    done = plan("resume", run_id, *TOOLS, "--detach", "--json")
+    assert (done.code, done.run["flow_run_id"], state_of(flow_run_id)) == (0, flow_run_id, ("COMPLETED", "Completed"))
+
+
+@pytest.mark.thorough
+def test_the_api_alone_shows_what_it_answers_and_takes_no_step_for_the_plan(plan: Plan, laptop: Laptop) -> None:
+    with waiting(document({**GREET, "requires_approval": True})) as run:
+        shown_form(laptop, run.run_id)
+        said = laptop("approve", run.run_id, "--api")
+        assert (said.code, f"`plan approve {run.run_id} --api --step greet`" in said.err) == (2, True)
+        assert "世界" in laptop("approve", run.run_id, "--api", "--step", "greet", "--show").out
+        said = laptop("approve", run.run_id, "--api", "--step", "greet")
+        assert (said.code, "世界" in said.err) == (0, True)
+        code, _ = run.end()
+    assert (code, plan("show", run.run_id, "--json").run["status"]) == (0, "completed")
+
+
+def state_of(flow_run_id: str) -> tuple[str, str]:
+    """Type and name of the state that Prefect shows."""
+    from prefect import get_client
+
+    async def read() -> tuple[str, str]:
+        async with get_client() as client:
+            state = (await client.read_flow_run(UUID(flow_run_id))).state
+        assert state is not None
+        return state.type.value, str(state.name)
+
+    return asyncio.run(read())
+
+
 def test_a_one_time_code_proves_who_answers_and_counts_once(plan: Plan) -> None:
     enrolled = plan("approve", "--enroll", os_user())
     assert enrolled.code == 0, enrolled.err
@@ -170,7 +211,8 @@ def test_a_one_time_code_proves_who_answers_and_counts_once(plan: Plan) -> None:
     without = plan("approve", first)
     assert (without.code, "needs totp" in without.err) == (2, True)
     code = TOTP(secret).now()
-    answered = plan("approve", first, "--code", code, "--json")
-    assert (answered.code, answered.run["known_by"]) == (0, "totp")
+    answered = piped("approve", first, "--code", code, "--json")
+    assert (answered.returncode, json.loads(answered.stdout)["known_by"]) == (0, "totp")
+    assert b"EventsWorker" not in answered.stderr
     again = plan("approve", second, "--code", code)
     assert (again.code, "was used before" in again.err) == (2, True)

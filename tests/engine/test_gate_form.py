@@ -72,6 +72,8 @@ def test_the_rules_stand_in_the_schema(rules: GateRules, more: dict[str, Any], t
         ({**GOOD, "approver": "a" * 201}, "`approver` has more than 200 characters"),
         ({**GOOD, "note": "a" * 4001}, "`note` has more than 4000 characters"),
         ({**GOOD, "note": {"__prefect_kind": "json"}}, "`note` is no text"),
+        ({**GOOD, "decision": "request_changes", "note": ""}, "note is empty: say in it what is to be changed"),
+        ({**GOOD, "decision": "request_changes", "note": " \n"}, "note is empty"),
         ({**GOOD, "__prefect_kind": "json"}, "fields that the form does not have: __prefect_kind"),
     ],
 )

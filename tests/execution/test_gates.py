@@ -23,6 +23,7 @@ class People:
     asked: dict[str, GatedCall] = field(default_factory=dict)
     answers: dict[str, asyncio.Future[Approval | GateRefusal]] = field(default_factory=dict)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    waits: bool = True
 
     def is_gated(self, step: Step, effect: Effect) -> bool:
         return step.requires_approval

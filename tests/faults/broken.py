@@ -155,7 +155,16 @@ def _what_is_undone_is_forgotten() -> None:
 
 
 def _the_first_is_undone_first() -> None:
-    rollback.reversed = list
+    whole = rollback.Rollback.__init__
+
+    def init(self: Any, *given: Any, **named: Any) -> None:
+        whole(self, *given, **named)
+        self._missing = dict.fromkeys(self._missing, 0)  # nothing waits for what stands on it
+        self._urgency = {step_id: -urgency for step_id, urgency in self._urgency.items()}
+
+    end_steps = rollback.Rollback._end_steps
+    rollback.Rollback.__init__ = init
+    rollback.Rollback._end_steps = lambda self, ready: end_steps(self, ready[::-1])
 
 
 def _is_gated(scenario: Scenario) -> bool:

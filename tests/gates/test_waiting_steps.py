@@ -7,16 +7,19 @@ from typing import Any
 import pytest
 
 from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, RunConflictError, StepStatus, arevise_run
+from plan_adapter.cli.progress import plain_lines
 from plan_adapter.execution.carry import Past
 from plan_adapter.execution.direct import DirectCalls
+from plan_adapter.hooks import Event
 from plan_adapter.plan import ApprovalPolicy
-from plan_adapter.record import RunReason
+from plan_adapter.record import Answer, RunReason
 from plan_adapter.runner import execute_plan, go_on
 from plan_adapter.runs.approving import end_overdue
+from plan_adapter.runs.gates import FormDoor
 from plan_adapter.runs.performing import Way, create_run, perform
 from plan_adapter.runs.reconciling import reconcile
 from plan_adapter.settings import Settings
-from tests.gates.world import Says, World
+from tests.gates.world import FormAnswers, Says, World
 
 BOUND_SECONDS = 30.0
 
@@ -137,6 +140,19 @@ async def test_a_wish_for_changes_of_a_run_that_was_left_is_asked_about_again_or
     again = await world.gate(step="strike")
     assert again.id != gate.id
     assert "bo asks for changes: look twice" in (await world.store.gate(again.id)).text
+
+
+async def test_whoever_looks_on_is_told_of_an_answer_in_the_form_that_is_not_taken(world: World) -> None:
+    told = list[Event]()
+    answers = FormAnswers((Answer("approve", "eve", channel="form"), Answer("approve", "bo", channel="form")))
+    bound = world.bound(world.plan(policy=ApprovalPolicy(approvers=["bo"])))
+    occasion = world.occasion(asks_in_form=True, listener=told.append)
+    run = await create_run(bound, world.store, occasion)
+    door = FormDoor(answers.ask, answers.collected, lambda *_: None, answers.publish, answers.resume_released, answers)
+    done = await asyncio.wait_for(perform(bound, run, world.store, occasion, past=Past(), way=Way(DirectCalls(), door=door)), BOUND_SECONDS)
+    assert done.status is PlanStatus.COMPLETED
+    (refused,) = [event for event in told if event.kind == "gate_refused"]
+    assert plain_lines(refused) == ["plan: the answer by eve is not taken: eve may not answer here: bo may"]
 
 
 # Answers that count no more

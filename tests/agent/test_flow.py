@@ -16,6 +16,8 @@ from plan_adapter.store.store import PlanStore
 from tests.agent.server import Reply, ScriptedServer, says, scripted
 from tests.agent.test_planner import GOOD, TASK, done, step
 
+pytestmark = pytest.mark.thorough
+
 TOOLS = ["tests.agent.test_planner:look", "tests.agent.test_planner:back_up", "tests.agent.test_planner:deploy"]
 
 
@@ -52,7 +54,6 @@ async def test_each_round_is_a_task_run_and_the_draft_is_kept_and_shown(
     assert "completes before" in str(artifacts[0].data)
 
 
-@pytest.mark.thorough
 async def test_a_flow_run_that_goes_on_pays_only_for_what_it_has_not(
     prefect_server: Server, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,7 +64,6 @@ async def test_a_flow_run_that_goes_on_pays_only_for_what_it_has_not(
         assert len(server.requests) == 3
 
 
-@pytest.mark.thorough
 async def test_a_question_is_a_form(prefect_server: Server, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         scripted(says({"action": "ask_user", "speak": "哪个数据库? **bold**", "reason": "two"}), says(GOOD)) as server,

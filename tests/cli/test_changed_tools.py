@@ -95,7 +95,7 @@ def test_yes_is_not_taken_of_who_started_the_run_where_the_policy_wants_somebody
     monkeypatch.setenv("PLAN_ADAPTER_ALLOW_SELF_APPROVAL", "false")
     said = plan("resume", run_id, *SHOP, "--yes")
     assert said.code == 3
-    assert f"--yes is not taken: {os_user()} started this run and may not approve it" in said.err
+    assert f"--yes is not taken, and nothing was begun: {os_user()} started this run and may not approve it" in said.err
     monkeypatch.delenv("PLAN_ADAPTER_ALLOW_SELF_APPROVAL")
     assert plan("resume", run_id, *SHOP, "--yes").code == 0
 

@@ -16,6 +16,8 @@ from plan_adapter.plan import StepStatus
 from plan_adapter.record import StepRun
 from tests.engine.calls import WrittenCall, step_run, task_runs
 
+pytestmark = pytest.mark.thorough
+
 
 def carried(names: Sequence[str]) -> list[StepRun]:
     return [step_run(name, StepStatus.COMPLETED, carried=True) for name in names]

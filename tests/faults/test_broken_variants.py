@@ -9,6 +9,8 @@ from tests.faults.harness import Trial, at_random, only_at, trial
 from tests.faults.plans import EVERYTHING, scenario_of
 from tests.faults.races import RACES, race
 
+pytestmark = pytest.mark.thorough
+
 MOST_SEEDS = 60
 
 

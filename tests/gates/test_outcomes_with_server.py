@@ -20,7 +20,7 @@ from plan_adapter.store.outcomes import Word
 from tests.engine.gates import flow_run, form_text, resume
 from tests.gates.doubt import Doubtful
 
-pytestmark = pytest.mark.usefixtures("prefect_server")
+pytestmark = [pytest.mark.usefixtures("prefect_server"), pytest.mark.thorough]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tests.engine.gates import flow_run, resume
 from tests.gates.test_with_server import APPROVE, shown
 from tests.gates.world import World
 
-pytestmark = pytest.mark.usefixtures("prefect_server")
+pytestmark = [pytest.mark.usefixtures("prefect_server"), pytest.mark.thorough]
 
 
 @pytest.fixture

@@ -458,6 +458,7 @@ def explore(examples: int, steps: int) -> None:
         assert happened[what], f"nothing was ever {what}"
 
 
+@pytest.mark.thorough
 def test_any_sequence_of_what_people_and_processes_do_keeps_the_promise() -> None:
     explore(examples=12, steps=20)
     assert sum(happened[f"ended at {label}"] > 0 for label in LABELS) >= 4, "processes ended at several places"

@@ -118,6 +118,7 @@ def test_odd_values_take_no_time(value: str) -> None:
     assert time.perf_counter() - began < 2.0
 
 
+@pytest.mark.benchmark
 def test_a_megabyte_without_a_value_takes_a_few_milliseconds() -> None:
     scrubber = scrubber_of(*(f"canary-{number}-{'x' * number}é" for number in range(20)))
     text = json.dumps([{"name": f"row {number}", "value": number} for number in range(30_000)])

@@ -16,7 +16,7 @@ from tests.engine.calls import task_runs
 from tests.text.conftest import fail, take, tell
 from tests.text.payloads import PAYLOADS, PRODUCT, nothing_was_interpreted
 
-pytestmark = pytest.mark.usefixtures("prefect_server")
+pytestmark = [pytest.mark.usefixtures("prefect_server"), pytest.mark.thorough]
 
 TEXTS = [text for text in PAYLOADS.values() if "\0" not in text]
 

@@ -190,7 +190,8 @@ class _Drafting:
         if answer is None:
             left = self.means.budget.seconds - (time.monotonic() - self.began)
             try:
-                answer = await asyncio.wait_for(self.means.ask(self.means.model, question), max(left, 0.001))
+                async with asyncio.timeout(max(left, 0.001)):
+                    answer = await self.means.ask(self.means.model, question)
             except TimeoutError:
                 return None
         prompt = "\n\n".join(f"[{message.role}]\n{message.content}" for message in new)

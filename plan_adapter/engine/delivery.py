@@ -31,7 +31,8 @@ async def deliver() -> bool:
 
 async def _is_confirmed() -> bool:
     try:
-        await asyncio.wait_for(confirm(), STALL_SECONDS)
+        async with asyncio.timeout(STALL_SECONDS):
+            await confirm()
     except Exception as error:
         log.info("whether the server has taken all states cannot be told: %s", error)
         return False

@@ -80,7 +80,8 @@ async def _untold(flowing: "asyncio.Future[State]", run: PlanRun) -> str | None:
         return None
     try:
         with temporary_settings({"client.max_retries": 0}):  # pyright: ignore[reportArgumentType]  # typed for its old names
-            await asyncio.wait_for(_tell_end(UUID(run.flow_run_id), state_of_run(run)), LAST_WORD_SECONDS)
+            async with asyncio.timeout(LAST_WORD_SECONDS):
+                await _tell_end(UUID(run.flow_run_id), state_of_run(run))
     except ObjectNotFound:
         return DELETED
     except Exception as error:

@@ -213,7 +213,8 @@ class Prompt:
 
     async def _over_within(self, seconds: float) -> bool:
         try:
-            await asyncio.wait_for(self.over.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self.over.wait()
         except TimeoutError:
             return False
         return True

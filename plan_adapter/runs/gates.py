@@ -211,7 +211,8 @@ class GateKeeper:
         hooks = self.occasion.hooks
         hook = hooks.on_gate_open if kind == "gate_opened" else hooks.on_gate_answered
         try:
-            await asyncio.wait_for(call_hook(hook, self.run, step, gate), HOOK_SECONDS)
+            async with asyncio.timeout(HOOK_SECONDS):
+                await call_hook(hook, self.run, step, gate)
         except TimeoutError:
             log.warning("hook %s took more than %g s and was ended", getattr(hook, "__name__", hook), HOOK_SECONDS)
 

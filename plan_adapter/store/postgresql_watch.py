@@ -48,7 +48,8 @@ async def _listen_once(engine: AsyncEngine, changes: Changes) -> None:
         turn = 0
         while not lost.is_set() and changes.goes_on():
             with suppress(TimeoutError):
-                await asyncio.wait_for(lost.wait(), TURN_SECONDS)
+                async with asyncio.timeout(TURN_SECONDS):
+                    await lost.wait()
             turn += 1
             if turn % PING_TURNS == 0:
                 await driver.execute("SELECT 1", timeout=TURN_SECONDS * 5)

@@ -65,7 +65,8 @@ class Workplace:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        out, err = await asyncio.wait_for(process.communicate(), BOUND_SECONDS)
+        async with asyncio.timeout(BOUND_SECONDS):
+            out, err = await process.communicate()
         assert process.returncode is not None
         return Said(process.returncode, out.decode(), err.decode())
 

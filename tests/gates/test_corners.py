@@ -285,3 +285,12 @@ async def test_where_skip_is_the_policy_an_item_that_nobody_answers_for_stops_no
     assert world.struck == ["a"]
     assert "2 of 3 items were not started: nobody answered" in (run.step("strike").error or "")
     assert run.step("other").status is StepStatus.COMPLETED
+
+
+async def test_a_cancellation_that_comes_just_as_a_hook_ends_is_not_lost(world: World) -> None:
+    def hook(*_told: object) -> None:
+        asyncio.get_running_loop().call_soon(world.going[0].cancel)
+
+    going = world.start(hooks=Hooks(on_gate_open=hook))
+    await asyncio.wait({going}, timeout=BOUND_SECONDS)
+    assert going.cancelled()

@@ -52,6 +52,7 @@ async def shown(world: World, *, step: str | None = None, after: Gate | None = N
             state = (await flow_run(UUID(gate.flow_run_id))).state
             if state is not None and state.is_paused():
                 return gate, UUID(gate.flow_run_id)
+        world.raise_if_over()
         await asyncio.sleep(0.05)
 
 

@@ -145,7 +145,13 @@ class World:
             found = [gate for gate in await self.store.gates() if gate.step_id == step]
             if len(found) >= count:
                 return found[-1]
+            self.raise_if_over()
             await self.store.changed(0.5)
+
+    def raise_if_over(self) -> None:
+        """Fail where every run is over: what a test waits for then never comes."""
+        if self.going and all(run.done() for run in self.going):
+            raise AssertionError(f"nothing is waited for any more: {[run.result().reason for run in self.going]}")
 
     async def detached(self, plan: ExecutionPlan | None = None) -> tuple[PlanRun, Gate]:
         """Return a run that waits for an approval without a process, and its gate."""

@@ -24,6 +24,7 @@ class Verb:
     name: str
     help: str
     first: bool = False  # one of those that help shows before the others
+    function: str = ""  # where it is called otherwise, because Python has the word: `module:function`
 
 
 VERBS = (
@@ -38,12 +39,14 @@ VERBS = (
     Verb("reject", "Reject what a run waits for, or ask for changes"),
     Verb("draft", "Draft a plan from a task in words, with a language model or by way of any chat"),
     Verb("revise", "Put a new version of its plan into a run"),
+    Verb("promote", "Make a runbook of a run that went well: what varies becomes inputs"),
     Verb("cancel", "Cancel a run"),
     Verb("resolve", "Say how a write ended of which nobody knows it"),
     Verb("reconcile", "Find what ended processes left behind, and mend it"),
     Verb("runs", "List runs, the newest first, or verify the record of one"),
     Verb("logs", "Show what a run's steps wrote"),
     Verb("export", "Write the record of a run as a file that can be verified"),
+    Verb("import", "Make plan documents of plans that other programs wrote", function="importing:import_plans"),
     Verb("tools", "List the tools that plans may use"),
     Verb("schema", "Print the JSON Schema of plans, for editors"),
     Verb("explain", "Explain the code of a problem"),
@@ -153,7 +156,7 @@ def build_app() -> "App":
         suppress_keyboard_interrupt=False,
     )
     for verb in VERBS:
-        app.command(f"plan_adapter.cli.{verb.name}:{verb.name}", name=verb.name)
+        app.command(f"plan_adapter.cli.{verb.function or f'{verb.name}:{verb.name}'}", name=verb.name)
     app.register_install_completion_command()  # pyright: ignore[reportUnknownMemberType]  # cyclopts leaves its **kwargs untyped
     return app
 

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,8 +80,11 @@ class Destination:
             raise
         output.note(f"wrote {path}")
 
-    def write_plan(self, plan: "ExecutionPlan") -> None:
-        """Write `plan` as YAML, or as JSON where the file is called so or nothing but ASCII is shown."""
+    def write_plan(self, plan: "ExecutionPlan", *, comments: Mapping[str, str] | None = None) -> None:
+        """Write `plan` as YAML, with `comments` above what stands at their paths, or as JSON, which has none.
+
+        It is JSON where the file is called so, or where nothing but ASCII is shown.
+        """
         from plan_adapter.documents import dump_plan
 
         if self.path is None and not output.is_unicode(sys.stdout):
@@ -88,7 +92,7 @@ class Destination:
         elif self.path is not None and self.path.suffix.lower() == ".json":
             self.write(output.json_text(plan.to_document(), indent=2) + "\n")
         else:
-            self.write(dump_plan(plan))
+            self.write(dump_plan(plan, comments=comments))
         if self.path is not None:
             words = ["plan", "preview", str(self.path), *(word for name in self.tools for word in ("--tools", name))]
             output.note(f"next: {shlex.join(words)}")

@@ -3,6 +3,7 @@
 The readers are imported when they are used: describing the command line must not wait for them.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -11,9 +12,10 @@ from plan_adapter.documents.schema import plan_schema
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.problems import Problem
+from plan_adapter.readable import one_line
 from plan_adapter.values import find_bad_values
 
-__all__ = ["dump_plan", "load_plan", "place", "plan_schema", "read_document", "read_file", "read_mapping"]
+__all__ = ["dump_plan", "load_plan", "place", "plan_schema", "read_document", "read_documents", "read_file", "read_mapping"]
 
 
 def read_document(text: str, *, file: str | None = None) -> tuple[ExecutionPlan | None, list[Problem]]:
@@ -25,6 +27,13 @@ def read_document(text: str, *, file: str | None = None) -> tuple[ExecutionPlan 
     from plan_adapter.documents.reading import read_text
 
     return read_text(text, file)
+
+
+def read_documents(text: str, *, file: str | None = None) -> list[tuple[ExecutionPlan | None, list[Problem]]]:
+    """Return what `read_document` does for each plan in `text`: a JSON array of plans, a plan a line (JSON Lines), or one plan."""
+    from plan_adapter.documents.several import read_several
+
+    return read_several(text, file)
 
 
 def read_file(path: str | Path) -> tuple[ExecutionPlan | None, list[Problem]]:
@@ -65,17 +74,29 @@ def _is_path(path_or_text: str | Path) -> bool:
         return False
 
 
-def dump_plan(plan: ExecutionPlan) -> str:
+def dump_plan(plan: ExecutionPlan, *, comments: Mapping[str, str] | None = None) -> str:
     """Return the plan as YAML that `load_plan` reads back as an equal one: snake_case, defaults left out.
 
-    Raises InvalidPlanError where the plan holds what no document can.
+    `comments` are written above what stands at their paths, as `inputs.host`; that of "" at the top. Raises InvalidPlanError where
+    the plan holds what no document can.
     """
     from plan_adapter.documents.yaml_text import write_yaml
 
     document = plan.to_document()
     if problems := find_bad_values(document):
         raise InvalidPlanError(problems)
-    return write_yaml(document)
+    text = write_yaml(document)
+    return _commented(text, comments) if comments else text
+
+
+def _commented(text: str, comments: Mapping[str, str]) -> str:
+    written, _ = read_document(text)
+    lines = text.split("\n")
+    marks = {at: place(written, at)[1:] if at and written is not None else (1, 1) for at in comments}
+    for at in sorted(comments, key=lambda at: marks[at][0] or 1, reverse=True):
+        line, column = marks[at]
+        lines.insert((line or 1) - 1, f"{' ' * ((column or 1) - 1)}# {one_line(comments[at])}")
+    return "\n".join(lines)
 
 
 def place(plan: ExecutionPlan, at: str) -> tuple[str | None, int | None, int | None]:

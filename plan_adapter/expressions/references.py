@@ -111,6 +111,19 @@ def replaced(code: str, replace: Callable[[Path], str | None]) -> str:
     return "".join([*parts, code[position:]])
 
 
+def with_constants(code: str, text: str, replacement: str) -> str:
+    """Return `code` with `replacement` for each plain string that is exactly `text`; what names a member of a reference stays."""
+    spans = [use.span() for pattern in (_LONGEST, _USE) for use in _uses(code, pattern)]
+    parts, position = list[str](), 0
+    for token in _TOKEN.finditer(code):
+        is_text = re.fullmatch(_PLAIN, token.group()) is not None and token.group()[1:-1] == text
+        is_text = is_text and not code[: token.start()][-1:].isalnum()  # a prefix: bytes
+        if is_text and not any(start <= token.start() < end for start, end in spans):
+            parts += [code[position : token.start()], replacement]
+            position = token.end()
+    return "".join([*parts, code[position:]])
+
+
 def names(code: str) -> frozenset[str]:
     """Return every identifier of `code` outside strings and comments."""
     return frozenset(token["name"] for token in _TOKEN.finditer(code) if token["name"])

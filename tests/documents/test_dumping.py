@@ -119,3 +119,20 @@ def test_an_integer_of_thousands_of_digits_is_text_only_in_quotes() -> None:
     plan = ExecutionPlan(description="d", metadata={"n": digits})
     plan.add_step("t", "d")
     assert load_plan(dump_plan(plan)) == plan
+
+
+def test_comments_stand_above_what_they_are_about_in_one_line_each() -> None:
+    plan = load_plan(FULL)
+    text = dump_plan(plan, comments={"": "上面\nhere", "inputs.force": "why # not", "steps[0].parameters.url": "a\u2028b"})
+    lines = text.splitlines()
+    assert lines[0] == "# 上面 here"
+    assert lines[lines.index("  # why # not") + 1] == "  force:"
+    assert lines[lines.index("    # a b") + 1].startswith("    url:")
+    assert load_plan(text) == plan
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(plans, texts)
+def test_whatever_a_comment_says_the_plan_stays_the_same(plan: ExecutionPlan, text: str) -> None:
+    commented = dump_plan(plan, comments={"": text, "options": text, **{f"inputs.{name}": text for name in plan.inputs}})
+    assert read_document(commented)[0] == read_document(dump_plan(plan))[0]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from plan_adapter.expressions import Declarations, Variables, compile_template, has_expression
+from plan_adapter.expressions.references import with_constants
 from plan_adapter.plan import StepStatus
 from tests.expressions.builders import DECLARED, VALUES, resolve
 
@@ -137,3 +138,18 @@ def test_has_expression_looks_for_the_opening() -> None:
 def test_nothing_is_declared_that_was_not_given() -> None:
     _, problems = compile_template("${{ item }} ${{ result }}", Declarations((), {}), at="x")
     assert [problem.code for problem in problems] == ["unknown-reference"] * 2
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("result == 'web-1' || \"web-1\" in inputs.names", "result == x || x in inputs.names"),
+        ("steps.a.result['web-1'] + steps[\"web-1\"].status", "steps.a.result['web-1'] + steps[\"web-1\"].status"),
+        ("secrets['web-1']", "secrets['web-1']"),
+        ("r'web-1' + b'web-1' + 'web-10' // 'web-1'", "r'web-1' + b'web-1' + 'web-10' // 'web-1'"),
+        ("['web-1', item['web-1'], {'web-1': 1}]", "[x, item['web-1'], {x: 1}]"),
+        ("'''web-1''' + 'it\\'s' + 'web-1'", "'''web-1''' + 'it\\'s' + x"),
+    ],
+)
+def test_a_constant_is_replaced_where_it_names_nothing(code: str, expected: str) -> None:
+    assert with_constants(code, "web-1", "x") == expected

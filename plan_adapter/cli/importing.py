@@ -1,0 +1,150 @@
+"""`plan import`."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from plan_adapter.cli import output
+from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.cli.drafting import Destination
+from plan_adapter.cli.saving import save_plan, saved_json
+from plan_adapter.cli.sources import open_store, text_of, tools_of
+from plan_adapter.readable import counted
+from plan_adapter.settings import Settings
+
+if TYPE_CHECKING:
+    from plan_adapter.imported import Imported
+    from plan_adapter.plan import ExecutionPlan
+    from plan_adapter.problems import Problem
+    from plan_adapter.tools.registry import ToolRegistry
+
+_FILE_NAME_CHARACTERS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be made of what is read."""
+
+    name: str | None
+    save: bool
+    results: bool
+    leave_out_unknown: bool
+
+
+async def import_plans(
+    file: str,
+    /,
+    *,
+    name: str | None = None,
+    out: Annotated[Path | None, Parameter(name=("--out", "--output", "-o"))] = None,
+    save: bool = False,
+    results: bool = False,
+    leave_out_unknown: bool = False,
+    force: bool = False,
+    tools: list[str] | None = None,
+    json: bool = False,
+) -> int:
+    """Make plan documents of plans that other programs wrote: Aster's JSON in PascalCase, camelCase or snake_case, or any plan document.
+
+    Ids stay. Whatever a file says of an execution (approved, status, times) is history under `metadata.history`, and neither approval nor
+    receipt: the plan waits for an approval as any other. A field that a plan does not have is named, and refused unless you say so. What
+    keeps a plan from running, as tools that are not there, is named, too, and may be mended in the document that is written.
+
+    Args:
+        file: A file, or `-` for stdin: a plan, a JSON array of plans, or a plan a line (JSON Lines).
+        name: What the plan is called; its own name if it is not given. Only for one plan.
+        out: The file to write, or for several plans the folder, with a file for each; stdout if nothing is saved.
+        save: Store each as the next version of its name, with you as its author.
+        results: Keep in the history what steps gave back, and their errors; secrets may stand in it.
+        leave_out_unknown: Go on without the fields that a plan does not have.
+        force: Overwrite files.
+        tools: `package.module:name` of a tool or registry that the plans use; may be repeated.
+        json: Print one JSON object a plan: plan, notes, and the version that was saved; or one a problem.
+    """
+    from plan_adapter.documents import read_documents
+
+    read = read_documents(text_of(file, "the plans"), file=file)
+    wanted = Wanted(name, save, results, leave_out_unknown)
+    taken = _taken(read, file, wanted, tools_of(tools or []), as_json=json)
+    if taken is None:
+        return ExitCode.USAGE
+    targets = _targets(taken, out, force=force, tools=tuple(tools or ()), is_needed=not (save or json))
+    versions = [None] * len(taken)
+    if save:
+        async with open_store(Settings()) as store:
+            versions = [await save_plan(one.plan, store) for one in taken]
+    for one, target, version in zip(taken, targets, versions, strict=True):
+        if json:
+            output.json_line({"plan": one.plan.to_document(), "notes": [*one.notes], "saved": saved_json(version)})
+        if target is not None and (target.path is not None or not (json or save)):
+            target.write_plan(one.plan)
+        for text in one.notes:
+            output.note(f"note: {one.plan.name}: {text}")
+        if version is not None:
+            output.note(f"saved version {version.version} of {version.name}, by {version.author}")
+    return ExitCode.DONE
+
+
+def _taken(
+    read: "list[tuple[ExecutionPlan | None, list[Problem]]]", file: str, wanted: Wanted, tools: "ToolRegistry", *, as_json: bool
+) -> "list[Imported] | None":
+    """Return the plans as they are taken over, and print every problem; None where one of them cannot be."""
+    from plan_adapter.imported import imported
+    from plan_adapter.validation import lint
+
+    found = [problem for plan, problems in read for problem in (problems if plan is None else lint(plan, tools))]
+    output.problems(found, as_json=as_json, to_stdout=False)
+    unread = [problem for _, problems in read for problem in problems]
+    unknown = [problem for problem in unread if problem.code == "unknown-field"]
+    to_mend = [problem for problem in found if problem.severity == "error" and problem not in unread]
+    stops = [problem for problem in unread if not (wanted.leave_out_unknown and problem in unknown)]
+    stops += [problem for problem in to_mend if wanted.save and problem.code != "unknown-tool"]
+    if stops:
+        way_on = f"; `--leave-out-unknown` goes on without {counted(len(unknown), 'unknown field')}" if unknown else ""
+        output.note(f"nothing was taken over: mend what is named above{way_on}")
+        return None
+    if to_mend:
+        output.note(f"taken over as it was written; before it runs {counted(len(to_mend), 'error')} named above must be mended")
+    if not read:
+        raise UsageError(f"{file} holds no plan")
+    if wanted.name is not None and len(read) > 1:
+        raise UsageError(f"{file} holds {len(read)} plans: --name is for one")
+    return [imported(plan, source=Path(file).name, name=wanted.name, results=wanted.results) for plan, _ in read if plan is not None]
+
+
+def _targets(
+    plans: "list[Imported]", out: Path | None, *, force: bool, tools: tuple[str, ...], is_needed: bool
+) -> list[Destination | None]:
+    """Return where each plan goes; raises UsageError, before anything is written, where one cannot go there."""
+    names = [one.plan.name for one in plans]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise UsageError(f"several plans are called {', '.join(repeated[:5])}: give each a `name` of its own")
+    if len(plans) == 1:
+        targets = [Destination(out, force=force, tools=tools)]
+    elif out is None:
+        if is_needed:
+            raise UsageError(f"there are {len(plans)} plans: give --out FOLDER, --save or --json")
+        return [None] * len(plans)
+    else:
+        if not out.is_dir():
+            raise UsageError(f"there are {len(plans)} plans, and {out} is no folder")
+        targets = [Destination(out / file_name, force=force, tools=tools) for file_name in _file_names(names)]
+    if faults := [fault for target in targets for fault in target.faults()]:
+        raise UsageError("; ".join(faults))
+    return [*targets]
+
+
+def _file_names(names: list[str]) -> list[str]:
+    """Return a file's name for each plan, which differ from each other also where a file system takes no notice of case."""
+    found, used = list[str](), set[str]()
+    for name in names:
+        stem = re.sub(r"[^\w.-]+", "-", name).strip("-.")[:_FILE_NAME_CHARACTERS] or "plan"
+        candidate, number = stem, 2
+        while candidate.casefold() in used:
+            candidate, number = f"{stem}-{number}", number + 1
+        used.add(candidate.casefold())
+        found.append(f"{candidate}.yaml")
+    return found

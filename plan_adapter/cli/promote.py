@@ -1,0 +1,134 @@
+"""`plan promote`."""
+
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from plan_adapter.cli import output
+from plan_adapter.cli.answering import find_run
+from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.cli.drafting import Destination
+from plan_adapter.cli.saving import save_plan, saved_json
+from plan_adapter.cli.sources import open_store, tools_of
+from plan_adapter.plan import PlanStatus, StepStatus
+from plan_adapter.readable import moment
+from plan_adapter.settings import Settings
+
+if TYPE_CHECKING:
+    from plan_adapter.plan import ExecutionPlan
+    from plan_adapter.promotion import Promotion
+    from plan_adapter.record import PlanRun
+    from plan_adapter.store.store import PlanStore
+
+COMPARED = 20
+"""How many other versions of the plan, the newest, are looked at for what varies."""
+
+
+async def promote(
+    run: str,
+    /,
+    *,
+    name: str | None = None,
+    without: list[str] | None = None,
+    save: bool = False,
+    out: Annotated[Path | None, Parameter(name=("--out", "--output", "-o"))] = None,
+    force: bool = False,
+    tools: list[str] | None = None,
+    json: bool = False,
+) -> int:
+    """Make a runbook of a run that went well: the plan that it ran, with inputs in the place of what varies, for you to edit.
+
+    Proposed are literals of the steps' parameters that other versions and runs of the plan have otherwise, that look like a host, a path, a
+    version, a date, an image tag or an address, or that stand in several places; each is its input's default, so that the runbook does what
+    the run did until somebody gives another value. The plan's own inputs stay as they are. Secrets, code and programs' names are never
+    proposed. A comment beside each input says why it is there, and where its value is still written out.
+
+    Args:
+        run: The id of a run that completed, or its beginning, or of a flow run; of a partial one with a warning.
+        name: What the runbook is called; the name of the run's plan if it is not given.
+        without: The name of an input that is not to be proposed; its literal stays. May be repeated.
+        save: Store it as the next version of its name, with you as its author.
+        out: The file to write: YAML, or JSON, which has no comments, where its name ends in .json; stdout if it is not given.
+        force: Overwrite that file.
+        tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
+        json: Print one JSON object: plan, inputs with their reasons and places, notes, and the version that was saved.
+    """
+    from plan_adapter.promotion import promote as promoted
+
+    registry = tools_of(tools or [])
+    destination = Destination(out, force=force, tools=tuple(tools or ()))
+    if faults := destination.faults():
+        raise UsageError("; ".join(faults))
+    async with open_store(Settings()) as store:
+        found = await find_run(run, store)
+        warnings = _warnings(found)
+        plan = await store.get(found.digest)
+        others = await _others(found, store)
+        promotion = promoted(plan, registry, others=others, name=name, without=without or ())
+        saved = await save_plan(promotion.plan, store) if save else None
+    if json:
+        output.json_line({**_json(found, promotion, warnings), "saved": saved_json(saved)})
+    if not json or out is not None:
+        top = f"made of run {found.id}, {found.status}, {moment(found.completed_at)}; look at each input: rename it, or remove it"
+        destination.write_plan(promotion.plan, comments={"": top, **promotion.comments})
+    for text in (*warnings, *promotion.notes):
+        output.note(f"note: {text}")
+    _tell(promotion, without or [], is_saved=saved is not None, is_file=out is not None)
+    if saved is not None:
+        words = ["plan", "run", f"store:{saved.name}", *(word for given in tools or () for word in ("--tools", given))]
+        output.note(f"saved version {saved.version} of {saved.name}, by {saved.author}; next: {shlex.join(words)}")
+    return ExitCode.DONE
+
+
+def _warnings(run: "PlanRun") -> list[str]:
+    """Return what is to be known of the run; raises UsageError for one that did not go well."""
+    if run.status is PlanStatus.COMPLETED:
+        return []
+    if run.status is not PlanStatus.PARTIAL:
+        raise UsageError(
+            f"run {run.id} is {run.status}: a runbook is made of a run that completed; `plan show {run.id}` tells how it stands"
+        )
+    steps = ", ".join(step.id for step in run.steps if step.status is not StepStatus.COMPLETED)
+    return [f"run {run.id} is only partial: nothing proves that these steps work: {steps}"]
+
+
+async def _others(run: "PlanRun", store: "PlanStore") -> "list[tuple[str, ExecutionPlan]]":
+    """Return the newest other plans of the run's name, each with the version or run that it is of."""
+    from plan_adapter.errors import StoreError
+
+    known = {run.digest}
+    found: list[tuple[str, ExecutionPlan]] = []
+    versions = [(f"version {version.version}", version.digest) for version in await store.versions(run.name)]
+    runs = [(f"run {other.id}", other.digest) for other in await store.runs(500, name=run.name)]
+    for label, digest in (*versions, *runs):
+        if digest in known or len(found) >= COMPARED:
+            continue
+        known.add(digest)
+        try:
+            found.append((label, await store.get(digest)))
+        except StoreError as error:  # one that cannot be read proves nothing, and is no reason to end
+            output.note(f"note: {label} is not compared: {error}")
+    return found
+
+
+def _json(run: "PlanRun", promotion: "Promotion", warnings: list[str]) -> dict[str, Any]:
+    inputs = [
+        {"name": one.name, **one.definition.model_dump(mode="json", exclude_none=True), **_story(asdict(one))} for one in promotion.inputs
+    ]
+    return {"run": run.id, "plan": promotion.plan.to_document(), "inputs": inputs, "notes": [*warnings, *promotion.notes]}
+
+
+def _story(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: list(fields[name]) for name in ("reasons", "places", "remains")}
+
+
+def _tell(promotion: "Promotion", without: list[str], *, is_saved: bool, is_file: bool) -> None:
+    names = ", ".join(one.name for one in promotion.inputs)
+    output.note(f"proposed inputs: {names}" if names else "nothing in it looks as if it varied: it is as the run had it")
+    if names:
+        output.note("`--without NAME` leaves one out")
+    if not (is_saved or is_file):
+        output.note("next: write it to a file (`--out FILE`), edit it, and `plan import FILE --save` stores it as a version")

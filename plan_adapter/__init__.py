@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from plan_adapter.agent.model import Model, OpenAIModel
+    from plan_adapter.agent.plan_tools import plan_tool, tool_inputs
     from plan_adapter.agent.planner import Planner
     from plan_adapter.approval import Approver, approve, reject
     from plan_adapter.approvers import CallbackApprover, PolicyApprover, PrefectApprover, TerminalApprover
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "agent.model": ("Model", "OpenAIModel"),
+    "agent.plan_tools": ("plan_tool", "tool_inputs"),
     "agent.planner": ("Planner",),
     "approval": ("Approver", "approve", "reject"),
     "approvers": ("CallbackApprover", "PolicyApprover", "PrefectApprover", "TerminalApprover"),
@@ -166,6 +168,7 @@ __all__ = [
     "format_plan",
     "lint",
     "load_plan",
+    "plan_tool",
     "read_document",
     "reject",
     "resolve_step",
@@ -173,6 +176,7 @@ __all__ = [
     "revise_run",
     "run_plan",
     "tool",
+    "tool_inputs",
     "validate",
 ]
 

@@ -149,6 +149,10 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
             "A model used a secret that was not named to it. Name it in the request's `available_secrets`, or let the plan do without."
         ),
         "too-many-steps": "The plan has more steps than the request allows.",
+        "approval-by-agent": (
+            "A document that an agent hands in says who may approve or operate it. That is for a person to say: in the settings, or in a "
+            "plan that a person saved in the store."
+        ),
         # tools
         "unknown-tool": (
             "No tool of this name is in the registry. Give it with --tools package.module:name, PLAN_ADAPTER_TOOLS, or the entry "

@@ -14,7 +14,10 @@ LINES = [line for line in (ROOT / "requirements.lock").read_text(encoding="utf-8
 PINNED = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in LINES)}
 
 
-@pytest.mark.parametrize("wanted", PROJECT["project"]["dependencies"] + PROJECT["dependency-groups"]["dev"])
+OPTIONAL = [wanted for extra in PROJECT["project"]["optional-dependencies"].values() for wanted in extra]
+
+
+@pytest.mark.parametrize("wanted", PROJECT["project"]["dependencies"] + OPTIONAL + PROJECT["dependency-groups"]["dev"])
 def test_what_the_project_asks_for_is_pinned_to_a_version_that_fits(wanted: str) -> None:
     requirement = Requirement(wanted)
     assert PINNED[canonicalize_name(requirement.name)] in requirement.specifier, "run `make lock`"

@@ -70,6 +70,7 @@ NAMES = [
     "format_plan",
     "lint",
     "load_plan",
+    "plan_tool",
     "read_document",
     "reject",
     "resolve_step",
@@ -77,6 +78,7 @@ NAMES = [
     "revise_run",
     "run_plan",
     "tool",
+    "tool_inputs",
     "validate",
 ]
 

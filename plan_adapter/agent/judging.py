@@ -1,5 +1,6 @@
 """`Judge`: whether an answer of a model can be used for a draft, and the plan of one that can."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from plan_adapter.agent.answers import Reading
@@ -30,15 +31,15 @@ def unplannable(request: PlanRequest, tools: ToolRegistry) -> str | None:
     return None
 
 
-def _unnamed_secrets(validated: ValidatedPlan, request: PlanRequest) -> list[Problem]:
-    """Return a problem for each step that uses a secret which was not named to the planner."""
-    named = ", ".join(f"`{name}`" for name in request.available_secrets) or "none"
+def unnamed_secrets(validated: ValidatedPlan, allowed: Collection[str]) -> list[Problem]:
+    """Return a problem for each step of a plan that no person wrote which uses another secret than those that were `allowed`, by name."""
+    named = ", ".join(f"`{name}`" for name in allowed) or "none"
     problems = list[Problem]()
     for step in validated.plan.steps:
         templates = [("parameters", validated.parameters[step.id])]
         templates += [("rollback.parameters", validated.rollbacks[step.id].parameters)] if step.id in validated.rollbacks else []
         for field_name, template in templates:
-            if unnamed := sorted(set(template.secrets) - set(request.available_secrets)):
+            if unnamed := sorted(set(template.secrets) - set(allowed)):
                 at = f"steps[{step.index}].{field_name}"
                 message = f"the plan may not use the secret {', '.join(f'`{name}`' for name in unnamed)}"
                 problems.append(Problem("unnamed-secret", at=at, message=message, hint=f"it may use: {named}"))
@@ -63,7 +64,7 @@ class Judge:
         if decision.plan is not None and not problems:
             validated = validate(decision.plan, self.tools)
             ancestors = ancestors_of(validated.dependencies)
-            problems += _unnamed_secrets(validated, request)
+            problems += unnamed_secrets(validated, request.available_secrets)
             problems += judged_constraints(request.constraints, decision.claims, ancestors)[1]
             if before is not None:
                 problems += self._lost(before, decision, {(a, b) for b, names in ancestors.items() for a in names})

@@ -47,6 +47,7 @@ VERBS = (
     Verb("logs", "Show what a run's steps wrote"),
     Verb("export", "Write the record of a run as a file that can be verified"),
     Verb("import", "Make plan documents of plans that other programs wrote", function="importing:import_plans"),
+    Verb("mcp", "Let an agent draft, check and start plans: a server of MCP"),
     Verb("tools", "List the tools that plans may use"),
     Verb("schema", "Print the JSON Schema of plans, for editors"),
     Verb("explain", "Explain the code of a problem"),

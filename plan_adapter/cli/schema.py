@@ -1,31 +1,56 @@
 """`plan schema`."""
 
+import asyncio
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode
 
+if TYPE_CHECKING:
+    from pydantic import JsonValue
 
-def schema(file: Path | None = None, /, *, json: bool = False) -> int:
+
+def schema(file: Path | None = None, /, *, tool: str | None = None, json: bool = False) -> int:
     """Print the JSON Schema of plan documents, or write it to a file, so that editors complete and check plans.
 
     A plan names the file in its first line: # yaml-language-server: $schema=plan.schema.json
 
     Args:
         file: Where to write it; without one it is printed.
+        tool: Instead, a plan (a path, `-`, or a stored one) as a function tool for models, whose parameters are its inputs.
         json: Print it in one line.
     """
     import json as json_format
 
-    from plan_adapter.documents import plan_schema
-
+    found = _schema() if tool is None else _tool(tool)
     if json:
-        output.json_line(plan_schema())
+        output.json_line(found)
         return ExitCode.DONE
-    text = json_format.dumps(plan_schema(), indent=2, ensure_ascii=file is None) + "\n"
+    text = json_format.dumps(found, indent=2, ensure_ascii=file is None) + "\n"
     if file is None:
         output.line(text.rstrip("\n"))
         return ExitCode.DONE
     output.write_file(file, text)
     output.note(f"wrote {file}")
     return ExitCode.DONE
+
+
+def _schema() -> "dict[str, JsonValue]":
+    from plan_adapter.documents import plan_schema
+
+    return plan_schema()
+
+
+def _tool(source: str) -> "dict[str, JsonValue]":
+    """Return a plan as a function tool; raises InvalidPlanError for one whose document has problems."""
+    from plan_adapter.agent.plan_tools import plan_tool
+    from plan_adapter.cli.sources import is_stored, plan_of, read_plan
+    from plan_adapter.errors import InvalidPlanError
+
+    if is_stored(source):
+        return plan_tool(asyncio.run(plan_of(source)))
+    plan, problems = read_plan(source)
+    if plan is None or problems:
+        raise InvalidPlanError(problems)
+    return plan_tool(plan)

@@ -19,6 +19,7 @@ from plan_adapter.plan import Input, InputType
 from plan_adapter.readable import one_line, prose
 from plan_adapter.record import PlanRun
 from plan_adapter.validation import ValidatedPlan, bind_inputs
+from plan_adapter.validation.input_schema import value_schema
 
 __all__ = ["FlowBody", "fit_as_parameters", "flow_of", "name_of", "run_flow", "safe_name"]
 
@@ -103,27 +104,11 @@ def _signature(inputs: Mapping[str, Input]) -> inspect.Signature:
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=inspect.Parameter.empty if declared.is_required else declared.default,
-                annotation=Annotated[_TYPES[declared.type], WithJsonSchema(_schema(declared))],
+                annotation=Annotated[_TYPES[declared.type], WithJsonSchema(value_schema(declared))],
             )
             for name, declared in inputs.items()
         ]
     )
-
-
-def _schema(declared: Input) -> dict[str, JsonValue]:
-    """Return what a value of an input must fit, as the JSON Schema that Prefect's forms and its API check."""
-    is_list = declared.type == "array"
-    schema: dict[str, JsonValue] = {
-        "type": declared.type,
-        "enum": declared.enum,
-        "pattern": declared.pattern,
-        "minItems" if is_list else "minLength": declared.min_length,
-        "maxItems" if is_list else "maxLength": declared.max_length,
-        "minimum": declared.minimum,
-        "maximum": declared.maximum,
-        "items": {"type": declared.items} if declared.items else None,
-    }
-    return {name: value for name, value in schema.items() if value is not None}
 
 
 def _docstring(inputs: Mapping[str, Input]) -> str:

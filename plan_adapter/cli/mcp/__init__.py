@@ -1,0 +1,144 @@
+"""`plan mcp`: plans for agents, over the Model Context Protocol."""
+
+import asyncio
+import importlib.util
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, redirect_stdout
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from plan_adapter.cli import output
+from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.cli.sources import drafting_tools_of, model_of, tools_of
+from plan_adapter.problems import did_you_mean
+from plan_adapter.settings import Settings
+
+if TYPE_CHECKING:
+    from plan_adapter.cli.mcp.offers import Offers
+    from plan_adapter.record import RunContext
+
+NOT_INSTALLED = "the SDK of MCP is not installed: `pip install 'prefect-plan-adapter[mcp]'`"
+
+
+def mcp(
+    *,
+    offer: list[str] | None = None,
+    plan: list[str] | None = None,
+    tool: list[str] | None = None,
+    tools: list[str] | None = None,
+    secret: list[str] | None = None,
+    name: str = "agent",
+    agent_id: str | None = None,
+    org_id: str | None = None,
+    tenant_id: str | None = None,
+    task_id: str | None = None,
+    offline: bool = False,
+    json: bool = False,
+) -> int:
+    """Let an agent draft, check, preview and start plans, and look at runs: a server of MCP on stdin and stdout. It can approve nothing.
+
+    What the agent hands in or drafts runs only once a person has approved it. Each run is executed by a process of its own, which goes
+    on when the agent, and this server with it, are gone.
+
+    Args:
+        offer: Offer only this operation; may be repeated. All are offered if none is named.
+        plan: A stored plan (a name, `name@version` or a digest), or a plan document, that is offered as a tool of its own; may be repeated.
+        tool: The name of a tool that plans of the agent may use; may be repeated. Where one of your own is named, of them only those.
+        tools: `package.module:name` of a tool or registry that plans of the agent may use; may be repeated.
+        secret: A name that plans of the agent may use as `${{ secrets.NAME }}`; may be repeated. The agent never sees its value.
+        name: What the agent is called in the record, where it is `mcp/NAME`; so operators are named.
+        agent_id: Kept with every run, and what is seen is limited to it; so the next three. The agent sees none of them.
+        org_id: The organisation.
+        tenant_id: The tenant.
+        task_id: The task.
+        offline: Execute runs without Prefect.
+        json: Serve nothing: print the tools that would be offered, one JSON object a line.
+    """
+    from plan_adapter.record import RunContext
+
+    if not name.replace("-", "").replace("_", "").isalnum():
+        raise UsageError(f"--name {name}: use letters, digits, - and _")
+    context = RunContext(agent_id=agent_id, org_id=org_id, tenant_id=tenant_id, task_id=task_id)
+    wanted = _Wanted(
+        tuple(offer or ()), tuple(plan or ()), tuple(tool or ()), tuple(tools or ()), tuple(secret or ()), name, context, offline=offline
+    )
+    if not json and importlib.util.find_spec("mcp") is None:
+        raise UsageError(NOT_INSTALLED)
+    asyncio.run(_list(wanted) if json else _serve(wanted))
+    return ExitCode.DONE
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The command line."""
+
+    operations: Sequence[str]
+    plans: Sequence[str]
+    tool_names: Sequence[str]
+    imports: Sequence[str]
+    secrets: Sequence[str]
+    name: str
+    context: "RunContext"
+    offline: bool
+
+
+@asynccontextmanager
+async def _offered(wanted: _Wanted) -> "AsyncGenerator[Offers]":
+    """Yield what is offered; raises UsageError for an operation that does not exist, and what is wrong with tools and model."""
+    from plan_adapter.cli.mcp.offers import EFFECTS, Offers, Runbook
+    from plan_adapter.cli.mcp.operations import Agent, Operations
+    from plan_adapter.cli.mcp.workers import Workers
+    from plan_adapter.store.store import PlanStore
+
+    settings, agent = Settings(), Agent(wanted.name, wanted.context)
+    if unknown := [name for name in wanted.operations if name not in EFFECTS]:
+        hints = "; ".join(f"`{name}`: {did_you_mean(name, list(EFFECTS))}" for name in unknown)
+        raise UsageError(f"there is no such operation to --offer: {hints}")
+    model = model_of(settings) if settings.model and "draft_plan" in (wanted.operations or EFFECTS) else None
+    names = [name for name in wanted.operations or EFFECTS if name != "draft_plan" or model is not None]
+    workers = Workers(settings.home, agent.by, wanted.imports, offline=wanted.offline)
+    tools, everything = drafting_tools_of(wanted.imports, wanted.tool_names), tools_of(wanted.imports)
+    async with PlanStore(settings.store_url, tenant_id=wanted.context.tenant_id) as store:
+        operations = Operations(store, tools, agent, workers, settings, model, wanted.secrets)
+        try:
+            yield Offers(operations, names, [Runbook(source, everything) for source in wanted.plans])
+        finally:
+            if model is not None:
+                await model.aclose()
+
+
+async def _list(wanted: _Wanted) -> None:
+    async with _offered(wanted) as offers:
+        for offer in await offers.all():
+            output.json_line({"name": offer.name, "description": offer.description, "effect": offer.effect, "parameters": offer.schema})
+
+
+async def _serve(wanted: _Wanted) -> None:
+    from plan_adapter.cli.mcp.server import serve
+
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the SDK's reader of stdin would keep the process; no run is lost by its end
+    logging.basicConfig(level=logging.WARNING)  # to stderr: stdout is the protocol's
+    async with AsyncExitStack() as stack:
+        with _stdout_aside():
+            offers = await stack.enter_async_context(_offered(wanted))
+            shown = ", ".join(offer.name for offer in await offers.all())
+        output.note(f"plan mcp: serving {shown or 'nothing'} to {offers.operations.agent.by} on stdin and stdout, until the client is gone")
+        await serve(offers)
+
+
+@contextmanager
+def _stdout_aside() -> Generator[None]:
+    """Send to stderr what modules print while they are imported, before the server takes stdout for itself."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

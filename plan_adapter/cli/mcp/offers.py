@@ -1,0 +1,133 @@
+"""`Offers`: the tools that one agent sees: operations, and the runbooks that were named, each with its inputs as its parameters."""
+
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pydantic import JsonValue
+
+from plan_adapter.agent.plan_tools import function_name, tool_inputs
+from plan_adapter.cli.codes import UsageError
+from plan_adapter.cli.mcp.operations import LONGEST_WAIT, Operations, Told
+from plan_adapter.cli.sources import STORED, is_stored, plan_of
+from plan_adapter.plan import Effect, ExecutionPlan
+from plan_adapter.problems import did_you_mean
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.tools.tool import Tool, ToolContext
+from plan_adapter.validation import ValidatedPlan, bind_inputs, validate
+from plan_adapter.validation.input_schema import inputs_schema
+
+log = logging.getLogger(__name__)
+
+EFFECTS: Mapping[str, Effect] = {
+    "list_tools": "read",
+    "draft_plan": "write",
+    "validate_plan": "read",
+    "preview_plan": "read",
+    "run_plan": "write",
+    "show_run": "read",
+    "list_runs": "read",
+    "list_gates": "read",
+    "cancel_run": "idempotent_write",
+    "resume_run": "write",
+}
+"""Every operation that may be offered, and what it does. None answers at a gate, or says how a write ended."""
+
+DESTROYS = frozenset(("run_plan", "cancel_run", "resume_run"))
+"""Operations after which something may be gone."""
+
+RUNBOOK_WAIT = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One tool as the agent sees it; `call` takes its arguments, unchecked, and raises what is wrong with them."""
+
+    name: str
+    title: str
+    description: str
+    schema: dict[str, JsonValue]
+    effect: Effect
+    destroys: bool
+    call: Callable[[Mapping[str, JsonValue]], Awaitable[Told]]
+
+
+@dataclass(frozen=True, slots=True)
+class Runbook:
+    """A plan that a person named for the agent: from the store, or, with the approval that it then needs in any case, from a file."""
+
+    source: str  # as the command line has it
+    tools: ToolRegistry  # all: a person wrote the plan, not the agent
+
+    async def checked(self, operations: Operations) -> ValidatedPlan:
+        """Return the plan as it is now. Its author's word that it needs no approval counts only if it was saved in the store."""
+        source = self.source if is_stored(self.source) or _is_file(self.source) else f"{STORED}{self.source}"
+        plan = await plan_of(source, operations.store)
+        if not is_stored(source):  # an agent may be able to write to a file
+            plan.options.require_approval, plan.options.auto_approve = True, False
+        return validate(plan, self.tools)
+
+
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """What is offered to one agent."""
+
+    operations: Operations
+    names: Collection[str]  # of operations
+    runbooks: Sequence[Runbook] = ()
+
+    async def all(self) -> list[Offer]:
+        """Return every offer; a runbook that cannot be run now is told of in the log, and left out."""
+        offers = [_operation(self.operations, name) for name in EFFECTS if name in self.names]
+        taken = set(EFFECTS)
+        for runbook in self.runbooks:
+            try:
+                plan = (await runbook.checked(self.operations)).plan
+            except Exception as error:  # whatever is wrong with one of them, the others are there
+                log.warning("the runbook %s is not offered: %s", runbook.source, error)
+                continue
+            offer = _runbook(self.operations, runbook, plan, taken)
+            if offer.name in taken:
+                log.warning("the runbook %s is not offered: another one is called `%s`, too", runbook.source, offer.name)
+                continue
+            taken.add(offer.name)
+            offers.append(offer)
+        return offers
+
+    async def call(self, name: str, arguments: Mapping[str, JsonValue]) -> Told:
+        """Return what the tool called `name` answers; raises UsageError where there is none."""
+        offers = [_operation(self.operations, name)] if name in self.names else await self.all()
+        for offer in offers:
+            if offer.name == name:
+                return await offer.call(arguments)
+        raise UsageError(f"there is no tool `{name[:80]}`; {did_you_mean(name, [offer.name for offer in offers])}")
+
+
+def _operation(operations: Operations, name: str) -> Offer:
+    tool = Tool(getattr(operations, name), effect=EFFECTS[name])
+    title = name.replace("_", " ").capitalize()
+    return Offer(name, title, tool.description, tool.parameters_schema, tool.effect, name in DESTROYS, partial(_call, tool))
+
+
+async def _call(tool: Tool[..., Any], arguments: Mapping[str, JsonValue]) -> Told:
+    context = ToolContext("", tool.name, 1, "", None, None, None, log, None)  # which no operation asks for
+    return await tool(**tool.bind(arguments, context))
+
+
+def _runbook(operations: Operations, runbook: Runbook, plan: ExecutionPlan, taken: Collection[str]) -> Offer:
+    how = f"Starts a run, and waits up to {RUNBOOK_WAIT:g} s for its end; where a person must approve it first, the answer says how."
+    description = f"{plan.description.strip()}\n\n{how}"
+    call = partial(_start, operations, runbook)
+    return Offer(function_name(plan.name, taken), plan.name, description, inputs_schema(plan.inputs), "write", True, call)
+
+
+async def _start(operations: Operations, runbook: Runbook, arguments: Mapping[str, JsonValue]) -> Told:
+    validated = await runbook.checked(operations)
+    bound = bind_inputs(validated, tool_inputs(validated.plan, arguments))
+    return await operations.start(bound, wait_seconds=min(RUNBOOK_WAIT, LONGEST_WAIT))
+
+
+def _is_file(source: str) -> bool:
+    return "/" in source or source.lower().endswith((".yaml", ".yml", ".json"))

@@ -1,0 +1,315 @@
+"""`Operations`: what an agent may do with plans and runs. None of it answers at a gate, and nothing it hands in runs unasked.
+
+The methods are the tools that the server offers: their signatures and docstrings are what the agent reads.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Any
+
+from pydantic import Field, JsonValue
+
+from plan_adapter.agent.judging import unnamed_secrets
+from plan_adapter.agent.model import OpenAIModel
+from plan_adapter.agent.planner import Budget, Planner
+from plan_adapter.approval import refuse_operation, requires_approval
+from plan_adapter.cli import output
+from plan_adapter.cli.codes import UsageError
+from plan_adapter.cli.drafting import call_line
+from plan_adapter.cli.mcp.telling import gate_told, run_line, run_told
+from plan_adapter.cli.mcp.workers import Workers
+from plan_adapter.cli.sources import STORED, plan_of
+from plan_adapter.cli.waiting import standing_of
+from plan_adapter.documents import dump_plan, read_document
+from plan_adapter.drafts import PlanRequest
+from plan_adapter.errors import InvalidPlanError, RunConflictError
+from plan_adapter.plan import ExecutionPlan, PlanStatus, new_id
+from plan_adapter.preview import preview_plan
+from plan_adapter.problems import Problem
+from plan_adapter.record import PlanRun, RunContext, RunReason
+from plan_adapter.runner import Occasion, acancel_run
+from plan_adapter.runs.approving import end_expired, end_overdue, is_answered, open_detached
+from plan_adapter.runs.performing import create_run
+from plan_adapter.settings import Settings
+from plan_adapter.store.store import PlanStore
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, lint, validate
+
+LONGEST_WAIT = 50.0
+"""Seconds: many clients give up on a call after 60."""
+LOOK_SECONDS = 1.0
+DOCUMENT_CHARACTERS = 1_000_000
+MOST_WAITING = 20
+"""So many runs of one agent may wait for people at once."""
+MOST_LISTED = 1000
+
+Wait = Annotated[float, Field(ge=0, le=LONGEST_WAIT)]
+Inputs = dict[str, JsonValue]
+Told = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """Who calls, as the command line of the server says it: nothing of it comes from the agent itself."""
+
+    name: str = "agent"
+    context: RunContext = field(default_factory=RunContext)
+
+    @property
+    def by(self) -> str:
+        """Under which name runs are started; no account of an operating system is called so."""
+        return f"mcp/{self.name}"
+
+
+@dataclass(slots=True)
+class Operations:
+    """What may be done with `store`, in the name of `agent`, by plans whose steps call `tools` alone."""
+
+    store: PlanStore
+    tools: ToolRegistry
+    agent: Agent
+    workers: Workers
+    settings: Settings
+    model: OpenAIModel | None = None
+    secrets: Sequence[str] = ()  # names that a plan of the agent may use
+
+    async def list_tools(self) -> Told:
+        """List the tools that steps of a plan may call, each with its effect and the schema of its parameters."""
+        return {"tools": self.tools.definitions()}
+
+    async def draft_plan(
+        self, task: str, context: Inputs | None = None, constraints: list[str] | None = None, max_steps: int | None = None
+    ) -> Told:
+        """Have a language model draft a plan for a task in words. It is stored, runs nothing, and needs a person's approval to run.
+
+        Args:
+            task: What is to be done, in words.
+            context: Facts that the plan needs, by name; no secrets. Answers to what the model asked before go here, too.
+            constraints: What the plan must keep, each in a sentence, as in "back up first".
+            max_steps: The most steps that it may have.
+        """
+        if self.model is None:
+            raise UsageError("no model is configured: a person sets PLAN_ADAPTER_MODEL where this server runs")
+        request = PlanRequest(task, context or {}, tuple(constraints or ()), max_steps, available_secrets=tuple(self.secrets))
+        budget = Budget(seconds=self.settings.draft_timeout_seconds)
+        planner = Planner(self.model, self.tools, budget=budget, keep=self.store.drafts, on_call=lambda call: output.note(call_line(call)))
+        draft = await planner.drafted(request, draft_id=new_id())
+        if draft.plan is None:
+            problems = [_problem_told(problem) for problem in draft.problems]
+            return {"draft": draft.id, "plan": None, "failure": draft.failure, "problems": problems}
+        # A name of its own: under that of a runbook it would be what everybody gets who asks for the newest version of that.
+        version = await self.store.save(draft.plan, author=self.agent.by, name=f"draft/{draft.plan.name}", context=self.agent.context)
+        return {
+            "draft": draft.id,
+            "plan": f"{version.name}@{version.version}",
+            "digest": version.digest,
+            "document": dump_plan(draft.plan),
+            "says": draft.speak,
+            "constraints": [asdict(kept) for kept in draft.constraints],
+            "notes": draft.notes,
+            "next": "preview_plan shows what it would do; run_plan with this `plan` asks a person for the approval, and runs it then",
+        }
+
+    async def validate_plan(self, document: str) -> Told:
+        """Find every problem of a plan document before anything runs: where, what is wrong, and what would be right.
+
+        Args:
+            document: The text of the plan, YAML or JSON.
+        """
+        plan, problems = _read(document)
+        if plan is not None:
+            problems = self._problems(plan, is_document=True)
+        return {
+            "valid": not any(problem.severity == "error" for problem in problems),
+            "problems": [_problem_told(problem) for problem in problems],
+        }
+
+    async def preview_plan(self, plan: str | None = None, document: str | None = None, inputs: Inputs | None = None) -> Told:
+        """Show what a run of a plan would do: order, parameters, effects, gates, the longest it may take. Runs nothing.
+
+        Args:
+            plan: A stored plan: its name, `name@version`, or its digest. Give this or `document`.
+            document: The text of a plan, YAML or JSON.
+            inputs: The inputs of the run, by name; those that are missing are named.
+        """
+        validated = self.checked(await self._plan(plan, document), is_document=document is not None)
+        missing = [name for name, declared in validated.plan.inputs.items() if declared.is_required and name not in (inputs or {})]
+        bound = None if missing else bind_inputs(validated, inputs)
+        preview = preview_plan(
+            validated,
+            inputs=None if bound is None else bound.inputs,
+            approval_digest=None if bound is None else bound.approval_digest,
+            requires_approval=requires_approval(validated.plan, allow_unapproved=self.settings.allow_unapproved),
+            missing=tuple(missing),
+            gate_effects=self.settings.gate_effects,
+        )
+        shown = preview.as_json()
+        del shown["secrets"]  # names, which would be masked as if they were values
+        return {**shown, "needs": [f"secrets.{name}" for name in preview.secrets]}
+
+    async def run_plan(
+        self, plan: str | None = None, document: str | None = None, inputs: Inputs | None = None, wait_seconds: Wait = 10
+    ) -> Told:
+        """Start a run of a plan. It waits until a person has approved exactly this plan with these inputs; `next` says how they do that.
+
+        Args:
+            plan: A stored plan: its name, `name@version`, or its digest. Give this or `document`.
+            document: The text of a plan, YAML or JSON.
+            inputs: The inputs of the run, by name.
+            wait_seconds: How long to wait for the end of what is executed at once; the run goes on all the same.
+        """
+        validated = self.checked(await self._plan(plan, document), is_document=document is not None)
+        return await self.start(bind_inputs(validated, inputs), wait_seconds=wait_seconds)
+
+    async def show_run(self, run: str, wait_seconds: Wait = 0) -> Told:
+        """Show a run: its steps with results and errors, what it waits for, and what can be done now.
+
+        Args:
+            run: The id of the run, or its beginning.
+            wait_seconds: How long to wait for its end, while it is being executed.
+        """
+        return await self._settled((await self._seen(run)).id, wait_seconds)
+
+    async def list_runs(self, status: PlanStatus | None = None, limit: Annotated[int, Field(ge=1, le=100)] = 20) -> Told:
+        """List runs, the newest first.
+
+        Args:
+            status: Only those of this status.
+            limit: How many at most.
+        """
+        found = await self.store.runs(limit, status=status, context=self.agent.context)
+        return {"runs": [run_line(run) for run in found]}
+
+    async def list_gates(self) -> Told:
+        """List what waits for a person's answer: of which run, who may answer, and with which command. You cannot."""
+        await end_expired(self.store)
+        gates = await self.store.gates()
+        if self.agent.context != RunContext():
+            seen = {run.id for run in await self.store.runs(MOST_LISTED, context=self.agent.context)}
+            gates = [gate for gate in gates if gate.run_id in seen]
+        return {"gates": [gate_told(gate) for gate in reversed(gates)]}
+
+    async def cancel_run(self, run: str, reason: str = "cancelled by the agent") -> Told:
+        """Cancel a run that you started: no further step begins, and what is done stays done.
+
+        Args:
+            run: The id of the run, or its beginning.
+            reason: What is recorded as the reason.
+        """
+        mine = await self._mine(run)
+        await acancel_run(mine.id, reason=reason, store=self.store, by=self.agent.by)
+        return await self._settled(mine.id, 0)
+
+    async def resume_run(self, run: str, wait_seconds: Wait = 10) -> Told:
+        """Go on with a run that you started: after a person has approved it, or after it stopped. It approves nothing itself.
+
+        Args:
+            run: The id of the run, or its beginning.
+            wait_seconds: How long to wait for its end; the run goes on all the same.
+        """
+        mine = await end_overdue(await self._mine(run), self.store)
+        if mine.status is PlanStatus.COMPLETED or mine.reason in (RunReason.REJECTED, RunReason.EXPIRED):
+            raise RunConflictError(f"run {mine.id} is over ({mine.reason or mine.status}): start a new one")
+        refuse_operation(await self.store.get(mine.digest), self.settings, by=self.agent.by, operation="resume")
+        if not await self.store.gates(run_id=mine.id):
+            self.workers.start(mine.id)
+        return await self._settled(mine.id, wait_seconds)
+
+    def checked(self, plan: ExecutionPlan, *, is_document: bool) -> ValidatedPlan:
+        """Return `plan` as one that no person wrote: it needs an approval, whatever it says; raises InvalidPlanError with every problem."""
+        if errors := [problem for problem in self._problems(plan, is_document=is_document) if problem.severity == "error"]:
+            raise InvalidPlanError(errors)
+        plan.options.require_approval, plan.options.auto_approve = True, False
+        return validate(plan, self.tools)
+
+    async def start(self, bound: BoundPlan, *, wait_seconds: float) -> Told:
+        """Record a run of `bound`, have it executed unless somebody must be asked first, and tell how it stands after some seconds."""
+        refuse_operation(bound.validated.plan, self.settings, by=self.agent.by, operation="run")
+        waiting = await self.store.runs(MOST_LISTED, status=PlanStatus.PENDING_APPROVAL, context=self.agent.context)
+        if sum(run.requested_by == self.agent.by for run in waiting) >= MOST_WAITING:
+            raise RunConflictError(f"{MOST_WAITING} runs of yours wait for people: list_gates names them, cancel_run takes one back")
+        # A call that is taken back in the middle must not leave a run that nobody was asked about.
+        run = await asyncio.shield(asyncio.ensure_future(self._begin(bound)))
+        return await self._settled(run.id, wait_seconds)
+
+    async def _begin(self, bound: BoundPlan) -> PlanRun:
+        occasion = Occasion(waits=False, requested_by=self.agent.by, context=self.agent.context, settings=self.settings)
+        answered = await is_answered(bound, self.store, occasion)
+        run = await create_run(bound, self.store, occasion)
+        if answered:
+            self.workers.start(run.id)
+        else:
+            await open_detached(bound, run, self.store, self.settings)
+        return run
+
+    async def _settled(self, run_id: str, seconds: float) -> Told:
+        """Return how a run stands once no process has to do with it, at the latest after some seconds."""
+        deadline = time.monotonic() + seconds
+        while True:
+            was_running = self.workers.is_running(run_id)  # before it is read: what the process wrote last is then seen
+            run = await end_overdue(await self.store.run(run_id), self.store)
+            is_running = was_running or (run.status is PlanStatus.EXECUTING and run.reason is not RunReason.INTERRUPTED)
+            left = deadline - time.monotonic()
+            if run.completed_at is not None or not is_running or left <= 0:
+                break
+            await self.store.changed(min(left, LOOK_SECONDS))
+        standing = await standing_of(run, self.store)
+        return run_told(
+            standing, is_mine=self._is_mine(run), is_running=is_running, failure=None if was_running else self.workers.failure(run_id)
+        )
+
+    async def _plan(self, plan: str | None, document: str | None) -> ExecutionPlan:
+        if (plan is None) == (document is None):
+            raise UsageError("give `plan`, the name of a stored one, or `document`, the text of one")
+        if document is not None:
+            found, problems = _read(document)
+            if found is None:
+                raise InvalidPlanError(problems)
+            return found
+        return await plan_of(f"{STORED}{plan}", self.store)
+
+    def _problems(self, plan: ExecutionPlan, *, is_document: bool) -> list[Problem]:
+        """Return what `lint` finds, and what only a person may write: a lower effect than the tool's, secrets that were not named.
+
+        Nor may an agent's own document say who approves it, or who may cancel its runs.
+        """
+        found = [
+            replace(problem, severity="error", hint="leave the effect out, or raise it") if problem.code == "lowered-effect" else problem
+            for problem in lint(plan, self.tools)
+        ]
+        if is_document and plan.approval is not None:
+            message = "who may approve or operate is not for an agent to say"
+            found.append(Problem("approval-by-agent", at="approval", message=message, hint="leave `approval` out"))
+        if any(problem.severity == "error" for problem in found):
+            return found
+        return [*found, *unnamed_secrets(validate(plan, self.tools), self.secrets)]
+
+    async def _seen(self, beginning: str) -> PlanRun:
+        """Return a run of the agent's context; raises RunConflictError for any other, as if there were none."""
+        run, context = await self.store.run(beginning, with_results=False), self.agent.context
+        wanted: Mapping[str, str | None] = asdict(context)
+        if any(value is not None and getattr(run, name) != value for name, value in wanted.items()):
+            raise RunConflictError(f"no run has the id `{beginning}`, or one that begins so")
+        return run
+
+    async def _mine(self, beginning: str) -> PlanRun:
+        run = await self._seen(beginning)
+        if not self._is_mine(run):
+            raise RunConflictError(f"run {run.id} is not one that you started: you may look at it, and a person resumes or cancels it")
+        return run
+
+    def _is_mine(self, run: PlanRun) -> bool:
+        return run.requested_by == self.agent.by
+
+
+def _read(document: str) -> tuple[ExecutionPlan | None, list[Problem]]:
+    if len(document) > DOCUMENT_CHARACTERS:
+        message = f"the document has {len(document)} characters; {DOCUMENT_CHARACTERS} are the most"
+        return None, [Problem("too-large", message=message, hint="split the plan")]
+    return read_document(document)
+
+
+def _problem_told(problem: Problem) -> Told:
+    return {name: value for name, value in asdict(problem).items() if value not in (None, "")}

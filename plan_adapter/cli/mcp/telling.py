@@ -1,0 +1,131 @@
+"""What an agent is told of plans, runs and gates: no context of the caller, no secret, and no more than a model can read."""
+
+import json
+import os
+from collections.abc import Collection
+from datetime import datetime
+from typing import Any, cast
+
+from pydantic import JsonValue
+
+from plan_adapter.cli.performing import next_command
+from plan_adapter.cli.records import answer_command, gate_place
+from plan_adapter.cli.waiting import Standing
+from plan_adapter.plan import PlanStatus
+from plan_adapter.readable import masked
+from plan_adapter.record import Gate, PlanRun, RunReason, StepRun
+from plan_adapter.secrets import ENVIRONMENT_PREFIX
+
+MOST_CHARACTERS = 40_000
+"""Of one answer, as JSON."""
+
+CUTS = ((20_000, 200), (4_000, 100), (1_000, 40), (250, 15), (80, 5))
+"""Characters of a text, and members of a list or object, tried one after the other until an answer is short enough."""
+
+CUT_NOTE = "What was too long was cut, each place says how much; a person finds all of it with `plan show RUN --json`."
+KEYS = ("PLAN_ADAPTER_MODEL_KEY", "OPENAI_API_KEY", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING")
+
+
+def told(answer: dict[str, Any], *, hidden: Collection[str] = ()) -> dict[str, JsonValue]:
+    """Return `answer` as it may be given to a model: what is secret masked, and cut to what it can read."""
+    plain = cast("JsonValue", json.loads(json.dumps(answer, default=_written)))
+    shown = masked(plain, hidden=[*hidden, *_known_secrets()])
+    return cut(cast("dict[str, JsonValue]", shown))
+
+
+def _written(value: object) -> str:
+    return value.isoformat(timespec="seconds") if isinstance(value, datetime) else str(value)
+
+
+def cut(answer: dict[str, JsonValue], *, most: int = MOST_CHARACTERS) -> dict[str, JsonValue]:
+    """Return `answer` with what is too long cut, as little as that takes, and a note that says so."""
+    if _size(answer) <= most:
+        return answer
+    for text, members in CUTS:
+        shown = cast("dict[str, JsonValue]", _cut(answer, text, members))
+        if _size(shown) <= most:
+            return {**shown, "note": CUT_NOTE}
+    return {"note": CUT_NOTE, "beginning": json.dumps(answer, ensure_ascii=False)[: most // 2]}
+
+
+def _size(answer: JsonValue) -> int:
+    return len(json.dumps(answer, ensure_ascii=False))
+
+
+def _cut(value: JsonValue, text: int, members: int) -> JsonValue:
+    if isinstance(value, str):
+        return value if len(value) <= text else f"{value[:text]}… ({len(value) - text} more characters)"
+    if isinstance(value, list):
+        rest: list[JsonValue] = [f"… ({len(value) - members} more)"] if len(value) > members else []
+        return [*(_cut(member, text, members) for member in value[:members]), *rest]
+    if isinstance(value, dict):
+        left = {key: _cut(member, text, members) for key, member in list(value.items())[:members]}
+        return left | ({"…": f"{len(value) - members} more"} if len(value) > members else {})
+    return value
+
+
+def _known_secrets() -> list[str]:
+    return [value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIX) or name in KEYS]
+
+
+def run_line(run: PlanRun) -> dict[str, Any]:
+    """Return what a list tells of a run."""
+    return {
+        "run": run.id,
+        "plan": run.name,
+        "status": run.status,
+        "reason": run.reason,
+        "message": run.message,
+        "progress": run.summary().progress,
+        "created_at": run.created_at,
+        "completed_at": run.completed_at,
+    }
+
+
+def run_told(standing: Standing, *, is_mine: bool, is_running: bool, failure: str | None) -> dict[str, Any]:
+    """Return what is told of a run: its steps, what it waits for, and what can be done now."""
+    run = standing.run
+    return {
+        **run_line(run),
+        "inputs": run.inputs,
+        "outputs": run.outputs,
+        "steps": [_step_told(step) for step in run.steps],
+        "gates": [gate_told(gate) for gate in standing.gates],
+        "next": _next(standing, is_mine=is_mine, is_running=is_running, failure=failure),
+    }
+
+
+def _step_told(step: StepRun) -> dict[str, Any]:
+    fields = ("id", "tool_name", "status", "outcome", "result", "error", "reason", "attempts")
+    return {name: value for name in fields if (value := getattr(step, name)) is not None}
+
+
+def _next(standing: Standing, *, is_mine: bool, is_running: bool, failure: str | None) -> str:
+    run = standing.run
+    if run.completed_at is not None:
+        return next_command(run)
+    if standing.gates:
+        then = "; once they have answered, resume_run goes on with it, too" if is_mine else ""
+        return f"only a person can answer, tell them: {standing.hint()}{then}"
+    if is_running or (run.status is PlanStatus.EXECUTING and run.reason is not RunReason.INTERRUPTED):
+        return "it is being executed: show_run tells how it stands"
+    if failure is not None:
+        return f"the process that was to execute it has ended: {failure}"
+    return (standing.hint() or next_command(run)) + ("; resume_run goes on with it" if is_mine else "")
+
+
+def gate_told(gate: Gate) -> dict[str, Any]:
+    """Return what is told of a gate: what it asks about, who may answer, and with which command."""
+    rules = gate.rules
+    return {
+        "run": gate.run_id,
+        "plan": gate.name,
+        "gate": gate_place(gate),
+        "asks": "how a write ended" if gate.kind == "outcome" else "for an approval",
+        "description": gate.description,
+        "approvers": "anyone who reaches the store" if rules.approvers is None else [*rules.approvers],
+        "known_by": "in any way" if rules.known_by is None else [*rules.known_by],
+        "command": answer_command(gate),
+        "opened_at": gate.opened_at,
+        "expires_at": gate.expires_at,
+    }

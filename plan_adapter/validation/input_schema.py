@@ -1,0 +1,42 @@
+"""What the inputs of a plan must fit, as JSON Schema: for Prefect's forms, and for models and agents that call a plan."""
+
+from collections.abc import Mapping
+
+from pydantic import JsonValue
+
+from plan_adapter.plan import Input
+
+
+def value_schema(declared: Input) -> dict[str, JsonValue]:
+    """Return what a value of one input must fit."""
+    is_list = declared.type == "array"
+    schema: dict[str, JsonValue] = {
+        "type": declared.type,
+        "enum": declared.enum,
+        "pattern": declared.pattern,
+        "minItems" if is_list else "minLength": declared.min_length,
+        "maxItems" if is_list else "maxLength": declared.max_length,
+        "minimum": declared.minimum,
+        "maximum": declared.maximum,
+        "items": {"type": declared.items} if declared.items else None,
+    }
+    return {name: value for name, value in schema.items() if value is not None}
+
+
+def inputs_schema(inputs: Mapping[str, Input]) -> dict[str, JsonValue]:
+    """Return what all inputs of a plan must fit together: one object, with descriptions and defaults."""
+    return {
+        "type": "object",
+        "properties": {name: _described(declared) for name, declared in inputs.items()},
+        "required": [name for name, declared in inputs.items() if declared.is_required],
+        "additionalProperties": False,
+    }
+
+
+def _described(declared: Input) -> dict[str, JsonValue]:
+    schema = value_schema(declared)
+    if declared.description:
+        schema["description"] = declared.description
+    if not declared.is_required:
+        schema["default"] = declared.default
+    return schema

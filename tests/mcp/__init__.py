@@ -1,0 +1,1 @@
+"""Plans for agents: the server that speaks MCP."""

@@ -29,11 +29,13 @@ class LanguageModel(Block):
     base_url: str | None = Field(default=None, description="The server's base URL, mostly ending in /v1; empty for OpenAI's own.")
     api_key: SecretStr | None = Field(default=None, description="The server's key; a server of your own mostly needs none.")
     timeout_seconds: float = Field(default=120.0, gt=0, description="How long the model may take for one answer.")
+    stream: bool = Field(default=False, description="Ask for answers piece by piece, where a gateway cuts connections that are idle.")
 
     def get_model(self) -> OpenAIModel:
         """Return the model, of which nothing was asked yet; close it with `aclose`."""
         key = self.api_key.get_secret_value() if self.api_key is not None else None
-        return OpenAIModel(self.model, base_url=self.base_url, api_key=key, timeout_seconds=self.timeout_seconds)
+        timeout, stream = self.timeout_seconds, self.stream
+        return OpenAIModel(self.model, base_url=self.base_url, api_key=key, timeout_seconds=timeout, stream=stream)
 
 
 class PlanStoreDatabase(Block):

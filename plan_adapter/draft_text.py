@@ -1,8 +1,16 @@
 """A draft in Markdown: the plan, how it keeps the constraints, what was asked and what it cost."""
 
+from dataclasses import replace
+
 from plan_adapter.drafts import Draft, KeptConstraint, ModelCall
 from plan_adapter.formatting import format_plan
 from plan_adapter.readable import code, counted, fenced, moment, one_line, prose, words
+
+TASK_CHARACTERS = 500
+"""How much of the task a gate shows."""
+
+TO_JUDGE = "An order is checked as the model reads the constraint. Whether it means that, and what is not checked, is for people to judge."
+_CHANGED = "the plan was changed"
 
 
 def draft_line(draft: Draft) -> str:
@@ -14,7 +22,7 @@ def draft_text(draft: Draft, *, whole: bool = False) -> str:
     """Return a draft; texts of models and people are shown as text, whatever stands in them. `whole`: with every question and answer."""
     parts = [f"# {words(draft.request.task[:200])}", _standing(draft)]
     if draft.constraints:
-        parts.append("## Constraints\n\n" + "\n".join(_constraint(kept) for kept in draft.constraints))
+        parts.append("\n".join(["## Constraints", "", *(_constraint(kept) for kept in draft.constraints), "", TO_JUDGE]))
     if draft.notes:
         parts.append("## Notes\n\n" + "\n".join(f"- {words(note)}" for note in draft.notes))
     if draft.problems:
@@ -25,6 +33,27 @@ def draft_text(draft: Draft, *, whole: bool = False) -> str:
     if whole:
         parts += [f"### Round {call.number}: asked\n\n{fenced(call.prompt)}\n\nanswered\n\n{fenced(call.answer)}" for call in draft.calls]
     return "\n\n".join(parts) + "\n"
+
+
+def origin_lines(draft: Draft, *, is_as_drafted: bool) -> list[str]:
+    """Return the section of a gate that says what a model was asked for, and what is known of how its plan keeps it.
+
+    `is_as_drafted`: whether the plan is still the one that was drafted.
+    """
+    task = draft.request.task
+    lines = ["### Drafted by a model", "", f"- the task: {words(task[:TASK_CHARACTERS])}{'…' if len(task) > TASK_CHARACTERS else ''}"]
+    lines += [f"- drafted by: {code(draft.model)}, draft {code(draft.id)}", *(f"- ⚠️ {words(note)}" for note in draft.notes)]
+    if not is_as_drafted:
+        lines.append("- ⚠️ **changed since then**: of no constraint was it checked again whether the plan keeps it")
+    if draft.constraints:
+        constraints = draft.constraints if is_as_drafted else [replace(kept, checked=False, how=_CHANGED) for kept in draft.constraints]
+        lines += ["", "Constraints that were given:", "", *(_constraint(kept) for kept in constraints), "", TO_JUDGE]
+    return [*lines, ""]
+
+
+def standing_of(kept: KeptConstraint) -> str:
+    """Return in words whether a constraint was checked: nothing but an order can be."""
+    return "order checked" if kept.checked else "not checked"
 
 
 def cost_of(draft: Draft) -> str:
@@ -45,7 +74,7 @@ def _standing(draft: Draft) -> str:
 
 
 def _constraint(kept: KeptConstraint) -> str:
-    return f"- {'checked' if kept.checked else '**not checked**'}: {words(kept.text)}: {words(kept.how)}"
+    return f"- {standing_of(kept) if kept.checked else f'**{standing_of(kept)}**'}: {words(kept.text)}: {words(kept.how)}"
 
 
 def _call(call: ModelCall) -> str:

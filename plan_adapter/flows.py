@@ -8,7 +8,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from plan_adapter.agent.model import Model, ModelAnswer, OpenAIModel, Question
-from plan_adapter.agent.planner import Planner
+from plan_adapter.agent.planner import Budget, Planner
 from plan_adapter.blocks import LanguageModel, PlanStoreDatabase
 from plan_adapter.canonical import plan_digest
 from plan_adapter.documents import load_plan
@@ -19,6 +19,7 @@ from plan_adapter.errors import ModelError, PlanAdapterError
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.runner import compile_plan
 from plan_adapter.runs.door import end_released
+from plan_adapter.runs.secrets import hidden_from_models
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
@@ -71,26 +72,27 @@ async def draft_plan(
         context: Facts that the plan may need, by name.
         constraints: What the plan has to keep, each in a sentence.
         max_steps: The most steps that it may have.
-        available_tools: Names of the tools that it may use; empty for all of `tools`. Built-in ones are never offered.
+        available_tools: Names of built-in tools that it may use beside `tools`; where one of those is named, it is given no other of them.
         available_secrets: Names of the secrets that it may use.
         tools: Import strings package.module:name of tools or registries.
         model: Name of a Language Model block; without one the worker's settings name the model.
         database: Name of a Plan Store Database block; without one the worker's settings name the store.
 
     """
+    registry = ToolRegistry.for_drafts([*Settings().tools, *(tools or [])], available_tools or [])
     request = PlanRequest(
         task=task,
         context=context or {},
         constraints=tuple(constraints or ()),
         max_steps=max_steps,
-        available_tools=tuple(available_tools) if available_tools else None,
         available_secrets=tuple(available_secrets or ()),
     )
     asked = await _open_model(model)
     try:
         async with await _open_store(database) as store:
-            registry = ToolRegistry.named([*Settings().tools, *(tools or [])])
-            planner = Planner(asked, registry, asker=ask_in_form, keep=store.drafts, ask_model=_ask_as_task_run)
+            hide = await hidden_from_models(Settings(), request.available_secrets)
+            budget = Budget.of(Settings())
+            planner = Planner(asked, registry, asker=ask_in_form, budget=budget, keep=store.drafts, hide=hide, ask_model=_ask_as_task_run)
             draft = await planner.drafted(request, draft_id=current_flow_run())
             await publish_draft(draft_text(draft))
     finally:
@@ -131,7 +133,8 @@ async def _open_model(block: str | None) -> OpenAIModel:
     if not settings.model:
         raise ModelError("no model is configured: name a Language Model block, or set PLAN_ADAPTER_MODEL where the worker runs")
     key = settings.model_key.get_secret_value() if settings.model_key is not None else None
-    return OpenAIModel(settings.model, base_url=settings.model_url, api_key=key, timeout_seconds=settings.model_timeout_seconds)
+    timeout, stream = settings.model_timeout_seconds, settings.model_stream
+    return OpenAIModel(settings.model, base_url=settings.model_url, api_key=key, timeout_seconds=timeout, stream=stream)
 
 
 async def _open_store(block: str | None) -> PlanStore:

@@ -102,12 +102,13 @@ def plan_gate_text(
     notices: Sequence[str] = (),
     kept: Collection[str] = (),
     tools: Sequence[str] = (),
+    origin: Sequence[str] = (),
     limit_bytes: int = LIMIT_BYTES,
 ) -> str:
     """Return what an approval of a plan covers: what it does, what changed since `earlier`, every call, what cannot be undone, digests.
 
     `gated` are the steps that ask again before they run, `kept` those whose approvals stay valid; `expires_ms` 0 is no limit; `tools` is
-    the section that says which tools changed.
+    the section that says which tools changed, `origin` the one that says what a model was asked for.
     Above `limit_bytes` steps at the end of the table are left out, and the text says so; nothing else is.
     """
     validated, gates = bound.validated, frozenset(gated)
@@ -118,7 +119,7 @@ def plan_gate_text(
     glance, why = _at_a_glance(preview, gates, plan, expires_ms), _quoted(plan.description)
     # Nobody must scroll past a long description to see what is dangerous.
     about = [*why, *glance] if len(plan.description) <= FIRST_CHARACTERS and len(why) <= FIRST_LINES else [*glance, *why]
-    head = [*_notices(notices), f"## {_title(plan)}", "", *about, *_inputs(bound.inputs, values)]
+    head = [*_notices(notices), f"## {_title(plan)}", "", *about, *_inputs(bound.inputs, values), *origin]
     if earlier is not None:
         head += _changes(earlier, bound, preview, kept, schemas)
     head += tools

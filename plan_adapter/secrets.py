@@ -1,6 +1,7 @@
 """`SecretSource`, and `SecretChain`: the places where the value of `${{ secrets.name }}` is looked for, one after the other."""
 
 import asyncio
+import contextlib
 import inspect
 import os
 import re
@@ -18,6 +19,9 @@ ENTRY_POINT_GROUP = "plan_adapter.secrets"
 
 SHORTEST = 4
 """Characters of a value: a shorter one could not be hidden in the record without ruining all other text."""
+
+SHORTEST_UNNAMED = 8
+"""Characters of a value that is hidden from models although nobody named it: a shorter one may well be a common word."""
 
 LARGEST_BYTES = 64 * 1024
 ANSWER_SECONDS = 15.0
@@ -66,6 +70,18 @@ class MountedSecrets:
         except OSError as error:
             raise SecretUnavailableError(f"{self.place(name)} cannot be read: {error.strerror}") from None
         return content.decode(errors="surrogateescape").removesuffix("\n").removesuffix("\r")
+
+    async def values(self) -> list[str]:
+        """Return the text of every file that can be read."""
+        try:
+            names = [path.name for path in self.folder.iterdir() if path.is_file()]
+        except OSError:
+            return []
+        found = list[str | None]()
+        for name in names:
+            with contextlib.suppress(SecretUnavailableError):
+                found.append(await self.secret(name))
+        return [value for value in found if value is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +167,14 @@ class Sight:
     is_known: bool = True  # false where a place could not be asked, so that it may have it
 
 
+async def values_at_hand(settings: Settings) -> list[str]:
+    """Return the values of secrets that this process can see without being told a name: files, the environment, keys of models."""
+    mounted = [] if settings.secrets_dir is None else await MountedSecrets(settings.secrets_dir).values()
+    variables = [value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIX) or name == "OPENAI_API_KEY"]
+    key = [] if settings.model_key is None else [settings.model_key.get_secret_value()]
+    return [value for value in (*mounted, *variables, *key) if _is_worth_hiding(value)]
+
+
 def secret_chain(settings: Settings, *, blocks: SecretPlace | None = None) -> SecretChain:
     """Return the places of `settings` in their order: mounted files, the environment, Prefect's `blocks`, entry points."""
     places: list[SecretPlace] = [] if settings.secrets_dir is None else [MountedSecrets(settings.secrets_dir)]
@@ -173,6 +197,13 @@ async def _called(function: Any, name: str) -> str | None:
         return await function(name)
     answer = await asyncio.to_thread(function, name)
     return await answer if inspect.isawaitable(answer) else answer
+
+
+def _is_worth_hiding(value: str) -> bool:
+    try:
+        return len(value) >= SHORTEST_UNNAMED and len(value.encode()) <= LARGEST_BYTES
+    except UnicodeEncodeError:
+        return False
 
 
 def _usable(value: object, name: str, place: SecretPlace) -> str:

@@ -15,6 +15,8 @@ from plan_adapter.plan import ExecutionPlan, PlanStatus
 from plan_adapter.problems import Problem
 from plan_adapter.record import Approval, PlanRun, PlanSummary, RunContext
 from plan_adapter.runner import acancel_run, aresume_run, arun_plan
+from plan_adapter.runs.secrets import hidden_from_models
+from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import find_problems
@@ -49,8 +51,9 @@ class PlanSession:
         Raises DraftError, and then the current plan stays what it was, and ModelError.
         """
         request = PlanRequest(task) if isinstance(task, str) else task
-        keep = None if self.store is None else self.store.drafts
-        draft = await Planner(self.model, self.tools, asker=self.asker, budget=self.budget, keep=keep).drafted(request)
+        keep, hide = None if self.store is None else self.store.drafts, await hidden_from_models(Settings(), request.available_secrets)
+        planner = Planner(self.model, self.tools, asker=self.asker, budget=self.budget, keep=keep, hide=hide)
+        draft = await planner.drafted(request)
         if draft.plan is None:
             raise DraftError(draft.failure or "no plan came of the task", draft)
         self.clear()

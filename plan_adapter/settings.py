@@ -94,8 +94,14 @@ class Settings(BaseSettings):
     model_timeout_seconds: float = Field(default=120.0, gt=0)
     """How long the model may take for one answer."""
 
+    model_stream: bool = False
+    """Whether its answers are asked for piece by piece: for gateways that cut a connection on which nothing comes for a while."""
+
     draft_timeout_seconds: float = Field(default=600.0, gt=0)
     """How long a draft may take, all rounds together, without the time that a person takes to answer the model's questions."""
+
+    draft_answer_tokens: int = Field(default=8192, gt=0)
+    """The most tokens of one answer, what a reasoning model thinks included; a second, deeper pass has twice as many."""
 
     @field_validator("tools", "python_prefixes", "approvers", "operators", "known_by", "gate_effects", mode="before")
     @classmethod

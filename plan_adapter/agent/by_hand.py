@@ -4,11 +4,14 @@ from dataclasses import dataclass
 
 from plan_adapter.agent import prompts
 from plan_adapter.agent.answers import read_answer
+from plan_adapter.agent.hiding import hidden_note, shown_request
 from plan_adapter.agent.judging import Judge, tools_at_hand, unplannable
-from plan_adapter.agent.model import Message, form_in_words
+from plan_adapter.agent.model import Message
+from plan_adapter.agent.requests import form_in_words
 from plan_adapter.agent.schema import draft_outline
 from plan_adapter.drafts import Draft, ModelCall, PlanRequest, Usage
 from plan_adapter.errors import DraftError
+from plan_adapter.execution.secrets import Scrubber
 from plan_adapter.readable import without_passwords
 from plan_adapter.tools.registry import ToolRegistry
 
@@ -25,23 +28,25 @@ class Judged:
     question: str | None = None
 
 
-def prompt_for_chat(request: PlanRequest, tools: ToolRegistry) -> tuple[Message, ...]:
-    """Return the messages with which a draft begins where nothing but words can say how to answer.
+def prompt_for_chat(request: PlanRequest, tools: ToolRegistry, *, hide: Scrubber | None = None) -> tuple[Message, ...]:
+    """Return the messages with which a draft begins where nothing but words can say how to answer; what `hide` knows is not in them.
 
     Raises DraftError where no plan can come of the request, and ToolDefinitionError for tools that are not there.
     """
     tools = tools_at_hand(request, tools)
     if why := unplannable(request, tools):
         raise DraftError(why, Draft(request, CHAT))
-    system, user = prompts.opening(request, tools)
+    hide = hide or Scrubber()
+    system, user = prompts.opening(shown_request(request, hide)[0], tools)
     form = form_in_words(draft_outline(max_steps=request.max_steps))
-    return system, Message("user", f"{user.content}\n\n{form}")
+    return system, Message("user", f"{hide.text(user.content)}\n\n{form}")
 
 
-def judged_answer(request: PlanRequest, tools: ToolRegistry, text: str) -> Judged:
+def judged_answer(request: PlanRequest, tools: ToolRegistry, text: str, *, hide: Scrubber | None = None) -> Judged:
     """Return what comes of one answer to `prompt_for_chat`, in a fence, in prose or as nearly JSON; raises what that does."""
-    messages, tools = prompt_for_chat(request, tools), tools_at_hand(request, tools)
-    draft = Draft(request, CHAT)
+    messages, tools = prompt_for_chat(request, tools, hide=hide), tools_at_hand(request, tools)
+    request, hidden = shown_request(request, hide or Scrubber())
+    draft = Draft(request, CHAT, notes=[hidden_note(hidden)] if hidden else [])
     judge, reading = Judge(draft, tools), read_answer(text, mend=True)
     decision, draft.problems = judge.judged(reading)
     call = ModelCall(

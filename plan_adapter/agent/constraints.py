@@ -25,10 +25,10 @@ def judged_constraints(
             how = ", ".join(f"`{first}` completes before `{then}` starts" for first, then in pairs)
             kept.append(KeptConstraint(number, text, checked=True, how=how))
         elif named:
-            how = f"not checked: the model says that {', '.join(f'`{name}`' for name in named)} sees to it"
+            how = f"the model says that {', '.join(f'`{name}`' for name in named)} sees to it"
             kept.append(KeptConstraint(number, text, checked=False, how=how))
         else:
-            kept.append(KeptConstraint(number, text, checked=False, how="not checked: nothing in the plan says how it is kept"))
+            kept.append(KeptConstraint(number, text, checked=False, how="nothing in the plan says how it is kept"))
     return kept, problems
 
 

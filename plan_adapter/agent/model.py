@@ -9,26 +9,30 @@ Servers differ in how they can be made to write one JSON object of a given form.
 - `text`: nothing but the prompt; what is no JSON is mended where it can be
 
 A rung that the server refuses (400, 422), or on which it answers with what holds no object, is left for the next one; the rung that
-carried an answer is remembered for the endpoint and the model.
+carried an answer is remembered for the endpoint and the model. So is a server that answers in streams only.
 """
 
-import json
+import asyncio
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast, get_args
 
 from pydantic import JsonValue
 
 from plan_adapter.agent.answers import Reading, read_answer
+from plan_adapter.agent.completions import BrokenAnswerError, Completion, read_completion
+from plan_adapter.agent.requests import OPTIONAL, request_of
 from plan_adapter.agent.strictness import strict_form
 from plan_adapter.drafts import Rung, Usage
 from plan_adapter.errors import ModelError
 from plan_adapter.readable import MASK, without_passwords
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
-    from openai.types.chat import ChatCompletion
+    from contextlib import AbstractAsyncContextManager
+
+    from openai import AsyncAPIResponse, AsyncOpenAI
 
 RUNGS: tuple[Rung, ...] = get_args(Rung)
 
@@ -100,6 +104,7 @@ class Endpoint:
 
     rung: int = 0
     refuses: set[str] = field(default_factory=set[str])
+    streams: bool = False  # it said that it answers in no other way
 
 
 _ENDPOINTS: dict[tuple[str, str], Endpoint] = {}
@@ -118,12 +123,14 @@ class OpenAIModel:
         timeout_seconds: float = 120.0,
         max_retries: int = 2,
         first_rung: Rung = "strict_schema",
+        stream: bool = False,
     ) -> None:
         """Use `model` at `base_url` (None: OPENAI_BASE_URL, else OpenAI's own).
 
         `api_key` None: OPENAI_API_KEY, which is sent to no `base_url` that is given; a server of one's own mostly needs none. A request
-        that got no answer, 429 or 5xx is repeated up to `max_retries` times, each with a limit of `timeout_seconds`. Nothing is sent
-        before the first question.
+        that got no whole answer, 429 or 5xx is repeated up to `max_retries` times, each with a limit of `timeout_seconds`. `stream` asks
+        for answers piece by piece, where a gateway would cut a connection on which nothing comes for a while; what a server sends as a
+        stream is read in any case. Nothing is sent before the first question.
         """
         self._model = model
         self._base_url = base_url
@@ -131,6 +138,8 @@ class OpenAIModel:
         self._timeout = timeout_seconds
         self._max_retries = max_retries
         self._first = RUNGS.index(first_rung)
+        self._stream = stream
+        self._strict: tuple[Mapping[str, JsonValue], dict[str, JsonValue]] | None = None
         self._client: AsyncOpenAI | None = None
 
     @property
@@ -158,7 +167,7 @@ class OpenAIModel:
             if last.reading.value is not None:
                 known.rung = number
                 return last
-            if last.cut_off or _is_refusal(completion):  # another rung would end the same way
+            if last.cut_off or completion.refusal:  # another rung would end the same way
                 return last
         if last is None:
             raise ModelError(f"{self!r} refuses every way to ask for a JSON object")
@@ -188,33 +197,65 @@ class OpenAIModel:
     def _endpoint(self) -> Endpoint:
         return _ENDPOINTS.setdefault((self._base_url or "", self._model), Endpoint())
 
-    async def _completion(self, question: Question, rung: Rung, known: Endpoint) -> "ChatCompletion | None":
+    async def _completion(self, question: Question, rung: Rung, known: Endpoint) -> Completion | None:
         """Return what the server answers; None where it refuses the rung."""
         import openai
 
-        client = self._connected()
         while True:
-            request = _request_of(question, rung, known.refuses)
+            strict = self._strict_form(question.schema) if rung == "strict_schema" else {}
+            request = request_of(question, rung, known.refuses, strict=strict, stream=self._stream or known.streams)
             try:
-                return cast("ChatCompletion", await client.chat.completions.create(model=self._model, **request))
+                return await self._whole(request)
             except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
                 told = str(error)
-                culprit = next((name for name in _OPTIONAL if name in request and name in told), None)
-                if culprit is None:
-                    if rung == "text":
-                        raise ModelError(f"{self!r} refuses the request: {self._told(error)}") from None
+                culprit = next((name for name in OPTIONAL if name in request and name in told), None)
+                if culprit is not None:
+                    known.refuses.add(culprit)
+                elif not request["stream"] and _WANTS_STREAM.search(told):
+                    known.streams = True
+                elif rung == "text":
+                    raise ModelError(f"{self!r} refuses the request: {self._told(error)}{_what_to_do(error.status_code, told)}") from None
+                else:
                     return None
-                known.refuses.add(culprit)
             except openai.APIStatusError as error:
-                raise ModelError(f"{self!r} answers {error.status_code}: {self._told(error)}{_what_to_do(error.status_code)}") from None
-            except openai.APITimeoutError:
-                raise ModelError(f"{self!r} did not answer within {self._timeout:g} s, {self._max_retries + 1} times") from None
+                raise ModelError(
+                    f"{self!r} answers {error.status_code}: {self._told(error)}{_what_to_do(error.status_code, str(error))}"
+                ) from None
+            except (openai.APITimeoutError, TimeoutError):
+                within = f"within {self._timeout:g} s, {self._max_retries + 1} times"
+                raise ModelError(f"{self!r} did not answer {within}; PLAN_ADAPTER_MODEL_TIMEOUT_SECONDS gives it longer") from None
             except openai.APIConnectionError as error:
-                raise ModelError(f"{self!r} cannot be reached: {self._told(error.__cause__ or error)}") from None
+                raise ModelError(f"{self!r} cannot be reached: {self._told(error.__cause__ or error)}; {_IS_IT_THERE}") from None
             except openai.OpenAIError as error:
                 raise ModelError(f"{self!r}: {self._told(error)}") from None
-            except (ValueError, TypeError, AttributeError) as error:  # an answer that is no chat completion
-                raise ModelError(f"{self!r} does not speak OpenAI's protocol: {type(error).__name__}") from None
+            except BrokenAnswerError as error:
+                often = f"{self._max_retries + 1} times: {self._told(error)}"
+                raise ModelError(f"{self!r} broke its answer off, {often}{'' if request['stream'] else _IDLE}") from None
+            except (ValueError, TypeError, AttributeError):  # an answer that is no chat completion
+                raise ModelError(f"{self!r} answers with what is no chat completion; {_IS_IT_RIGHT}") from None
+
+    def _strict_form(self, schema: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+        """Return the strict form of `schema`, made once for all rounds of a draft, which have the same one."""
+        if self._strict is None or self._strict[0] is not schema:
+            self._strict = schema, strict_form(schema)
+        return self._strict[1]
+
+    async def _whole(self, request: dict[str, Any]) -> Completion:
+        """Return one whole answer; one that is broken off is asked for again, as the client itself does before anything has come."""
+        client = self._connected()
+        for retry in range(self._max_retries + 1):
+            try:
+                async with cast(
+                    "AbstractAsyncContextManager[AsyncAPIResponse[Any]]",
+                    client.chat.completions.with_streaming_response.create(model=self._model, **request),
+                ) as response:
+                    async with asyncio.timeout(self._timeout):
+                        return await read_completion(_pieces(response))
+            except (BrokenAnswerError, TimeoutError):
+                if retry == self._max_retries:
+                    raise
+            await asyncio.sleep(min(_FIRST_DELAY_SECONDS * 2**retry, _LONGEST_DELAY_SECONDS))
+        raise AssertionError("unreachable")
 
     def _connected(self) -> "AsyncOpenAI":
         if self._client is None:
@@ -229,80 +270,61 @@ class OpenAIModel:
 
     def _told(self, error: BaseException) -> str:
         key = self._client.api_key if self._client is not None else None  # it may be OPENAI_API_KEY
-        text = str(error) or type(error).__name__
+        text = _CODE.sub("", str(error)) or type(error).__name__
         return without_passwords(text.replace(key.strip(), MASK) if key and key.strip() not in (_NO_KEY, "") else text)[:1000]
 
 
 _NO_KEY = "none"
 """What the client is given where a server of one's own needs no key: it wants one."""
 
-_OPTIONAL = ("reasoning_effort", "max_completion_tokens")
-"""What a request can do without, or say in another way, where a server does not take it."""
+_WANTS_STREAM = re.compile(r"\bstream", re.IGNORECASE)
+_CODE = re.compile(r"\AError code: \d+ - ")  # which is told before it
+_TOO_MUCH = re.compile(r"context|too (?:long|large|many tokens)", re.IGNORECASE)
+_IS_IT_THERE = "look whether it is up, and at the URL (PLAN_ADAPTER_MODEL_URL)"
+_IS_IT_RIGHT = "look at the URL, which mostly ends in /v1 (PLAN_ADAPTER_MODEL_URL)"
+_IDLE = "; where a gateway cuts connections on which nothing comes, PLAN_ADAPTER_MODEL_STREAM=true helps"
+_FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.5, 8.0
 
 
-def _request_of(question: Question, rung: Rung, refused: set[str]) -> dict[str, Any]:
-    messages = [{"role": message.role, "content": message.content} for message in question.messages]
-    request: dict[str, Any] = {"messages": messages, "stream": False}
-    if question.max_tokens is not None:
-        request["max_tokens" if "max_completion_tokens" in refused else "max_completion_tokens"] = question.max_tokens
-    if question.effort is not None and "reasoning_effort" not in refused:
-        request["reasoning_effort"] = question.effort
-    schema = dict(question.schema)
-    if rung == "strict_schema":
-        form = {"name": question.name, "schema": strict_form(question.schema), "strict": True}
-        request["response_format"] = {"type": "json_schema", "json_schema": form}
-    elif rung == "schema":
-        request["response_format"] = {"type": "json_schema", "json_schema": {"name": question.name, "schema": schema}}
-    elif rung == "json_object":
-        request["response_format"] = {"type": "json_object"}
-        messages.append({"role": "user", "content": form_in_words(question.outline or schema)})
-    elif rung == "tool_call":
-        function = {"name": question.name, "description": "Give your answer.", "parameters": schema}
-        request["tools"] = [{"type": "function", "function": function}]
-        request["tool_choice"] = {"type": "function", "function": {"name": question.name}}
-    else:
-        messages.append({"role": "user", "content": form_in_words(question.outline or schema)})
-    return request
+async def _pieces(response: "AsyncAPIResponse[Any]") -> AsyncIterator[bytes]:
+    """Return the body as it comes; raises BrokenAnswerError where the connection is cut."""
+    try:
+        async for piece in response.iter_bytes():
+            yield piece
+    except Exception as error:  # of whichever HTTP library the client uses
+        raise BrokenAnswerError(str(error) or type(error).__name__) from None
 
 
-def form_in_words(schema: Mapping[str, JsonValue]) -> str:
-    """Return what a model is told of the form of its answer where nothing but words can carry it."""
-    text = json.dumps(schema, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-    return f"Answer with one JSON object and nothing else. Its JSON Schema:\n{text}"
-
-
-def _answer_of(completion: "ChatCompletion", rung: Rung, name: str) -> ModelAnswer:
-    used = completion.usage
-    usage = Usage(used.prompt_tokens or 0, used.completion_tokens or 0) if used is not None else Usage()
-    if not completion.choices:
-        return ModelAnswer("", Reading(None, "the server sent no choice"), completion.model or name, rung, usage)
-    choice = completion.choices[0]
-    text = choice.message.content or ""
-    calls = [call for call in choice.message.tool_calls or [] if call.type == "function"]
-    if rung == "tool_call" and calls:
-        text = calls[0].function.arguments or ""
-    cut_off = choice.finish_reason == "length"
-    if choice.message.refusal:
-        reading = Reading(None, f"the model declines: {choice.message.refusal}")
-    elif rung == "tool_call" and len(calls) > 1:
-        reading = Reading(None, f"the answer holds {len(calls)} calls: make exactly one")
+def _answer_of(completion: Completion, rung: Rung, name: str) -> ModelAnswer:
+    model, usage = completion.model or name, completion.usage
+    if not completion.has_choice:
+        return ModelAnswer("", Reading(None, "the server sent no choice"), model, rung, usage)
+    called = rung == "tool_call" and bool(completion.calls)
+    text = completion.calls[0] if called else completion.text
+    cut_off = completion.finish == "length"
+    if completion.refusal:
+        reading = Reading(None, f"the model declines: {completion.refusal}")
+    elif called and len(completion.calls) > 1:
+        reading = Reading(None, f"the answer holds {len(completion.calls)} calls: make exactly one")
     else:
         reading = read_answer(text, mend=rung == "text" and not cut_off)
         if cut_off and reading.value is None:
             reading = Reading(None, "the answer was cut off at the limit of tokens: write less")
-    return ModelAnswer(text, reading, completion.model or name, rung, usage, cut_off=cut_off)
+    return ModelAnswer(text, reading, model, rung, usage, cut_off=cut_off)
 
 
-def _is_refusal(completion: "ChatCompletion") -> bool:
-    return bool(completion.choices and completion.choices[0].message.refusal)
-
-
-def _what_to_do(status: int) -> str:
-    if status in (401, 403):
-        return "; give another key (PLAN_ADAPTER_MODEL_KEY)"
-    if status == 404:
-        return "; look at the model's name and the URL (PLAN_ADAPTER_MODEL, PLAN_ADAPTER_MODEL_URL)"
-    return ""
+def _what_to_do(status: int, told: str) -> str:
+    match status:
+        case 401 | 403:
+            return "; give another key (PLAN_ADAPTER_MODEL_KEY)"
+        case 404:
+            return "; look at the model's name and the URL (PLAN_ADAPTER_MODEL, PLAN_ADAPTER_MODEL_URL)"
+        case 429:
+            return "; go on in a while, or look at the quota of the key"
+        case 400 | 413 | 422 if status == 413 or _TOO_MUCH.search(told):
+            return "; with less context, or fewer tools, there is less to read"
+        case _:
+            return ""
 
 
 def known_endpoint(base_url: str | None, model: str) -> Rung | None:

@@ -4,19 +4,24 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, cast
+
+from pydantic import JsonValue
 
 from plan_adapter.agent import prompts
 from plan_adapter.agent.answers import read_answer
 from plan_adapter.agent.decision import Decision
+from plan_adapter.agent.hiding import hidden_at_hand, hidden_note, shown_request, shown_text
 from plan_adapter.agent.judging import Judge, tools_at_hand, unplannable
 from plan_adapter.agent.model import Effort, Message, Model, ModelAnswer, Question
 from plan_adapter.agent.schema import draft_outline, draft_schema
 from plan_adapter.drafts import Draft, ModelCall, PlanRequest
 from plan_adapter.errors import DraftError, ModelError
+from plan_adapter.execution.secrets import Scrubber
 from plan_adapter.plan import ExecutionPlan, new_id
 from plan_adapter.problems import Problem
 from plan_adapter.readable import without_passwords
+from plan_adapter.settings import Settings
 from plan_adapter.tools.registry import ToolRegistry
 
 Asker: TypeAlias = Callable[[str], Awaitable[str | None]]
@@ -35,12 +40,17 @@ class Budget:
     seconds: float = 600.0
     answer_tokens: int | None = 8192  # of one answer; the deep pass has twice as many; None: as the server has it
 
+    @classmethod
+    def of(cls, settings: Settings) -> "Budget":
+        """Return the budget that the environment sets."""
+        return cls(seconds=settings.draft_timeout_seconds, answer_tokens=settings.draft_answer_tokens)
+
 
 class Keep(Protocol):
     """Remembers answers, so that a draft whose process ended does not pay twice."""
 
-    async def known(self, draft_id: str, prompt_digest: str) -> ModelCall | None:
-        """Return the call of this draft that asked exactly this before."""
+    async def begin(self, draft: Draft) -> list[ModelCall]:
+        """Keep a draft that is to be made, and return its calls in their order where it was begun before."""
         ...
 
     async def keep(self, draft: Draft, call: ModelCall) -> None:
@@ -60,6 +70,7 @@ class _Means:
     asker: Asker | None
     budget: Budget
     keep: Keep | None
+    hide: Scrubber | None
     ask: Callable[[Model, Question], Awaitable[ModelAnswer]]
     on_call: Callable[[ModelCall], None] | None
 
@@ -75,15 +86,17 @@ class Planner:
         asker: Asker | None = None,
         budget: Budget | None = None,
         keep: Keep | None = None,
+        hide: Scrubber | None = None,
         ask_model: Callable[[Model, Question], Awaitable[ModelAnswer]] | None = None,
         on_call: Callable[[ModelCall], None] | None = None,
     ) -> None:
         """Put questions of the model to `asker`; without one a draft ends where the model must ask.
 
-        `ask_model` calls the model, where that is to be a task of Prefect. `on_call` is given each call once its answer was judged.
+        What `hide` knows is shown to no model; None: every secret of the environment and of the folder of secrets. `ask_model` calls the
+        model, where that is to be a task of Prefect. `on_call` is given each call once its answer was judged.
         """
         self._tools = tools
-        self._means = _Means(model, asker, budget or Budget(), keep, ask_model or _asked, on_call)
+        self._means = _Means(model, asker, budget or Budget(), keep, hide, ask_model or _asked, on_call)
 
     def draft(self, request: PlanRequest) -> ExecutionPlan:
         """Return a valid plan for `request`, for code without an event loop; see `adraft`."""
@@ -103,14 +116,21 @@ class Planner:
     async def drafted(self, request: PlanRequest, *, draft_id: str | None = None) -> Draft:
         """Return the whole story of a draft; its `plan` is valid, or None, and then `failure` says why.
 
-        With the id of a draft whose process ended, answers that are kept are not asked for again.
+        With the id of a draft whose process ended, and its request, answers that are kept are not asked for again, neither of the model
+        nor of a person.
         """
-        tools = tools_at_hand(request, self._tools)
+        tools, hide = tools_at_hand(request, self._tools), self._means.hide or await hidden_at_hand()
+        request, hidden = shown_request(request, hide)
         draft = Draft(request, self._means.model.name, draft_id or new_id())
-        drafting = _Drafting(self._means, draft, tools, Judge(draft, tools))
         if why := unplannable(request, tools):
             draft.failure = why
             return draft
+        definitions: list[JsonValue] = [*tools.definitions()]
+        hidden += [] if hide.value(definitions) == definitions else ["tools"]
+        if hidden:
+            draft.notes.append(hidden_note(hidden))
+        kept = [] if self._means.keep is None else await self._means.keep.begin(draft)
+        drafting = _Drafting(self._means, draft, Judge(draft, tools), _Form.of(request, tools, hide), kept)
         decision = await drafting.phase("quick")
         if decision is not None and decision.need_thinking:
             decision = await self._deeper(drafting, decision)
@@ -138,26 +158,49 @@ async def _asked(model: Model, question: Question) -> ModelAnswer:
     return await model.ask(question)
 
 
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What all rounds of a draft have in common: the form of an answer, and what no model is shown."""
+
+    schema: dict[str, JsonValue]
+    outline: dict[str, JsonValue]
+    hide: Scrubber
+
+    @classmethod
+    def of(cls, request: PlanRequest, tools: ToolRegistry, hide: Scrubber) -> "_Form":
+        """Return the form of answers to `request`."""
+        schema = cast("dict[str, JsonValue]", hide.value(draft_schema(tools, max_steps=request.max_steps)))
+        return cls(schema, draft_outline(max_steps=request.max_steps), hide)
+
+    def hidden(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """Return messages without what no model is shown: descriptions of tools may hold it, too."""
+        return tuple(replace(message, content=self.hide.text(message.content)) for message in messages)
+
+
 @dataclass(slots=True)
 class _Drafting:
     """One request under way: what it has cost, and what was said."""
 
     means: _Means
     draft: Draft
-    tools: ToolRegistry
     judge: Judge
+    form: _Form
+    kept: list[ModelCall]  # of a process that ended, and not asked for again so far
+    last: int = 0  # the number of the last call
     began: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.last = max((call.number for call in self.kept), default=0)
 
     async def phase(self, name: str) -> Decision | None:
         """Return a decision with a valid plan; None with the draft's failure set."""
-        request = self.draft.request
-        opening = prompts.opening(request, self.tools, deep=name == "deep")
-        schema, outline = draft_schema(self.tools, max_steps=request.max_steps), draft_outline(max_steps=request.max_steps)
+        form = self.form
+        opening = form.hidden(prompts.opening(self.draft.request, self.judge.tools, deep=name == "deep"))
         dialogue, latest = list[Message](), list[Message]()  # what the person was asked; the last answer and what is said to it
         stuck, fewest, before = 0, None, None
         while (spent := self._spent()) is None:
-            messages = (*opening, *dialogue, *latest)
-            question = Question(messages, schema, "plan_decision", outline, self._answer_tokens(name), _EFFORTS[name])
+            messages = (*opening, *form.hidden((*dialogue, *latest)))
+            question = Question(messages, form.schema, "plan_decision", form.outline, self._answer_tokens(name), _EFFORTS[name])
             answer = await self._answer(question, name, new=[*dialogue[-1:], *latest[-1:]] or opening)
             if answer is None:
                 continue  # the time is over, which `_spent` says
@@ -185,19 +228,22 @@ class _Drafting:
 
     async def _answer(self, question: Question, phase: str, *, new: Sequence[Message]) -> ModelAnswer | None:
         digest = prompts.prompt_digest(question.messages)
-        known = None if self.means.keep is None else await self.means.keep.known(self.draft.id, digest)
-        answer = None if known is None else _as_answered(known)
-        if answer is None:
+        known = next((call for call in self.kept if call.is_whole and call.prompt_digest == digest), None)
+        if known is not None:
+            self.kept.remove(known)  # the same question asked once more is another one
+            answer = _as_answered(known)
+        else:
             left = self.means.budget.seconds - (time.monotonic() - self.began)
             try:
                 async with asyncio.timeout(max(left, 0.001)):
                     answer = await self.means.ask(self.means.model, question)
             except TimeoutError:
                 return None
-        prompt = "\n\n".join(f"[{message.role}]\n{message.content}" for message in new)
+            self.last += 1
+        prompt = "\n\n".join(f"[{message.role}]\n{message.content}" for message in self.form.hidden(new))
         self.draft.calls.append(
             ModelCall(
-                number=len(self.draft.calls) + 1,
+                number=self.last if known is None else known.number,
                 model=answer.model,
                 rung=answer.rung,
                 prompt_digest=digest,
@@ -221,12 +267,19 @@ class _Drafting:
             self.means.on_call(self.draft.calls[-1])
 
     async def _ask_person(self, question: str) -> str | None:
+        if (known := self._said_before(question)) is not None:
+            return known
         if self.means.asker is None:
             return None
         asked = time.monotonic()
         reply = await self.means.asker(question)
         self.began += time.monotonic() - asked  # a person's time is no cost of the draft
-        return reply
+        return None if reply is None else shown_text(reply, self.form.hide)
+
+    def _said_before(self, question: str) -> str | None:
+        """Return what a person said to this question before the process ended that put it."""
+        answers = (prompts.answer_in(call.prompt) for call in self.kept)
+        return next((said for asked, said in filter(None, answers) if asked == question), None)
 
     def _answer_tokens(self, phase: str) -> int | None:
         tokens = self.means.budget.answer_tokens

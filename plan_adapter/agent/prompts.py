@@ -70,7 +70,19 @@ def told(problem: Problem) -> str:
 
 def answer_of_user(question: str, said: str) -> Message:
     """Return what the person said to a question."""
-    return Message("user", _block("answer", {"question": question, "answer": said}))
+    return Message("user", _ANSWER + _data({"question": question, "answer": said}))
+
+
+def answer_in(prompt: str) -> tuple[str, str] | None:
+    """Return the question and the answer of a prompt that begins with `answer_of_user`, as it is kept; None for any other."""
+    text = prompt.removeprefix(f"[user]\n{_ANSWER}")
+    if text == prompt:
+        return None
+    try:
+        said: dict[str, str] = json.loads(text.partition("\n")[0])
+    except ValueError:  # something was taken out of it
+        return None
+    return said["question"], said["answer"]
 
 
 def go_on() -> Message:
@@ -85,4 +97,11 @@ def prompt_digest(messages: Sequence[Message]) -> str:
 
 
 def _block(name: str, value: JsonValue) -> str:
-    return f"{name} (JSON):\n{json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(',', ':'))}"
+    return f"{name} (JSON):\n{_data(value)}"
+
+
+def _data(value: JsonValue) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+
+
+_ANSWER = "answer (JSON):\n"

@@ -1,6 +1,8 @@
 """`plan draft`."""
 
+import asyncio
 import json as json_module
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -10,18 +12,25 @@ from plan_adapter.cli import output as streams
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.drafting import Destination, Person, call_line, draft_json, report
 from plan_adapter.cli.sources import STDIN, drafting_tools_of, model_of, open_store, text_of
+from plan_adapter.errors import ModelError, ToolDefinitionError
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
     from plan_adapter.agent.model import OpenAIModel
-    from plan_adapter.drafts import PlanRequest
+    from plan_adapter.drafts import Draft, ModelCall, PlanRequest
+    from plan_adapter.execution.secrets import Scrubber
     from plan_adapter.tools.registry import ToolRegistry
 
 
+NAMED = 20
+"""How many tools are named at the beginning."""
+
+
 async def draft(
-    task: str,
+    task: str | None = None,
     /,
     *,
+    resume: str | None = None,
     context: str | None = None,
     constraint: list[str] | None = None,
     max_steps: int | None = None,
@@ -44,12 +53,16 @@ async def draft(
     The model sees the task, the context, and the tools that somebody named to it: those of --tools, PLAN_ADAPTER_TOOLS and the entry
     points, and of the built-in ones none but those of --tool.
 
+    A draft whose process ended, was interrupted or could not reach its model goes on with --resume: no answer is paid for twice.
+
     Without a model of your own: --print-prompt prints what any chat can be asked, and --answer takes what it said through the same
     checks; what is wrong with it is printed as the text to paste there.
 
     Args:
         task: What is to be done, in words; `-` for stdin.
-        context: Facts that the model needs, as a JSON object, or `@FILE` of JSON or YAML. It sees all of it: write no secrets there.
+        resume: The id of a draft to go on with, or its beginning, in place of a task; all that was said of the task holds, --tools apart.
+        context: Facts that the model needs, as a JSON object, or `@FILE` of JSON or YAML. It is shown
+            no secret that is known here, and no value under a name like `password`; all else it sees.
         constraint: What the plan must keep, as in "back up first"; may be repeated. An order is checked, and what is not says so.
         max_steps: The most steps that the plan may have.
         secret: A name that the plan may use as `${{ secrets.NAME }}`; may be repeated. The model never sees its value.
@@ -69,13 +82,24 @@ async def draft(
         raise UsageError("give --print-prompt, or --answer with what came of it")
     if task == STDIN and answer == STDIN:
         raise UsageError("stdin holds the task or the answer: give one of them otherwise")
-    registry = drafting_tools_of(tools or [], tool or [])
     faults, destination = list[str](), Destination(output, force=force, tools=tuple(tools or ()))
+    if resume is not None:
+        if task is not None or context or constraint or max_steps is not None or secret or tool or print_prompt or answer is not None:
+            raise UsageError(
+                "--resume goes on with a draft as it was asked for: give it no task, and of options --tools, --model, -o, --json"
+            )
+        return await _resume(resume, tools or [], destination, _model(model, model_url, faults), faults, as_json=json)
+    if task is None:
+        raise UsageError(
+            "say in words what is to be done, `-` for stdin, or go on with a draft: --resume ID (`plan show --draft` lists them)"
+        )
+    registry = drafting_tools_of(tools or [], tool or [])
     request = PlanRequest(
         task=(text_of(STDIN, "the task") if task == STDIN else task).strip(),
         context=_context(context, faults),
         constraints=tuple(constraint or ()),
         max_steps=max_steps,
+        available_tools=tuple(registry.names()),
         available_secrets=tuple(secret or ()),
     )
     asked = None if print_prompt or answer is not None else _model(model, model_url, faults)
@@ -84,9 +108,27 @@ async def draft(
         raise UsageError("; ".join(faults))
     if asked is not None:
         return await _plan(request, registry, destination, asked, as_json=json)
+    hide = await _hidden(request)
     if answer is not None:
-        return _judge(request, registry, destination, text_of(answer, "the answer"), as_json=json)
-    return _print_prompt(request, registry, destination, as_json=json)
+        return await _judge(request, registry, destination, text_of(answer, "the answer"), hide, as_json=json)
+    return _print_prompt(request, registry, destination, hide, as_json=json)
+
+
+async def _resume(
+    beginning: str, tools: list[str], destination: Destination, model: "OpenAIModel | None", faults: list[str], *, as_json: bool
+) -> int:
+    """Go on with a kept draft, with the model and the tools of today."""
+    async with open_store(Settings()) as store:
+        draft = await store.drafts.get(beginning)
+    faults += destination.faults()
+    if faults or model is None:
+        raise UsageError("; ".join(faults))
+    names = draft.request.available_tools or ()
+    try:
+        registry = drafting_tools_of(tools, names)
+    except ToolDefinitionError as error:
+        raise UsageError(f"draft {draft.id} may plan with {', '.join(names)}: {error}; give the --tools that it was begun with") from error
+    return await _plan(draft.request, registry, destination, model, as_json=as_json, begun=draft)
 
 
 def _context(text: str | None, faults: list[str]) -> dict[str, Any]:
@@ -136,22 +178,36 @@ def _model(name: str | None, url: str | None, faults: list[str]) -> "OpenAIModel
         return None
 
 
-def _print_prompt(request: "PlanRequest", tools: "ToolRegistry", destination: Destination, *, as_json: bool) -> int:
-    from plan_adapter.agent.by_hand import prompt_for_chat
+async def _hidden(request: "PlanRequest") -> "Scrubber":
+    from plan_adapter.runs.secrets import hidden_from_models
 
-    messages = prompt_for_chat(request, tools)
+    return await hidden_from_models(Settings(), request.available_secrets)
+
+
+def _print_prompt(request: "PlanRequest", tools: "ToolRegistry", destination: Destination, hide: "Scrubber", *, as_json: bool) -> int:
+    from plan_adapter.agent.by_hand import prompt_for_chat
+    from plan_adapter.agent.hiding import hidden_note, shown_request
+
+    messages = prompt_for_chat(request, tools, hide=hide)
     if as_json:
         streams.json_line({"messages": [{"role": message.role, "content": message.content} for message in messages]})
+    if hidden := shown_request(request, hide)[1]:
+        streams.note(f"note: {hidden_note(hidden)}")
     if not as_json or destination.path is not None:
         destination.write("\n\n".join(message.content for message in messages) + "\n")
         streams.note("ask any chat this, and give what it answers to the same command with --answer FILE in place of --print-prompt")
     return ExitCode.DONE
 
 
-def _judge(request: "PlanRequest", tools: "ToolRegistry", destination: Destination, text: str, *, as_json: bool) -> int:
+async def _judge(
+    request: "PlanRequest", tools: "ToolRegistry", destination: Destination, text: str, hide: "Scrubber", *, as_json: bool
+) -> int:
     from plan_adapter.agent.by_hand import judged_answer
 
-    judged = judged_answer(request, tools, text)
+    judged = judged_answer(request, tools, text, hide=hide)
+    async with open_store(Settings()) as store:
+        await store.drafts.keep(judged.draft, judged.draft.calls[0])
+        await store.drafts.end(judged.draft)
     if as_json:
         streams.json_line({**draft_json(judged.draft, question=judged.question), "reply": judged.reply})
     if judged.question is not None:
@@ -165,22 +221,50 @@ def _judge(request: "PlanRequest", tools: "ToolRegistry", destination: Destinati
     return report(judged.draft, destination, as_json=as_json)
 
 
-async def _plan(request: "PlanRequest", tools: "ToolRegistry", destination: Destination, model: "OpenAIModel", *, as_json: bool) -> int:
+async def _plan(
+    request: "PlanRequest",
+    tools: "ToolRegistry",
+    destination: Destination,
+    model: "OpenAIModel",
+    *,
+    as_json: bool,
+    begun: "Draft | None" = None,
+) -> int:
+    """Draft with a model; `begun`: the draft to go on with."""
     from plan_adapter.agent.planner import Budget, Planner
     from plan_adapter.plan import new_id
 
-    settings, person, draft_id = Settings(), Person(), new_id()
-    budget = Budget(seconds=settings.draft_timeout_seconds)
-    streams.note(f"draft {draft_id}: asking {model.name}, which may plan with {', '.join(tools.names())}")
+    settings, person, draft_id = Settings(), Person(), begun.id if begun is not None else new_id()
+    kept = {call.number for call in begun.calls} if begun is not None else set[int]()
+
+    def on_call(call: "ModelCall") -> None:
+        streams.note(call_line(call) + ("; kept, and not asked for again" if call.number in kept else ""))
+
+    going_on = f"what was answered is kept, and not asked for again by: {destination.resume_command(draft_id)}"
+    streams.note(f"draft {draft_id}: asking {model.name}, which may plan with {_listed(tools.names())}")
+    began = time.monotonic()
     try:
+        hide = await _hidden(request)
         async with open_store(settings) as store:
-            planner = Planner(
-                model, tools, asker=person, budget=budget, keep=store.drafts, on_call=lambda call: streams.note(call_line(call))
-            )
+            planner = Planner(model, tools, asker=person, budget=Budget.of(settings), keep=store.drafts, hide=hide, on_call=on_call)
             drafted = await planner.drafted(request, draft_id=draft_id)
+    except asyncio.CancelledError:
+        streams.note(going_on)
+        raise
+    except ModelError as error:
+        raise ModelError(f"{error}\n{going_on}") from None
     finally:
         await model.aclose()
     if as_json:
         streams.json_line(draft_json(drafted, question=person.unanswered))
     code = report(drafted, destination, as_json=as_json)
-    return code if person.unanswered is None else ExitCode.USAGE
+    if person.unanswered is not None:
+        streams.note(f"answer it at a terminal; {going_on}")
+        return ExitCode.USAGE
+    if drafted.plan is None and time.monotonic() - began >= settings.draft_timeout_seconds:
+        streams.note(f"PLAN_ADAPTER_DRAFT_TIMEOUT_SECONDS gives it longer; {going_on}")
+    return code
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")

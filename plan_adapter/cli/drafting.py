@@ -46,6 +46,11 @@ class Destination:
     force: bool
     tools: tuple[str, ...]  # import strings that the plan needs to be read again
 
+    def resume_command(self, draft_id: str) -> str:
+        """Return what to type to go on with a draft whose result is to stand here."""
+        tools = [word for name in self.tools for word in ("--tools", name)]
+        return shlex.join(["plan", "draft", "--resume", draft_id, *tools, *(("-o", str(self.path)) if self.path is not None else ())])
+
     def faults(self) -> list[str]:
         """Return in words why the file cannot be written, before anything is paid for it."""
         path = self.path
@@ -105,8 +110,14 @@ def _taken(path: Path) -> str:
 def call_line(call: "ModelCall") -> str:
     """Return one round in a line: what carried the answer, what it cost, what had to be corrected."""
     cost = f"{counted(call.usage.total, 'token')}, {duration(call.seconds * 1000)}"
-    wrong = "; ".join(problem.partition("] ")[0] + "]" for problem in call.problems)
+    wrong = "; ".join(_in_short(problem) for problem in call.problems)
     return f"round {call.number}: {call.phase}, {call.rung}, {cost}" + (f"; to correct: {one_line(wrong)}" if wrong else "")
+
+
+def _in_short(problem: str) -> str:
+    """Return place and code of a problem; what is wrong with an answer as a whole has no place, and is said."""
+    at, _, message = problem.partition("] ")
+    return message.partition("; ")[0] if at.startswith("[") else f"{at}]"
 
 
 def draft_json(draft: "Draft", *, question: str | None) -> dict[str, Any]:
@@ -133,14 +144,14 @@ def _call_json(call: "ModelCall") -> dict[str, Any]:
 
 def report(draft: "Draft", destination: Destination, *, as_json: bool) -> ExitCode:
     """Write the plan, then tell what is to be known of it, or why there is none; as JSON it was printed before."""
-    from plan_adapter.draft_text import cost_of
+    from plan_adapter.draft_text import cost_of, standing_of
 
     if draft.plan is not None and (not as_json or destination.path is not None):
         destination.write_plan(draft.plan)
     if draft.speak:
         output.note(f"the model says: {one_line(draft.speak)}")
     for kept in draft.constraints:
-        output.note(f"constraint {kept.number} ({one_line(kept.text)}): {'checked: ' if kept.checked else ''}{one_line(kept.how)}")
+        output.note(f"constraint {kept.number} ({one_line(kept.text)}): {standing_of(kept)}: {one_line(kept.how)}")
     for text in draft.notes:
         output.note(f"note: {one_line(text)}")
     if draft.failure is not None:

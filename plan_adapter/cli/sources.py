@@ -46,15 +46,10 @@ def open_store(settings: Settings) -> "PlanStore":
 
 
 def drafting_tools_of(imports: Sequence[str], names: Sequence[str]) -> "ToolRegistry":
-    """Return the tools that a model may plan with: of the built-in ones those that `names` says, of all others too, or else every one.
-
-    Raises ToolDefinitionError for a name that no tool has.
-    """
+    """Return the tools that a model may plan with; see `ToolRegistry.for_drafts`, which raises ToolDefinitionError."""
     from plan_adapter.tools.registry import ToolRegistry
 
-    brought = ToolRegistry.named([*Settings().tools, *imports])
-    chosen = tools_of(imports).subset(*names)
-    return chosen if any(name in brought for name in names) else ToolRegistry([brought, chosen])
+    return ToolRegistry.for_drafts([*Settings().tools, *imports], names)
 
 
 def model_of(settings: Settings, name: str | None = None, url: str | None = None) -> "OpenAIModel":
@@ -71,7 +66,8 @@ def model_of(settings: Settings, name: str | None = None, url: str | None = None
         raise UsageError(f"there is no key for the model `{name}`: {NO_KEY}")
     from plan_adapter.agent.model import OpenAIModel
 
-    return OpenAIModel(name, base_url=url, api_key=key or None, timeout_seconds=settings.model_timeout_seconds)
+    timeout, stream = settings.model_timeout_seconds, settings.model_stream
+    return OpenAIModel(name, base_url=url, api_key=key or None, timeout_seconds=timeout, stream=stream)
 
 
 def read_plan(source: str) -> "tuple[ExecutionPlan | None, list[Problem]]":

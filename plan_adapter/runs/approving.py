@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 from typing import Protocol, runtime_checkable
 
 from plan_adapter.approval import ApprovedPlan, approved_plan, needs_gate, refusal, requires_approval, rules_of, without_approval
+from plan_adapter.draft_text import origin_lines
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.gate_text import plan_gate_text
 from plan_adapter.plan import PlanStatus
@@ -272,9 +273,16 @@ async def _gate_of(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: S
         expires_ms=plan.options.approval_timeout_ms,
         earlier=await store.get(replaced.digest) if replaced is not None and replaced.digest != run.digest else None,
         tools=retooled_lines(bound, run, replaced),
+        origin=await _origin(run, [revision.digest for revision in revisions], store),
         notices=[*changes, *lapsed, *await code_notices(bound.validated, run, store)],
     )
     return new_gate(run, approval_digest=bound.approval_digest, description=plan.description, text=text, rules=rules)
+
+
+async def _origin(run: PlanRun, earlier: list[str], store: PlanStore) -> list[str]:
+    """Return what is told of the draft that the plan of `run`, or one of its `earlier` versions, came of."""
+    found = await store.drafts.of_plans([run.digest, *reversed(earlier)], tenant_id=run.tenant_id)
+    return [] if found is None else origin_lines(found[1], is_as_drafted=found[0] == run.digest)
 
 
 async def _keep_waiting(run: PlanRun, store: PlanStore, *, message: str | None) -> None:

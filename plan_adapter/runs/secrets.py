@@ -1,12 +1,12 @@
-"""`secrets_of`: where the secrets of a run come from; `refuse_missing`, and what is seen of them before a run."""
+"""`secrets_of`: where the secrets of a run come from; `refuse_missing`, what is seen of them before a run, and what no model sees."""
 
 import asyncio
 from collections.abc import Collection
 
 from plan_adapter.engine.connection import configured_api_url, quiet_import
 from plan_adapter.errors import InvalidPlanError, NoServerError
-from plan_adapter.execution.secrets import RunSecrets
-from plan_adapter.secrets import SecretUnavailableError, Sight, secret_chain
+from plan_adapter.execution.secrets import RunSecrets, Scrubber
+from plan_adapter.secrets import SecretUnavailableError, Sight, secret_chain, values_at_hand
 from plan_adapter.settings import Settings
 from plan_adapter.validation import ValidatedPlan
 from plan_adapter.validation.findings import Findings
@@ -15,6 +15,15 @@ from plan_adapter.validation.findings import Findings
 def secrets_of(settings: Settings) -> RunSecrets:
     """Return the secrets of a new run, none of which is looked up yet."""
     return RunSecrets(secret_chain(settings, blocks=KnownServer()))
+
+
+async def hidden_from_models(settings: Settings, names: Collection[str]) -> Scrubber:
+    """Return what hides every secret that is at hand, and those called `names` wherever they are kept, from a model."""
+    secrets = secrets_of(settings)
+    await secrets.expect(names)
+    for value in await values_at_hand(settings):
+        secrets.scrubber.add(value)
+    return secrets.scrubber
 
 
 async def sights(names: Collection[str], settings: Settings) -> list[Sight]:

@@ -1,5 +1,6 @@
 """`Drafts`: drafts of plans and the calls of models on their way; what a process that ended had paid for is not asked again."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -30,9 +31,10 @@ class Drafts:
         self._tenant = tenant_id
         self._context = context
 
-    async def known(self, draft_id: str, prompt_digest: str) -> ModelCall | None:
-        """Return the call of a draft that asked exactly this and whose answer is kept as it came, None if there is none."""
-        return await self._database.read(partial(_call_of, draft_id=draft_id, prompt_digest=prompt_digest))
+    async def begin(self, draft: Draft) -> list[ModelCall]:
+        """Keep a draft that is to be made, and return its calls in their order where it was begun before."""
+        await self._database.write(partial(_begin, draft=draft, context=self._context))
+        return await self._database.read(partial(_calls_of, draft_id=draft.id))
 
     async def keep(self, draft: Draft, call: ModelCall) -> None:
         """Keep one call of a draft, and the draft itself; the same call again changes nothing."""
@@ -46,6 +48,11 @@ class Drafts:
     async def get(self, beginning: str) -> Draft:
         """Return the draft whose id begins so, with its calls and its plan; raises StoreError for none and for several."""
         return await self._database.read(partial(_get, tenant=self._tenant, beginning=beginning))
+
+    async def of_plans(self, digests: Sequence[str], *, tenant_id: str | None) -> tuple[str, Draft] | None:
+        """Return the first of `digests` that came of a draft, and the newest such draft, of `tenant_id` or of none; without its calls."""
+        tenants = {"", tenant_id or ""} if self._tenant is None else {self._tenant}
+        return await self._database.read(partial(_of_plans, tenants=tenants, digests=digests))
 
     async def newest(self, *, limit: int = 20) -> list[Draft]:
         """Return drafts, the newest first, without their calls and plans."""
@@ -109,12 +116,9 @@ def _end(connection: Connection, draft: Draft, plan_row: dict[str, Any] | None, 
     connection.execute(update(drafts).where(drafts.c.id == draft.id).values(values))
 
 
-def _call_of(connection: Connection, *, draft_id: str, prompt_digest: str) -> ModelCall | None:
-    """Return the call of a draft that asked exactly this and whose answer is kept as it came, None if there is none."""
-    same = (model_calls.c.draft_id == draft_id, model_calls.c.prompt_digest == prompt_digest, model_calls.c.is_whole)
-    query = select(model_calls).where(*same)
-    row = connection.execute(query.order_by(model_calls.c.number)).mappings().first()
-    return None if row is None else _call(row)
+def _calls_of(connection: Connection, *, draft_id: str) -> list[ModelCall]:
+    query = select(model_calls).where(model_calls.c.draft_id == draft_id).order_by(model_calls.c.number)
+    return [_call(call) for call in connection.execute(query).mappings()]
 
 
 def _get(connection: Connection, *, tenant: str | None, beginning: str) -> Draft:
@@ -125,11 +129,16 @@ def _get(connection: Connection, *, tenant: str | None, beginning: str) -> Draft
         raise StoreError(f"{'several drafts begin' if rows else 'no draft begins'} with `{beginning}`; `plan show --draft` lists them")
     row = rows[0]
     draft = _draft(row)
-    calls = select(model_calls).where(model_calls.c.draft_id == row["id"]).order_by(model_calls.c.number)
-    draft.calls = [_call(call) for call in connection.execute(calls).mappings()]
+    draft.calls = _calls_of(connection, draft_id=row["id"])
     if row["digest"] is not None:
         draft.plan = plans.get(connection, row["tenant_id"] or None, row["digest"], None)
     return draft
+
+
+def _of_plans(connection: Connection, *, tenants: set[str], digests: Sequence[str]) -> tuple[str, Draft] | None:
+    query = select(drafts).where(drafts.c.digest.in_(digests), drafts.c.tenant_id.in_(tenants)).order_by(drafts.c.created_at.desc())
+    row = min(connection.execute(query).mappings(), key=lambda row: digests.index(row["digest"]), default=None)
+    return None if row is None else (row["digest"], _draft(row))
 
 
 def _newest(connection: Connection, *, tenant: str | None, limit: int) -> list[Draft]:

@@ -1,6 +1,6 @@
 """`ToolRegistry`: the tools at hand, by name; and where they come from: objects, import strings, entry points, the built-in ones."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, cast
 
 from pydantic import JsonValue
@@ -39,6 +39,16 @@ class ToolRegistry:
     def named(cls, imports: Iterable[str]) -> "ToolRegistry":
         """Return the tools of the entry point group, and those that `imports` name: all that somebody brought along."""
         return cls((*_entry_points(), *imports))
+
+    @classmethod
+    def for_drafts(cls, imports: Iterable[str], names: Collection[str]) -> "ToolRegistry":
+        """Return what a model may plan with: all of `named`, and of the built-in tools those of `names`.
+
+        Where one of `names` is not built in, it is given no other of them. Raises ToolDefinitionError for a name that no tool has.
+        """
+        brought = cls.named(imports)
+        chosen = cls((*_builtins(), brought)).subset(*names)
+        return chosen if any(name in brought for name in names) else cls([brought, chosen])
 
     def add(self, item: object) -> None:
         """Add a tool, or all tools of a registry or list; the same tool twice counts once."""

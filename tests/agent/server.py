@@ -1,6 +1,7 @@
 """A server that speaks the OpenAI protocol over real HTTP, and says what a script tells it to.
 
 An answer of the script is a `Reply`, or a function of the request's JSON that returns one. Requests are kept, with their headers.
+An answer is a stream where the request asks for one, unless the server does `streams` otherwise.
 """
 
 import json
@@ -8,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 Request: TypeAlias = dict[str, Any]
 
@@ -28,6 +29,8 @@ class Reply:
     hold: threading.Event | None = None  # answer only once it is set
     tokens: tuple[int, int] | None = (10, 5)
     headers: tuple[tuple[str, str], ...] = ()
+    hold_within: threading.Event | None = None  # of a stream: send its pieces only once it is set
+    pieces: int | None = None  # of a stream, after which the connection ends
 
 
 Said: TypeAlias = Reply | Callable[[Request], Reply]
@@ -45,6 +48,7 @@ class ScriptedServer:
     script: list[Said]
     knows: frozenset[str] = frozenset({"json_schema_strict", "json_schema", "json_object", "tools"})
     refuses_fields: frozenset[str] = frozenset()
+    streams: Literal["asked", "always", "only", "never"] = "asked"
     requests: list[Request] = field(default_factory=list[Request])
     headers: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
     _server: ThreadingHTTPServer | None = None
@@ -96,6 +100,9 @@ class ScriptedServer:
             handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9999\r\n\r\n{")
             handler.close_connection = True
             return
+        if reply.raw is None and reply.status == 200 and (self.streams == "always" or (self.streams != "never" and request["stream"])):
+            _stream(handler, reply, request)
+            return
         body = reply.raw if reply.raw is not None else json.dumps(_body(reply, request)).encode()
         handler.send_response(reply.status)
         handler.send_header("Content-Type", "application/json")
@@ -108,6 +115,8 @@ class ScriptedServer:
     def _refusal(self, request: Request) -> Reply | None:
         for name in sorted(self.refuses_fields & request.keys()):
             return Reply(status=400, error=f"Unsupported parameter: '{name}'")
+        if self.streams == "only" and not request["stream"]:
+            return Reply(status=400, error="This model only supports stream mode, please enable the stream parameter.")
         form = request.get("response_format") or {}
         kind = form.get("type", "")
         if kind == "json_schema" and form["json_schema"].get("strict"):
@@ -145,9 +154,52 @@ def _body(reply: Reply, request: Request) -> dict[str, Any]:
     return answer
 
 
-def scripted(*script: Said, knows: Iterable[str] | None = None, refuses: Iterable[str] = ()) -> ScriptedServer:
-    """Return a server that is not started yet; `knows`: the forms that it takes, None for all."""
-    server = ScriptedServer(list(script), refuses_fields=frozenset(refuses))
+def _stream(handler: BaseHTTPRequestHandler, reply: Reply, request: Request) -> None:
+    """Send a reply in pieces of a few characters, as servers do: a comment, what is said, its end, the usage, and the end mark."""
+    handler.send_response(200)
+    handler.send_header("Content-Type", "text/event-stream")
+    handler.send_header("Connection", "close")  # and so the end of the body is that of the connection
+    handler.end_headers()
+    handler.wfile.write(b": thinking\n\n")
+    handler.wfile.flush()
+    if reply.hold_within is not None:
+        reply.hold_within.wait(60)
+    for piece in _pieces(reply, request)[: reply.pieces]:
+        handler.wfile.write(f"data: {json.dumps(piece, ensure_ascii=False)}\n\n".encode())
+        handler.wfile.flush()
+    if reply.pieces is None:
+        handler.wfile.write(b"data: [DONE]\n\n")
+    handler.close_connection = True
+
+
+def _pieces(reply: Reply, request: Request) -> list[dict[str, Any]]:
+    body = _body(reply, request)
+    message, usage = body["choices"][0]["message"], body.pop("usage", None)
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+    for name in ("content", "refusal"):
+        deltas += [{name: part} for part in _split(message.get(name) or "")]
+    for number, call in enumerate(message.get("tool_calls") or ()):
+        deltas.append({"tool_calls": [{**call, "index": number, "function": {"name": call["function"]["name"], "arguments": ""}}]})
+        deltas += [{"tool_calls": [{"index": number, "function": {"arguments": part}}]} for part in _split(call["function"]["arguments"])]
+    ends = [*([None] * len(deltas)), reply.finish]
+    pieces = [{"choices": [{"index": 0, "delta": delta, "finish_reason": end}]} for delta, end in zip([*deltas, {}], ends, strict=True)]
+    if usage is not None and (request.get("stream_options") or {}).get("include_usage"):
+        pieces.append({"choices": [], "usage": usage})
+    return [{**body, "object": "chat.completion.chunk", **piece} for piece in pieces]
+
+
+def _split(text: str) -> list[str]:
+    return [text[start : start + 7] for start in range(0, len(text), 7)]
+
+
+def scripted(
+    *script: Said,
+    knows: Iterable[str] | None = None,
+    refuses: Iterable[str] = (),
+    streams: Literal["asked", "always", "only", "never"] = "asked",
+) -> ScriptedServer:
+    """Return a server that is not started yet; `knows`: the forms that it takes, None for all; `streams`: when it answers in a stream."""
+    server = ScriptedServer(list(script), refuses_fields=frozenset(refuses), streams=streams)
     if knows is not None:
         server.knows = frozenset(knows)
     return server

@@ -1,6 +1,7 @@
 """Plans that real models wrote, served as first answers: every defect is named to the model, and nothing invalid is ever returned."""
 
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -38,14 +39,14 @@ def repaired(answer: dict[str, Any], tools: ToolRegistry) -> dict[str, Any]:
     return {**answer, "steps": steps or [{"tool_name": tools.names()[0], "description": "", "parameters": {}}]}
 
 
-async def serve_all(plans: list[Document], registries: dict[str, ToolRegistry]) -> tuple[int, int]:
-    """Draft each plan from its dirty answer, with a model that mends what it is told; return how many were mended and how many sound."""
+async def serve_all(plans: list[Document], registries: dict[str, ToolRegistry]) -> Counter[str]:
+    """Draft each plan from its dirty answer, with a model that mends what it is told; return how many there were of what."""
     current: dict[str, Any] = {}
+    counts = Counter[str]()
 
     def script(request: Request) -> Reply:
         return says(current["answer"] if len(request["messages"]) == 2 else current["mended"])
 
-    mended = sound = 0
     with scripted(script) as server:
         model = OpenAIModel("m", base_url=server.url)
         for plan in plans:
@@ -62,43 +63,57 @@ async def serve_all(plans: list[Document], registries: dict[str, ToolRegistry]) 
             if not answer["steps"]:
                 assert "[no-steps]" in told
             assert (draft.repairs > 0) == bool(wrong or not answer["steps"]), (plan["id"], wrong, draft.calls)
-            mended += draft.repairs > 0
-            sound += draft.repairs == 0
+            counts.update({"plans": 1, "defects named": len(wrong), "mended" if draft.repairs else "sound": 1})
         await model.aclose()
-    return mended, sound
+    return counts
+
+
+async def refuse_all(plans: list[Document], registries: dict[str, ToolRegistry]) -> Counter[str]:
+    """Draft each plan that has defects with a model that mends nothing; return how many there were of what."""
+    counts = Counter[str]()
+    with scripted(lambda _: says(answer)) as server:
+        model = OpenAIModel("m", base_url=server.url)
+        for plan in plans:
+            tools, answer = registries[plan["area"]], dirty_answer(plan)
+            if not defects({**answer, "outputs": {}}, tools):
+                continue
+            draft = await Planner(model, tools).drafted(PlanRequest(plan["user_request"]))
+            assert (draft.plan, len(draft.calls)) == (None, 4), plan["id"]
+            assert "mended nothing" in (draft.failure or "")
+            assert draft.problems
+            counts.update({"ended in an error": 1})
+        await model.aclose()
+    return counts
 
 
 async def test_every_defect_is_named_to_the_model_and_its_repaired_answer_is_taken(
     catalogues: dict[str, ToolRegistry],  # noqa: F811
 ) -> None:
-    mended, sound = await serve_all(lines("llm_plans.jsonl")[::12], catalogues)
-    assert mended > 15
-    assert sound > 15
+    counts = await serve_all(lines("llm_plans.jsonl")[::12], catalogues)
+    assert counts["mended"] > 15
+    assert counts["sound"] > 15
 
 
 @pytest.mark.thorough
 async def test_every_plan_of_the_corpus(catalogues: dict[str, ToolRegistry]) -> None:  # noqa: F811
-    mended, sound = await serve_all(lines("llm_plans.jsonl"), catalogues)
-    assert mended + sound == len(lines("llm_plans.jsonl"))
+    plans = lines("llm_plans.jsonl")
+    counts = await serve_all(plans, catalogues)
+    print("\n" + ", ".join(f"{name}: {count}" for name, count in counts.items()))
+    assert counts["mended"] + counts["sound"] == len(plans)
+
+
+@pytest.mark.thorough
+async def test_no_plan_of_the_corpus_that_nobody_mends_gets_through(catalogues: dict[str, ToolRegistry]) -> None:  # noqa: F811
+    counts = await refuse_all(lines("llm_plans.jsonl"), catalogues)
+    print("\n" + ", ".join(f"{name}: {count}" for name, count in counts.items()))
+    assert counts["ended in an error"] > 0
 
 
 async def test_a_model_that_mends_nothing_never_gets_an_invalid_plan_through(
     catalogues: dict[str, ToolRegistry],  # noqa: F811
 ) -> None:
-    seen = 0
-    for plan in lines("llm_plans.jsonl")[::60]:
-        tools, answer = catalogues[plan["area"]], dirty_answer(plan)
-        if not defects({**answer, "outputs": {}}, tools):
-            continue
-        with scripted(says(answer)) as server:
-            model = OpenAIModel("m", base_url=server.url)
-            draft = await Planner(model, tools).drafted(PlanRequest(plan["user_request"]))
-            await model.aclose()
-        assert (draft.plan, len(draft.calls)) == (None, 4), plan["id"]
-        assert "mended nothing" in (draft.failure or "")
-        assert draft.problems
-        seen += 1
-    assert seen > 3
+    counts = await refuse_all(lines("llm_plans.jsonl")[::60], catalogues)
+    assert counts["ended in an error"] > 3
 
 
 def test_prompts_hold_no_more_than_they_must(catalogues: dict[str, ToolRegistry]) -> None:  # noqa: F811

@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import os
+import shlex
 import signal
 import threading
 from pathlib import Path
@@ -87,7 +88,7 @@ def test_the_plan_goes_to_stdout_and_what_is_to_be_known_of_it_to_stderr(draft: 
     assert second.startswith("round 2: quick, strict_schema, 15 tokens, ")
     assert rest[:3] == [
         "the model says: 问候两次。",
-        "constraint 1 (先第一次): checked: `first` completes before `second` starts",
+        "constraint 1 (先第一次): order checked: `first` completes before `second` starts",
         "constraint 2 (小声): not checked: nothing in the plan says how it is kept",
     ]
     assert rest[3].startswith("2 rounds, 1 correction, 30 tokens, ")
@@ -282,6 +283,86 @@ def test_ctrl_c_while_the_model_is_asked_ends_at_once(terminals: list[Terminal])
     assert "interrupted" in terminal.shown
 
 
+# Going on with a draft
+
+
+def resume_words(said: str) -> list[str]:
+    """The words to type that a command told."""
+    return shlex.split(said.split("not asked for again by: plan ")[1].splitlines()[0])
+
+
+def test_ctrl_c_says_how_to_go_on_and_nothing_is_paid_for_twice(terminals: list[Terminal], draft: Drafting) -> None:
+    asked, never = threading.Event(), threading.Event()
+
+    def held(_: Request) -> Reply:
+        asked.set()
+        return Reply(hold=never)
+
+    with scripted(says(WRONG), held, says(GOOD)) as server:
+        words = [
+            "--constraint",
+            "先第一次",
+            "--context",
+            '{"时间": "早上", "口令": "hunter2"}',
+            "--max-steps",
+            "3",
+            "-o",
+            "计划.yaml",
+            *TOOLS,
+        ]
+        terminal = Terminal(
+            "draft", TASK, *words, PLAN_ADAPTER_MODEL="模型-1", PLAN_ADAPTER_MODEL_URL=server.url, PLAN_ADAPTER_MODEL_KEY=KEY
+        )
+        terminals.append(terminal)
+        assert asked.wait(BOUND_SECONDS)
+        os.kill(terminal.process.pid, signal.SIGINT)
+        assert terminal.end() == 130
+        never.set()
+        verb, *rest = resume_words(terminal.shown)
+        said = draft(server, *rest)
+        assert (verb, said.code, len(server.requests)) == ("draft", 0, 3)
+        assert "hunter2" not in str(server.requests)
+    assert load_plan(Path("计划.yaml")).description == "两次问候"
+    assert "round 1: quick, strict_schema, 15 tokens" in said.err
+    assert [line.endswith("; kept, and not asked for again") for line in said.err.splitlines() if line.startswith("round")] == [True, False]
+
+
+def test_a_model_that_was_away_is_asked_once_it_is_there(draft: Drafting, plan: Plan) -> None:
+    with scripted(Reply(status=401, error="expired"), says(QUESTION), says(GOOD)) as server:
+        first = draft(server, TASK, "--tool", "greet")
+        assert first.code == 2
+        words = resume_words(first.err)
+        assert plan(*words).code == 2  # nobody is there to answer
+        again = plan(*words)
+    assert (again.code, len(server.requests)) == (2, 2)
+    assert "answer it at a terminal; what was answered is kept" in again.err
+    assert tools_told(server.requests[1]) == {"greet"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--resume", "nothing", *TOOLS), "no draft begins with `nothing`; `plan show --draft` lists them"),
+        ((TASK, "--resume", "nothing"), "--resume goes on with a draft as it was asked for"),
+        (("--resume", "x", "--constraint", "y"), "--resume goes on with a draft as it was asked for"),
+        ((), "say in words what is to be done"),
+    ],
+)
+def test_what_cannot_be_gone_on_with_is_said(draft: Drafting, arguments: tuple[str, ...], expected: str) -> None:
+    with scripted(says(GOOD)) as server:
+        said = draft(server, *(word for word in arguments if word not in TOOLS))
+        assert (said.code, server.requests) == (2, [])
+    assert expected in said.err
+
+
+def test_a_draft_whose_tools_are_not_at_hand_says_which_it_needs(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted(Reply(status=401, error="expired")) as server:
+        configure(monkeypatch, server.url)
+        words = resume_words(plan("draft", TASK, *TOOLS).err)
+        said = plan(*words[:3])
+    assert (said.code, "give the --tools that it was begun with" in said.err) == (2, True)
+
+
 SENT_BACK = Reply(status=401, error=f"Incorrect API key provided: {KEY}")
 
 
@@ -329,6 +410,49 @@ def test_an_output_without_utf_8_gets_a_plan_that_can_be_read_all_the_same() -> 
     assert load_plan(done.stdout.decode("ascii")).description == "两次问候"
 
 
+ACME = """
+from plan_adapter import ToolRegistry, tool
+
+@tool(effect="write")
+def drain(node: str) -> str:
+    "Take a node out of the pool."
+    return node
+
+@tool(effect="write")
+def restart(node: str) -> str:
+    "Restart a node."
+    return node
+
+registry = ToolRegistry([drain, restart])
+"""
+
+
+def test_what_the_readme_shows_of_a_draft_is_what_it_does(draft: Drafting, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split("## Plans from words")[1].split("\n## ")[0]
+    export, *lines = section.split("```console\n")[1].split("```")[0].replace("\\\n", "").splitlines()
+    assert {word.partition("=")[0] for word in shlex.split(export)[2:]} == {"PLAN_ADAPTER_MODEL", "PLAN_ADAPTER_MODEL_URL"}
+    Path("acme").mkdir()
+    Path("acme/tools.py").write_text(ACME, encoding="utf-8")
+    monkeypatch.syspath_prepend(Path.cwd())
+    steps = [
+        step("drain", {"node": "web-1"}, id="drain"),
+        step("restart", {"node": "web-1"}, id="restart", depends_on=["drain"]),
+        step("http_get", {"url": "http://web-1/"}, id="verify", depends_on=["restart"]),
+    ]
+    printed, shown = "", list[str]()
+    with scripted(says(done(*steps, constraints=[{"number": 1, "steps": ["drain"], "before": ["restart"]}]))) as server:
+        configure(monkeypatch, server.url)
+        for line in lines:
+            if line.startswith("$ "):
+                said = plan(*shlex.split(line)[2:])
+                assert said.code == 0, said.err
+                printed += said.err
+            else:
+                shown.append(line)
+    assert [line for line in shown if line not in printed.splitlines()] == []
+    assert len(shown) == 3
+
+
 # By way of any chat
 
 
@@ -364,7 +488,7 @@ def test_what_a_chat_answered_becomes_a_plan(plan: Plan, text: str, mended: bool
     said = chat(plan, text)
     assert said.code == 0, said.out
     assert [s.id for s in load_plan(said.out).steps] == ["first", "second"]
-    assert "constraint 1 (先第一次): checked: `first` completes before `second` starts" in said.err
+    assert "constraint 1 (先第一次): order checked: `first` completes before `second` starts" in said.err
     assert ("was mended" in said.err) is mended
 
 

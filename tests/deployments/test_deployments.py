@@ -23,9 +23,10 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.states import Scheduled
 
-from plan_adapter import ExecutionOptions, ExecutionPlan, PlanStatus, PlanStore, dump_plan, load_plan
+from plan_adapter import ExecutionOptions, ExecutionPlan, PlanStatus, PlanStore, ToolRegistry, approve, dump_plan, load_plan
 from plan_adapter.blocks import PlanStoreDatabase
 from plan_adapter.engine.connection import Server
+from tests.agent.server import says, scripted
 
 T = TypeVar("T")
 
@@ -223,6 +224,32 @@ async def test_a_retry_in_prefect_carries_what_succeeded(prefect_server: Server,
         run = await store.run_of_flow(str(flow_run.id))
     assert run is not None
     assert (run.step(first.id).carried, run.step(second.id).carried) == (True, False)
+
+
+@pytest.mark.usefixtures("deployed")
+async def test_a_plan_is_drafted_from_words_and_run_by_its_digest(prefect_server: Server, workplace: Workplace, site: Site) -> None:
+    step = {"tool_name": "http_get", "description": "Ask", "parameters": {"url": f"{site.url}/drafted"}, "id": "ask"}
+    plan = {"action": "plan_done", "speak": "", "reason": "", "description": "Ask the site", "steps": [step]}
+    with scripted(says(plan)) as model:
+        async with get_client() as client:
+            deployment = await client.read_deployment_by_name("draft-plan/from-words")
+            asked = await client.create_flow_run_from_deployment(
+                deployment.id,
+                parameters={"task": "问问网站"},
+                job_variables={"env": {"PLAN_ADAPTER_MODEL": "m", "PLAN_ADAPTER_MODEL_URL": model.url}},
+            )
+            drafted = await when(lambda run: run.id == asked.id and is_final(run), of_deployment(client, deployment), workplace.log)
+        assert [len(request["messages"]) for request in model.requests] == [2]
+    assert drafted.state is not None
+    assert drafted.state.is_completed(), drafted.state.message
+    async with PlanStore(workplace.store_url) as store:
+        draft = await store.drafts.get(str(asked.id))
+        assert draft.plan is not None
+        await store.add_approval(approve(draft.plan, tools=ToolRegistry.with_builtins(), by="ana"))
+    flow_run = await run_any_plan(workplace, plan=(drafted.state.message or "").split()[1])
+    assert flow_run.state is not None
+    assert flow_run.state.is_completed(), flow_run.state.message
+    assert "/drafted" in site.asked
 
 
 async def run_any_plan(workplace: Workplace, **parameters: object) -> FlowRun:

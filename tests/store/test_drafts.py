@@ -113,3 +113,60 @@ async def test_drafts_belong_to_their_tenant(store_url: str) -> None:
             with pytest.raises(StoreError, match="no draft begins with"):
                 await theirs.drafts.get(made.id)
         await model.aclose()
+
+
+async def test_the_same_question_asked_twice_is_asked_twice_and_each_answer_is_used_once(store_url: str) -> None:
+    wrong = says(done(step("deploi", {})))
+    with scripted(wrong, wrong, wrong, says(GOOD)) as server:  # the third question is the second one once more
+        model = OpenAIModel("m", base_url=server.url)
+        async with PlanStore(store_url) as store:
+            for _ in range(2):
+                draft = await Planner(model, TOOLS, keep=store.drafts).drafted(TASK, draft_id="d-1")
+                assert draft.plan is not None
+                assert [call.number for call in draft.calls] == [1, 2, 3, 4]
+            kept = await store.drafts.get("d-1")
+        await model.aclose()
+        assert (len(server.requests), len(kept.calls)) == (4, 4)
+        assert server.requests[1] == server.requests[2]
+
+
+async def test_what_a_person_answered_is_not_asked_again(store_url: str) -> None:
+    class Ended(BaseException):
+        pass
+
+    asked = list[str]()
+
+    async def person(question: str) -> str:
+        asked.append(question)
+        return "生产库, see https://ana:hunter2@wiki/x"
+
+    async def ask(model: Model, question: Question) -> ModelAnswer:
+        if len(question.messages) > 4:
+            raise Ended
+        return await model.ask(question)
+
+    question = says({"action": "ask_user", "speak": "Which?", "reason": "two"})
+    with scripted(question, says(done(step("deploi", {}))), says(GOOD)) as server:
+        model = OpenAIModel("m", base_url=server.url)
+        async with PlanStore(store_url) as store:
+            with pytest.raises(Ended):
+                await Planner(model, TOOLS, keep=store.drafts, asker=person, ask_model=ask).drafted(TASK, draft_id="d-1")
+            draft = await Planner(model, TOOLS, keep=store.drafts).drafted(TASK, draft_id="d-1")
+        await model.aclose()
+        assert "hunter2" not in str(server.requests)
+        assert (len(server.requests), asked) == (3, ["Which?"])
+    assert (draft.plan is not None, draft.failure) == (True, None)
+
+
+async def test_an_answer_that_was_asked_for_anew_is_kept_beside_the_first(store_url: str) -> None:
+    with scripted(says(done(step("deploi", {}))), says(GOOD)) as server:
+        model = OpenAIModel("m", base_url=server.url)
+        async with PlanStore(store_url) as store:
+            await Planner(model, TOOLS, keep=store.drafts).drafted(TASK, draft_id="d-1")
+            others = TOOLS.subset("look", "deploy", "back_up")
+            narrowed = PlanRequest(TASK.task, constraints=TASK.constraints, max_steps=3)
+            again = await Planner(model, others, keep=store.drafts).drafted(narrowed, draft_id="d-1")
+            kept = await store.drafts.get("d-1")
+        await model.aclose()
+    assert [call.number for call in again.calls] == [3]
+    assert [call.number for call in kept.calls] == [1, 2, 3]

@@ -1,0 +1,126 @@
+"""What a server of chat completions sent: one JSON object, or a stream of events whose pieces make one, whichever was asked for."""
+
+import json
+import re
+from collections.abc import AsyncIterable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from plan_adapter.drafts import Usage
+
+_DONE = re.compile(rb"^data:[ ]?\[DONE\]", re.MULTILINE)
+_STREAM = re.compile(r"(?:data|event|id|retry)?:")
+_DONE_BYTES = 16  # of the end of what came before, in which that may have begun
+
+
+class BrokenAnswerError(Exception):
+    """An answer that ended before it was whole, or in an error of the server: another try may come through."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One answer: the text of its message, the arguments of its calls, why it ended, and what it cost."""
+
+    text: str = ""
+    refusal: str = ""
+    calls: tuple[str, ...] = ()
+    finish: str | None = None
+    usage: Usage = field(default_factory=Usage)
+    model: str = ""
+    has_choice: bool = False
+
+
+async def read_completion(body: AsyncIterable[bytes]) -> Completion:
+    """Return what `body` holds, read up to its end or to that of its stream.
+
+    Raises BrokenAnswerError for an answer that is not whole, ValueError for what is none.
+    """
+    read = bytearray()
+    async for piece in body:
+        start = max(len(read) - _DONE_BYTES, 0)
+        read += piece
+        if _DONE.search(read, start):  # some servers leave the connection open after it
+            break
+    text = read.decode("utf-8-sig").lstrip()
+    if text.startswith("{"):
+        return _merged([_object(text)])
+    if text and not _STREAM.match(text):
+        raise ValueError("neither a JSON object nor a stream of events")
+    try:
+        chunks = [_object(data) for data in _events(text) if data != "[DONE]"]
+    except json.JSONDecodeError:
+        raise BrokenAnswerError("an event is no JSON") from None
+    completion = _merged(chunks)
+    if completion.finish is None and not _DONE.search(read):
+        raise BrokenAnswerError("the stream ended before the answer did")
+    return completion
+
+
+def _events(text: str) -> list[str]:
+    """Return the data of each event; comments, which keep a connection alive, and names of events are none."""
+    events = list[str]()
+    for event in re.split(r"(?:\r\n|\r|\n){2,}", text):
+        lines = re.split(r"\r\n|\r|\n", event)
+        data = [line.removeprefix("data:").removeprefix(" ") for line in lines if line.startswith("data:")]
+        events += ["\n".join(data)] if data else []
+    return events
+
+
+def _object(text: str) -> dict[str, Any]:
+    value: Any = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError("no JSON object")  # noqa: TRY004  # what a server sent, no argument of a caller
+    value = cast("dict[str, Any]", value)
+    if error := value.get("error"):
+        told = cast("Mapping[str, Any]", error).get("message") if isinstance(error, Mapping) else error
+        raise BrokenAnswerError(str(told or "an error that it does not name"))
+    return value
+
+
+def _merged(chunks: Iterable[dict[str, Any]]) -> Completion:
+    """Return the first choice of an object, or of the pieces of one in their order."""
+    text, refusal, model = "", "", ""
+    calls, finish, usage, has_choice = _Calls(), None, Usage(), False
+    for chunk in chunks:
+        model = model or chunk.get("model") or ""
+        usage = _usage(chunk.get("usage")) or usage  # where each piece tells, the last one tells all
+        for choice in chunk.get("choices") or ():
+            if choice.get("index"):
+                continue
+            part: dict[str, Any] = choice.get("delta") or choice.get("message") or {}
+            has_choice, finish = True, choice.get("finish_reason") or finish
+            text += _text(part.get("content"))
+            refusal += part.get("refusal") or ""
+            for call in part.get("tool_calls") or ():
+                calls.add(call)
+    return Completion(text, refusal, tuple(calls.arguments), finish, usage, model, has_choice)
+
+
+class _Calls:
+    """The arguments of each call of a function, of which a stream sends piece after piece."""
+
+    def __init__(self) -> None:
+        self.arguments: list[str] = []
+        self._at: dict[Any, int] = {}
+
+    def add(self, call: dict[str, Any]) -> None:
+        """Take one piece; one without a number begins a call where it has an id, and goes on with the last one where not."""
+        number = call.get("index")
+        if number is None:
+            number = call.get("id") or next(reversed(self._at), 0)
+        if number not in self._at:
+            self._at[number] = len(self.arguments)
+            self.arguments.append("")
+        function: dict[str, Any] = call.get("function") or {}
+        self.arguments[self._at[number]] += function.get("arguments") or ""
+
+
+def _text(content: Any) -> str:
+    """Return the text of a message, which some servers send in parts, thoughts among them."""
+    if isinstance(content, list):
+        return "".join(part.get("text") or "" for part in cast("list[dict[str, Any]]", content) if part.get("type") == "text")
+    return content or ""
+
+
+def _usage(used: Any) -> Usage | None:
+    return Usage(used.get("prompt_tokens") or 0, used.get("completion_tokens") or 0) if used else None

@@ -1,0 +1,63 @@
+"""What of a request a model is not shown: values of secrets, passwords in URLs, and what stands under the name of a secret."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import cast
+
+from pydantic import JsonValue
+
+from plan_adapter.drafts import PlanRequest
+from plan_adapter.execution.secrets import Scrubber
+from plan_adapter.readable import MASK, masked, without_passwords
+from plan_adapter.secrets import values_at_hand
+from plan_adapter.settings import Settings
+
+
+async def hidden_at_hand() -> Scrubber:
+    """Return what hides the secrets that this process can see without being told a name."""
+    scrubber = Scrubber()
+    for value in await values_at_hand(Settings()):
+        scrubber.add(value)
+    return scrubber
+
+
+def shown_request(request: PlanRequest, hide: Scrubber) -> tuple[PlanRequest, list[str]]:
+    """Return `request` as a model may see it, and the places in which `***` stands in place of something."""
+    before: dict[str, JsonValue] = {
+        "task": request.task,
+        "context": dict(request.context),
+        "constraints": [*request.constraints],
+    }
+    after = cast("dict[str, JsonValue]", hide.value(masked(before)))
+    shown = replace(
+        request,
+        task=cast("str", after["task"]),
+        context=cast("Mapping[str, JsonValue]", after["context"]),
+        constraints=tuple(cast("list[str]", after["constraints"])),
+    )
+    return shown, _differences(before, after, "")
+
+
+def shown_text(text: str, hide: Scrubber) -> str:
+    """Return what a person said as a model may see it."""
+    return hide.text(without_passwords(text))
+
+
+def hidden_note(places: list[str]) -> str:
+    """Return in words that the model was not shown all, and what to do where it must know."""
+    return (
+        f"the model was shown `{MASK}` in place of what is secret, or is called so, in {', '.join(f'`{place}`' for place in places)}: "
+        "a plan names a secret that it may use, ${{ secrets.NAME }}"
+    )
+
+
+def _differences(before: JsonValue, after: JsonValue, at: str) -> list[str]:
+    if before == after:
+        return []
+    if isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys():
+        parts = [(before[key], after[key], f"{at}.{key}" if at else key) for key in before]
+    elif isinstance(before, list) and isinstance(after, list):
+        parts = [(one, other, f"{at}[{number}]") for number, (one, other) in enumerate(zip(before, after, strict=True))]
+    else:
+        return [at]
+    return [place for one, other, where in parts for place in _differences(one, other, where)]

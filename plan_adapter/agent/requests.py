@@ -1,0 +1,52 @@
+"""The body of a request for one JSON object, in the way of each rung; see `agent.model`."""
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import JsonValue
+
+from plan_adapter.drafts import Rung
+
+if TYPE_CHECKING:
+    from plan_adapter.agent.model import Question
+
+OPTIONAL = ("reasoning_effort", "max_completion_tokens", "stream_options")
+"""What a request can do without, or say in another way, where a server does not take it."""
+
+
+def request_of(question: "Question", rung: Rung, refused: set[str], *, strict: dict[str, JsonValue], stream: bool) -> dict[str, Any]:
+    """Return the body of the request that puts `question` on `rung`, without what the server refused before.
+
+    `strict` is the strict form of the question's schema, for the rung that wants it.
+    """
+    messages = [{"role": message.role, "content": message.content} for message in question.messages]
+    request: dict[str, Any] = {"messages": messages, "stream": stream}
+    if stream and "stream_options" not in refused:
+        request["stream_options"] = {"include_usage": True}
+    if question.max_tokens is not None:
+        request["max_tokens" if "max_completion_tokens" in refused else "max_completion_tokens"] = question.max_tokens
+    if question.effort is not None and "reasoning_effort" not in refused:
+        request["reasoning_effort"] = question.effort
+    schema = dict(question.schema)
+    if rung == "strict_schema":
+        form = {"name": question.name, "schema": strict, "strict": True}
+        request["response_format"] = {"type": "json_schema", "json_schema": form}
+    elif rung == "schema":
+        request["response_format"] = {"type": "json_schema", "json_schema": {"name": question.name, "schema": schema}}
+    elif rung == "json_object":
+        request["response_format"] = {"type": "json_object"}
+        messages.append({"role": "user", "content": form_in_words(question.outline or schema)})
+    elif rung == "tool_call":
+        function = {"name": question.name, "description": "Give your answer.", "parameters": schema}
+        request["tools"] = [{"type": "function", "function": function}]
+        request["tool_choice"] = {"type": "function", "function": {"name": question.name}}
+    else:
+        messages.append({"role": "user", "content": form_in_words(question.outline or schema)})
+    return request
+
+
+def form_in_words(schema: Mapping[str, JsonValue]) -> str:
+    """Return what a model is told of the form of its answer where nothing but words can carry it."""
+    text = json.dumps(schema, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    return f"Answer with one JSON object and nothing else. Its JSON Schema:\n{text}"

@@ -1,0 +1,140 @@
+"""The seeds' three constraints, and a model that says of them what suits it: what is checked, and what is told as unchecked."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plan_adapter import ApprovalRequest, CallbackApprover, PlanStatus, PlanStore, RunContext, arun_plan, load_plan
+from plan_adapter.agent.model import OpenAIModel
+from plan_adapter.agent.planner import Planner
+from plan_adapter.documents import dump_plan
+from plan_adapter.draft_text import TO_JUDGE
+from plan_adapter.drafts import PlanRequest
+from tests.agent.server import says, scripted
+from tests.agent.test_planner import BACK_UP, DEPLOY, TOOLS, VERIFY, corrections, done
+from tests.cli.conftest import Plan, home, plan
+
+__all__ = ["home", "plan"]
+
+CONSTRAINTS = ("back up the database first", "only off-peak", "verify afterwards")
+WORDS = [word for text in CONSTRAINTS for word in ("--constraint", text)]
+TOOLS_WORDS = [word for name in ("look", "back_up", "deploy") for word in ("--tools", f"tests.agent.test_planner:{name}")]
+UNORDERED = [BACK_UP, {**DEPLOY, "depends_on": []}, {**VERIFY, "depends_on": []}]
+FIRST, OFF_PEAK, AFTERWARDS = (
+    {"number": 1, "steps": ["backup"], "before": ["deploy"]},
+    {"number": 2, "steps": ["deploy"], "before": []},
+    {"number": 3, "steps": ["deploy"], "before": ["verify"]},
+)
+
+ANSWERS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "says nothing": (done(*UNORDERED), ["not checked", "not checked", "not checked"]),
+    "vouches": (
+        done(*UNORDERED, constraints=[{"number": n, "steps": ["deploy"], "before": []} for n in (1, 2, 3)]),
+        ["not checked", "not checked", "not checked"],
+    ),
+    "is honest": (
+        done(BACK_UP, DEPLOY, VERIFY, constraints=[FIRST, OFF_PEAK, AFTERWARDS]),
+        ["order checked", "not checked", "order checked"],
+    ),
+    "takes the hour for an order": (
+        done(BACK_UP, DEPLOY, VERIFY, constraints=[{**FIRST, "number": 2}, {**FIRST, "number": 99}]),
+        ["not checked", "order checked", "not checked"],
+    ),
+}
+
+
+def drafted(plan: Plan, monkeypatch: pytest.MonkeyPatch, *answers: dict[str, Any], arguments: tuple[str, ...] = ()) -> Any:
+    with scripted(*(says(answer) for answer in answers)) as server:
+        monkeypatch.setenv("PLAN_ADAPTER_MODEL", "m")
+        monkeypatch.setenv("PLAN_ADAPTER_MODEL_URL", server.url)
+        said = plan("draft", "Deploy 2.1", *WORDS, *TOOLS_WORDS, "-o", "plan.yaml", *arguments)
+        return said, corrections(server) if len(server.requests) > 1 else ""
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_what_nobody_checked_is_told_wherever_the_plan_is_shown(kind: str, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer, standings = ANSWERS[kind]
+    said, _ = drafted(plan, monkeypatch, answer, arguments=("--json",))
+    assert said.code == 0, said.err
+    expected = [f"{text}: {standing}" for text, standing in zip(CONSTRAINTS, standings, strict=True)]
+    told = said.err.splitlines()
+    assert [line for line in told if line.startswith("constraint")] == [
+        next(line for line in told if line.startswith(f"constraint {number} ({text}): {standing}: "))
+        for number, (text, standing) in enumerate(zip(CONSTRAINTS, standings, strict=True), 1)
+    ]
+    as_object, shown = said.lines[0], plan("show", "--draft", said.lines[0]["id"])
+    as_objects = [as_object, plan("show", "--draft", as_object["id"], "--json").lines[0]]
+    for found in as_objects:
+        assert [(kept["text"], kept["checked"]) for kept in found["constraints"]] == [
+            (text, standing == "order checked") for text, standing in zip(CONSTRAINTS, standings, strict=True)
+        ]
+    assert plan("run", "plan.yaml", *TOOLS_WORDS, "--offline", "--detach").code == 6
+    run_id = plan("runs", "--json").lines[0]["id"]
+    for text in (shown.out, plan("approve", run_id, "--show").out):
+        for line in expected:
+            words, _, standing = line.rpartition(": ")
+            shown_as = f"- **not checked**: {words}: " if standing == "not checked" else f"- order checked: {words}: "
+            assert shown_as in text, (shown_as, text)
+        assert TO_JUDGE in text
+
+
+def test_an_order_that_the_plan_does_not_keep_goes_back_and_is_mended(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    lie = done(*UNORDERED, constraints=[FIRST, OFF_PEAK, AFTERWARDS])
+    said, told = drafted(plan, monkeypatch, lie, ANSWERS["is honest"][0])
+    assert said.code == 0
+    assert "constraints[0]: [broken-constraint] `deploy` can start before `backup`" in told
+    assert "constraints[2]: [broken-constraint] `verify` can start before `deploy`" in told
+    never, _ = drafted(plan, monkeypatch, lie, arguments=("--force",))
+    assert (never.code, "constraints[0]: [broken-constraint]" in never.err) == (1, True)
+
+
+def test_a_revised_plan_is_no_longer_what_was_checked(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert drafted(plan, monkeypatch, ANSWERS["is honest"][0])[0].code == 0
+    assert plan("run", "plan.yaml", *TOOLS_WORDS, "--offline", "--detach").code == 6
+    run_id = plan("runs", "--json").lines[0]["id"]
+    Path("plan.yaml").write_text(Path("plan.yaml").read_text(encoding="utf-8").replace("2.1", "2.2"), encoding="utf-8")
+    assert plan("revise", run_id, "plan.yaml", *TOOLS_WORDS).code == 0
+    text = plan("approve", run_id, "--show").out
+    assert "**changed since then**: of no constraint was it checked again" in text
+    assert "- **not checked**: back up the database first: the plan was changed" in text
+    assert "order checked:" not in text
+
+
+async def gate_text_of(store: PlanStore, text: str, tenant_id: str | None = None) -> str:
+    asked = list[str]()
+
+    def answer(request: ApprovalRequest) -> bool:
+        asked.append(request.text)
+        return True
+
+    context, approver = RunContext(tenant_id=tenant_id), CallbackApprover(answer, by="ana")
+    run = await arun_plan(load_plan(text), tools=TOOLS, store=store, approver=approver, context=context, offline=True)
+    assert run.status is PlanStatus.COMPLETED
+    return asked[0]
+
+
+async def test_the_gate_of_a_plan_tells_of_its_own_draft_only(tmp_path: Path) -> None:
+    request = PlanRequest("Deploy [x](http://evil) 2.1\n# now", constraints=CONSTRAINTS)
+    with scripted(says(ANSWERS["is honest"][0])) as server:
+        model = OpenAIModel("m", base_url=server.url)
+        url = f"sqlite:///{tmp_path / 'plans.db'}"
+        async with PlanStore(url) as store, PlanStore(url, tenant_id="a") as theirs, PlanStore(url, tenant_id="b") as others:
+            draft = await Planner(model, TOOLS, keep=store.drafts).drafted(request)
+            assert draft.plan is not None
+            text = dump_plan(draft.plan)
+            shown = await gate_text_of(store, text)
+            assert "### Drafted by a model" in shown
+            assert "- the task: Deploy `[x](http://evil)` 2.1 # now\n" in shown
+            assert "### Drafted by a model" not in await gate_text_of(store, text.replace("2.1", "2.2"))
+            await Planner(model, TOOLS, keep=theirs.drafts).drafted(PlanRequest("The task of a"))
+            for seen, tenant, task in (
+                (store, "a", "The task of a"),
+                (theirs, "a", "The task of a"),
+                (store, "b", "Deploy"),
+                (others, "b", ""),
+            ):
+                shown = await gate_text_of(seen, text, tenant)
+                assert (f"- the task: {task}" in shown) is bool(task), (tenant, task)
+                assert ("### Drafted by a model" in shown) is bool(task)
+        await model.aclose()

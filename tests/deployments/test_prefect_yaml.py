@@ -1,0 +1,24 @@
+"""Every deployment of deployments/prefect.yaml names a flow that is there, with parameters that it takes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prefect import Flow
+from prefect.flows import load_flow_from_entrypoint
+
+ROOT = Path(__file__).parents[2]
+DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
+
+REQUIRED = {"any-plan": {"plan": "x"}, "from-words": {"task": "x"}}
+"""What whoever starts a run gives."""
+
+
+@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["name"])
+def test_a_deployment_gives_its_flow_what_it_takes(deployment: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    found: Flow[..., Any] = load_flow_from_entrypoint(deployment["entrypoint"])
+    parameters = {**deployment["parameters"], **REQUIRED.get(deployment["name"], {})}
+    assert found.validate_parameters(parameters).items() >= parameters.items()
+    assert deployment["description"]

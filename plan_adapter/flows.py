@@ -1,7 +1,9 @@
 """The flows that deployments offer: entrypoints are `plan_adapter.flows.run_plan`, `.draft_plan` and `.reconcile`."""
 
+import asyncio
 import re
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
@@ -24,6 +26,13 @@ from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import validate
+
+if TYPE_CHECKING:
+    from plan_adapter.runs.reconciling import Finding
+
+LOOK_SECONDS = 15.0
+"""How often `reconcile` looks while it watches. Of the 60 s within which Prefect shows that a host has died, a lease of 20 s and its grace
+of 15 s leave 25. A flow run for each look would cost 4 s of a processor: it imports Prefect."""
 
 _STORED = re.compile(r"store:(?P<name>[^\n]+?)(?:@(?P<version>[0-9]+))?|(?:sha256:)?(?P<digest>[0-9a-f]{8,64})")
 
@@ -107,23 +116,35 @@ async def _ask_as_task_run(model: Model, question: Question) -> ModelAnswer:
 
 
 @flow(name="reconcile", persist_result=False)
-async def reconcile(database: str | None = None) -> State:
+async def reconcile(database: str | None = None, watch_seconds: int = 0) -> State:
     """Find what ended processes left behind, mend what needs nobody's word, and say in the state's message what a person must do.
 
     Args:
         database: Name of a Plan Store Database block; without one the worker's settings name the store.
+        watch_seconds: For how long runs whose process is gone are looked for again, every 15 seconds; 0 looks once.
 
     """
+    from plan_adapter.runs.reconciling import find_interrupted
     from plan_adapter.runs.reconciling import reconcile as reconcile_runs
 
+    looks = int(watch_seconds / LOOK_SECONDS)
     async with await _open_store(database) as store:
         found = await reconcile_runs(store, with_prefect=True)
-    for finding in found:
-        now = "mended" if finding.is_mended else finding.command or "for a person"
-        get_run_logger().info("%s %s: %s (%s)", finding.run_id, finding.name, finding.message, now)
+        _log_findings(found)
+        for _ in range(looks):
+            await asyncio.sleep(LOOK_SECONDS)
+            again = await find_interrupted(store, with_prefect=True)
+            _log_findings([finding for finding in again if finding not in found])
+            found = [finding for finding in found if finding.is_mended or finding.kind != "interrupted"] + again
     left = [finding for finding in found if not finding.is_mended]
     commands = "; ".join(f"`{finding.command}`" for finding in left[:5])
     return Completed(message=f"{len(found) - len(left)} mended, {len(left)} for a person" + (f": {commands}" if left else ""))
+
+
+def _log_findings(found: "Sequence[Finding]") -> None:
+    for finding in found:
+        now = "mended" if finding.is_mended else finding.command or "for a person"
+        get_run_logger().info("%s %s: %s (%s)", finding.run_id, finding.name, finding.message, now)
 
 
 async def _open_model(block: str | None) -> OpenAIModel:

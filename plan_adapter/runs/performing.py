@@ -361,7 +361,7 @@ def _step_runs(validated: ValidatedPlan, past: Past) -> list[StepRun]:
     return [
         StepRun(
             id=step.id,
-            index=step.index,
+            index=index,
             tool_name=step.tool_name or "",
             description=step.description,
             depends_on=validated.dependencies[step.id],
@@ -370,5 +370,5 @@ def _step_runs(validated: ValidatedPlan, past: Past) -> list[StepRun]:
             retry_delay_ms=step.retry_delay_ms,
             metadata=dict(step.metadata),
         )
-        for step in validated.plan.steps
+        for index, step in enumerate(validated.plan.steps)  # a step looks its own index up slowly
     ]

@@ -45,11 +45,16 @@ async def reconcile(store: PlanStore, *, with_prefect: bool) -> list[Finding]:
     NoServerError and StoreError; what was mended until then stays so.
     """
     found = [finding async for finding in _expired(store, with_prefect=with_prefect)]
-    found += [finding async for finding in _interrupted(store, with_prefect=with_prefect)]
+    found += await find_interrupted(store, with_prefect=with_prefect)
     found += [finding async for finding in _answered(store, with_prefect=with_prefect)]
     if with_prefect:
         found += [finding async for finding in _shown(store)]
     return found
+
+
+async def find_interrupted(store: PlanStore, *, with_prefect: bool) -> list[Finding]:
+    """Do of `reconcile` what cannot wait, and what costs little where nothing happened: find the runs whose process is gone."""
+    return [finding async for finding in _interrupted(store, with_prefect=with_prefect)]
 
 
 async def _expired(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[Finding]:

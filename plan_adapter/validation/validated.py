@@ -173,6 +173,8 @@ def _outputs(plan: ExecutionPlan, findings: Findings) -> dict[str, Template]:
 
 
 def _check_inputs_are_used(plan: ExecutionPlan, calls: list[Call], outputs: Mapping[str, Template], findings: Findings) -> None:
+    if not plan.inputs:
+        return
     templates = [template for call in calls for template in call.templates.values()] + list(outputs.values())
     used = {name for template in templates for name in template.inputs}
     for name in plan.inputs:

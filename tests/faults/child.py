@@ -1,14 +1,18 @@
 """What runs in the process that is killed, or stopped, at a place of its run."""
 
 import asyncio
+import faulthandler
 import logging
-import multiprocessing
 import os
 import signal
+import sys
 import time
+import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 import asyncpg  # noqa: F401  # loaded once, by the server that forks, and not by each process
@@ -62,6 +66,11 @@ class Place:
         return self.folder / "home"
 
     @property
+    def log(self) -> Path:
+        """What the processes write."""
+        return self.home / "log"
+
+    @property
     def world(self) -> Path:
         """The world's file."""
         return self.folder / "world"
@@ -89,27 +98,24 @@ class Told:
     words: str = ""
 
 
+STACKS = signal.SIGUSR1
+"""Has a process write its stacks into its log, and end."""
+
 REACHED = Told("reached")
 """What a process says at the place of its fault, just before it is killed there."""
-
-
-def start(order: Order) -> "tuple[multiprocessing.process.BaseProcess, Connection]":
-    """Start a process that does `order`, and return it with the pipe that it answers through; a forked one, that has imported all."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=obey, args=(order, theirs), daemon=True)
-    process.start()
-    theirs.close()
-    return process, ours
+STOPPED = Told("stopped")
+"""What it says where it stands still there."""
 
 
 def obey(order: Order, pipe: Connection) -> None:
     """Do `order` and tell how it went."""
     place = order.place
-    log = os.open(place.home / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    log = os.open(place.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    faulthandler.enable(log)
+    signal.signal(STACKS, _end_with_stacks)
+    faulthandler.register(STACKS, log, all_threads=True, chain=True)  # also where no Python is executed any more
     logging.basicConfig(level=logging.INFO, force=True)
     os.environ |= environment_of(order)
     crash_points.listener = Listener(order.fault, pipe) if order.fault is not None else None
@@ -124,6 +130,24 @@ def obey(order: Order, pipe: Connection) -> None:
         logging.getLogger(__name__).exception("it raised")
         told = Told(error=type(error).__name__, words=str(error))
     pipe.send(told)
+
+
+def _end_with_stacks(_signal: int, _frame: FrameType | None) -> None:
+    """Write what each task of the event loop waits for, and end this process, which did not end by itself."""
+    for task in asyncio.all_tasks():
+        print(f"\n{task.get_name()}, where it began first:", file=sys.stderr)
+        traceback.print_list(traceback.StackSummary.extract(_frames_of(task.get_coro())), file=sys.stderr)
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _frames_of(awaited: Any) -> Iterator[tuple[FrameType, int]]:
+    """Yield the frames of what a task awaits, from the outermost one; `Task.get_stack` knows only that one."""
+    while awaited is not None:
+        frame = next((frame for name in ("cr_frame", "gi_frame", "ag_frame") if (frame := getattr(awaited, name, None))), None)
+        if frame is not None:
+            yield frame, frame.f_lineno
+        awaited = next((inner for name in ("cr_await", "gi_yieldfrom", "ag_await") if (inner := getattr(awaited, name, None))), None)
 
 
 def environment_of(order: Order) -> dict[str, str]:
@@ -148,20 +172,23 @@ class Listener:
         if self._seen != self._fault.number:
             return
         if not self._fault.stops:
-            self._pipe.send(REACHED)  # the server that forks does not always tell how a process ended
+            self._pipe.send(REACHED)
             os.kill(os.getpid(), signal.SIGKILL)
         self._wait_for_transactions()
-        self._pipe.send(Told("stopped"))
+        self._pipe.send(STOPPED)
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def _wait_for_transactions(self) -> None:
-        """Return when none is open: one would keep others from the database for as long as this process sleeps.
+        """Return when none is open or waited for: one would keep others from the database for as long as this process sleeps.
 
         The event loop, in which this waits, begins no other one meanwhile.
         """
         database: Any = self.store and self.store._database
-        pool = (database._engine if isinstance(database, sqlite.SqliteDatabase) else database._pool.engine).pool
-        while pool.checkedout():
+        if isinstance(database, sqlite.SqliteDatabase):
+            database._thread.submit(int).result()  # comes after all that the loop has asked for
+            return
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), database._pool.loop).result()  # what was asked for before is at work now
+        while database._pool.working:
             time.sleep(0.002)
 
 

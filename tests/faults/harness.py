@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from uuid import uuid4
 
@@ -24,8 +22,9 @@ from plan_adapter.runs.performing import past_of
 from plan_adapter.standing import standing_of
 from plan_adapter.validation import validate
 from tests.faults.check import Evidence, Violation, items_of, violations
-from tests.faults.child import BY, CANARY, REACHED, Fault, Order, Place, Told, Verb, start
+from tests.faults.child import BY, CANARY, REACHED, Fault, Order, Place, Told, Verb
 from tests.faults.plans import FOR_GOOD, SCHEDULE, TOOL_NAMES, Scenario, scenario_of
+from tests.faults.processes import start
 from tests.faults.world import ROLLBACK, TOOLS, Line, Unit, lines_of
 
 OF_A_CALL: tuple[CrashPoint, ...] = ("before-intent", "after-intent", "mid-effect", "after-effect")
@@ -59,7 +58,6 @@ TARGETS: tuple[Target, ...] = (
 MOST_PROCESSES = 60
 """After so many processes a run that is not over goes in circles."""
 MOST_REVISIONS = 2
-PATIENCE_SECONDS = 60
 
 Choice = Callable[["Trial"], Fault | None]
 
@@ -118,16 +116,13 @@ class Trial:
     async def perform(self, order: Order) -> Told | None:
         """Have `order` done by a process, and return what it told; None for one that was killed."""
         self.processes += 1
-        process, pipe = start(order)
-        told = await ended(process, pipe)
+        told = await start(order).ended()
         is_killed, told = told == REACHED, None if told == REACHED else told
         self.told.append(f"{order.verb} until {order.fault}: {told or 'killed'}")
         if is_killed and order.fault is not None:
             self.kills[order.fault.point, order.fault.detail] += 1
-        elif told is None:
-            self.found.append(Violation("broken", f"the process ended with {process.exitcode}: {self.told[-1]}"))
-        elif told.error is not None and not _is_expected(told):
-            self.found.append(Violation("broken", f"the process raised {told.error}: {told.words}"))
+        elif told is not None and told.error is not None and not _is_expected(told):
+            self.found.append(Violation("broken", f"the process: {told.error}: {told.words}"))
         if self.run_id is None:
             runs = await self.store.runs(limit=1, context=RunContext(task_id=self.place.task_id))
             self.run_id = runs[0].id if runs else None
@@ -232,22 +227,6 @@ async def leaks(folder: Path) -> list[str]:
     found, _ = await searching.communicate()
     assert searching.returncode in (0, 1)
     return found.decode().split("\n")[:-1]
-
-
-async def ended(process: BaseProcess, pipe: Connection) -> Told | None:
-    """Return what `process` told once it has ended, None if it was killed before."""
-    told: Told | None = None
-    await asyncio.to_thread(process.join, PATIENCE_SECONDS)
-    if process.exitcode is None:
-        process.kill()
-        await asyncio.to_thread(process.join)
-    try:
-        while pipe.poll():
-            told = pipe.recv()
-    except EOFError:
-        pass
-    pipe.close()
-    return told
 
 
 def at_random(trial: Trial) -> Fault | None:

@@ -6,16 +6,15 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from plan_adapter import PlanStatus
 from plan_adapter.store import leases
 from tests.faults.check import Violation
-from tests.faults.child import Fault, Told, start
-from tests.faults.harness import OF_A_CALL, TARGETS, Target, Trial, ended, may_reach, opened
+from tests.faults.child import STOPPED, Fault, Told
+from tests.faults.harness import OF_A_CALL, TARGETS, Target, Trial, may_reach, opened
 from tests.faults.plans import scenario_of
+from tests.faults.processes import SILENT, Child, start
 
 LEASE = (0.3, 0.1)
 """Seconds of a lease, and of the grace after it, where one is to run out."""
@@ -43,16 +42,16 @@ async def both_at_once(trial: Trial, _asleep: Sequence[Target]) -> bool:
     """Let two processes go on at once; return whether one was refused while the other executed the run."""
     before = await _starts(trial)
     pair = [start(trial.order("resume", fault=None)) for _ in range(2)]
-    told = [await ended(*process) for process in pair]
+    told = [await process.ended() for process in pair]
     trial.told.append(f"both at once: {told}")
     after = await _starts(trial)
-    if wrong := [one for one in told if one is None or one.error not in (None, "RunConflictError")]:
+    if wrong := [one for one in told if one.error not in (None, "RunConflictError")]:
         trial.found.append(Violation("two runners", f"one was neither done nor refused: {wrong}"))
     if after > before + 1 and not await _has_end_between(trial, after):
         trial.found.append(Violation("two runners", f"both executed the run: {told}"))
-    if after == before and all(one is not None and one.error for one in told):
+    if after == before and all(one.error for one in told):
         trial.found.append(Violation("two runners", f"none executed the run: {told}"))
-    return any(one is not None and one.error == "RunConflictError" for one in told)
+    return any(one.error == "RunConflictError" for one in told)
 
 
 async def one_is_held(trial: Trial, asleep: Sequence[Target]) -> bool:
@@ -60,13 +59,13 @@ async def one_is_held(trial: Trial, asleep: Sequence[Target]) -> bool:
     sleeper = await _fallen_asleep(trial, asleep, lease=None)
     if sleeper is None:
         return False
-    told = await ended(*start(trial.order("resume", fault=None)))
+    told = await start(trial.order("resume", fault=None)).ended()
     trial.told.append(f"the second: {told}")
-    if told is None or told.error != "RunConflictError":
+    if told.error != "RunConflictError":
         trial.found.append(Violation("two runners", f"a second process was not refused, while the first one holds the lease: {told}"))
     first = await _woken(sleeper)
     trial.told.append(f"the first, woken: {first}")
-    if not trial.found and (first is None or first.error is not None):
+    if not trial.found and first.error is not None:
         trial.found.append(Violation("broken", f"the process that held the run did not go on: {first}"))
     return True
 
@@ -136,29 +135,26 @@ async def _is_interrupted(trial: Trial) -> bool:
     return trial.run_id is not None and (await trial.store.run(trial.run_id)).status is PlanStatus.EXECUTING
 
 
-async def _fallen_asleep(
-    trial: Trial, asleep: Sequence[Target], *, lease: tuple[float, float] | None
-) -> tuple[BaseProcess, Connection] | None:
+async def _fallen_asleep(trial: Trial, asleep: Sequence[Target], *, lease: tuple[float, float] | None) -> Child | None:
     """Return a process that sleeps at a place of the run; None where it ended before."""
     point, detail = trial.chance.choice([place for place in asleep if place[1] is None or may_reach(trial, *place)])
     order = trial.order("resume", fault=Fault(point, detail, stops=True))
-    process, pipe = start(replace(order, lease=lease))
-    while not await asyncio.to_thread(pipe.poll, 0.05) and process.is_alive():
-        pass
-    told: Told | None = pipe.recv() if pipe.poll() else None
+    sleeper = start(replace(order, lease=lease))
+    told = await sleeper.said()
     trial.told.append(f"one sleeps at {order.fault}: {told}")
-    if told is None or told.status != "stopped":
-        await ended(process, pipe)
+    if told != STOPPED:
+        if (end := await sleeper.ended()).error == SILENT:
+            trial.found.append(Violation("broken", f"the process that was to sleep at {order.fault}: {end.words}"))
         return None
-    while _state_of(process.pid or 0) != "T":
+    while _state_of(sleeper.process.pid or 0) != "T":
         await asyncio.sleep(0.005)
-    return process, pipe
+    return sleeper
 
 
-async def _woken(sleeper: tuple[BaseProcess, Connection]) -> Told | None:
+async def _woken(sleeper: Child) -> Told:
     """Wake a process, and return what it tells at its end."""
-    os.kill(sleeper[0].pid or 0, signal.SIGCONT)
-    return await ended(*sleeper)
+    os.kill(sleeper.process.pid or 0, signal.SIGCONT)
+    return await sleeper.ended()
 
 
 def _state_of(pid: int) -> str:

@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 
 from plan_adapter import PlanStatus, PlanStore
-from tests.faults.harness import TARGETS, Each, Target, trial
+from tests.faults import processes
+from tests.faults.child import STOPPED, Fault
+from tests.faults.harness import TARGETS, Each, Target, opened, trial
 from tests.faults.plans import EVERYTHING, REVISED
+from tests.faults.processes import SILENT, start
 from tests.faults.races import RACES, Race, race
 from tests.faults.world import lines_of
 
@@ -47,6 +50,18 @@ async def test_of_two_processes_one_executes_a_run(kind: Race, shared_store: str
         if happened:
             return
     pytest.fail(f"none of {MOST_SEEDS} runs came to it")
+
+
+async def test_a_process_that_does_not_end_says_what_it_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(EVERYTHING, tmp_path, None, lambda _: None) as trial:
+        process = start(trial.order("start", fault=Fault("mid-effect", stops=True)))
+        assert await process.said() == STOPPED
+        monkeypatch.setattr(processes, "PATIENCE_SECONDS", 0.1)
+        told = await process.ended()
+    assert told.error == SILENT
+    assert "did not end within 0.1 s" in told.words
+    assert 'tests/faults/world.py", line' in told.words  # the stack of the tool's thread
+    assert "await asyncio.shield(scheduler.ended)" in told.words  # and what the tasks wait for
 
 
 async def test_an_effect_of_which_the_record_knows_nothing_is_found(tmp_path: Path) -> None:

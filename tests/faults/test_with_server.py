@@ -1,12 +1,6 @@
 """Processes of a run that is a flow run end, too: of a script's, and under a worker, which starts the run again."""
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from uuid import UUID
 
@@ -22,12 +16,12 @@ from tests.faults.child import CANARY, resolve
 from tests.faults.deployed import FOLDER, faults_in, leave
 from tests.faults.harness import TARGETS, Each, Target, Trial, opened
 from tests.faults.plans import EVERYTHING
+from tests.workers import ROOT, worker
 
 pytestmark = pytest.mark.thorough
 
 SHOWN: Target = ("after-prefect-state", None)
 POOL = "faults"
-ROOT = Path(__file__).parents[2]
 GATES = ("gate", "approval_used", "run_created")
 
 
@@ -47,7 +41,7 @@ async def test_a_worker_brings_a_run_to_its_end_that_is_killed_at_every_place(pr
     async with opened(EVERYTHING, tmp_path, None, Each([])) as trial:
         trial.scenario.plan.options.require_approval = False
         leave(faults, trial.place.folder)
-        with worker(trial, prefect_server):
+        with worker(prefect_server, pool=POOL, log=trial.place.home / "worker.log", environment=of_runs(trial)):
             async with get_client() as client:
                 started = await client.create_flow_run_from_deployment(await deployed(client, trial.scenario.plan))
                 while (ended := await crashed_or_ended(client, started.id)).state_name == "Crashed":
@@ -62,36 +56,14 @@ async def test_a_worker_brings_a_run_to_its_end_that_is_killed_at_every_place(pr
     assert run.status is PlanStatus.PARTIAL
 
 
-@contextmanager
-def worker(trial: Trial, server: Server) -> Iterator[None]:
-    """Have a worker serve the pool; its runs find the store, the secret, and the next fault in their environment."""
-    environment = {
-        **os.environ,
-        "PREFECT_API_URL": server.api_url,
-        "PREFECT_WORKER_QUERY_SECONDS": "1",
-        "PYTHONPATH": str(ROOT),
+def of_runs(trial: Trial) -> dict[str, str]:
+    """Return where the runs under a worker find the store, the secret, and the next fault."""
+    return {
         "PLAN_ADAPTER_DATABASE_URL": trial.place.store_url,
         "PLAN_ADAPTER_HOME": str(trial.place.home),
-        "PLAN_ADAPTER_ALLOW_LOCAL_STORE": "true",
         "PLAN_ADAPTER_SECRET_CANARY": CANARY,
         FOLDER: str(trial.place.folder),
     }
-    prefect = [sys.executable, "-m", "prefect", "--no-prompt"]
-    subprocess.run(
-        [*prefect, "work-pool", "create", POOL, "--type", "process", "--overwrite"], env=environment, check=True, capture_output=True
-    )
-    with (trial.place.home / "worker.log").open("w") as log:
-        start = [*prefect, "worker", "start", "--pool", POOL, "--type", "process"]
-        process = subprocess.Popen(start, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
-        try:
-            yield
-        finally:
-            os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
 
 
 async def deployed(client: PrefectClient, plan: ExecutionPlan) -> UUID:

@@ -9,11 +9,12 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+import yaml
 from prefect import get_client
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Crashed, Running
 
-from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, ToolRegistry, arun_plan, tool
+from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, ToolRegistry, arun_plan, flows, tool
 from plan_adapter.cli.app import main
 from plan_adapter.engine.connection import Server
 from plan_adapter.plan import new_id
@@ -21,6 +22,7 @@ from plan_adapter.record import Attempt, Decision, RunReason
 from plan_adapter.runner import Occasion, execute_plan
 from plan_adapter.runs import reconciling
 from plan_adapter.runs.reconciling import reconcile
+from plan_adapter.settings import Settings
 from plan_adapter.store import leases, tables
 from plan_adapter.store.holder import Holder
 from plan_adapter.validation import bind_inputs, validate
@@ -228,3 +230,33 @@ async def test_prefect_is_told_how_runs_really_stand(prefect_server: Server, sto
     assert (shown.is_crashed(), shown.name) == (True, "Interrupted")
     assert f"plan resume {interrupted.id}" in (shown.message or "")
     assert [finding.kind for finding in await reconcile(store, with_prefect=True)] == ["interrupted"]
+
+
+async def test_a_process_that_ends_while_the_deployment_watches_is_found_before_its_next_flow_run(
+    prefect_server: Server, store: PlanStore, leave_behind: LeaveBehind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, find, looks = await leave_behind(offline=False), reconciling.find_interrupted, list[int]()
+    await show(run, Running())
+    await _hold(store, run, Holder.this(), await store.now() + timedelta(minutes=1))
+
+    async def found(store: PlanStore, *, with_prefect: bool) -> list[reconciling.Finding]:
+        """Find what is there, and only then let the process of the run be gone."""
+        findings = await find(store, with_prefect=with_prefect)
+        looks.append(len(findings))
+        await _hold(store, run, replace(Holder.this(), pid=2**22 + 1), await store.now())
+        return findings
+
+    monkeypatch.setattr(reconciling, "find_interrupted", found)
+    monkeypatch.setattr(flows, "LOOK_SECONDS", 0.4)
+    state = await flows.reconcile(watch_seconds=1, return_state=True)
+    assert (looks, state.message) == ([0, 2, 1], f"1 mended, 1 for a person: `plan resume {run.id}`")
+    assert (await state_of(run)).name == "Interrupted"
+
+
+def test_the_deployment_leaves_no_minute_in_which_a_dead_host_is_not_noticed() -> None:
+    project = yaml.safe_load((Path(__file__).parents[2] / "deployments" / "prefect.yaml").read_text(encoding="utf-8"))
+    [deployment] = [deployment for deployment in project["deployments"] if deployment["name"] == "reconcile"]
+    [schedule], watches = deployment["schedules"], deployment["parameters"]["watch_seconds"]
+    between = max(flows.LOOK_SECONDS, schedule["interval"] - watches // flows.LOOK_SECONDS * flows.LOOK_SECONDS)
+    assert Settings().lease_seconds + leases.GRACE_SECONDS + between <= 50  # the rest is for the start of a flow run
+    assert watches <= schedule["interval"] - 15  # one that still watches has the next one cancelled

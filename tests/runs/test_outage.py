@@ -1,0 +1,209 @@
+"""Prefect's server is killed and stays away for a while, in the middle of a run or while a form waits; in the end it shows what is true."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextvars import Context
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from prefect import get_client
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from pydantic import JsonValue
+
+from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, ToolContext, ToolRegistry, dump_plan, tool
+from plan_adapter.engine.connection import Server, use_server
+from plan_adapter.engine.delivery import drop
+from plan_adapter.engine.local_server import ensure_server, stop_server
+from plan_adapter.flows import run_plan
+from plan_adapter.record import Gate
+from plan_adapter.runner import Occasion, execute_plan
+from plan_adapter.runs.reconciling import reconcile
+from plan_adapter.settings import Settings
+from plan_adapter.validation import bind_inputs, validate
+from tests.conftest import PrepareServer
+from tests.engine.gates import resume
+from tests.workers import ROOT, worker
+
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]
+
+STEPS = 8
+AWAY_SECONDS = 90.0
+"""Longer than any of Prefect's own retries of one request lasts by default, and than a queue of events tries to connect."""
+
+
+@pytest.fixture
+def outage(home: Path, prepare_server: PrepareServer) -> Iterator["Outage"]:
+    """A server of the test's own, which goes away and comes again."""
+    settings = Settings(home=home)
+    prepare_server(home)
+    yield Outage(settings, ensure_server(settings, notify=lambda _: None))
+    stop_server(settings)
+
+
+class Outage:
+    """A server that may be killed and, later, started again on its database and port."""
+
+    def __init__(self, settings: Settings, server: Server) -> None:
+        self.settings, self.server = settings, server
+        self._over: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Kill the server; it is there again some time later."""
+        assert self.server.pid is not None
+        os.kill(self.server.pid, signal.SIGKILL)
+        self._over = asyncio.get_running_loop().create_task(self._end())
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the server is away."""
+        return self._over is not None and not self._over.done()
+
+    async def over(self) -> None:
+        """Return once the server answers again."""
+        assert self._over is not None
+        await asyncio.shield(self._over)
+
+    async def _end(self) -> None:
+        await asyncio.sleep(AWAY_SECONDS)
+        again = await asyncio.to_thread(Context().run, ensure_server, self.settings, notify=lambda _: None)  # as another process would
+        assert (again.api_url, again.pid == self.server.pid) == (self.server.api_url, False)
+
+
+async def shown(run: PlanRun, *, wanted: Callable[[dict[str, str | None]], bool]) -> dict[str, str | None]:
+    """Return the names of the states in which Prefect shows a run, under the empty name, and its steps, once they are as `wanted`."""
+    assert run.flow_run_id is not None
+    only = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(run.flow_run_id)]))
+    found = dict[str, str | None]()
+    async with get_client() as client:
+        for _ in range(300):
+            found = {task_run.name: task_run.state_name for task_run in await client.read_task_runs(flow_run_filter=only)}
+            found[""] = (await client.read_flow_run(UUID(run.flow_run_id))).state_name
+            if wanted(found):
+                break
+            await asyncio.sleep(0.1)  # the server records what it was told a moment later
+    return found
+
+
+async def test_a_run_goes_on_without_its_server_and_is_shown_whole_when_that_is_there_again(outage: Outage, store: PlanStore) -> None:
+    called_away = list[str]()
+
+    @tool(effect="read")
+    async def work(context: ToolContext) -> str:
+        """Work, and note it where the server is away."""
+        await asyncio.sleep(AWAY_SECONDS / 8)
+        if outage.goes_on:
+            called_away.append(context.step_id)
+        return "done"
+
+    @tool(effect="read")
+    async def lose() -> str:
+        """Lose the server."""
+        outage.begin()
+        return "lost"
+
+    @tool(effect="read")
+    async def find() -> str:
+        """Wait for the server."""
+        await outage.over()
+        return "found"
+
+    plan = ExecutionPlan(description="Lose the server for a while, and go on")
+    plan.options.require_approval = False
+    plan.add_step("work", "Work", id="before")
+    plan.add_step("lose", "Lose the server", id="lose", depends_on=["before"])
+    plan.add_step("work", "Work without it", id="away", depends_on=["lose"])
+    plan.add_step("work", "Work on without it", id="away_too", depends_on=["away"])
+    plan.add_step("work", "Work beside that", id="aside", depends_on=["lose"])
+    plan.add_step("find", "Wait for the server", id="find", depends_on=["away_too", "aside"])
+    plan.add_step("work", "Work on", id="after", depends_on=["find"])
+    bound = bind_inputs(validate(plan, ToolRegistry([work, lose, find])))
+    run = await execute_plan(bound, occasion=Occasion(server=outage.server), store=store)
+    assert (run.status, set(called_away)) == (PlanStatus.COMPLETED, {"away", "away_too", "aside"})
+    with use_server(outage.server):
+        completed = dict.fromkeys(["", *(step.id for step in plan.steps)], "Completed")
+        assert await shown(run, wanted=completed.__eq__) == completed
+        assert await reconcile(store, with_prefect=True) == []
+    await drop()  # else the end of the process would wait for the server to take logs, which the fixture stops
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["plan", "step"])
+async def test_a_form_is_there_again_with_its_server_and_is_answered(gated: bool, outage: Outage, store: PlanStore) -> None:
+    @tool(effect="write")
+    def strike() -> str:
+        """Strike."""
+        return "struck"
+
+    plan = ExecutionPlan(description="Wait for a word, without the server for a while")
+    plan.options.require_approval = not gated
+    plan.add_step("strike", "Strike", id="first")
+    plan.add_step("strike", "Strike again", id="second", depends_on=["first"], requires_approval=gated)
+    bound = bind_inputs(validate(plan, ToolRegistry([strike])))
+    occasion = Occasion(asks_in_form=True, server=outage.server, settings=outage.settings)
+    going = asyncio.ensure_future(execute_plan(bound, occasion=occasion, store=store))
+    gate = await paused(store, going, outage)
+    outage.begin()
+    await outage.over()
+    assert not going.done()
+    gate = await paused(store, going, outage)
+    with use_server(outage.server):
+        await resume(UUID(gate.flow_run_id), {"decision": "approve", "approver": "ana", "note": ""})
+    run = await going
+    assert run.status is PlanStatus.COMPLETED
+    with use_server(outage.server):
+        right = dict.fromkeys(["", "first", "second"], "Completed") | ({"approve second-0": "Approved"} if gated else {})
+        assert await shown(run, wanted=right.__eq__) == right
+        assert await reconcile(store, with_prefect=True) == []
+    await drop()
+
+
+async def paused(store: PlanStore, going: "asyncio.Future[PlanRun]", outage: Outage) -> Gate:
+    """Return the open gate once its form is shown."""
+    while not going.done():
+        for gate in await store.gates():
+            if gate.flow_run_id is not None and gate.keyset is not None:
+                with use_server(outage.server):
+                    async with get_client() as client:
+                        state = (await client.read_flow_run(UUID(gate.flow_run_id))).state
+                if state is not None and state.is_paused():
+                    return gate
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"the run has ended: {going.result()}")
+
+
+async def test_a_worker_and_its_run_outlast_their_server(outage: Outage, store: PlanStore, home: Path) -> None:
+    plan = ExecutionPlan(description="Sleep longer than the server is away")
+    plan.options.require_approval = False
+    for number in range(STEPS):
+        sleep: JsonValue = f"sleep {(AWAY_SECONDS + 30) / STEPS}"
+        plan.add_step("bash", "Sleep", {"command": sleep}, id=f"s{number}", depends_on=[f"s{number - 1}"] if number else [])
+    environment = {"PLAN_ADAPTER_HOME": str(home)}
+    with use_server(outage.server), worker(outage.server, pool="outage", log=home / "worker.log", environment=environment):
+        async with get_client() as client:
+            started = await client.create_flow_run_from_deployment(await _deployed(client, plan))
+            while not (found := await store.runs()) or not await store.receipts(found[0].id):
+                await asyncio.sleep(0.2)
+            outage.begin()
+            await outage.over()
+            lives = await store.run(found[0].id)
+            while (ended := await store.run(found[0].id)).completed_at is None:
+                await asyncio.sleep(0.2)
+        assert (lives.reason, ended.status, len(await store.receipts(ended.id))) == (None, PlanStatus.COMPLETED, STEPS)
+        assert ended.flow_run_id == str(started.id)
+        completed = dict.fromkeys(["", *(step.id for step in plan.steps)], "Completed")
+        assert await shown(ended, wanted=completed.__eq__) == completed, (home / "worker.log").read_text()[-5000:]
+        assert await reconcile(store, with_prefect=True) == []
+
+
+async def _deployed(client: PrefectClient, plan: ExecutionPlan) -> UUID:
+    return await client.create_deployment(
+        flow_id=await client.create_flow(run_plan),
+        name="outage",
+        work_pool_name="outage",
+        entrypoint="plan_adapter.flows.run_plan",
+        path=str(ROOT),
+        parameters={"plan": dump_plan(plan)},
+    )

@@ -1,0 +1,40 @@
+"""A Prefect worker of a test's own, in a process of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from plan_adapter.engine.connection import Server
+
+ROOT = Path(__file__).parents[1]
+
+
+@contextmanager
+def worker(server: Server, *, pool: str, log: Path, environment: Mapping[str, str]) -> Generator[None]:
+    """Have a worker serve `pool`, which is made; what its runs find in their environment beside the test's own is `environment`."""
+    found = {
+        **os.environ,
+        "PREFECT_API_URL": server.api_url,
+        "PREFECT_WORKER_QUERY_SECONDS": "1",
+        "PYTHONPATH": str(ROOT),
+        "PLAN_ADAPTER_ALLOW_LOCAL_STORE": "true",
+        **environment,
+    }
+    prefect = [sys.executable, "-m", "prefect", "--no-prompt"]
+    subprocess.run([*prefect, "work-pool", "create", pool, "--type", "process", "--overwrite"], env=found, check=True, capture_output=True)
+    with log.open("w") as output:
+        start = [*prefect, "worker", "start", "--pool", pool, "--type", "process"]
+        process = subprocess.Popen(start, cwd=ROOT, env=found, stdout=output, stderr=output, start_new_session=True)
+        try:
+            yield
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()

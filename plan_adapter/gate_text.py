@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from plan_adapter.canonical import Change, diff_plans
 from plan_adapter.expressions import Foresight
-from plan_adapter.listing import operators_fact
+from plan_adapter.listing import REPLAN_FACT, operators_fact
 from plan_adapter.pictures import mermaid
 from plan_adapter.plan import EFFECTS, ApprovalPolicy, Effect, ExecutionPlan, Step
 from plan_adapter.preview import Preview, RollbackPreview, StepPreview, preview_plan, preview_rollback
@@ -257,6 +257,7 @@ def _at_a_glance(preview: Preview, gates: frozenset[str], plan: ExecutionPlan, e
         *([f"- undone if the run fails{_or_asked(gates)}: {_named(undone)}"] if undone else []),
         *([f"- asks again before {_named(asks)}"] if asks else []),
         *_uses(preview.secrets),
+        *([f"- {REPLAN_FACT}"] if plan.on_failure == "replan" else []),
         *([f"- {operators_fact(plan.approval)}"] if plan.approval is not None and plan.approval.operators else []),
         f"- takes at most: {longest}" + (", waiting for answers apart" if asks else ""),
         _expiry(plan, expires_ms, None),

@@ -24,6 +24,7 @@ EventKind: TypeAlias = Literal[
     "gate_refused",  # an answer given in a form is not taken, and is asked for again; `message` says whose and why
     "gate_answered",  # the gate is closed; `gate` says how, `message` by whom and their note
     "log",  # a line of a step's log (a command's output, the tool's own logger)
+    "replanning",  # a failed step has ended the run, and a model drafts what is left anew; `message` says what failed
     "run_ended",
 ]
 

@@ -7,6 +7,8 @@ from pydantic import JsonValue
 from plan_adapter.plan import EFFECTS, ApprovalPolicy, Effect, ExecutionPlan, Step
 from plan_adapter.readable import as_text, code, counted, duration, fenced, prose
 
+REPLAN_FACT = "when failed steps end the run: a model drafts what is left anew, at most twice, and somebody is asked about that each time"
+
 
 def step_listing(
     step: Step,
@@ -68,6 +70,7 @@ def policy_facts(plan: ExecutionPlan, *, asks: bool, gate_effects: Collection[Ef
     """
     policy, timeout = plan.approval or ApprovalPolicy(), plan.options.approval_timeout_ms
     facts = [operators_fact(policy)] if policy.operators else []
+    facts += [REPLAN_FACT] if plan.on_failure == "replan" else []
     if not asks or not (plan.approval or timeout or gate_effects):
         return facts
     who = " or ".join(code(name) for name in policy.approvers) or "anyone"

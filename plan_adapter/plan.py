@@ -98,6 +98,12 @@ ROLLBACK_DESCRIPTION = (
 )
 
 
+ON_FAILURE_DESCRIPTION = (
+    "`replan`: when failed steps have ended a run, the model of the settings drafts what is left anew, at most twice in a run, and the new "
+    "version waits for an approval, whatever the options say; nothing is rolled back before that."
+)
+
+
 class Rollback(_Model):
     """The call that undoes a completed step; it is approved with the plan, tried once, and has the step's timeout."""
 
@@ -237,6 +243,7 @@ class ExecutionPlan(_Model):
     finally_: list[Step] = Field(default_factory=list, alias="finally", description="Steps that always run at the end. Not executed yet.")
     concurrency: Concurrency | None = Field(default=None, description="Which runs exclude each other. Not executed yet.")
     approval: ApprovalPolicy | None = Field(default=None, description="Who may approve and operate, and how.")
+    on_failure: Literal["replan"] | None = Field(default=None, description=ON_FAILURE_DESCRIPTION)
     isolation: Isolation | None = Field(default=None, description="Where sync tools run, for every step that does not say.")
     outputs: dict[str, JsonValue] = Field(default_factory=dict, description="What a run gives back, by name; may hold `${{ }}`.")
     metadata: dict[str, JsonValue] = Field(default_factory=dict, description="Anything about the plan; not read by the engine.")

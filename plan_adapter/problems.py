@@ -145,6 +145,10 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         # of what a model drafts
         "dropped-dependency": "A corrected answer leaves out a dependency that the answer before had, and with which nothing was wrong.",
         "broken-constraint": "The plan does not keep the order that a constraint asks for. Let the later step depend on the earlier one.",
+        "taken-id": (
+            "A model that plans what is left of a run gave a step the id of one that was begun. Receipts hang on ids, so that its steps "
+            "have ids of their own."
+        ),
         "unnamed-secret": (
             "A model used a secret that was not named to it. Name it in the request's `available_secrets`, or let the plan do without."
         ),
@@ -167,6 +171,10 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         "retried-write": (
             "A step that writes has `max_retries`. Only known failures are retried, but what is not idempotent should not be retried "
             "at all."
+        ),
+        "no-model": (
+            "The plan says `on_failure: replan`, and no model is configured where it is looked at. Where it is run, PLAN_ADAPTER_MODEL and "
+            "its kin name one; without one a failure ends the run as it would otherwise."
         ),
         "expression-in-command": (
             '`${{ }}` inside a shell script would let data become code. Pass the value through `env` and use `"$NAME"` in the script.'

@@ -15,6 +15,7 @@ from pydantic import JsonValue
 
 from plan_adapter.approval import Approver, refuse_operation, requires_approval
 from plan_adapter.approvers.form import PrefectApprover
+from plan_adapter.drafts import Draft
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.carry import Past
 from plan_adapter.execution.redrive import Redrive
@@ -30,6 +31,7 @@ from plan_adapter.runs.performing import Work, create_run, past_of, perform, per
 from plan_adapter.runs.permitting import refuse_going_on, require_approver, require_operator
 from plan_adapter.runs.redrive import fates_of
 from plan_adapter.runs.reopening import askable
+from plan_adapter.runs.replanning import Replanner, refuse_replanning, tools_of_plan
 from plan_adapter.runs.retooling import is_same_but_for_tools, refuse_other_tools, take_tools
 from plan_adapter.runs.rollback import refuse_doubt, require_asker, roll_back
 from plan_adapter.runs.secrets import refuse_missing
@@ -53,6 +55,7 @@ __all__ = [
     "arun_plan",
     "cancel_run",
     "compile_plan",
+    "draft_revision",
     "execute_plan",
     "go_on",
     "resolve_step",
@@ -365,8 +368,8 @@ async def arevise_run(
 
     The run keeps its inputs, its receipts and the approvals of single steps that the new version leaves as they are. A process that
     waits at the run's gate asks anew, and shows what differs. Raises InvalidPlanError, NotApprovedError for who is no operator of the
-    plan that the run has, and RunConflictError where the run has ended, is being executed, was rolled back, or has begun a step that the
-    new version changes.
+    plan that the run has, and RunConflictError where the run has completed, is being executed, was rolled back, or where the new version
+    changes or leaves out a step that has succeeded or may have been done; one all of whose attempts have failed may be mended.
     """
     settings = Settings()
     async with _opened(store, settings) as opened:
@@ -387,6 +390,26 @@ def revise_run(
 ) -> PlanRun:
     """Put `plan`, as a new version, into a run that has not ended, and return the run; see `arevise_run`."""
     return _complete(arevise_run(run_id, plan, tools=tools, by=by, note=note, store=store), twin="arevise_run")
+
+
+async def draft_revision(
+    run_id: str, words: str, *, replanner: Replanner, tools: ToolRegistry, by: str, store: PlanStore | None = None
+) -> Draft:
+    """Return the draft of a new version of what is left of a run's plan, made of its record and a person's words; nothing else is changed.
+
+    Its plan, if one came of it, is for `arevise_run`. Raises NotApprovedError for who is no operator of the plan, RunConflictError where
+    the run takes no new version or an outcome is unknown, ModelError, and InvalidPlanError where its tools are not at hand.
+    """
+    settings = Settings()
+    async with _opened(store, settings) as opened:
+        run = await opened.run(run_id)
+        plan = await opened.get(run.digest)
+        await require_operator(plan, run, opened, settings, by=by, operation="revise")
+        past = await past_of(run, opened)
+        if past.has_rollbacks:
+            raise _rolled_back(run)
+        await refuse_replanning(run, plan, past, opened)
+        return await replanner.drafted(run, words, validated=validate(plan, tools), tools=tools, past=past, store=opened)
 
 
 def compile_plan(
@@ -445,10 +468,7 @@ async def _flow_body(
             await refuse_going_on(run, bound.validated.plan, opened, occasion)
             await _refuse_resume(run, opened)
             if not is_same_but_for_tools(bound, run):
-                raise NotApprovedError(
-                    f"the plan or the inputs of run {run.id} are not those that it was made with: start a new run, "
-                    f"or `plan revise {run.id}` and `plan resume {run.id}`"
-                )
+                bound, occasion = await _revised(bound, run, opened, occasion), replace(occasion, approval=None)
             past = await past_of(run, opened)
             _refuse_what_was_aborted(run, bound.validated.plan, past)
             if _work_for(run, past) is not perform:
@@ -456,6 +476,17 @@ async def _flow_body(
             elif bound.approval_digest != run.approval_digest:
                 run = await take_tools(bound, run, opened, by=occasion.requested_by)
         return await _work_for(run, past)(bound, run, opened, occasion, past=past, way=prefect_way(flow_run_id, opened, occasion.settings))
+
+
+async def _revised(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Occasion) -> BoundPlan:
+    """Return the version that `run` has now, where `bound` is one that it took the place of; raises NotApprovedError for any other plan."""
+    if bound.inputs == run.inputs and any(one.digest == bound.validated.digest for one in await store.revisions(run.id)):
+        tools = occasion.tools or tools_of_plan(bound.validated)
+        return _as_recorded(run, await store.get(run.digest), tools)
+    raise NotApprovedError(
+        f"the plan or the inputs of run {run.id} are not those that it was made with: start a new run, "
+        f"or `plan revise {run.id}` and `plan resume {run.id}`"
+    )
 
 
 def _occasion(approval: Approval | None, approver: Approver | None, hooks: Hooks | None, by: str | None) -> Occasion:

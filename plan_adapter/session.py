@@ -14,7 +14,8 @@ from plan_adapter.hooks import Hooks
 from plan_adapter.plan import ExecutionPlan, PlanStatus
 from plan_adapter.problems import Problem
 from plan_adapter.record import Approval, PlanRun, PlanSummary, RunContext
-from plan_adapter.runner import acancel_run, aresume_run, arun_plan
+from plan_adapter.runner import acancel_run, aresume_run, arevise_run, arun_plan, draft_revision
+from plan_adapter.runs.replanning import Replanner, note_of
 from plan_adapter.runs.secrets import hidden_from_models
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
@@ -105,10 +106,31 @@ class PlanSession:
 
     async def resume(self) -> PlanRun:
         """Go on with the session's run, and return its record; see `aresume_run`."""
+        approval, self._approval = self._approval, None
         self.run = await aresume_run(
-            self._run().id, tools=self.tools, approver=self.approver, store=self.store, hooks=self.hooks, offline=self.offline
+            self._run().id,
+            tools=self.tools,
+            approval=approval,
+            approver=self.approver,
+            store=self.store,
+            hooks=self.hooks,
+            offline=self.offline,
         )
         return self.run
+
+    async def revise(self, words: str, *, by: str) -> ExecutionPlan:
+        """Have what is left of the session's run planned anew, by its record and the words of a person called `by`; return the new version.
+
+        What is done stays. The version is the current plan from then on, and waits for an approval: `resume` uses that of `approve`, given
+        with the run's inputs, or asks. Raises DraftError, and then the run stays as it is, and what `arevise_run` raises.
+        """
+        run, replanner = self._run(), Replanner(self.model, self.tools.names(), asker=self.asker, budget=self.budget)
+        draft = await draft_revision(run.id, words, replanner=replanner, tools=self.tools, by=by, store=self.store)
+        if draft.plan is None:
+            raise DraftError(draft.failure or "no plan came of the words", draft)
+        self.run = await arevise_run(run.id, draft.plan, tools=self.tools, by=by, note=note_of(draft, words), store=self.store)
+        self.current_draft, self.current_plan, self._approval = draft, draft.plan, None
+        return draft.plan
 
     async def cancel(self, reason: str = "cancelled") -> PlanRun:
         """Cancel the session's run, and return its record; see `acancel_run`."""

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 from pydantic import JsonValue
 
+from plan_adapter.agent.replanning import Rest
 from plan_adapter.agent.schema import ACTIONS, COMPLEXITIES
 from plan_adapter.agent.strictness import as_meant
 from plan_adapter.documents import read_document
@@ -29,7 +30,7 @@ _DECISION_FIELDS = frozenset(
     ("action", "speak", "reason", "complexity", "need_thinking", "description", "steps", "plan_steps", "constraints")
 )
 
-_ADVICE = frozenset(("unused-input", "retried-write", "duplicate-dependency", "many-gates"))
+_ADVICE = frozenset(("unused-input", "retried-write", "duplicate-dependency", "many-gates", "no-model"))
 """Warnings that a model is not asked to mend: a person sees them."""
 
 Edges: TypeAlias = frozenset[tuple[str, str]]
@@ -65,9 +66,14 @@ class Decision:
         return frozenset((before, step.id) for step in steps for before in step.depends_on)
 
 
-def read_decision(value: Mapping[str, JsonValue], tools: ToolRegistry, *, task: str, max_steps: int | None) -> Decision:
-    """Return the decision in `value`, with every problem of it and of its plan; never raises for what a model wrote."""
-    reader = _Reader(value, tools)
+def read_decision(
+    value: Mapping[str, JsonValue], tools: ToolRegistry, *, task: str, max_steps: int | None, rest: Rest | None = None
+) -> Decision:
+    """Return the decision in `value`, with every problem of it and of its plan; never raises for what a model wrote.
+
+    With `rest` the steps are those of the rest of a run's plan, and the plan is the whole of it, what stays behind the model's steps.
+    """
+    reader = _Reader(value, tools, rest)
     action = reader.action()
     fields: dict[str, Any] = {
         "speak": reader.text("speak"),
@@ -90,6 +96,7 @@ def read_decision(value: Mapping[str, JsonValue], tools: ToolRegistry, *, task: 
 class _Reader:
     value: Mapping[str, JsonValue]
     tools: ToolRegistry
+    rest: Rest | None = None
     problems: list[Problem] = field(default_factory=list[Problem])
     ids: list[str] = field(default_factory=list[str])
 
@@ -126,18 +133,31 @@ class _Reader:
             return None
         if max_steps is not None and len(written) > max_steps:
             self.add("too-many-steps", "steps", f"the plan has {len(written)} steps, and may have {max_steps}", "do it in fewer")
-        self.ids = _ids(written)
+        self.ids = _ids(written, frozenset() if self.rest is None else self.rest.taken)
         description = self.text("description").strip() or self.text("speak").strip() or task.strip()
         document = {"description": description, "steps": [self._step(step, at) for at, step in enumerate(written)]}
         plan, found = read_document(json.dumps(document))
         self.problems += [Problem(p.code, p.severity, p.at, message=p.message, hint=p.hint) for p in found]
+        if plan is not None and self.rest is not None:
+            self.problems += self.rest.problems_of(plan.steps)
+            plan = self._whole(plan, self.rest)
         if plan is not None:
             known = {(problem.code, problem.at) for problem in self.problems}
-            worth = [problem for problem in lint(plan, self.tools) if problem.severity == "error" or problem.code not in _ADVICE]
+            worth = [problem for problem in lint(plan, self.tools) if problem.severity == "error" or self._may_mend(problem)]
             self.problems += [
                 Problem(p.code, p.severity, p.at, message=p.message, hint=p.hint) for p in worth if (p.code, p.at) not in known
             ]
         return plan
+
+    def _whole(self, plan: ExecutionPlan, rest: Rest) -> ExecutionPlan:
+        whole = rest.joined(plan.steps)
+        whole._problems = plan._problems  # pyright: ignore[reportPrivateUsage]  # what only follows from these is not told
+        return whole
+
+    def _may_mend(self, warning: Problem) -> bool:
+        """Return whether the model is asked to mend a warning: not of what it has not written."""
+        own = tuple(f"steps[{place}]" for place in range(len(self.ids)))
+        return warning.code not in _ADVICE and (self.rest is None or warning.at.startswith(own))
 
     def _step(self, written: JsonValue, number: int) -> JsonValue:
         if not isinstance(written, dict):
@@ -152,6 +172,8 @@ class _Reader:
         step["id"] = self.ids[number]
         if "depends_on" in step:
             step["depends_on"] = self._dependencies(step["depends_on"], at)
+        if self.rest is not None and step.get("tool_name") in self.rest.gated:
+            step["requires_approval"] = True  # as the step had that it takes the place of
         self._mean(step)
         if isinstance(rollback := step.get("rollback"), dict):
             self._mean(rollback)
@@ -212,10 +234,10 @@ def _place(name: JsonValue, ids: list[str]) -> int | None:
     return None
 
 
-def _ids(steps: list[JsonValue]) -> list[str]:
-    """Return the ids of the steps, made where none is written."""
+def _ids(steps: list[JsonValue], others: frozenset[str]) -> list[str]:
+    """Return the ids of the steps, made where none is written, and then none of `others`."""
     written = [cast("dict[str, JsonValue]", step).get("id") if isinstance(step, dict) else None for step in steps]
-    taken, found = {name for name in written if isinstance(name, str)}, list[str]()
+    taken, found = {*others, *(name for name in written if isinstance(name, str))}, list[str]()
     for number, name in enumerate(written):
         free = name if isinstance(name, str) and name else f"step_{number + 1}"
         while free != name and free in taken:

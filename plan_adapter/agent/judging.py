@@ -1,11 +1,12 @@
 """`Judge`: whether an answer of a model can be used for a draft, and the plan of one that can."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from plan_adapter.agent.answers import Reading
 from plan_adapter.agent.constraints import judged_constraints
 from plan_adapter.agent.decision import Decision, Edges, read_decision
+from plan_adapter.agent.replanning import Rest
 from plan_adapter.drafts import Draft, PlanRequest
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.graph import ancestors_of
@@ -31,18 +32,27 @@ def unplannable(request: PlanRequest, tools: ToolRegistry) -> str | None:
     return None
 
 
-def unnamed_secrets(validated: ValidatedPlan, allowed: Collection[str]) -> list[Problem]:
-    """Return a problem for each step of a plan that no person wrote which uses another secret than those that were `allowed`, by name."""
+def unnamed_secrets(validated: ValidatedPlan, allowed: Collection[str], rest: Rest | None = None) -> list[Problem]:
+    """Return a problem for each step of a plan that no person wrote which uses another secret than those that were `allowed`, by name.
+
+    In the `rest` of a run's plan a secret may also go to the tools that the plan handed it to.
+    """
     named = ", ".join(f"`{name}`" for name in allowed) or "none"
+    handed: Mapping[str, frozenset[str]] = {} if rest is None else rest.secrets
     problems = list[Problem]()
     for step in validated.plan.steps:
-        templates = [("parameters", validated.parameters[step.id])]
-        templates += [("rollback.parameters", validated.rollbacks[step.id].parameters)] if step.id in validated.rollbacks else []
-        for field_name, template in templates:
-            if unnamed := sorted(set(template.secrets) - set(allowed)):
+        if rest is not None and step.id in rest.kept:
+            continue
+        calls = [("parameters", validated.tools[step.id].name, validated.parameters[step.id])]
+        if (undo := validated.rollbacks.get(step.id)) is not None:
+            calls.append(("rollback.parameters", undo.tool.name, undo.parameters))
+        for field_name, tool, template in calls:
+            unnamed = set(template.secrets) - set(allowed)
+            if unnamed := sorted(name for name in unnamed if tool not in handed.get(name, ())):
                 at = f"steps[{step.index}].{field_name}"
                 message = f"the plan may not use the secret {', '.join(f'`{name}`' for name in unnamed)}"
-                problems.append(Problem("unnamed-secret", at=at, message=message, hint=f"it may use: {named}"))
+                hint = "".join(f"; `{name}` with {', '.join(f'`{one}`' for one in sorted(tools))}" for name, tools in handed.items())
+                problems.append(Problem("unnamed-secret", at=at, message=message, hint=f"it may use: {named}{hint}"))
     return problems
 
 
@@ -52,6 +62,7 @@ class Judge:
 
     draft: Draft
     tools: ToolRegistry
+    rest: Rest | None = None  # of a run's plan, where no whole plan is drafted
     dropped: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])  # dependencies whose loss was told
 
     def judged(self, reading: Reading, before: Decision | None = None) -> tuple[Decision | None, list[Problem]]:
@@ -59,12 +70,12 @@ class Judge:
         if reading.value is None:
             return None, [Problem("syntax", message=reading.problem, hint="answer with one JSON object")]
         request = self.draft.request
-        decision = read_decision(reading.value, self.tools, task=request.task, max_steps=request.max_steps)
+        decision = read_decision(reading.value, self.tools, task=request.task, max_steps=request.max_steps, rest=self.rest)
         problems = list(decision.problems)
         if decision.plan is not None and not problems:
             validated = validate(decision.plan, self.tools)
             ancestors = ancestors_of(validated.dependencies)
-            problems += unnamed_secrets(validated, request.available_secrets)
+            problems += unnamed_secrets(validated, request.available_secrets, self.rest)
             problems += judged_constraints(request.constraints, decision.claims, ancestors)[1]
             if before is not None:
                 problems += self._lost(before, decision, {(a, b) for b, names in ancestors.items() for a in names})
@@ -74,10 +85,13 @@ class Judge:
         """Make the plan of `decision`, with which nothing is wrong, that of the draft."""
         draft, plan, request = self.draft, decision.plan, self.draft.request
         assert plan is not None
-        options = (request.options or ExecutionOptions()).model_copy(deep=True)
-        options.require_approval, options.auto_approve = True, False
-        plan.options = options
-        plan.metadata = {**request.metadata}
+        if self.rest is None:
+            options = (request.options or ExecutionOptions()).model_copy(deep=True)
+            options.require_approval, options.auto_approve = True, False
+            plan.options = options
+            plan.metadata = {**request.metadata}
+        else:
+            plan = self.rest.settled(plan)
         try:
             validated = validate(plan, self.tools)
         except InvalidPlanError as error:  # of the request's own options and metadata

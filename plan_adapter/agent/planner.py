@@ -14,6 +14,7 @@ from plan_adapter.agent.decision import Decision
 from plan_adapter.agent.hiding import hidden_at_hand, hidden_note, shown_request, shown_text
 from plan_adapter.agent.judging import Judge, tools_at_hand, unplannable
 from plan_adapter.agent.model import Effort, Message, Model, ModelAnswer, Question
+from plan_adapter.agent.replanning import Rest
 from plan_adapter.agent.schema import draft_outline, draft_schema
 from plan_adapter.drafts import Draft, ModelCall, PlanRequest
 from plan_adapter.errors import DraftError, ModelError
@@ -113,11 +114,11 @@ class Planner:
             raise DraftError(draft.failure or "no plan came of the task", draft)
         return draft.plan
 
-    async def drafted(self, request: PlanRequest, *, draft_id: str | None = None) -> Draft:
+    async def drafted(self, request: PlanRequest, *, draft_id: str | None = None, rest: Rest | None = None) -> Draft:
         """Return the whole story of a draft; its `plan` is valid, or None, and then `failure` says why.
 
         With the id of a draft whose process ended, and its request, answers that are kept are not asked for again, neither of the model
-        nor of a person.
+        nor of a person. With `rest` the model plans only that of a run's plan, and the draft's plan is the whole new version.
         """
         tools, hide = tools_at_hand(request, self._tools), self._means.hide or await hidden_at_hand()
         request, hidden = shown_request(request, hide)
@@ -130,7 +131,7 @@ class Planner:
         if hidden:
             draft.notes.append(hidden_note(hidden))
         kept = [] if self._means.keep is None else await self._means.keep.begin(draft)
-        drafting = _Drafting(self._means, draft, Judge(draft, tools), _Form.of(request, tools, hide), kept)
+        drafting = _Drafting(self._means, draft, Judge(draft, tools, rest), _Form.of(request, tools, hide), kept)
         decision = await drafting.phase("quick")
         if decision is not None and decision.need_thinking:
             decision = await self._deeper(drafting, decision)
@@ -194,8 +195,8 @@ class _Drafting:
 
     async def phase(self, name: str) -> Decision | None:
         """Return a decision with a valid plan; None with the draft's failure set."""
-        form = self.form
-        opening = form.hidden(prompts.opening(self.draft.request, self.judge.tools, deep=name == "deep"))
+        form, is_rest = self.form, self.judge.rest is not None
+        opening = form.hidden(prompts.opening(self.draft.request, self.judge.tools, deep=name == "deep", is_rest=is_rest))
         dialogue, latest = list[Message](), list[Message]()  # what the person was asked; the last answer and what is said to it
         stuck, fewest, before = 0, None, None
         while (spent := self._spent()) is None:

@@ -20,6 +20,9 @@ class YesRefusedError(NotApprovedError):
 class YesApprover:
     """Approves what it is asked, in the name of the operating system's user: `--yes`."""
 
+    is_beforehand = True
+    """Its word was given before anything was there to read: what a model drafts meanwhile is not approved by it."""
+
     def foresee(self, rules: GateRules) -> None:
         """Raise YesRefusedError where the approval would not be taken."""
         if (reason := refusal(rules, by=os_user(), known_by="os_user", decision="approve")) is not None:

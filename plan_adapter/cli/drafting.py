@@ -144,10 +144,16 @@ def _call_json(call: "ModelCall") -> dict[str, Any]:
 
 def report(draft: "Draft", destination: Destination, *, as_json: bool) -> ExitCode:
     """Write the plan, then tell what is to be known of it, or why there is none; as JSON it was printed before."""
-    from plan_adapter.draft_text import cost_of, standing_of
-
     if draft.plan is not None and (not as_json or destination.path is not None):
         destination.write_plan(draft.plan)
+    tell(draft)
+    return ExitCode.DONE if draft.plan is not None else ExitCode.FAILED
+
+
+def tell(draft: "Draft") -> None:
+    """Tell what is to be known of a draft beside its plan, or why it has none, and what it cost."""
+    from plan_adapter.draft_text import cost_of, standing_of
+
     if draft.speak:
         output.note(f"the model says: {one_line(draft.speak)}")
     for kept in draft.constraints:
@@ -159,7 +165,6 @@ def report(draft: "Draft", destination: Destination, *, as_json: bool) -> ExitCo
         _tell_problems(draft)
     if draft.usage.total:
         output.note(f"{cost_of(draft)}, by {one_line(draft.calls[-1].model)}")
-    return ExitCode.DONE if draft.plan is not None else ExitCode.FAILED
 
 
 def _tell_problems(draft: "Draft") -> None:

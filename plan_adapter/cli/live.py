@@ -14,7 +14,7 @@ from rich.text import Text
 
 from plan_adapter.approvers.conversation import Conversation
 from plan_adapter.cli import output
-from plan_adapter.cli.progress import LinkOnce, Links, gate_line, how_to_answer, recent_lines
+from plan_adapter.cli.progress import LinkOnce, Links, gate_line, how_to_answer, recent_lines, replanning_line
 from plan_adapter.cli.records import ASCII_MARKS, MARKS, step_end
 from plan_adapter.hooks import Event
 from plan_adapter.plan import StepStatus
@@ -60,6 +60,8 @@ class LiveDisplay:
             self._start(event)
         elif event.kind == "run_ended":
             self.close()
+        elif event.kind == "replanning":
+            self._print(Text(replanning_line(event), style="yellow"))
         elif event.gate is not None:
             self._gate(event)
         elif event.step is not None:

@@ -136,12 +136,19 @@ def plain_lines(event: Event) -> list[str]:
             return [gate_line(event)]
         case "log":
             return [f"{step} | {text}" for text in (event.message or "").splitlines()]
+        case "replanning":
+            return [replanning_line(event)]
         case "run_ended":
             return []  # the result tells it
         case _:
             assert event.step is not None
             done = "completed in " if event.kind == "step_completed" and not event.step.carried else ""
             return [f"{step}: {done}{step_end(event.step)}"]
+
+
+def replanning_line(event: Event) -> str:
+    """Return why a model is asked for a new version of the rest of the plan."""
+    return f"{one_line(event.message or 'a step failed')}: a model drafts what is left anew"
 
 
 def failed_attempt(event: Event) -> str:

@@ -7,11 +7,13 @@ from plan_adapter.cli.answering import find_run
 from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.differences import difference_lines, difference_title
+from plan_adapter.cli.drafting import Person, call_line, draft_json, tell
 from plan_adapter.cli.records import run_json
-from plan_adapter.cli.sources import open_store, plan_of, tools_of
+from plan_adapter.cli.sources import drafting_tools_of, is_plan, is_words, model_of, open_store, plan_of, tools_of
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
+    from plan_adapter.drafts import Draft
     from plan_adapter.plan import ExecutionPlan
     from plan_adapter.record import PlanRun
     from plan_adapter.store.store import PlanStore
@@ -25,18 +27,25 @@ async def revise(
     *,
     note: str = "",
     edit: bool = False,
+    tool: list[str] | None = None,
+    secret: list[str] | None = None,
     tools: list[str] | None = None,
     json: bool = False,
 ) -> int:
-    """Put a new version of its plan into a run that has not ended, show what differs, and have it approved anew.
+    """Put a new version of its plan into a run that has not completed, show what differs, and have it approved anew.
 
-    The run keeps its inputs, what its steps have done, and the approvals of single steps that the new version leaves as they are.
+    The run keeps its inputs, what its steps have done, and the approvals of single steps that the new version leaves as they are. A step
+    that has succeeded, or may have been done, stays as it is; one that has failed may be mended or left out.
+
+    Words in place of a plan have the model of the settings plan what is left: it sees the record, and the steps that are done stay.
 
     Args:
         run: The id of a run or its beginning, or of a flow run.
-        plan: The new version: a plan document, `-` for stdin, or a stored plan.
+        plan: The new version: a plan document, `-` for stdin, a stored plan; or words that say what is to be otherwise.
         note: Why; it is recorded with the version.
         edit: Open the recorded plan in your editor (VISUAL, EDITOR) instead.
+        tool: With words: the name of a built-in tool that the model may use beside those of the plan; may be repeated.
+        secret: With words: a name that the model may use as `${{ secrets.NAME }}` beside those of the plan; may be repeated.
         tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
         json: Print the run as a JSON object, with `changes`.
     """
@@ -45,29 +54,83 @@ async def revise(
     from plan_adapter.runner import arevise_run
 
     if edit == (plan is not None):
-        raise UsageError("give the new version as a file, or --edit")
+        raise UsageError("give the new version as a file, or in words, or --edit")
+    words = plan if plan is not None and is_words(plan) else None
+    if (tool or secret) and words is None:
+        raise UsageError("--tool and --secret are for a model: say in words what is to be otherwise")
     registry = tools_of(tools or [])
     async with open_store(Settings()) as store:
         found = await find_run(run, store)
         old = await store.get(found.digest)
-        new = await _edited(found, store, registry) if edit else await plan_of(plan or "", store)
-        if new is None:
-            output.note(f"run {found.id} stays as it is")
-            return ExitCode.DONE
-        is_attended = any(gate.attended is not False for gate in await store.gates(run_id=found.id))
         try:
-            revised = await arevise_run(found.id, new, tools=registry, by=os_user(), note=note, store=store)
+            draft = None if words is None else await _drafted(found, words, store, registry, *_named(tools, tool, secret), as_json=json)
+            new = draft.plan if draft is not None else await _written(found, plan, store, registry)
+            if new is None:
+                output.note(f"run {found.id} stays as it is")
+                return ExitCode.DONE if draft is None else ExitCode.FAILED
+            is_attended = any(gate.attended is not False for gate in await store.gates(run_id=found.id))
+            why = note if draft is None else _note(draft, note or words or "")
+            revised = await arevise_run(found.id, new, tools=registry, by=os_user(), note=why, store=store)
         except RunConflictError as error:
             raise UsageError(str(error)) from error
         is_asked = bool(await store.gates(run_id=revised.id))
     lines = difference_lines(old, new)
     if json:
-        output.json_line({**run_json(revised, steps=False), "changes": lines})
+        output.json_line({**run_json(revised, steps=False), "changes": lines, **({} if draft is None else {"draft": draft.id})})
     else:
         output.line("\n".join([difference_title(lines), *lines]))
         output.line(f"run {revised.id} has the new version: {revised.status}")
     _tell_next(revised, is_attended=is_attended, is_asked=is_asked)
     return ExitCode.DONE
+
+
+def _named(tools: list[str] | None, names: list[str] | None, secrets: list[str] | None) -> tuple[list[str], tuple[str, ...]]:
+    """Return the names of the tools and secrets that somebody named to a model: tools that were brought along, and built-in ones."""
+    return drafting_tools_of(tools or [], names or []).names(), tuple(secrets or ())
+
+
+async def _drafted(
+    run: "PlanRun", words: str, store: "PlanStore", tools: "ToolRegistry", names: list[str], secrets: tuple[str, ...], *, as_json: bool
+) -> "Draft":
+    """Return what the model makes of the words, told to the person; as JSON printed where no plan came of it."""
+    from plan_adapter.agent.planner import Budget
+    from plan_adapter.approval import os_user
+    from plan_adapter.runner import draft_revision
+    from plan_adapter.runs.replanning import Replanner
+
+    if not words.strip():
+        raise UsageError("the words are empty: say what is to be otherwise")
+    settings, person = Settings(), Person()
+    model = model_of(settings)
+    budget = Budget(seconds=settings.draft_timeout_seconds)
+    replanner = Replanner(model, names, secrets, person, budget, on_call=lambda call: output.note(call_line(call)))
+    output.note(f"asking {model.name}, which plans what is left of run {run.id}")
+    try:
+        draft = await draft_revision(run.id, words.strip(), replanner=replanner, tools=tools, by=os_user(), store=store)
+    finally:
+        await model.aclose()
+    if as_json and draft.plan is None:
+        output.json_line(draft_json(draft, question=person.unanswered))
+    tell(draft)
+    return draft
+
+
+def _note(draft: "Draft", words: str) -> str:
+    from plan_adapter.runs.replanning import note_of
+
+    return note_of(draft, words)
+
+
+async def _written(run: "PlanRun", source: str | None, store: "PlanStore", tools: "ToolRegistry") -> "ExecutionPlan | None":
+    """Return the new version that a person wrote, in a document or, where `source` is None, in the editor."""
+    if source is None:
+        return await _edited(run, store, tools)
+    if not is_plan(source):
+        raise UsageError(
+            f"no such plan: there is no file `{source}`; words for a model are more than one word, in quotes: plan revise {run.id[:8]} "
+            '"retry on the other mirror"'
+        )
+    return await plan_of(source, store)
 
 
 async def _edited(run: "PlanRun", store: "PlanStore", tools: "ToolRegistry") -> "ExecutionPlan | None":

@@ -1,5 +1,6 @@
 """`plan show`."""
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,22 +10,29 @@ from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import gate_json, run_json
 from plan_adapter.cli.sources import STDIN, STORED, is_stored, open_store, plan_of
 from plan_adapter.cli.waiting import Standing, standing_of
+from plan_adapter.execution.carry import is_rollback
+from plan_adapter.readable import code, counted
 from plan_adapter.settings import Settings
 from plan_adapter.tool_changes import CodeChange, code_changes
 
 if TYPE_CHECKING:
     from plan_adapter.plan import ExecutionPlan
+    from plan_adapter.record import Attempt, PlanRun, Receipt
+
+SHOWN_CHARACTERS = 500
+"""How much of an error is shown."""
 
 
 async def show(plan_or_run: str | None = None, /, *, draft: bool = False, json: bool = False) -> int:
     """Show a plan with every dependency, those that references make, too, or a run with its steps, their ends and why, and its approvals.
 
-    Of a run also: where the code of a tool was not the same from one attempt to the next.
+    Of a run also: steps that earlier versions of its plan had begun, and where the code of a tool was not the same from one attempt to the
+    next.
 
     Args:
         plan_or_run: A plan document, `-` for stdin, `store:name@version`, the id of a run or its beginning, or a plan's digest.
         draft: Show the draft of that id with every question to the model and its answer; without an id list the newest drafts.
-        json: Print one JSON object; that of a run has its `steps`, open `gates`, `approvals` and `code_changes`.
+        json: Print one JSON object; that of a run has its `steps`, open `gates`, `approvals`, `code_changes` and `earlier_steps`.
     """
     from plan_adapter.canonical import plan_digest
     from plan_adapter.formatting import format_plan
@@ -67,6 +75,7 @@ class ShownRun:
 
     standing: Standing
     code: list[CodeChange]
+    earlier: list[dict[str, Any]]  # steps of versions before, which the plan has no more, and how they ended
 
 
 def _show_run(found: ShownRun, *, as_json: bool) -> None:
@@ -76,12 +85,29 @@ def _show_run(found: ShownRun, *, as_json: bool) -> None:
     if as_json:
         gates, answers = [gate_json(gate) for gate in standing.gates], [asdict(answer) for answer in standing.answers]
         changed = [_code_json(change) for change in found.code]
-        output.json_line({**run_json(run, steps=True), "gates": gates, "approvals": answers, "code_changes": changed})
+        output.json_line(
+            {**run_json(run, steps=True), "gates": gates, "approvals": answers, "code_changes": changed, "earlier_steps": found.earlier}
+        )
         return
-    code = ["", "## Code", "", *(f"- {change}" for change in found.code)] if found.code else []
-    output.line("\n".join([format_plan(run, standing=standing.used).rstrip("\n"), *code, *standing.lines()]))
+    changed = ["", "## Code", "", *(f"- {change}" for change in found.code)] if found.code else []
+    gone = ["", "## Steps of earlier versions", "", *map(_earlier_line, found.earlier)] if found.earlier else []
+    output.line("\n".join([format_plan(run, standing=standing.used).rstrip("\n"), *gone, *changed, *standing.lines()]))
     if (hint := standing.hint()) is not None:
         output.note(hint)
+
+
+def _earlier_steps(run: "PlanRun", attempts: "list[Attempt]", receipts: "list[Receipt]") -> list[dict[str, Any]]:
+    """Return the steps that were begun and that the plan of `run` has no more, in the order in which they began."""
+    steps, errors = {step.id for step in run.steps}, {receipt.step_id: receipt.error for receipt in receipts}
+    gone = [attempt for attempt in attempts if attempt.step_id not in steps and not is_rollback(attempt.step_id)]
+    counts = Counter(attempt.step_id for attempt in gone)
+    tools = {attempt.step_id: attempt.tool_name for attempt in gone}
+    return [{"id": name, "tool_name": tools[name], "attempts": counts[name], "error": errors.get(name)} for name in counts]
+
+
+def _earlier_line(step: dict[str, Any]) -> str:
+    error = f": {code(step['error'][:SHOWN_CHARACTERS])}" if step["error"] else ""
+    return f"- {code(step['id'])} ({code(step['tool_name'])}): did not succeed in {counted(step['attempts'], 'attempt')}{error}"
 
 
 def _code_json(change: CodeChange) -> dict[str, Any]:
@@ -100,7 +126,9 @@ async def _find(word: str) -> "ExecutionPlan | ShownRun":
     async with open_store(Settings()) as store:
         try:
             run = await end_overdue(await store.run(word), store)
-            return ShownRun(await standing_of(run, store), code_changes(await store.attempts(run.id)))
+            attempts = await store.attempts(run.id)
+            earlier = _earlier_steps(run, attempts, await store.receipts(run.id))
+            return ShownRun(await standing_of(run, store), code_changes(attempts), earlier)
         except RunConflictError as no_run:
             if not is_stored(word):
                 raise UsageError(f"`{word}` is no file, and {no_run}") from no_run

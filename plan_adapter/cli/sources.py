@@ -23,11 +23,7 @@ STORED = "store:"
 STDIN = "<stdin>"
 """What `-` is turned into, which the parser of arguments would take for an option."""
 
-NO_KEY = (
-    "set PLAN_ADAPTER_MODEL_KEY or OPENAI_API_KEY, or PLAN_ADAPTER_MODEL_URL (or --model-url) to the base URL of a server that needs none"
-)
-NO_MODEL = f"no model is configured: set PLAN_ADAPTER_MODEL (or give --model) to its name, and {NO_KEY}"
-
+_TOKEN = re.compile(r"[A-Za-z0-9_.@/:-]+")
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})")
 
 
@@ -54,20 +50,13 @@ def drafting_tools_of(imports: Sequence[str], names: Sequence[str]) -> "ToolRegi
 
 def model_of(settings: Settings, name: str | None = None, url: str | None = None) -> "OpenAIModel":
     """Return the model of the command line, else of the settings, of which nothing was asked; raises UsageError with what to set."""
-    name, url = name or settings.model or None, url or settings.model_url or None
-    if name is None:
-        raise UsageError(NO_MODEL)
-    if url is not None and not url.startswith(("http://", "https://")):
-        raise UsageError("PLAN_ADAPTER_MODEL_URL or --model-url is no URL: write it as in http://127.0.0.1:8080/v1")
-    key = settings.model_key.get_secret_value().strip() if settings.model_key is not None else ""
-    if not (key.isascii() and key.isprintable()):
-        raise UsageError("PLAN_ADAPTER_MODEL_KEY holds a character that no header can carry")
-    if url is None and not key and not os.environ.get("OPENAI_API_KEY"):
-        raise UsageError(f"there is no key for the model `{name}`: {NO_KEY}")
-    from plan_adapter.agent.model import OpenAIModel
+    from plan_adapter.agent import configured
+    from plan_adapter.errors import ModelError
 
-    timeout, stream = settings.model_timeout_seconds, settings.model_stream
-    return OpenAIModel(name, base_url=url, api_key=key or None, timeout_seconds=timeout, stream=stream)
+    try:
+        return configured.model_of(settings, name, url)
+    except ModelError as error:
+        raise UsageError(str(error)) from error
 
 
 def read_plan(source: str) -> "tuple[ExecutionPlan | None, list[Problem]]":
@@ -80,6 +69,16 @@ def read_plan(source: str) -> "tuple[ExecutionPlan | None, list[Problem]]":
 def is_stored(source: str) -> bool:
     """Return whether `source` names a plan in the store: `store:name`, `store:name@version`, or a digest that is no file."""
     return source.startswith(STORED) or (_DIGEST.fullmatch(source) is not None and not Path(source).exists())
+
+
+def is_words(source: str) -> bool:
+    """Return whether `source` is words for a model, not where a plan is: a single token that is no file is rather a name mistyped."""
+    return _TOKEN.fullmatch(source) is None and not is_plan(source)
+
+
+def is_plan(source: str) -> bool:
+    """Return whether a plan may stand at `source`: stdin, a name in the store, or a path that is there."""
+    return source == STDIN or is_stored(source) or os.path.exists(source)  # noqa: PTH110  # Path.exists raises for a long text
 
 
 async def plan_of(source: str, store: "PlanStore | None" = None) -> "ExecutionPlan":

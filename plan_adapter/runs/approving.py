@@ -56,7 +56,7 @@ async def approve_run(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> App
         try:
             answer = await _found(bound, run, keeper) or await _asked(bound, run, keeper)
         except _RevisedError:
-            bound = await _renewed(run, keeper)
+            bound = await renewed(run, keeper)
             continue
         if answer is None:
             return None
@@ -226,7 +226,7 @@ class _RevisedError(Exception):
     """A new version of the plan took the place of the one that was asked about."""
 
 
-async def _renewed(run: PlanRun, keeper: GateKeeper) -> BoundPlan:
+async def renewed(run: PlanRun, keeper: GateKeeper) -> BoundPlan:
     """Return the new version of the plan of `run`, and write it into `run`; raises RunConflictError where its tools are not at hand."""
     tools = keeper.occasion.tools
     if tools is None:

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from plan_adapter.approval import ApprovedPlan
 from plan_adapter.crash_points import reached
-from plan_adapter.errors import ExpressionError, LeaseLostError, StoreError
+from plan_adapter.errors import ExpressionError, LeaseLostError, PlanAdapterError, StoreError
 from plan_adapter.execution.cancellation import Stop, watch
 from plan_adapter.execution.carry import Past
 from plan_adapter.execution.direct import DirectCalls
@@ -29,15 +29,16 @@ from plan_adapter.execution.standing import with_rollback
 from plan_adapter.execution.status import conclude, rolls_back
 from plan_adapter.plan import PlanStatus, StepStatus, new_id
 from plan_adapter.record import PlanRun, Recorder, RunReason, StepRun
-from plan_adapter.runs.approving import approve_run
+from plan_adapter.runs.approving import approve_run, open_detached, renewed
 from plan_adapter.runs.call_gates import CallGates
 from plan_adapter.runs.gates import FormDoor, GateKeeper
 from plan_adapter.runs.occasion import Occasion
 from plan_adapter.runs.outcomes import OutcomeGates
+from plan_adapter.runs.replanning import BY_ITSELF, drafted_by_itself, note_of, past_of_version, wants_replanning
 from plan_adapter.runs.secrets import secrets_of
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
-from plan_adapter.validation import BoundPlan, ValidatedPlan
+from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate
 
 if TYPE_CHECKING:
     from plan_adapter.engine.connection import Server
@@ -119,17 +120,29 @@ async def perform(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Oc
     """Have `run` approved, execute its steps, and keep the record, whatever happens to them."""
     keeper = GateKeeper(run, store, occasion, way.door, way.cancellation)
     try:
-        approved = await approve_run(bound, run, keeper)
-        if approved is not None:
-            return await _perform(approved, keeper, past=past, way=way)
+        while (approved := await approve_run(bound, run, keeper)) is not None:
+            version = await _perform(approved, keeper, past=past, way=way)
+            if version is None:
+                return run
+            bound, past = version, past_of_version(await past_of(run, store), past.fates, version.validated.plan)
+            keeper.occasion = _for_drafted(keeper.occasion)
+            if keeper.occasion.approver is None and not keeper.occasion.asks_in_form:
+                await open_detached(bound, run, store, occasion.settings)
+                return run
         run.steps = (await store.run(run.id)).steps  # who goes on with a run reads it without results
         return run
     finally:
         await keeper.leave()
 
 
-async def _perform(approved: ApprovedPlan, keeper: GateKeeper, *, past: Past, way: Way) -> PlanRun:
-    """Execute the steps of what is approved."""
+def _for_drafted(occasion: Occasion) -> Occasion:
+    """Return who is asked about what a model drafted: nobody whose word was given before that."""
+    is_beforehand = getattr(occasion.approver, "is_beforehand", False)
+    return replace(occasion, approval=None, approver=None if is_beforehand else occasion.approver)
+
+
+async def _perform(approved: ApprovedPlan, keeper: GateKeeper, *, past: Past, way: Way) -> BoundPlan | None:
+    """Execute the steps of what is approved; return the new version of the rest where a failure has one drafted, which waits then."""
     run, store, occasion = keeper.run, keeper.store, keeper.occasion
     run.status, run.reason, run.message, run.completed_at = PlanStatus.EXECUTING, None, None, None
     run.started_at = run.started_at or await store.now()
@@ -142,13 +155,16 @@ async def _perform(approved: ApprovedPlan, keeper: GateKeeper, *, past: Past, wa
     scope.gates, scope.outcomes = CallGates(approved, keeper, scope.stop, unended), OutcomeGates(approved, keeper)
     keeper.clean, keeper.why_stopped = scope.secrets.scrubber.value, lambda: scope.stop.message
     scope.tell("run_started")
-    rollback = None
+    rollback = undrafted = None
     try:
         async with watched(scope, store, partial(store.cancel_request, run.id), way.cancellation):
             await execute(scope, way.call_step)
         if scope.is_left:
             await _leave_waiting(run, store)
-            return run
+            return None
+        version, undrafted = await _replanned(scope, keeper, way)
+        if version is not None:
+            return version
         rollback = await _rollback_of(scope, store, way)
         if rollback is not None:
             # One that was cancelled in Prefect is so still: that ended the steps, and says nothing against their rollback.
@@ -156,10 +172,51 @@ async def _perform(approved: ApprovedPlan, keeper: GateKeeper, *, past: Past, wa
             await undo(rollback, store, None if was_in_prefect else way.cancellation)
     finally:
         if all(step.completed_at for step in run.steps):
-            await _conclude(scope, store, rollback)
+            await _conclude(scope, store, rollback, undrafted)
         elif run.status is PlanStatus.EXECUTING:
             await _let_go(run, store)
-    return run
+    return None
+
+
+async def _replanned(scope: RunScope, keeper: GateKeeper, way: Way) -> tuple[BoundPlan | None, str | None]:
+    """Return the new version of what is left where a failure is to have one drafted, or in words why none came of it.
+
+    The run waits for its approval then. Whoever cancels it meanwhile ends the draft.
+    """
+    run, store, validated = scope.run, keeper.store, scope.approved.bound.validated
+    conclude(run, scope.stop, scope.refusal, left=scope.past.left)
+    if run.reason is not RunReason.STEP_FAILED or not await wants_replanning(run, validated.plan, store):
+        return None, None
+    run.message = scope.secrets.scrubber.text(run.message or "")  # a model is told it, and the note of the version holds it
+    scope.tell("replanning", message=run.message)
+    ended = await store.now()
+    drafting = asyncio.ensure_future(drafted_by_itself(run, validated, await past_of(run, store), store, keeper.occasion))
+    try:
+        async with watched(scope, store, partial(store.cancel_request, run.id), way.cancellation):
+            await asyncio.wait({drafting, scope.stop.future}, return_when=asyncio.FIRST_COMPLETED)
+        if (reason := await store.cancel_request(run.id)) is not None:  # in the moment when the draft was there
+            scope.stop.set("cancelled", reason)
+        if scope.stop.is_set:
+            return None, None
+        draft, tools = await drafting
+        if draft.plan is None:
+            return None, draft.failure
+        bound = bind_inputs(validate(draft.plan, tools), run.inputs)
+        if bound.approval_digest == run.approval_digest:
+            return None, f"the model changes nothing (`plan show --draft {draft.id}`)"
+    except StoreError:
+        raise
+    except PlanAdapterError as error:
+        return None, str(error)
+    finally:
+        drafting.cancel()
+        await asyncio.gather(drafting, return_exceptions=True)
+    run.completed_at = ended
+    await store.update_run(run)  # it has ended: the next start of it is that of the new version
+    note = note_of(draft, run.message or "")
+    await store.revise_run(run.id, bound.validated, bound.approval_digest, by=BY_ITSELF, note=note)
+    keeper.occasion = replace(keeper.occasion, tools=tools)
+    return await renewed(run, keeper), None
 
 
 async def _leave_waiting(run: PlanRun, store: PlanStore) -> None:
@@ -291,10 +348,12 @@ async def _let_go(run: PlanRun, store: PlanStore) -> None:
         log.info("run %s could not be released: %s", run.id, error)  # the store's error comes to the caller anyway
 
 
-async def _conclude(scope: RunScope, store: PlanStore, rollback: Rollback | None) -> None:
+async def _conclude(scope: RunScope, store: PlanStore, rollback: Rollback | None, undrafted: str | None) -> None:
     conclude(scope.run, scope.stop, scope.refusal, left=scope.past.left)
     scope.run.outputs, problem = _outputs(scope)
     scope.run.message = scope.run.message or problem
+    if undrafted is not None:
+        scope.run.message = f"{scope.run.message}; what is left could not be drafted anew: {undrafted}"
     await end_run(scope, store, rollback)
 
 

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, delete, insert, select, update
 from plan_adapter.canonical import canonical_document
 from plan_adapter.errors import RunConflictError
 from plan_adapter.plan import PlanStatus, StepStatus
-from plan_adapter.record import PlanRun, StepRun
+from plan_adapter.record import ABORTED, Outcome, PlanRun, StepRun
 from plan_adapter.store import chain, entries, gates, leases, runs
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now
@@ -19,7 +19,7 @@ from plan_adapter.store.digests import plain
 from plan_adapter.store.plans import plan_row, put_plan
 from plan_adapter.store.rows import Row, context_of, dump_json, load_json, whose
 from plan_adapter.store.steps import fixed_parts
-from plan_adapter.store.tables import attempts, plans, revisions, step_runs
+from plan_adapter.store.tables import attempts, plans, receipts, revisions, step_runs
 from plan_adapter.store.tables import runs as run_table
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def revise(
     """Put a new version of the plan, or the same plan with other tools, into a run, which then waits for its approval; return the run.
 
     Its open gates are closed as superseded. Raises RunConflictError for a run that has completed or that a living process
-    executes, for a version that changes nothing, and for one that changes steps that were begun.
+    executes, for a version that changes nothing, and for one that changes or leaves out steps that have succeeded or may have been done.
     """
     run = _locked(connection, tenant, run_id)
     if run["approval_digest"] == approval_digest:
@@ -100,15 +100,31 @@ def _locked(connection: Connection, tenant: str | None, run_id: str) -> Row:
 
 
 def _refuse_changes_of_begun_steps(connection: Connection, run: Row, validated: "ValidatedPlan") -> None:
-    begun = connection.scalars(select(attempts.c.step_id).where(attempts.c.run_id == run["id"]).distinct())
+    """Raise RunConflictError where a step differs, or is missing, that has done something or may have.
+
+    One all of whose attempts have failed may change: the numbers of its attempts go on, the keys of its calls follow from the new
+    version, and an approval of its old call is none of the new one.
+    """
     same_plan = (plans.c.tenant_id == run["tenant_id"], plans.c.digest == run["digest"])
     old = _steps_of(json.loads(connection.execute(select(plans.c.document).where(*same_plan)).scalar_one()))
     new = _steps_of(canonical_document(validated.plan))
-    changed = sorted(step_id for step_id in begun if old.get(step_id) != new.get(step_id))
-    if changed:
-        raise RunConflictError(
-            f"steps that were begun must stay as they are in a new version: {', '.join(changed)}; start a new run to change them"
-        )
+    ends = (attempts.c.step_id, attempts.c.effect, receipts.c.outcome, receipts.c.error, receipts.c.by)
+    rows = connection.execute(select(*ends).outerjoin_from(attempts, receipts).where(attempts.c.run_id == run["id"])).mappings().all()
+    changed = [row for row in rows if old.get(row["step_id"]) != new.get(row["step_id"])]
+    done = {row["step_id"] for row in changed if row["outcome"] == Outcome.SUCCEEDED}
+    doubted = {row["step_id"] for row in changed if _may_be_done(row)} - done
+    why = [f"what has succeeded: {', '.join(sorted(done))}"] if done else []
+    why += [f"what may have been done, as far as anybody knows: {', '.join(sorted(doubted))}"] if doubted else []
+    if why:
+        hint = f"; `plan show {run['id']}` tells how each stands, and what to type" if doubted else ""
+        raise RunConflictError(f"steps must stay as they are in a new version: {'; '.join(why)}; start a new run to change them{hint}")
+
+
+def _may_be_done(row: Row) -> bool:
+    """Return whether an attempt may have had its effect, and nobody has said."""
+    if row["outcome"] is None:
+        return row["effect"] != "read"
+    return row["by"] is not None and row["error"] == ABORTED
 
 
 def _steps_of(document: dict[str, Any]) -> dict[str, JsonValue]:

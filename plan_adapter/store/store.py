@@ -265,7 +265,7 @@ class PlanStore:
 
         Its open gates are closed as superseded, and `revisions` tells what was replaced. Raises RunConflictError for a run that has
         completed or that a living process executes, for a version that changes nothing, and, naming them all, for steps that have
-        attempts and are not the same in the new version.
+        succeeded, or may have been done, and are not the same in the new version.
         """
         return await self._database.write(
             lambda connection: revisions.revise(connection, self.tenant_id, run_id, validated, approval_digest, by=by, note=note)

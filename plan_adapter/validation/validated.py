@@ -13,6 +13,7 @@ from plan_adapter.expressions import Declarations, Template, compile_template
 from plan_adapter.graph import topological_order, transitive_reduction
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.problems import Problem
+from plan_adapter.settings import Settings
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool
 from plan_adapter.validation.calls import Call, RollbackCall, check_calls
@@ -157,6 +158,9 @@ def _check_plan(plan: ExecutionPlan, findings: Findings) -> None:
     if {"stop_on_error", "continue_on_error"} <= options.model_fields_set and options.stop_on_error == options.continue_on_error:
         message = f"`stop_on_error` and `continue_on_error` are both {str(options.stop_on_error).lower()}"
         findings.add("contradicting-policies", "options.continue_on_error", message, "write one of them")
+    if plan.on_failure == "replan" and not Settings().model:
+        message = "no model is configured here, so that a failure is no reason to draft what is left anew"
+        findings.warn("no-model", "on_failure", message, "set PLAN_ADAPTER_MODEL where the plan is run")
     if plan.finally_:
         findings.add("not-yet", "finally", "steps that always run at the end are not executed yet", "put them into `steps`")
     if plan.concurrency is not None:

@@ -227,7 +227,7 @@ def test_a_raised_effect_is_told_first_and_loud(plan: Plan) -> None:
 
 def test_a_revision_is_a_file_or_an_edit(plan: Plan) -> None:
     run_id = waiting(plan)
-    assert "give the new version as a file, or --edit" in plan("revise", run_id).err
+    assert "give the new version as a file, or in words, or --edit" in plan("revise", run_id).err
     assert "--edit needs a terminal" in plan("revise", run_id, "--edit").err
 
 

@@ -10,6 +10,7 @@ from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import RunReason
 from plan_adapter.store import tables
 from plan_adapter.store.holder import Holder
+from plan_adapter.store.outcomes import Word
 from plan_adapter.store.store import PlanStore
 from tests.store.builders import DIGEST, a_gate, a_plan, a_receipt, an_answer, an_approval, an_attempt, begun, created, ended, validated
 
@@ -74,19 +75,46 @@ async def test_a_run_that_stopped_goes_on_with_a_new_version_and_carries_what_wa
     assert revised.steps[0].result == "checked"
 
 
-async def test_steps_that_were_begun_must_stay_as_they_are(store: PlanStore):
+async def test_steps_that_have_or_may_have_done_something_must_stay_as_they_are(store: PlanStore):
     run = await begun(store)
     recorder = await store.recorder(run)
-    for name in ("check", "drain"):
-        await recorder.intent(an_attempt(run, name, at=recorder.now()))
+    for name, effect in (("check", "read"), ("drain", "idempotent_write"), ("restart", "write")):
+        attempt = an_attempt(run, name, at=recorder.now(), effect=effect)
+        await recorder.intent(attempt)
+        if name == "check":
+            recorder.receipt(a_receipt(attempt, "checked", at=recorder.now()))
+    await recorder.flush()
     await store.release(run.id)
-    changed = a_plan(steps=("check", "restart"))
+    changed = a_plan(steps=("check", "other"))
     changed.steps[0].description = "something else"
-    with pytest.raises(RunConflictError, match=r"must stay as they are in a new version: check, drain; start"):
+    words = r"what has succeeded: check; what may have been done, as far as anybody knows: drain, restart; start a new run"
+    with pytest.raises(RunConflictError, match=words):
         await store.revise_run(run.id, validated(changed), NEW, by="ana", note="")
     assert (await store.run(run.id)).approval_digest == DIGEST
     assert await store.revisions(run.id) == []
-    await store.revise_run(run.id, validated(a_plan("other words", steps=("check", "drain", "verify"))), NEW, by="ana", note="")
+    other = a_plan("other words", steps=("check", "drain", "restart", "verify"))
+    await store.revise_run(run.id, validated(other), NEW, by="ana", note="")
+
+
+@pytest.mark.parametrize("item", [None, 1], ids=["step", "item"])
+async def test_a_step_that_has_only_failed_may_change_or_go_but_not_one_that_is_in_doubt(store: PlanStore, item: int | None):
+    run = await begun(store, a_plan(lists=("check",) if item is not None else ()))
+    recorder = await store.recorder(run)
+    failed = an_attempt(run, "check", at=recorder.now(), effect="write", item=item)
+    for attempt in (failed, an_attempt(run, "drain", at=recorder.now(), effect="write")):
+        await recorder.intent(attempt)
+    recorder.receipt(a_receipt(failed, error="坏了", at=recorder.now()))
+    await recorder.intent(an_attempt(run, "restart", at=recorder.now()))  # a read that was cut short
+    await recorder.flush()
+    await store.release(run.id)
+    await store.resolve(run.id, "drain", Word("abort", "安娜", "os_user"))
+    with pytest.raises(RunConflictError, match="may have been done, as far as anybody knows: drain;"):
+        await store.revise_run(run.id, validated(a_plan("new", steps=("verify",))), NEW, by="ana", note="")
+    kept = a_plan("new", steps=("check", "drain"))
+    kept.steps[0].description = "别的"
+    revised = await store.revise_run(run.id, validated(kept), NEW, by="ana", note="")
+    assert [step.id for step in revised.steps] == ["check", "drain"]
+    assert (await store.verify(run.id)).problem is None
 
 
 async def test_a_run_that_has_completed_or_is_executed_is_not_revised(store: PlanStore):

@@ -1,0 +1,105 @@
+"""`plan revise RUN "words"`: a model plans what is left of a run; and `on_failure: replan` at the command line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plan_adapter.cli.sources import is_words
+from tests.agent.conftest import no_memory_of_servers
+from tests.agent.server import says, scripted
+from tests.cli.conftest import Plan
+from tests.cli.test_draft import configure, done, step
+from tests.cli.test_run import TOOLS
+
+__all__ = ["no_memory_of_servers"]
+
+GOOD = done(step("greet", {"who": "${{ steps.first.result.text }}"}, id="again"))
+
+
+def broken(plan: Plan, **fields: Any) -> str:
+    """Return the id of a run whose second step has failed."""
+    steps = [step("greet", {"who": "世界"}, id="first"), step("fail", {"text": "镜像不通"}, id="second", depends_on=["first"])]
+    document: dict[str, Any] = {"description": "问候", "options": {"require_approval": False}, "steps": steps, **fields}
+    Path("plan.json").write_text(json.dumps(document), encoding="utf-8")
+    said = plan("run", "plan.json", "--offline", "--json", *TOOLS)
+    return str(said.run["id"])
+
+
+def test_words_have_what_is_left_planned_anew_and_what_is_done_is_carried(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_id = broken(plan)
+    with scripted(says(GOOD)) as server:
+        configure(monkeypatch, server.url)
+        said = plan("revise", run_id, "换一个镜像再试", *TOOLS)
+        prompt = server.requests[0]["messages"][1]["content"]
+    assert said.code == 0, said.err
+    assert "镜像不通" in prompt
+    changes = [line.partition(":")[0] for line in said.out.splitlines()[1:]]
+    assert set(changes) == {
+        *("+ step again is new (greet", "- step second is gone (fail", "~ options"),
+        f"run {run_id} has the new version",
+    }
+    assert "the model says: 问候两次。" in said.err
+    assert f"`plan approve {run_id}`" in said.err
+    assert plan("approve", run_id).code == 0
+    assert plan("resume", run_id, "--offline", *TOOLS).code == 0
+    shown = plan("show", run_id, "--json").run
+    assert [(one["id"], one["status"], one["attempts"]) for one in shown["steps"]] == [("first", "completed", 1), ("again", "completed", 1)]
+    assert [(one["id"], one["attempts"], one["error"]) for one in shown["earlier_steps"]] == [("second", 1, "RuntimeError: 镜像不通")]
+    assert "- `second` (`fail`): did not succeed in 1 attempt: `RuntimeError: 镜像不通`" in plan("show", run_id).out
+    assert "换一个镜像再试" in plan("show", "--draft").out
+    assert plan("runs", "verify", run_id).code == 0
+
+
+def test_without_a_plan_the_run_stays_as_it_is(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_id = broken(plan)
+    monkeypatch.delenv("PLAN_ADAPTER_MODEL", raising=False)
+    unset = plan("revise", run_id, "换一个镜像", *TOOLS)
+    assert (unset.code, "no model is configured" in unset.err) == (2, True)
+    with scripted(says({"action": "ask_user", "speak": "哪个镜像？", "reason": ""})) as server:
+        configure(monkeypatch, server.url)
+        said = plan("revise", run_id, "换一个镜像", *TOOLS, "--json")
+    assert (said.code, said.run["question"], "stays as it is" in said.err) == (1, "哪个镜像？", True)
+    assert plan("show", run_id, "--json").run["status"] == "partial"
+
+
+def test_one_token_that_is_no_plan_is_a_plan_mistyped_and_never_words(plan: Plan) -> None:
+    run_id = broken(plan)
+    said = plan("revise", run_id, "new-plan.yaml", *TOOLS)
+    assert (said.code, "no such plan: there is no file `new-plan.yaml`; words for a model" in said.err) == (2, True)
+    assert "--tool and --secret are for a model" in plan("revise", run_id, "plan.json", "--tool", "bash", *TOOLS).err
+    assert "the words are empty" in plan("revise", run_id, " ", *TOOLS).err
+
+
+@pytest.mark.parametrize("text", ["重试", "try the other", "x" * 5000 + " "])
+def test_what_are_words(text: str) -> None:
+    assert is_words(text)
+
+
+@pytest.mark.parametrize("text", ["a.yaml", "store:计划", "<stdin>", "我的计划", "0" * 64])
+def test_what_are_none(text: str) -> None:
+    Path("我的计划").write_text("")
+    assert not is_words(text)
+
+
+def test_a_run_that_replans_by_itself_waits_where_nobody_is_there_to_ask(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted(says(GOOD)) as server:
+        configure(monkeypatch, server.url)
+        run_id = broken(plan, on_failure="replan")
+        steps = [one["event"] for one in plan("run", "plan.json", "--offline", "--json", "--yes", *TOOLS).lines[:-1]]
+        again = plan("run", "plan.json", "--offline", *TOOLS)
+    assert (again.code, "`second` failed: RuntimeError: 镜像不通: a model drafts what is left anew" in again.err) == (6, True)
+    assert "replanning" in steps
+    assert "run_ended" not in steps
+    assert plan("show", run_id, "--json").run["status"] == "pending_approval"
+    assert plan("approve", run_id).code == 0
+    assert plan("resume", run_id, "--offline", *TOOLS).code == 0
+
+
+def test_a_plan_that_replans_says_so_and_warns_where_no_model_is(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PLAN_ADAPTER_MODEL", raising=False)
+    broken(plan, on_failure="replan")
+    said = plan("validate", "plan.json", *TOOLS)
+    assert (said.code, "no-model" in said.out + said.err) == (0, True)
+    assert "a model drafts what is left anew, at most twice" in plan("preview", "plan.json", *TOOLS).out

@@ -2,6 +2,8 @@
 
 import asyncio
 import getpass
+import hashlib
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -161,6 +163,30 @@ def needs_gate(step: Step, effect: Effect, plan: ExecutionPlan, settings: Settin
 def signed_text(*, approval_digest: str, decision: Decision, run_id: str, gate_id: str) -> str:
     """Return what an approver's SSH key signs: this answer to this content at this gate, and no other."""
     return f"prefect-plan-adapter approval\ndigest: {approval_digest}\ndecision: {decision}\nrun: {run_id}\ngate: {gate_id}\n"
+
+
+def signed_word(*, digest: str, answer: Answer, run_id: str) -> str:
+    """Return what the SSH key of somebody signs who says how a call ended: this word and result about this attempt, and no other."""
+    result = json.dumps(answer.result, sort_keys=True, separators=(",", ":"))
+    kept = hashlib.sha256(result.encode()).hexdigest()
+    return f"prefect-plan-adapter outcome\ndigest: {digest}\nword: {answer.decision}\nresult: {kept}\nrun: {run_id}\n"
+
+
+def text_to_sign(answer: Answer, request: ApprovalRequest) -> str:
+    """Return what an SSH key signs where `answer` is given to `request`; raises NotApprovedError where no signature counts."""
+    if request.run_id is None or (request.gate_id is None and request.kind == "approval"):
+        raise NotApprovedError("a signature is of an answer at a gate of a run, and this is none")
+    if request.kind == "outcome":
+        return signed_word(digest=request.approval_digest, answer=answer, run_id=request.run_id)
+    decision, gate_id = decision_of(answer), request.gate_id or ""
+    return signed_text(approval_digest=request.approval_digest, decision=decision, run_id=request.run_id, gate_id=gate_id)
+
+
+def decision_of(answer: Answer) -> Decision:
+    """Return whether something may run, by `answer`; raises NotApprovedError for the answer to another question."""
+    if answer.decision not in ("approve", "reject", "request_changes"):
+        raise NotApprovedError(f"`{answer.decision}` says how a call ended, and is no answer to whether something may run")
+    return answer.decision
 
 
 def _members(names: Sequence[str], settings: Settings) -> tuple[str, ...]:

@@ -180,12 +180,20 @@ def outcome_text(bound: BoundPlan, step: Step, lost: Attempt, *, why: str, made_
 
     `made_by` is the start of the run, and its process, that made the attempt; `why` says why nobody knows how it ended.
     """
-    validated = bound.validated
-    values = _Values(bound.inputs, expressions=bool(validated.parameters[step.id].secrets))
-    schema = next((tool["parameters"] for tool in validated.definitions if tool["name"] == validated.tools[step.id].name), None)
+    validated, undoes = bound.validated, lost.step_id != step.id
+    template = validated.rollbacks[step.id].parameters if undoes else validated.parameters[step.id]
+    values = _Values(bound.inputs, expressions=bool(template.secrets))
+    schema = next((tool["parameters"] for tool in validated.definitions if tool["name"] == lost.tool_name), None)
     which = f", item {lost.item + 1}" if lost.item is not None else ""
-    lines = [f"## {words(step.id)}{which}: {_title(validated.plan)}", "", *_quoted(step.description)]
-    lines += [f"**Asked: how did attempt {lost.number} of {code(step.id)} end?** It is a write, and nobody knows whether it was done.", ""]
+    description = f"Undo: {step.description}" if undoes and step.description else step.description
+    lines = [f"## {words(lost.step_id)}{which}: {_title(validated.plan)}", "", *_quoted(description)]
+    lines += [
+        f"**Asked: how did attempt {lost.number} of {code(lost.step_id)} end?** It is a write, and nobody knows whether it was done.",
+        "",
+    ]
+    ends = "the run ends here, as cancelled. Whether it was done stays unknown, so a rollback does not undo it"
+    if undoes:
+        ends = "nothing further is undone. Whether it was done stays unknown, and it is not called again until somebody says more"
     lines += [
         f"- it called {code(lost.tool_name)} with the parameters below",
         f"- it began at {moment(lost.started_at)}" + (f", in {words(made_by)} of run {words(run_id)}" if made_by else ""),
@@ -195,7 +203,7 @@ def outcome_text(bound: BoundPlan, step: Step, lost: Attempt, *, why: str, made_
         "",
         "- **done**: it was done. It is not made again; what you give as its result (JSON, empty for none) is what later steps are given",
         "- **again**: it was not done. It is made again" + (", once it is approved anew" if lost.approval_id is not None else ""),
-        "- **abort**: the run ends here, as cancelled. Whether it was done stays unknown, so a rollback does not undo it",
+        f"- **abort**: {ends}",
         "",
         "Your answer is recorded as a receipt, with your name. It approves nothing.",
         "",

@@ -32,8 +32,8 @@ from plan_adapter.runs.permitting import refuse_going_on, require_approver, requ
 from plan_adapter.runs.redrive import fates_of
 from plan_adapter.runs.reopening import askable
 from plan_adapter.runs.replanning import Replanner, refuse_replanning, tools_of_plan
-from plan_adapter.runs.retooling import is_same_but_for_tools, refuse_other_tools, take_tools
-from plan_adapter.runs.rollback import refuse_doubt, require_asker, roll_back
+from plan_adapter.runs.retooling import is_same_but_for_tools, take_tools
+from plan_adapter.runs.rollback import refuse_doubt, require_asker, roll_back, version_done, with_approved_rollbacks
 from plan_adapter.runs.secrets import refuse_missing
 from plan_adapter.settings import Settings
 from plan_adapter.store.outcomes import Word
@@ -167,14 +167,14 @@ async def go_on(
         past = await past_of(run, opened)
         if past.has_rollbacks:
             run = await opened.run(run_id)  # with the results, which what undoes the steps may use
-        work = _work_for(run, past)
+        work = await _work_for(run, past, opened)
         _refuse_what_was_aborted(run, plan, past, skipped=() if asked is None else asked.skipped)
         bound = _as_recorded(run, plan, tools)
         occasion = replace(occasion, tools=tools)
         if asked is not None:
             past = replace(past, fates=fates_of(run, bound.validated, past, asked))
         if work is not perform:
-            await refuse_other_tools(bound, run, opened, then="only with those that were approved its rollback can go on")
+            bound = await with_approved_rollbacks(bound, run, past, opened)
         elif await _must_be_asked(bound, run, opened, occasion):
             await refuse_approver(bound, opened, occasion, run=run)
             run, is_waiting = await askable(bound, run, opened, occasion, record_pending=record_pending)
@@ -236,7 +236,8 @@ async def undo_run(
     run: PlanRun, *, reason: str, tools: ToolRegistry | None, occasion: Occasion, store: PlanStore, offline: bool = False
 ) -> PlanRun:
     """Cancel `run` unless it has ended, and have what it did undone: `acancel_run` with `rollback`, for callers that have an occasion."""
-    plan = await store.get(run.digest)
+    version = await version_done(run, store)
+    plan = await store.get(run.digest if version is None else version.digest)  # a version that nobody approved says of nobody that they may
     await require_operator(plan, run, store, occasion.settings, by=occasion.operator, operation="rollback")
     await require_asker(run, plan, store, occasion)
     if run.status is PlanStatus.COMPLETED:
@@ -254,8 +255,10 @@ async def undo_run(
         return run
     if tools is None:
         raise RunConflictError(f"nobody executes run {run.id}: what undoes it needs `tools`")
-    bound = _as_recorded(run, plan, tools)
-    await refuse_other_tools(bound, run, store, then="only with those that were approved it can be undone")
+    bound = _as_recorded(run if version is None else replace(run, digest=version.digest), plan, tools)
+    if version is not None:
+        run = await store.put_back(run.id, version, bound.validated, by=occasion.operator)
+    bound = await with_approved_rollbacks(bound, run, past, store)
     server = None if offline or run.flow_run_id is None else await _server(occasion)
     return await perform_anywhere(bound, run, store, occasion, past=past, server=server, work=roll_back)
 
@@ -471,11 +474,12 @@ async def _flow_body(
                 bound, occasion = await _revised(bound, run, opened, occasion), replace(occasion, approval=None)
             past = await past_of(run, opened)
             _refuse_what_was_aborted(run, bound.validated.plan, past)
-            if _work_for(run, past) is not perform:
-                await refuse_other_tools(bound, run, opened, then="only with those that were approved its rollback can go on")
+            if await _work_for(run, past, opened) is not perform:
+                bound = await with_approved_rollbacks(bound, run, past, opened)
             elif bound.approval_digest != run.approval_digest:
                 run = await take_tools(bound, run, opened, by=occasion.requested_by)
-        return await _work_for(run, past)(bound, run, opened, occasion, past=past, way=prefect_way(flow_run_id, opened, occasion.settings))
+        work = await _work_for(run, past, opened)
+        return await work(bound, run, opened, occasion, past=past, way=prefect_way(flow_run_id, opened, occasion.settings))
 
 
 async def _revised(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Occasion) -> BoundPlan:
@@ -510,9 +514,12 @@ async def _must_be_asked(bound: BoundPlan, run: PlanRun, store: PlanStore, occas
     return not is_as_it_was or not await is_answered(bound, store, replace(occasion, approver=None, asks_in_form=False), run=run)
 
 
-def _work_for(run: PlanRun, past: Past) -> Work:
+async def _work_for(run: PlanRun, past: Past, store: PlanStore) -> Work:
     """Return what goes on with `run`: its steps, or its rollback where that was interrupted; raises RunConflictError after a rollback."""
-    if not past.has_rollbacks:
+    # A run that is undone keeps why it ends, from before the first call on; one whose steps are executed has no reason, or is in doubt.
+    kept = await store.reason_of(run.id) if run.reason is RunReason.INTERRUPTED else None
+    is_ending = kept not in (None, RunReason.UNKNOWN, RunReason.INTERRUPTED)
+    if not past.has_rollbacks and not is_ending:
         return perform
     if run.status is PlanStatus.EXECUTING:
         refuse_doubt(run, past)
@@ -550,10 +557,10 @@ def _refuse_what_was_aborted(run: PlanRun, plan: ExecutionPlan, past: Past, *, s
     """Raise RunConflictError where a step that is still to be done may have been: who ended the run over it did not say."""
     left = [unit for unit in aborted_steps(plan, past) if unit[0] not in skipped]
     if left and not past.has_rollbacks:
-        names, command = ", ".join(unit_names(left)), resolve_command(run.id, left[0], "done")
+        names, command = ", ".join(unit_names(left)), resolve_command(run.id, left[0], "done|again")
         raise RunConflictError(
-            f"run {run.id} was ended by `abort`, and whether {names} was done was never known, so it is not called again: look; if it was "
-            f"done, `{command}` says so, else leave it out (`plan resume {run.id} --skip {left[0][0]} --because …`) or start a new run"
+            f"run {run.id} was ended by `abort`, and whether {names} was done was never known, so it is not called again: look, and "
+            f"say it with `{command}`, or leave it out (`plan resume {run.id} --skip {left[0][0]} --because …`)"
         )
 
 

@@ -15,14 +15,14 @@ DIGESTS = "\n### Digests\n"
 def gate_summary(request: ApprovalRequest) -> str:
     """Return the beginning of the text, a line per step, all that cannot be undone, the approval digest and the time limit."""
     text = for_terminal(request.text).rpartition(DIGESTS)[0] or request.text
-    lines = list(_compact(text))
+    lines, is_approval = list(_compact(text)), request.kind == "approval"
     shown, rest = lines[:SHOWN_LINES], lines[SHOWN_LINES:]
     if rest:
         shown += [line for line in rest if ALWAYS_SHOWN in line]
-        shown.append(f"… {len(rest)} more lines; all of it: v, or `plan approve {request.run_id} --show`")
+        shown.append(f"… {len(rest)} more lines; all of it: v" + (f", or `plan approve {request.run_id} --show`" if is_approval else ""))
     if not lines:
         shown.append(one_line(f"{request.name}{f', step {request.step_id}' if request.step_id else ''}: {request.description}"))
-    shown += ["", f"approval digest: `{request.approval_digest}`"] if request.kind == "approval" else []
+    shown += ["", f"approval digest: `{request.approval_digest}`"] if is_approval else []
     if request.expires_at is not None:
         shown.append(f"an answer is waited for until {moment(request.expires_at)}")
     return visible("\n".join(shown))

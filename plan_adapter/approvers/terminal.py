@@ -10,6 +10,7 @@ from pydantic import JsonValue
 from plan_adapter.approval import answer_to, os_user, refusal
 from plan_adapter.approvers.conversation import Conversation
 from plan_adapter.approvers.summary import gate_summary
+from plan_adapter.execution.standing import resolve_command
 from plan_adapter.gate_text import for_terminal
 from plan_adapter.record import Answer, Approval, ApprovalRequest, Resolution
 
@@ -108,7 +109,8 @@ class TerminalApprover:
         if request.kind == "outcome":
             reason = refusal(request.rules, by=self._user, known_by="os_user", decision="reject")
             if reason is not None:
-                say(f"you cannot answer here: {reason}")
+                command = resolve_command(str(request.run_id), (str(request.step_id), request.item))
+                say(f"you cannot answer here: {reason}; `{command}` with --sign or --code may")
             return
         reason = refusal(request.rules, by=self._user, known_by="os_user", decision="approve")
         if reason is not None:

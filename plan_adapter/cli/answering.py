@@ -1,6 +1,7 @@
 """Answering at a gate from the command line: which gate is meant, who answers and how they prove it, and what happens next."""
 
-from contextlib import nullcontext
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -13,14 +14,24 @@ from plan_adapter.cli.records import answer_command, gate_json, gate_place
 from plan_adapter.cli.servers import has_only_the_api
 from plan_adapter.cli.waiting import after_changes
 from plan_adapter.plan import PlanStatus
-from plan_adapter.record import Decision
+from plan_adapter.record import Decision, Resolution
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
+    from pydantic import JsonValue
+
     from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, PlanRun
+    from plan_adapter.secrets import SecretSource
     from plan_adapter.store.store import PlanStore
 
-DONE_WORDS: dict[Decision, str] = {"approve": "approved", "reject": "rejected", "request_changes": "changes requested for"}
+DONE_WORDS: dict[Decision | Resolution, str] = {
+    "approve": "approved",
+    "reject": "rejected",
+    "request_changes": "changes requested for",
+    "done": "said `done` of",
+    "again": "said `again` of",
+    "abort": "said `abort` of",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +47,12 @@ class Place:
 class Words:
     """What is answered, and how its giver proves who they are."""
 
-    decision: Decision
+    decision: Decision | Resolution
     note: str = ""
     sign: bool = False
     code: str | None = None
     by: str | None = None  # None: the operating system's user
+    result: "JsonValue" = None  # with `done`: what the call gave back
 
     def __post_init__(self) -> None:
         """Refuse what no gate would take."""
@@ -93,7 +105,7 @@ async def confirm(what: str, words: Words) -> None:
     """Ask the person at the terminal whether they mean `what`; raises UsageError where they do not."""
     from plan_adapter.approvers.conversation import Conversation
 
-    does = {"approve": "Approve", "reject": "Reject", "request_changes": "Ask for changes of"}[words.decision]
+    does = {"approve": "Approve", "reject": "Reject"}.get(words.decision, "Ask for changes of")
     if (await Conversation().ask(f"{does} {what}? [y]es, [n]o ", forget=True) or "").casefold() not in ("y", "yes"):
         raise UsageError("nothing was answered")
 
@@ -110,7 +122,7 @@ def tell(gate: "Gate", approval: "Approval", follows: str, *, as_json: bool) -> 
     output.note(follows)
 
 
-def what_follows(gate: "Gate", decision: Decision) -> str:
+def what_follows(gate: "Gate", decision: Decision | Resolution) -> str:
     """Return what happens now that `gate` was answered; `gate` is as it was before."""
     run = gate.run_id
     if decision == "request_changes" and gate.attended is False:
@@ -243,26 +255,22 @@ async def _given(words: Words, gate: "Gate", request: "ApprovalRequest", store: 
 
 def proofs(words: Words, request: "ApprovalRequest", settings: Settings) -> "Answer":
     """Return the answer with what proves who gives it; raises NotApprovedError where it cannot be signed."""
-    from plan_adapter.approval import os_user, signed_text
+    from plan_adapter.approval import os_user, text_to_sign
     from plan_adapter.record import Answer
 
     by = words.by or os_user()
     channel = "os_user" if by == os_user() else "unverified"
-    answer = Answer(decision=words.decision, by=by, note=words.note, channel=channel, code=words.code)
+    answer = Answer(decision=words.decision, by=by, note=words.note, channel=channel, code=words.code, result=words.result)
     if not words.sign:
         return answer
     from plan_adapter.identity.signatures import default_key, sign
 
-    assert request.run_id is not None
-    assert request.gate_id is not None
-    text = signed_text(approval_digest=request.approval_digest, decision=words.decision, run_id=request.run_id, gate_id=request.gate_id)
-    return replace(answer, signature=sign(text, key=default_key(settings)))
+    return replace(answer, signature=sign(text_to_sign(answer, request), key=default_key(settings)))
 
 
-async def _proved(answer: "Answer", request: "ApprovalRequest", store: "PlanStore", settings: Settings) -> "Approval":
-    from plan_adapter.identity.known import approval_from
-
-    secrets, context = None, nullcontext()
+@asynccontextmanager
+async def secrets_of_codes(answer: "Answer", settings: Settings) -> "AsyncGenerator[SecretSource | None]":
+    """Yield what keeps the secrets of one-time codes, where `answer` holds a code and a Prefect server is there."""
     if answer.code is not None:
         from plan_adapter.cli.servers import answering_server
         from plan_adapter.engine.connection import use_server
@@ -271,8 +279,16 @@ async def _proved(answer: "Answer", request: "ApprovalRequest", store: "PlanStor
         if server is not None:
             from plan_adapter.engine.secret_blocks import PrefectSecrets
 
-            secrets, context = PrefectSecrets(), use_server(server)
-    with context:
+            with use_server(server):
+                yield PrefectSecrets()
+            return
+    yield None
+
+
+async def _proved(answer: "Answer", request: "ApprovalRequest", store: "PlanStore", settings: Settings) -> "Approval":
+    from plan_adapter.identity.known import approval_from
+
+    async with secrets_of_codes(answer, settings) as secrets:
         return await approval_from(answer, request, settings=settings, secrets=secrets, codes=store)
 
 

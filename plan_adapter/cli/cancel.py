@@ -1,6 +1,7 @@
 """`plan cancel`."""
 
 from plan_adapter.cli import output
+from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode
 from plan_adapter.cli.performing import Performance, Wanted
 from plan_adapter.cli.records import run_end, run_json
@@ -25,6 +26,7 @@ async def cancel(
 
     With `--rollback` what its steps did is undone, as far as they declare how; also of a run that has ended failed, partial or cancelled.
     Without it a rollback that is under way, or was asked for, is ended: what is being undone is, and nothing further.
+    Where nobody knows whether something was undone, the person at the terminal is asked, and in a flow run also its form.
 
     Args:
         run: The id of a run, or its beginning.
@@ -60,7 +62,8 @@ async def _roll_back(run: str, reason: str, tools: list[str], *, offline: bool, 
     settings, registry = Settings(), tools_of(tools)
     async with open_store(settings) as store:
         found = await store.run(run)
-        performance = Performance(None, Wanted(yes=False, detach=True, json=json), store=store, tools=registry)
+        wanted = Wanted(yes=False, detach=json or not is_at_terminal(), json=json)
+        performance = Performance(None, wanted, store=store, tools=registry)
         occasion = performance.occasion(settings)
         code = await performance.complete(undo_run(found, reason=reason, tools=registry, occasion=occasion, store=store, offline=offline))
         if await store.holder(found.id) is not None:
@@ -69,10 +72,10 @@ async def _roll_back(run: str, reason: str, tools: list[str], *, offline: bool, 
         if code == ExitCode.INTERRUPTED:
             return code
         past = await past_of(found, store)
-        plan = await store.get(found.digest)
+        plan = await store.get((await store.run(found.id, with_results=False)).digest)  # that of the version that was approved
         left, doubtful = units_to_undo(plan, past), aborted_steps(plan, past)
         if not left and not past.has_rollbacks:
             output.note("nothing was undone: no step that has completed declares a rollback")
         if doubtful:
-            output.note(after_abort(found.id, doubtful))
+            output.note(after_abort(found.id, doubtful, is_undone=past.has_rollbacks))
         return ExitCode.FAILED if left or doubtful else ExitCode.DONE

@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
+from plan_adapter.execution.standing import resolve_command
 from plan_adapter.hooks import Event
 from plan_adapter.plan import StepStatus
 from plan_adapter.readable import counted, duration, one_line
@@ -70,7 +71,7 @@ def gate_json(gate: Gate) -> dict[str, Any]:
 def answer_command(gate: Gate, *, verb: str = "approve") -> str:
     """Return the command that answers at `gate`; one that asks how a call ended has a verb of its own."""
     if gate.kind == "outcome":
-        return f"plan resolve {gate.run_id} {gate.step_id} done|again|abort" + (f" --item {gate.item}" if gate.item is not None else "")
+        return resolve_command(gate.run_id, (gate.step_id or "", gate.item))
     step = f" --step {gate.step_id}" if gate.step_id is not None else ""
     return f"plan {verb} {gate.run_id}{step}" + (f" --item {gate.item}" if gate.item is not None else "")
 

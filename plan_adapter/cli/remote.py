@@ -14,7 +14,8 @@ from plan_adapter.cli.aside import aside
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.servers import answering_server
 from plan_adapter.cli.waiting import age, time_left
-from plan_adapter.record import ApprovalRequest, GateRules
+from plan_adapter.execution.standing import resolve_command
+from plan_adapter.record import ApprovalRequest, Decision, GateRules, Resolution
 
 if TYPE_CHECKING:
     from plan_adapter.engine.connection import Server
@@ -52,16 +53,11 @@ async def answer_remotely(place: Place, words: Words, settings: "Settings", *, s
     async with _server(settings) as server:
         from plan_adapter.engine.gate_forms import answer_form, open_forms, text_of
 
-        form = _the_one(await open_forms(), place)
+        form = _the_one(await open_forms(), place, None if show else words)
         page = server.run_url(form.flow_run_id)
-        if form.kind == "outcome" and not show:
-            raise UsageError(
-                f"this form asks how step {_step(form)} ended, which no approval answers: answer on its page"
-                + (f" ({page})" if page else "")
-            )
         is_named = form.step_id is None or place.step is not None or show
         if not is_named:
-            refuse_unnamed(form.run_id, _command(form, words), is_asked=not as_json)
+            refuse_unnamed(form.run_id, _command(form, words.decision), is_asked=not as_json)
         request = _request(form, await text_of(form))
         if show:
             _show_text(form, request, server, as_json=as_json)
@@ -97,17 +93,26 @@ async def _server(settings: "Settings") -> "AsyncGenerator[Server]":
         yield server
 
 
-def _the_one(forms: "list[OpenForm]", place: Place) -> "OpenForm":
+def _the_one(forms: "list[OpenForm]", place: Place, words: Words | None) -> "OpenForm":
+    """Return the form that is meant, among those that `words` answer."""
+    says_how_it_ended = words is not None and words.decision in ("done", "again", "abort")
     of_run = [form for form in forms if form.run_id.startswith(place.run.lower()) or form.flow_run_id == place.run.lower()]
     fitting = [
         form for form in of_run if (place.step is None or form.step_id == place.step) and (place.item is None or form.item == place.item)
     ]
+    if words is not None:
+        asking, fitting = fitting, [form for form in fitting if (form.kind == "outcome") == says_how_it_ended]
+        if asking and not fitting:
+            asks = "asks for an approval, which no word on how a call ended answers"
+            if not says_how_it_ended:
+                asks = f"asks how step {_step(asking[0])} ended, which no approval answers"
+            raise UsageError(f"this form {asks}: `{_command(asking[0])}` does")
     if not fitting:
         raise UsageError(f"no form waits for an answer of run `{place.run}`; `plan gates --api` lists those that do")
     if of_plan := [form for form in fitting if form.step_id is None]:
         return of_plan[0]
     if len(fitting) > 1:
-        listed = "".join(f"\n  plan approve {form.run_id} --api{_arguments(form)}" for form in fitting)
+        listed = "".join(f"\n  {_command(form)}" for form in fitting)
         raise UsageError(f"{len(fitting)} forms of run `{place.run}` wait; say which one:{listed}")
     return fitting[0]
 
@@ -143,6 +148,7 @@ def _request(form: "OpenForm", text: str) -> ApprovalRequest:
         item=form.item,
         gate_id=form.gate_id,
         rules=GateRules(known_by=form.known_by),
+        kind=form.kind,
     )
 
 
@@ -176,11 +182,10 @@ def _step(form: "OpenForm") -> str:
     return f"{form.step_id}" + (f"[{form.item}]" if form.item is not None else "")
 
 
-def _command(form: "OpenForm", words: Words) -> str:
-    verb = "approve" if words.decision == "approve" else "reject"
-    changes = " --changes --note …" if words.decision == "request_changes" else ""
-    return f"plan {verb} {form.run_id} --api{_arguments(form)}{changes}"
-
-
-def _arguments(form: "OpenForm") -> str:
-    return (f" --step {form.step_id}" if form.step_id is not None else "") + (f" --item {form.item}" if form.item is not None else "")
+def _command(form: "OpenForm", decision: Decision | Resolution = "approve") -> str:
+    item = f" --item {form.item}" if form.item is not None else ""
+    if form.kind == "outcome":
+        return resolve_command(form.run_id, (form.step_id or "", form.item)) + " --api"
+    step = f" --step {form.step_id}" if form.step_id is not None else ""
+    changes = " --changes --note …" if decision == "request_changes" else ""
+    return f"plan {'approve' if decision == 'approve' else 'reject'} {form.run_id} --api{step}{item}{changes}"

@@ -4,6 +4,7 @@ import json as json_module
 from typing import TYPE_CHECKING, Literal
 
 from plan_adapter.cli import output
+from plan_adapter.cli.answering import Place, Words, find_run, proofs, secrets_of_codes
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import run_end, run_json
 from plan_adapter.cli.sources import open_store
@@ -11,6 +12,9 @@ from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
+
+    from plan_adapter.record import PlanRun
+    from plan_adapter.store.store import PlanStore
 
 
 async def resolve(
@@ -22,6 +26,10 @@ async def resolve(
     item: int | None = None,
     result: str | None = None,
     note: str = "",
+    sign: bool = False,
+    code: str | None = None,
+    by: str | None = None,
+    api: bool = False,
     json: bool = False,
 ) -> int:
     """Say how a write ended of which nobody knows it: it was `done`, do it `again`, or `abort` the run.
@@ -30,24 +38,30 @@ async def resolve(
     Of any other step that has not succeeded it can be said that it is `done`: somebody did it by hand.
 
     Args:
-        run: The id of a run, or its beginning.
+        run: The id of a run or its beginning, or of a flow run.
         step: The step whose outcome is unknown.
         resolution: done, again or abort.
         item: The item of the step's `for_each`, counted from 0.
         result: With `done`: the step's result as JSON, which later steps may refer to; null if it is not given.
         note: How you know; it is recorded with your name.
-        json: Print the run as a JSON object.
+        sign: Sign what you say, and the result, with your SSH key.
+        code: Your one-time code.
+        by: Whose word it is, with `--sign` or `--code`; the operating system's user if it is not given.
+        api: Answer in the form, through Prefect's API alone: for a machine that does not reach the store.
+        json: Print the run as a JSON object; with `--api` the form that was answered.
     """
-    from plan_adapter.approval import os_user
-    from plan_adapter.runner import aresolve_step
     from plan_adapter.runs.doubt import hint_of
 
     if result is not None and resolution != "done":
         raise UsageError("--result is what a step that was done gave back: it goes with `done` only")
-    async with open_store(Settings()) as store:
-        found = await aresolve_step(
-            run, step, resolution, by=os_user(), known_by="os_user", item=item, result=_value(result), note=note, store=store
-        )
+    settings, place = Settings(), Place(run, step, item)
+    words = Words(resolution, note=note, sign=sign, code=code, by=by, result=_value(result))
+    if api:
+        from plan_adapter.cli.remote import answer_remotely
+
+        return await answer_remotely(place, words, settings, show=False, as_json=json)
+    async with open_store(settings) as store:
+        found = await _say(place, words, store, settings)
         is_executed = await store.holder(found.id) is not None
         unknown = [] if is_executed else await store.unknown(found.id)
         hint = await hint_of(found, store) if resolution == "abort" and not is_executed else None
@@ -69,11 +83,24 @@ async def resolve(
 
 async def mark_step_done(run: str, step: str, result: str | None, *, note: str) -> None:
     """Keep that somebody did a step by hand: `plan resolve RUN STEP done` in one go with what follows."""
-    from plan_adapter.approval import os_user
-    from plan_adapter.runner import aresolve_step
+    settings = Settings()
+    async with open_store(settings) as store:
+        await _say(Place(run, step), Words("done", note=note, result=_value(result)), store, settings)
 
-    async with open_store(Settings()) as store:
-        await aresolve_step(run, step, "done", by=os_user(), known_by="os_user", result=_value(result), note=note, store=store)
+
+async def _say(place: Place, words: Words, store: "PlanStore", settings: Settings) -> "PlanRun":
+    """Keep what is said of a step, by whom it is proved to be, and return the run as it is then."""
+    from plan_adapter.runs.resolving import word_of, word_request
+
+    assert place.step is not None
+    assert words.decision in ("done", "again", "abort")
+    run = await find_run(place.run, store)
+    request = await word_request(run, place.step, words.decision, store, settings, item=place.item)
+    answer = proofs(words, request, settings)
+    async with secrets_of_codes(answer, settings) as secrets:
+        word = await word_of(answer, request, store, settings, secrets=secrets)
+    await store.resolve(run.id, place.step, word, item=place.item)
+    return await store.run(run.id)
 
 
 def _value(text: str | None) -> "JsonValue":

@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 from typing import Any, Literal, cast, get_args
 
 from prefect.input import RunInput
@@ -29,7 +28,7 @@ _LIMITS = {
     "code": MAX_CODE_CHARACTERS,
     "signature": MAX_SIGNATURE_CHARACTERS,
 }
-_OUTCOME_LIMITS = {name: limit for name, limit in _LIMITS.items() if name != "signature"} | {"result": MAX_RESULT_CHARACTERS}
+_OUTCOME_LIMITS = _LIMITS | {"result": MAX_RESULT_CHARACTERS}
 
 
 class NotAnAnswerError(ValueError):
@@ -46,15 +45,14 @@ def form_of(request: ApprovalRequest) -> type[RunInput]:
             Field(title="Decision", description="approve: it runs as shown. reject: it does not. request_changes: say in the note what."),
         ),
         "approver": (str, _approver(request.rules)),
-        **_proofs(request.rules),
+        **_proofs(request.rules, signs="plan approve --sign"),
         "note": (str, _note("Kept with the answer; why, or what to change.")),
     }
     return create_model("Answer", __base__=RunInput, **fields)
 
 
 def _outcome_form(rules: GateRules) -> type[RunInput]:
-    """Return the fields by which a person says how a call ended. No signature: it would have to be of the result, too."""
-    rules = replace(rules, known_by=None if rules.known_by is None else tuple(way for way in rules.known_by if way != "ssh_signature"))
+    """Return the fields by which a person says how a call ended."""
     fields: dict[str, Any] = {
         "decision": (
             Literal[get_args(Resolution)],
@@ -70,7 +68,7 @@ def _outcome_form(rules: GateRules) -> type[RunInput]:
             ),
         ),
         "approver": (str, _approver(rules)),
-        **_proofs(rules),
+        **_proofs(rules, signs="plan resolve --api --sign"),
         "note": (str, _note("Kept with the answer; how you know.")),
     }
     return create_model("Outcome", __base__=RunInput, **fields)
@@ -143,6 +141,8 @@ def values_of(answer: Answer) -> dict[str, str]:
     """Return `answer` as the values of a form."""
     values = {"decision": answer.decision, "approver": answer.by, "note": answer.note}
     proofs = {"code": answer.code, "signature": answer.signature}
+    if answer.result is not None:
+        values["result"] = json.dumps(answer.result, ensure_ascii=False)
     return values | {name: proof for name, proof in proofs.items() if proof}
 
 
@@ -158,7 +158,7 @@ def _approver(rules: GateRules) -> Any:
     )
 
 
-def _proofs(rules: GateRules) -> dict[str, Any]:
+def _proofs(rules: GateRules, *, signs: str) -> dict[str, Any]:
     """Return the fields by which who answers proves who they are; required where there is no other way."""
     known_by = rules.known_by or ()
     fields = dict[str, Any]()
@@ -178,7 +178,7 @@ def _proofs(rules: GateRules) -> dict[str, Any]:
             min_length=1 if only else None,
             max_length=MAX_SIGNATURE_CHARACTERS,
             title="SSH signature",
-            description="`plan approve --sign` fills it in" + (" and answers here." if only else "; leave it empty in the browser."),
+            description=f"`{signs}` fills it in" + (" and answers here." if only else "; leave it empty in the browser."),
         )
         fields["signature"] = (str, signature)
     return fields

@@ -7,6 +7,7 @@ from typing import TypeAlias
 from prefect.context import FlowRunContext
 from prefect.logging.loggers import flow_run_logger
 
+from plan_adapter.execution.standing import resolve_command
 from plan_adapter.record import ApprovalRequest
 
 MAX_WORDS = 500
@@ -29,8 +30,7 @@ def place_of(request: ApprovalRequest) -> str:
 def waiting(request: ApprovalRequest) -> str:
     """Return that the gate of `request` is open, and how it is answered."""
     if request.kind == "outcome":
-        item = "" if request.item is None else f" --item {request.item}"
-        command = f"plan resolve {request.run_id} {request.step_id} done|again|abort{item}"
+        command = resolve_command(str(request.run_id), (str(request.step_id), request.item))
         return f"asks how {place_of(request)} ended, of which nobody knows it: answer in the menu ⋮ → Resume, or `{command}`"
     step = "" if request.step_id is None else f" --step {request.step_id}" + ("" if request.item is None else f" --item {request.item}")
     until = "" if request.expires_at is None else f", until {request.expires_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"

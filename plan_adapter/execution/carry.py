@@ -18,6 +18,11 @@ def rollback_id(step_id: str) -> str:
     return _ROLLBACK + step_id
 
 
+def undone_by(step_id: str) -> str:
+    """Return the id of the step that is undone by the attempts kept under `step_id`; of a step itself its own."""
+    return step_id.removeprefix(_ROLLBACK)
+
+
 def is_rollback(step_id: str) -> bool:
     """Return whether the attempts that are kept under `step_id` are those of a rollback."""
     return step_id.startswith(_ROLLBACK)
@@ -32,6 +37,7 @@ class Past:
     unknown: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])
     fates: Mapping[str, Fate] = field(default_factory=dict[str, Fate])  # of steps about which a person asked for something
     repeatable: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # idempotent writes that may have been done
+    cut_reads: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # reads without a receipt, which are repeated
     ended: Mapping[str, StepRun] = field(default_factory=dict[str, StepRun])  # completed steps, as the record has kept their ends
     aborted: set[Unit] = field(default_factory=set[Unit])  # writes that may have been done: a person ended the run, and did not say
 
@@ -65,10 +71,12 @@ class Past:
                 past.succeeded[unit] = receipt
             elif receipt.is_abort:
                 past.aborted.add(unit)
+            else:  # somebody has looked since
+                past.aborted.discard(unit)
         for attempt in attempts:
             unit = (attempt.step_id, attempt.item)
             past.attempts[unit] = max(past.attempts.get(unit, 0), attempt.number)
-            if attempt.id not in ended and attempt.effect != "read" and unit not in past.succeeded:
-                (past.unknown if attempt.effect == "write" else past.repeatable)[unit] = attempt
+            if attempt.id not in ended and unit not in past.succeeded:
+                {"write": past.unknown, "read": past.cut_reads}.get(attempt.effect, past.repeatable)[unit] = attempt
         past.aborted.difference_update(past.succeeded)
         return past

@@ -13,12 +13,12 @@ from plan_adapter.errors import ExpressionError
 from plan_adapter.execution.attempts import RetryPolicy
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.carry import Past, Unit, rollback_id
-from plan_adapter.execution.ports import AttemptEnd, CallStep
+from plan_adapter.execution.ports import AttemptEnd, CallStep, Doubt, Said
 from plan_adapter.execution.scope import RunScope
-from plan_adapter.execution.standing import names, perhaps_done, resolve_command, standing
+from plan_adapter.execution.standing import ROLLBACK_NEVER_KNOWN, names, perhaps_done, resolve_command, standing
 from plan_adapter.execution.step import Call, Called
 from plan_adapter.plan import ExecutionPlan, Step, StepStatus
-from plan_adapter.record import Outcome, Receipt, StepRun
+from plan_adapter.record import Attempt, Outcome, Receipt, StepRun
 
 SHOWN_CHARACTERS = 300
 """How much of an error the message of a run tells; the receipt keeps all of it."""
@@ -40,15 +40,17 @@ class _Undoing:
     run: StepRun
     open: int
     ends: list[AttemptEnd] = field(default_factory=list[AttemptEnd])  # of those that were called, or that nobody knows anything of
+    settled: bool = False  # somebody has said how a call ended
 
 
 class Rollback:
     """Undoes one run whose steps have ended; belongs to one event loop.
 
     What no step stands on that is still to be undone is undone at once, as many calls at a time as the plan allows, later steps first.
-    Each call has intents and receipts of its own under `rollback <step id>`. What was undone before is not undone again, and one whose
-    outcome is unknown waits for a person. While the outcome of a step itself is unknown nothing is undone. Once a call has failed, or
-    `halt` is set, no further one is made, and those that are under way go on to their end.
+    Each call has intents and receipts of its own under `rollback <step id>`. What was undone before is not undone again, and of one whose
+    outcome is unknown the tool's probe is asked, and then a person, where one is there; another one waits for `plan resolve`. While the
+    outcome of a step itself is unknown nothing is undone. Once a call has failed, or `halt` is set, no further one is made, nobody is asked
+    any more, and those that are under way go on to their end.
     """
 
     def __init__(self, scope: RunScope, past: Past, call_step: CallStep) -> None:
@@ -69,6 +71,7 @@ class Rollback:
         self._undone = {unit for unit in past.succeeded if (rollback_id(unit[0]), unit[1]) in past.succeeded}
         self._behind = dict[str, str]()  # by step: the one that had to be undone first and was not
         self._failed = ""
+        self._asked = list[Doubt]()  # what people are asked about
         self._open = len(self._undoable)
         self._tasks = set[asyncio.Task[None]]()
         self._error: BaseException | None = None
@@ -100,6 +103,8 @@ class Rollback:
         """
         if self.doubt is not None:
             return
+        for stop in (self.scope.stop, self.halt):
+            stop.future.add_done_callback(lambda _: self._withdraw())
         self._end_steps([step_id for step_id in reversed(self._validated.order) if self._missing[step_id] == 0])
         self._end_if_done()
         try:
@@ -146,24 +151,31 @@ class Rollback:
         for receipt in left:
             if cause:
                 self._leave(undoing, receipt.item, cause)
-            elif (unit := (rollback_id(step.id), receipt.item)) in self._past.unknown:
-                error = "an earlier start of its rollback began this write"
-                self._note(undoing, receipt.item, AttemptEnd("unknown", self._past.attempts[unit], error=error))
             else:
                 self._request(undoing, receipt)
         if not undoing.open:
             self._spawn(self._close(undoing))
 
     def _request(self, undoing: _Undoing, receipt: Receipt) -> None:
+        unit = (rollback_id(undoing.step.id), receipt.item)
+        if unit in self._past.aborted:  # what may have been done is not called again before somebody says more
+            command = resolve_command(self.scope.run.id, unit, "done|again")
+            error = f"{ROLLBACK_NEVER_KNOWN}: look, then `{command}` and `plan cancel {self.scope.run.id} --rollback`"
+            return self._note(undoing, receipt.item, AttemptEnd("failed", 0, error=error, can_retry=False), cause=error)
         try:
             call = self._call_of(undoing, receipt)
         except ExpressionError as error:
-            self._note(undoing, receipt.item, AttemptEnd("failed", 0, error=str(error), can_retry=False), halts=True)
-        else:
-            self.scope.slots.request(self._urgency[undoing.step.id], partial(self._granted, undoing, call))
+            return self._note(undoing, receipt.item, AttemptEnd("failed", 0, error=str(error), can_retry=False), halts=True)
+        if (lost := self._past.unknown.get(unit)) is not None:
+            return self._spawn(self._find_out(undoing, call, lost))
+        return self._offer(undoing, call)
+
+    def _offer(self, undoing: _Undoing, call: Call) -> None:
+        self.scope.slots.request(self._urgency[undoing.step.id], partial(self._granted, undoing, call))
 
     def _granted(self, undoing: _Undoing, call: Call) -> None:
         if not self._halted:
+            call.hold_slot()
             return self._spawn(self._perform(undoing, call))
         self.scope.slots.release()
         self._leave(undoing, call.item, self._halted)
@@ -171,26 +183,84 @@ class Rollback:
 
     async def _perform(self, undoing: _Undoing, call: Call) -> None:
         end = await self._call_step(call)
-        self._note(undoing, call.item, end, halts=end.outcome != "succeeded")
+        if end.outcome == "unknown" and call.lost is not None:
+            await self._doubt(undoing, call, call.lost, end, halts=True)
+        else:
+            await self._ended_as(undoing, call, end, halts=True)
+
+    async def _ended_as(self, undoing: _Undoing, call: Call, end: AttemptEnd, *, halts: bool, cause: str | None = None) -> None:
+        self._note(undoing, call.item, end, halts=halts and end.outcome != "succeeded", cause=cause)
         if not undoing.open:
             await self._close(undoing)
+
+    # What nobody knows: the tool's probe is asked, then people.
+
+    async def _find_out(self, undoing: _Undoing, call: Call, lost: Attempt) -> None:
+        """Ask how a call of an earlier start ended, and go on from there."""
+        end = await self._probed(call, lost) if call.has_probe else None
+        if end is None:
+            unknown = AttemptEnd("unknown", lost.number, error="an earlier start of its rollback began this write")
+            return await self._doubt(undoing, call, lost, unknown, halts=False)
+        if end.not_done:
+            return self._offer(undoing, call)
+        undoing.settled = True
+        return await self._ended_as(undoing, call, end, halts=True)
+
+    async def _probed(self, call: Call, lost: Attempt) -> AttemptEnd | None:
+        await self.scope.slots.acquire(self._urgency[call.step.id])
+        try:
+            return None if self._halted else await call.probed(lost)
+        finally:
+            self.scope.slots.release()
+
+    async def _doubt(self, undoing: _Undoing, call: Call, lost: Attempt, end: AttemptEnd, *, halts: bool) -> None:
+        """Ask people how `lost` ended, `end` as far as is known, and go on from there; without an answer it `halts` the rest, or not."""
+        said = await self._asked_how_it_ended(Doubt(call.step, undoing.run, lost, end.error or ""))
+        if said is None:
+            return await self._ended_as(undoing, call, end, halts=halts)
+        undoing.settled = True
+        if said.resolution == "again":
+            return self._offer(undoing, call)
+        if said.resolution == "done":
+            end = AttemptEnd("succeeded", lost.number, result=said.result, said=said.words)
+            return await self._ended_as(undoing, call, end, halts=True)
+        error = f"{said.words}; {ROLLBACK_NEVER_KNOWN}"
+        return await self._ended_as(undoing, call, AttemptEnd("failed", lost.number, error=error, can_retry=False), halts=True, cause=error)
+
+    async def _asked_how_it_ended(self, doubt: Doubt) -> Said | None:
+        if self.scope.outcomes is None or self._halted:
+            return None
+        self._asked.append(doubt)
+        try:
+            return await self.scope.outcomes.ask(doubt)
+        finally:
+            self._asked.remove(doubt)
+
+    def _withdraw(self) -> None:
+        """Ask nobody any more: nothing further is undone."""
+        for doubt in self._asked:
+            if not doubt.withdrawn.done():
+                doubt.withdrawn.set_result(None)
+
+    # How a call, and a step, came out.
 
     def _leave(self, undoing: _Undoing, item: int | None, cause: str) -> None:
         self._causes[undoing.step.id, item] = cause
         undoing.open -= 1
 
-    def _note(self, undoing: _Undoing, item: int | None, end: AttemptEnd, *, halts: bool = False) -> None:
-        """Keep how one call ended; one that `halts` keeps all from being called that was not yet."""
+    def _note(self, undoing: _Undoing, item: int | None, end: AttemptEnd, *, halts: bool = False, cause: str | None = None) -> None:
+        """Keep how one call ended; one that `halts` keeps all from being called that was not yet. `cause`: why it is not undone."""
         step = undoing.step
         undoing.ends.append(end)
         undoing.open -= 1
         if end.outcome == "succeeded":
             self._undone.add((step.id, item))
             return
-        self._causes[step.id, item] = self._cause(step, item, end)
+        self._causes[step.id, item] = cause or self._cause(step, item, end)
         if halts and not self._failed:
             which = f"the rollback of `{step.id}`"
             self._failed = "left out, because " + (f"how {which} ended is unknown" if self._is_unknown(step, end) else f"{which} failed")
+            self._withdraw()
 
     async def _close(self, undoing: _Undoing) -> None:
         """Record, show and tell the end of the rollback of a step, and begin what waited for it."""
@@ -198,7 +268,7 @@ class Rollback:
         left = [receipt for receipt in self._done[step.id] if (step.id, receipt.item) not in self._undone]
         if ends or left:
             self._finish(undoing, left)
-            if run.attempts == 0:
+            if run.attempts == 0 or undoing.settled:
                 await self._call_step.show(run, self._upstream(step))
             await self.scope.tell_end(run)
         if left:
@@ -222,7 +292,7 @@ class Rollback:
         elif left:
             run.status, run.reason = StepStatus.SKIPPED, self._causes[step.id, left[0].item]
         else:
-            run.status, run.outcome, run.result = StepStatus.COMPLETED, Outcome.SUCCEEDED, ends[-1].result
+            run.status, run.outcome, run.result, run.reason = StepStatus.COMPLETED, Outcome.SUCCEEDED, ends[-1].result, ends[-1].said
 
     # What is called, and what is said of its end.
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from plan_adapter.execution.carry import Past, Unit, is_rollback, rollback_id
+from plan_adapter.execution.carry import Past, Unit, is_rollback, rollback_id, undone_by
 from plan_adapter.plan import ExecutionPlan
 
 NAMED = 20
@@ -10,6 +10,9 @@ NAMED = 20
 
 NEVER_KNOWN = "whether it was done was never known"
 """What is said of a write about which a person only said that the run is to end."""
+
+ROLLBACK_NEVER_KNOWN = "whether its rollback was done was never known"
+"""The same of the call that undoes a step."""
 
 _MARK = "; rollback: "
 
@@ -36,7 +39,7 @@ def recorded_standing(plan: ExecutionPlan, past: Past) -> str:
     causes = dict[Unit, str]()
     for step_id, item in past.succeeded:
         if (unit := (rollback_id(step_id), item)) in past.unknown or unit in past.aborted:
-            causes[step_id, item] = "whether its rollback was done " + ("is unknown" if unit in past.unknown else "was never known")
+            causes[step_id, item] = "whether its rollback was done is unknown" if unit in past.unknown else ROLLBACK_NEVER_KNOWN
     return "; ".join([*standing(done, undone, causes), *perhaps_done(plan, past)])
 
 
@@ -52,12 +55,31 @@ def aborted_steps(plan: ExecutionPlan, past: Past) -> list[Unit]:
     return sorted((unit for unit in past.aborted if unit[0] in places), key=lambda unit: (places[unit[0]], unit[1] or 0))
 
 
-def after_abort(run_id: str, units: Sequence[Unit]) -> str:
-    """Return what a person may do about `units`, which are left in doubt in a run that has ended."""
-    command = resolve_command(run_id, units[0], "done")
+def after_abort(run_id: str, units: Sequence[Unit], *, is_undone: bool) -> str:
+    """Return what a person may do about `units`, which are left in doubt in a run that has ended; `is_undone`: it was rolled back."""
+    known = f"whether {_listed(unit_names(units))} was done was never known"
+    undoes = f"`plan cancel {run_id} --rollback` undoes it, where it declares how"
+    if is_undone:
+        command = resolve_command(run_id, units[0], "done")
+        return f"{known}, and it is not undone: look; if it was done, `{command}` says so, and {undoes}"
+    command = resolve_command(run_id, units[0], "done|again")
     return (
-        f"whether {_listed(unit_names(units))} was done was never known, and it is not undone: look; if it was done, "
-        f"`{command}` says so, and `plan cancel {run_id} --rollback` undoes it, where it declares how"
+        f"{known}, and it is neither undone nor called again: look; `{command}` says whether it was, then `plan resume {run_id}` goes on; "
+        f"if it was done, {undoes}"
+    )
+
+
+def aborted_rollbacks(past: Past) -> list[Unit]:
+    """Return the rollbacks, of steps and items, that a person left in doubt."""
+    return [unit for unit in past.aborted if is_rollback(unit[0])]
+
+
+def after_aborted_rollback(run_id: str, unit: Unit) -> str:
+    """Return what a person may do about the rollback `unit`, which they left in doubt."""
+    command, of_step = resolve_command(run_id, unit, "done|again"), unit_names([(undone_by(unit[0]), unit[1])])[0]
+    return (
+        f"{ROLLBACK_NEVER_KNOWN}, that of {of_step}, and it is not called again: look; `{command}` says whether it was, "
+        f"then `plan cancel {run_id} --rollback` undoes what is left"
     )
 
 

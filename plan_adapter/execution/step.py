@@ -389,7 +389,8 @@ class Call:
         run = self.run
         seed = f"{run.id}\n{self._called.id}\n{'' if self.item is None else self.item}\n{run.digest}"
         # A new version of the plan leaves the key of what was begun before it as it is.
-        begun = self._scope.past.repeatable.get((self._called.id, self.item))
+        past, unit = self._scope.past, (self._called.id, self.item)
+        begun = past.repeatable.get(unit) or past.cut_reads.get(unit)
         limits = [time.monotonic() + self.timeout_seconds] if self.timeout_seconds else []
         if self._scope.clock is not None and self._scope.clock.deadline is not None:
             limits.append(self._scope.clock.deadline)

@@ -3,7 +3,7 @@
 import asyncio
 from functools import partial
 
-from plan_adapter.approval import answer_to, refusal, signed_text
+from plan_adapter.approval import answer_to, decision_of, refusal, signed_text, text_to_sign
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.identity.codes import CodeStore, SecretSource, check
 from plan_adapter.identity.signatures import allowed_signers, signer
@@ -26,7 +26,7 @@ async def known_by(
     A proof that is there and wrong is a refusal, never a name without proof: raises NotApprovedError. A code is used up.
     """
     if answer.signature is not None:
-        text = _signed(request, _decision(answer))
+        text = text_to_sign(answer, request)
         verify = partial(signer, text, answer.signature, allowed=allowed_signers(settings), by=answer.by)
         await asyncio.to_thread(verify)  # bounded: ssh-keygen is given ten seconds
     if answer.code is not None:
@@ -44,7 +44,7 @@ async def approval_from(
     now: float | None = None,
 ) -> Approval:
     """Return `answer` as an approval, its giver proved and allowed by the rules of the gate; raises NotApprovedError with why not."""
-    decision = _decision(answer)
+    decision = decision_of(answer)
     way = await proved(answer, request, settings=settings, secrets=secrets, codes=codes, now=now)
     return answer_to(request, decision=decision, by=answer.by, known_by=way, note=answer.note, signature=answer.signature)
 
@@ -62,19 +62,13 @@ async def proved(
 
     Who could not answer here with any proof is told so before a code is used up. Who may reject may say how a call ended.
     """
-    decision = "reject" if request.kind == "outcome" else _decision(answer)
+    decision = "reject" if request.kind == "outcome" else decision_of(answer)
     if reason := refusal(request.rules, by=answer.by, known_by=_claimed(answer, request), decision=decision):
         raise NotApprovedError(reason)
     way = await known_by(answer, request, settings=settings, secrets=secrets, codes=codes, now=now)
     if reason := refusal(request.rules, by=answer.by, known_by=way, decision=decision):
         raise NotApprovedError(reason)
     return way
-
-
-def _decision(answer: Answer) -> Decision:
-    if answer.decision not in ("approve", "reject", "request_changes"):
-        raise NotApprovedError(f"`{answer.decision}` says how a call ended, and is no answer to whether something may run")
-    return answer.decision
 
 
 def recheck(approval: Approval, request: ApprovalRequest | Gate, settings: Settings) -> None:

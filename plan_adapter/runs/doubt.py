@@ -3,7 +3,14 @@
 from dataclasses import dataclass
 
 from plan_adapter.execution.carry import is_rollback
-from plan_adapter.execution.standing import aborted_steps, after_abort, names, resolve_command
+from plan_adapter.execution.standing import (
+    aborted_rollbacks,
+    aborted_steps,
+    after_abort,
+    after_aborted_rollback,
+    names,
+    resolve_command,
+)
 from plan_adapter.plan import PlanStatus
 from plan_adapter.record import PlanRun, RunReason
 from plan_adapter.runs.performing import past_of
@@ -38,6 +45,10 @@ async def hint_of(run: PlanRun, store: PlanStore) -> str | None:
     if (doubt := await doubt_of(run, store)) is not None:
         says = f"`{doubt.command}` says it, then `{doubt.then}` goes on" if doubt.then is not None else f"`{doubt.command}` goes on"
         return f"{doubt.message}: {says}"
-    if run.status is PlanStatus.CANCELLED and (units := aborted_steps(await store.get(run.digest), await past_of(run, store))):
-        return after_abort(run.id, units)
-    return None
+    if run.completed_at is None:
+        return None
+    past = await past_of(run, store)
+    if run.status is PlanStatus.CANCELLED and (units := aborted_steps(await store.get(run.digest), past)):
+        return after_abort(run.id, units, is_undone=past.has_rollbacks)
+    left = aborted_rollbacks(past)
+    return after_aborted_rollback(run.id, left[0]) if left else None

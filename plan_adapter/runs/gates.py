@@ -252,7 +252,8 @@ class GateKeeper:
             codes=self.store,
             now=(await self.store.now()).timestamp(),
         )
-        return Word(answer.decision, answer.by, known_by, str(self.clean(answer.note)), self.clean(answer.result))
+        said = (str(self.clean(answer.note)), self.clean(answer.result))
+        return Word(answer.decision, answer.by, known_by, *said, digest=request.approval_digest, signature=answer.signature)
 
     async def word_at(self, gate: Gate) -> Receipt | None:
         """Return the receipt that is what was said at `gate`, which asked how a call ended; None for any other one."""

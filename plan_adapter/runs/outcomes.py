@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from plan_adapter.approval import ApprovedPlan, rules_of
 from plan_adapter.errors import RunConflictError
+from plan_adapter.execution.carry import is_rollback
 from plan_adapter.execution.ports import Doubt, Said
 from plan_adapter.gate_text import outcome_text
 from plan_adapter.record import Gate, RunReason
@@ -26,11 +27,11 @@ class OutcomeGates:
         if not keeper.can_ask_how_it_ended or doubt.withdrawn.done():
             return None
         gate = await keeper.open(await self._gate_of(doubt), timeout_ms=0)
-        await self._show_doubt(+1)
+        await self._show_doubt(doubt, +1)
         try:
             closed = await collected(gate, keeper) or await keeper.ask(gate, doubt.step_run, until=doubt.withdrawn)
         finally:
-            await self._show_doubt(-1)
+            await self._show_doubt(doubt, -1)
         return await self._said(closed)
 
     async def _gate_of(self, doubt: Doubt) -> Gate:
@@ -42,16 +43,18 @@ class OutcomeGates:
         return new_gate(
             run,
             approval_digest=digest,
-            description=step.description,
+            description=doubt.step_run.description,
             text=text,
             rules=rules,
-            step_id=step.id,
+            step_id=lost.step_id,
             item=lost.item,
             kind="outcome",
         )
 
-    async def _show_doubt(self, change: int) -> None:
-        """Let the run say that it waits because an outcome is unknown, as long as it does."""
+    async def _show_doubt(self, doubt: Doubt, change: int) -> None:
+        """Let the run say that it waits because an outcome is unknown, as long as it does; one that is undone keeps its reason."""
+        if is_rollback(doubt.lost.step_id):
+            return
         self._open += change
         run = self.keeper.run
         reason = RunReason.UNKNOWN if self._open else None

@@ -152,8 +152,8 @@ async def _perform(approved: ApprovedPlan, keeper: GateKeeper, *, past: Past, wa
     await store.claim(run)
     reached("claimed")
     scope = scope_of(approved, run, await store.recorder(run), occasion, past=past, way=way)
-    scope.gates, scope.outcomes = CallGates(approved, keeper, scope.stop, unended), OutcomeGates(approved, keeper)
-    keeper.clean, keeper.why_stopped = scope.secrets.scrubber.value, lambda: scope.stop.message
+    scope.gates = CallGates(approved, keeper, scope.stop, unended)
+    ask_about_doubts(scope, keeper)
     scope.tell("run_started")
     rollback = undrafted = None
     try:
@@ -217,6 +217,12 @@ async def _replanned(scope: RunScope, keeper: GateKeeper, way: Way) -> tuple[Bou
     await store.revise_run(run.id, bound.validated, bound.approval_digest, by=BY_ITSELF, note=note)
     keeper.occasion = replace(keeper.occasion, tools=tools)
     return await renewed(run, keeper), None
+
+
+def ask_about_doubts(scope: RunScope, keeper: GateKeeper) -> None:
+    """Let people be asked at gates of `keeper` how calls of `scope` ended of which nobody knows it."""
+    scope.outcomes = OutcomeGates(scope.approved, keeper)
+    keeper.clean, keeper.why_stopped = scope.secrets.scrubber.value, lambda: scope.stop.message
 
 
 async def _leave_waiting(run: PlanRun, store: PlanStore) -> None:

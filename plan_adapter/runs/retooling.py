@@ -33,18 +33,19 @@ async def take_tools(bound: BoundPlan, run: PlanRun, store: PlanStore, *, by: st
 
     What is done stays done; approvals of single calls count where their tool is as it was. Raises RunConflictError as `revise_run` does.
     """
-    note = f"tools changed: {_named(await changes_of_tools(bound.validated, run, store))}"
+    note = f"tools changed: {named_changes(await changes_of_tools(bound.validated, run, store))}"
     return await store.revise_run(run.id, bound.validated, bound.approval_digest, by=by, note=note)
 
 
 async def refuse_other_tools(bound: BoundPlan, run: PlanRun, store: PlanStore, *, then: str) -> None:
     """Raise NotApprovedError, which names the tools that changed, and `then` what can be done, where `bound` has other tools than `run`."""
     if bound.approval_digest != run.approval_digest:
-        changes = _named(await changes_of_tools(bound.validated, run, store))
+        changes = named_changes(await changes_of_tools(bound.validated, run, store))
         raise NotApprovedError(f"tools of run {run.id} have changed since it was approved: {changes}; {then}")
 
 
-def _named(changes: list[ToolChange]) -> str:
+def named_changes(changes: list[ToolChange]) -> str:
+    """Return in words which tools changed, and how."""
     return "; ".join(f"`{change.name}` ({change.summary})" for change in changes)
 
 

@@ -5,16 +5,19 @@ from dataclasses import replace
 from plan_adapter.approval import approved_plan
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.carry import Past
-from plan_adapter.execution.rollback import Rollback
+from plan_adapter.execution.rollback import Rollback, units_to_undo
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.standing import without_rollback
 from plan_adapter.execution.status import ended_status
 from plan_adapter.plan import ApprovalPolicy, ExecutionPlan, PlanStatus, StepStatus
 from plan_adapter.record import Approval, Outcome, PlanRun, RunReason
 from plan_adapter.runs.approving import is_of_run
+from plan_adapter.runs.gates import GateKeeper
 from plan_adapter.runs.occasion import Occasion
-from plan_adapter.runs.performing import Way, end_run, scope_of, undo
+from plan_adapter.runs.performing import Way, ask_about_doubts, end_run, scope_of, undo
 from plan_adapter.runs.permitting import require_approver
+from plan_adapter.runs.retooling import changes_of_tools, named_changes
+from plan_adapter.store.revisions import Revision
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan
 
@@ -31,6 +34,8 @@ async def roll_back(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: 
     await store.claim(run, keeps_ends=True)
     scope = scope_of(approved, run, await store.recorder(run), occasion, past=past, way=way)
     _end_steps(scope)
+    keeper = GateKeeper(run, store, occasion, way.door, way.cancellation)
+    ask_about_doubts(scope, keeper)
     rollback = Rollback(scope, past, way.call_step)
     scope.tell("run_started")
     try:
@@ -38,7 +43,39 @@ async def roll_back(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: 
     finally:
         run.status = ended_status(reason, completed=any(step.status is StepStatus.COMPLETED for step in run.steps))
         await end_run(scope, store, rollback)
+        await keeper.leave()
     return run
+
+
+async def version_done(run: PlanRun, store: PlanStore) -> Revision | None:
+    """Return the version of the plan under which what `run` did was approved, None where that is what it has now.
+
+    It is the last one whose approval was used: a newer one that nobody approved has done nothing, and steps that were begun are the
+    same in all versions since. None also where no version was approved: then nothing was done.
+    """
+    rows = [row for row in await store.approvals(run.id) if is_of_run(row, run) and row.used_at is not None]
+    used = {row.approval_digest for row in rows if row.decision == "approve"}
+    if run.approval_digest in used:
+        return None
+    return next((version for version in reversed(await store.revisions(run.id)) if version.approval_digest in used), None)
+
+
+async def with_approved_rollbacks(bound: BoundPlan, run: PlanRun, past: Past, store: PlanStore) -> BoundPlan:
+    """Return `bound` as what `run` was approved with, to be undone: each call that is left to be made is one that was approved.
+
+    Other tools may have changed. Raises NotApprovedError, which names those that have and would be called.
+    """
+    if bound.approval_digest == run.approval_digest:
+        return bound
+    validated = bound.validated
+    called = {validated.rollbacks[step_id].tool.name for step_id, _ in units_to_undo(validated.plan, past)}
+    changed = [change for change in await changes_of_tools(validated, run, store) if change.name in called]
+    if changed:
+        raise NotApprovedError(
+            f"tools of run {run.id} have changed since it was approved: {named_changes(changed)}; only with those that were approved "
+            "it can be undone"
+        )
+    return replace(bound, approval_digest=run.approval_digest)
 
 
 async def require_asker(run: PlanRun, plan: ExecutionPlan, store: PlanStore, occasion: Occasion) -> None:

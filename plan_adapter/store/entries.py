@@ -19,6 +19,7 @@ AuditKind: TypeAlias = Literal[
     "gate_expired",
     "gate_cancelled",
     "gate_superseded",
+    "word_signed",  # how an attempt ended was said by somebody who signed it; `message` is the signature
     "gate_resolved",  # one that asked how an attempt ended; `message` is what was said, and the end of the attempt says by whom
     "revised",
     "new_version",  # the run as it is after `revised`
@@ -133,6 +134,13 @@ def of_revision(row: Plain) -> Entry:
     """Return the entry about a version that was replaced."""
     note, digest = _optional(row["note"] or None), row_digest("revisions", row)
     return Entry(_text(row["at"]), "revised", by=_text(row["by"]), message=note, row_id=str(row["number"]), row_digest=digest)
+
+
+def of_signature(receipt: Plain, signature: str) -> Entry:
+    """Return the entry about the signature of the word that `receipt` is."""
+    where = cast("tuple[str, int, int]", (receipt["step_id"], receipt["item"], receipt["number"]))
+    by, known_by = _optional(receipt["by"]), _optional(receipt["known_by"])
+    return Entry(_text(receipt["ended_at"]), "word_signed", *where, by=by, known_by=known_by, message=signature)
 
 
 def of_refusal(at: str, *, by: str, known_by: str | None, message: str, step_id: str | None) -> Entry:

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, func, insert, or_, select, update
 
 from plan_adapter.errors import NotApprovedError, PlanAdapterError, RunConflictError
+from plan_adapter.execution.standing import resolve_command
 from plan_adapter.readable import one_line
 from plan_adapter.record import Approval, Gate, GateEnd, GateRules
 from plan_adapter.store import chain, entries, leases
@@ -232,7 +233,7 @@ def _why_not_taken(connection: Connection, tenant: str | None, gate_id: str, app
     if gate.kind == "outcome" and gate.closed_at is None:
         return NotApprovedError(
             f"this gate asks how `{gate.step_id}` ended, and takes no approval: "
-            f"`plan resolve {gate.run_id} {gate.step_id} done|again|abort` answers it"
+            f"`{resolve_command(gate.run_id, (gate.step_id or '', gate.item))}` answers it"
         )
     if gate.closed_at is None:
         return NotApprovedError(

@@ -12,15 +12,16 @@ from pydantic import JsonValue
 from sqlalchemy import Connection, func, insert, select, update
 
 from plan_adapter.errors import RunConflictError
-from plan_adapter.execution.carry import is_rollback
+from plan_adapter.execution.carry import Past, is_rollback, undone_by
 from plan_adapter.execution.standing import NEVER_KNOWN
 from plan_adapter.plan import PlanStatus, StepStatus, new_id
 from plan_adapter.record import ABORTED, Attempt, Outcome, Receipt, Resolution, RunReason
-from plan_adapter.store import chain, entries, gates, runs, undoing
+from plan_adapter.store import chain, entries, gates, plans, runs, undoing
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.digests import plain
 from plan_adapter.store.rows import Row, attempt_of, attempt_row, context_of, item_column, load_json, receipt_row, whose
+from plan_adapter.store.steps import attempts_of, receipts_of
 from plan_adapter.store.tables import attempts, audit, receipts, step_runs
 from plan_adapter.store.tables import runs as run_table
 
@@ -34,11 +35,25 @@ class Word:
     known_by: str
     note: str = ""
     result: JsonValue = None  # of the step, where it was done
+    digest: str | None = None  # what it is said of, where its giver was shown that: then it is a word about nothing else
+    signature: str | None = None  # an armored SSH signature of `signed_word`, which was verified
 
 
 def outcome_digest(attempt_id: str) -> str:
     """Return what an answer to the question binds to how this attempt ended; never a digest that an approval could be of."""
     return hashlib.sha256(f"plan_adapter.outcome {attempt_id}".encode()).hexdigest()
+
+
+def by_hand_digest(attempt: Attempt) -> str:
+    """Return what a word binds to that takes the place of an attempt: of this step, or item, and of this number."""
+    item = "" if attempt.item is None else attempt.item
+    return hashlib.sha256(f"plan_adapter.by_hand {attempt.run_id} {attempt.number} {item} {attempt.step_id}".encode()).hexdigest()
+
+
+def digest_of_word(connection: Connection, tenant: str | None, run_id: str, step_id: str, item: int | None, resolution: Resolution) -> str:
+    """Return what this word about a step binds to, as `resolve` would keep it now; raises RunConflictError as that does."""
+    run = _locked(connection, tenant, run_id)
+    return _subject(connection, tenant, run, step_id, item, resolution, at=now_of(connection))[1]
 
 
 def start_of(connection: Connection, attempt: Attempt) -> str | None:
@@ -59,28 +74,20 @@ def unknown_of(connection: Connection, run_id: str) -> list[Attempt]:
 def resolve(connection: Connection, tenant: str | None, run_id: str, step_id: str, item: int | None, word: Word) -> Receipt:
     """Keep what a person says about the outcome of a step and return it as the receipt that it is.
 
-    A step of which nothing is unknown and that has not succeeded can be said to be done, too: somebody did it by hand. Where a process
-    executes the run only what it asks about can be told, at a gate that is closed by the word. Raises RunConflictError for anything
+    A step of which nothing is unknown and that has not succeeded can be said to be done, too: somebody did it by hand; and of one that
+    was left in doubt by `abort` it can be said that it is to be done again. So it is with what undoes a step. Where a process executes
+    the run only what it asks about can be told, at a gate that is closed by the word. Raises RunConflictError for anything
     else then, for other words about a step of which nothing is unknown, and where an item must be named.
     """
-    run = _locked(connection, tenant, run_id)
-    holder, asked = runs.holder_of(connection, tenant, run["id"]), gates.outcome_asked(connection, run["id"])
-    ended_at = now_of(connection)
-    unknown = unknown_of(connection, run["id"])
-    if holder is not None:
-        unknown = [attempt for attempt in unknown if outcome_digest(attempt.id) in asked]  # the others may be under way
-        if all(attempt.step_id != step_id for attempt in unknown):
-            raise RunConflictError(
-                f"run {run['id']} is executed by {holder}, which says itself how its steps end; wait for its end, or cancel it"
-            )
+    run, ended_at = _locked(connection, tenant, run_id), now_of(connection)
+    attempt, digest = _subject(connection, tenant, run, step_id, item, word.resolution, at=ended_at)
+    if word.digest not in (None, digest):
+        raise RunConflictError(f"another attempt of `{step_id}` in run {run['id']} is in doubt by now: look again, and say it of that one")
     told = list[entries.Entry]()
-    if word.resolution == "done" and all(attempt.step_id != step_id for attempt in unknown):
-        attempt = _by_hand(connection, run, step_id, item, at=ended_at)
+    if digest != outcome_digest(attempt.id):
         begun = {**whose(context_of(run)), **attempt_row(attempt)}
         connection.execute(insert(attempts).values(begun))
         told.append(entries.of_attempt(plain(attempts, begun)))
-    else:
-        attempt = _meant(unknown, run["id"], step_id, item)
     receipt = Receipt(
         attempt_id=attempt.id,
         run_id=attempt.run_id,
@@ -99,9 +106,11 @@ def resolve(connection: Connection, tenant: str | None, run_id: str, step_id: st
     row = {**whose(context_of(run)), **receipt_row(receipt)}
     connection.execute(insert(receipts).values(row))
     told.append(entries.of_receipt(plain(receipts, row)))
-    if (gate_id := asked.get(outcome_digest(attempt.id))) is not None:
+    if word.signature is not None:
+        told.append(entries.of_signature(plain(receipts, row), word.signature))
+    if (gate_id := gates.outcome_asked(connection, run["id"]).get(digest)) is not None:
         told.append(gates.close_told(connection, gate_id, word.resolution, at=ended_at))
-    if holder is None:
+    if runs.holder_of(connection, tenant, run["id"]) is None:
         told += _tell_run(connection, run, attempt, word)
     elif word.resolution == "abort":  # should the process end before it has ended the run
         told += runs.ask_to_cancel(connection, tenant, run["id"], said_of(attempt, word), rollback=False)
@@ -123,19 +132,57 @@ def _locked(connection: Connection, tenant: str | None, run_id: str) -> Row:
     return connection.execute(select(run_table).where(run_table.c.id == found).with_for_update(key_share=True)).mappings().one()
 
 
+def _subject(
+    connection: Connection, tenant: str | None, run: Row, step_id: str, item: int | None, resolution: Resolution, *, at: datetime
+) -> tuple[Attempt, str]:
+    """Return the attempt that a word is about, a new one where somebody did the step by hand, and the digest that the word binds to."""
+    unknown = unknown_of(connection, run["id"])
+    if (holder := runs.holder_of(connection, tenant, run["id"])) is not None:
+        asked = gates.outcome_asked(connection, run["id"])
+        unknown = [attempt for attempt in unknown if outcome_digest(attempt.id) in asked]  # the others may be under way
+        if all(attempt.step_id != step_id for attempt in unknown):
+            raise RunConflictError(
+                f"run {run['id']} is executed by {holder}, which says itself how its steps end; wait for its end, or cancel it"
+            )
+    if all(attempt.step_id != step_id for attempt in unknown) and (
+        resolution == "done" or (resolution == "again" and _is_aborted(connection, run["id"], step_id, item))
+    ):
+        by_hand = _by_hand(connection, run, step_id, item, at=at)
+        return by_hand, by_hand_digest(by_hand)
+    attempt = _meant(unknown, run["id"], step_id, item)
+    return attempt, outcome_digest(attempt.id)
+
+
 def _by_hand(connection: Connection, run: Row, step_id: str, item: int | None, *, at: datetime) -> Attempt:
-    """Return the attempt of a step that a person made in place of its tool."""
-    step = next((step for step in load_json(run["steps"]) if step["id"] == step_id), None)
+    """Return the attempt of a step, or of what undoes it, that a person made in place of its tool."""
+    step = next((step for step in load_json(run["steps"]) if step["id"] == undone_by(step_id)), None)
     if step is None:
-        raise RunConflictError(f"no step of run {run['id']} is called `{step_id}`")
+        raise RunConflictError(f"no step of run {run['id']} is called `{undone_by(step_id)}`")
+    tool_name = step["tool_name"]
+    if is_rollback(step_id):
+        rollback = plans.get(connection, run["tenant_id"] or None, run["digest"], None).step(step["id"]).rollback
+        if rollback is None:
+            raise RunConflictError(f"`{step['id']}` declares no rollback: there is nothing to say about one")
+        tool_name = rollback.tool_name
     if step["is_list"] and item is None:
         raise RunConflictError(f"`{step_id}` has a `for_each`: name an item with --item")
     same = (attempts.c.run_id == run["id"], attempts.c.step_id == step_id, attempts.c.item == item_column(item))
-    ended = (receipts.c.run_id == run["id"], receipts.c.step_id == step_id, receipts.c.item == item_column(item))
-    if connection.scalar(select(receipts.c.number).where(*ended, receipts.c.outcome == Outcome.SUCCEEDED.value)) is not None:
+    if _has_succeeded(connection, run["id"], step_id, item):
         raise RunConflictError(f"`{step_id}` has succeeded: there is nothing to say about it")
+    if is_rollback(step_id) and not _has_succeeded(connection, run["id"], step["id"], item):
+        raise RunConflictError(f"`{step['id']}` was not done: there is nothing to undo")
     number = (connection.scalar(select(func.max(attempts.c.number)).where(*same)) or 0) + 1
-    return Attempt(new_id(), run["id"], step_id, item, number, step["tool_name"], "write", {}, "", at)
+    return Attempt(new_id(), run["id"], step_id, item, number, tool_name, "write", {}, "", at)
+
+
+def _has_succeeded(connection: Connection, run_id: str, step_id: str, item: int | None) -> bool:
+    same = (receipts.c.run_id == run_id, receipts.c.step_id == step_id, receipts.c.item == item_column(item))
+    return connection.scalar(select(receipts.c.number).where(*same, receipts.c.outcome == Outcome.SUCCEEDED.value)) is not None
+
+
+def _is_aborted(connection: Connection, run_id: str, step_id: str, item: int | None) -> bool:
+    """Return whether nobody has said more of a step, or an item, since a person ended the run over it."""
+    return (step_id, item) in Past.of(attempts_of(connection, run_id), receipts_of(connection, run_id)).aborted
 
 
 def _meant(unknown: Sequence[Attempt], run_id: str, step_id: str, item: int | None) -> Attempt:

@@ -22,6 +22,9 @@ T = TypeVar("T")
 ANSWER_SECONDS = 60.0
 """How long a statement may take before the server counts as gone."""
 
+CLOSE_SECONDS = 0.25
+"""How long what is only read is waited for when the store is closed, by Ctrl-C for one; what is written always is."""
+
 _AS_ASYNCPG = {"sslmode": "ssl", "connect_timeout": "timeout"}
 _KNOWN = frozenset({"host", "port", "ssl", "target_session_attrs", "passfile", "krbsrvname", "prepared_statement_cache_size"})
 
@@ -32,18 +35,19 @@ class _Pool:
 
     engine: AsyncEngine
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
-    working: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+    writing: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+    reading: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
     watching: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
     def serve(self) -> None:
         self.loop.run_forever()
         self.loop.close()
 
-    async def complete(self, work: Coroutine[Any, Any, T]) -> T:
+    async def complete(self, work: Coroutine[Any, Any, T], *, writes: bool) -> T:
         # Shielded: one who stops waiting must not tear a connection down in the middle of a transaction.
-        task = asyncio.ensure_future(work)
-        self.working.add(task)
-        task.add_done_callback(self.working.discard)
+        task, working = asyncio.ensure_future(work), self.writing if writes else self.reading
+        working.add(task)
+        task.add_done_callback(working.discard)
         return await asyncio.shield(task)
 
     def watch(self, work: Coroutine[Any, Any, None]) -> None:
@@ -56,7 +60,12 @@ class _Pool:
         for task in watching:
             task.cancel()
         await asyncio.gather(*watching, return_exceptions=True)
-        await asyncio.gather(*self.working, return_exceptions=True)
+        await asyncio.gather(*self.writing, return_exceptions=True)
+        if reading := tuple(self.reading):  # a server that does not answer is not waited for
+            _, late = await asyncio.wait(reading, timeout=CLOSE_SECONDS)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
         await self.engine.dispose()
         self.loop.call_soon(self.loop.stop)
 
@@ -85,11 +94,11 @@ class PostgresDatabase(Database):
 
     def _submit(self, work: Callable[[Connection], T], *, writes: bool) -> Future[T]:
         pool = self._opened()
-        return asyncio.run_coroutine_threadsafe(pool.complete(self._run(pool.engine, work, writes=writes)), pool.loop)
+        return asyncio.run_coroutine_threadsafe(pool.complete(self._run(pool.engine, work, writes=writes), writes=writes), pool.loop)
 
     def _submit_upgrade(self) -> Future[str]:
         pool = self._opened()
-        return asyncio.run_coroutine_threadsafe(pool.complete(self._upgrade(pool.engine)), pool.loop)
+        return asyncio.run_coroutine_threadsafe(pool.complete(self._upgrade(pool.engine), writes=True), pool.loop)
 
     def _watch(self) -> None:
         pool = self._opened()

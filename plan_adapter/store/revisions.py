@@ -15,7 +15,7 @@ from plan_adapter.record import ABORTED, Outcome, PlanRun, StepRun
 from plan_adapter.store import chain, entries, gates, leases, runs
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now
-from plan_adapter.store.digests import plain
+from plan_adapter.store.digests import Plain, plain
 from plan_adapter.store.plans import plan_row, put_plan
 from plan_adapter.store.rows import Row, context_of, dump_json, load_json, whose
 from plan_adapter.store.steps import fixed_parts
@@ -56,13 +56,7 @@ def revise(
         raise RunConflictError(f"the new version is the one that run {run['id']} has: nothing would change")
     _refuse_changes_of_begun_steps(connection, run, validated)
     put_plan(connection, plan_row(validated.plan, validated.digest, context_of(run)))
-    replaced = {"run_id": run["id"], "number": len(revisions_of(connection, run["id"])) + 1, "digest": run["digest"]}
-    replaced |= {"approval_digest": run["approval_digest"], "by": by, "note": note, "at": database_now()}
-    replaced["definitions"] = run["definitions"]
-    inserted = insert(revisions).values({**whose(context_of(run)), **replaced}).returning(revisions)
-    told = [entries.of_revision(plain(revisions, connection.execute(inserted).mappings().one()))]
-    renewed = update(run_table).where(run_table.c.id == run["id"]).values(_new_version(validated, approval_digest)).returning(run_table)
-    now = plain(run_table, connection.execute(renewed).mappings().one())
+    told, now = _replace(connection, run, _content(validated, approval_digest) | _unended(), by=by, note=note)
     if validated.digest != run["digest"]:  # else the ends of its steps are still those of its steps
         connection.execute(delete(step_runs).where(step_runs.c.run_id == run["id"], step_runs.c.status != StepStatus.COMPLETED))
     leases.let_go(connection, run["id"])
@@ -70,6 +64,40 @@ def revise(
     chain.append(connection, run["id"], told)
     signal(connection)
     return runs.find(connection, tenant, run["id"])
+
+
+def put_back(connection: Connection, tenant: str | None, run_id: str, version: Revision, validated: "ValidatedPlan", *, by: str) -> PlanRun:
+    """Put a version that was replaced back into a run that has ended, which stays as it ended, so that it can be undone; return the run.
+
+    `validated` is its plan. Raises RunConflictError for a run that has not ended, and for a version whose tools were not kept.
+    """
+    run = _locked(connection, tenant, run_id)
+    if run["approval_digest"] == version.approval_digest:
+        return runs.find(connection, tenant, run["id"])
+    if run["completed_at"] is None or version.definitions is None:
+        why = "it has not ended" if run["completed_at"] is None else "what its tools were is not known any more"
+        raise RunConflictError(f"version {version.number} of the plan cannot be put back into run {run['id']}: {why}")
+    content = _content(validated, version.approval_digest) | {
+        "definitions": dump_json([*version.definitions]),
+        "updated_at": database_now(),
+    }
+    told, now = _replace(
+        connection, run, content, by=by, note=f"what is undone was done under version {version.number}, which was approved"
+    )
+    chain.append(connection, run["id"], [*told, entries.of_run(now, "new_version", message=validated.digest), entries.of_run_end(now)])
+    signal(connection)
+    return runs.find(connection, tenant, run["id"])
+
+
+def _replace(connection: Connection, run: Row, content: dict[str, Any], *, by: str, note: str) -> tuple[list[entries.Entry], Plain]:
+    """Keep the version that a run has as a replaced one and give it `content`; return what the audit is told, and the row as it is now."""
+    replaced = {"run_id": run["id"], "number": len(revisions_of(connection, run["id"])) + 1, "digest": run["digest"]}
+    replaced |= {"approval_digest": run["approval_digest"], "by": by, "note": note, "at": database_now()}
+    replaced["definitions"] = run["definitions"]
+    inserted = insert(revisions).values({**whose(context_of(run)), **replaced}).returning(revisions)
+    told = [entries.of_revision(plain(revisions, connection.execute(inserted).mappings().one()))]
+    renewed = update(run_table).where(run_table.c.id == run["id"]).values(content).returning(run_table)
+    return told, plain(run_table, connection.execute(renewed).mappings().one())
 
 
 def revisions_of(connection: Connection, run_id: str) -> list[Revision]:
@@ -131,7 +159,8 @@ def _steps_of(document: dict[str, Any]) -> dict[str, JsonValue]:
     return {step["id"]: step for name in ("steps", "finally") for step in document.get(name, ())}
 
 
-def _new_version(validated: "ValidatedPlan", approval_digest: str) -> dict[str, Any]:
+def _content(validated: "ValidatedPlan", approval_digest: str) -> dict[str, Any]:
+    """Return what a run holds of its plan and tools."""
     plan = validated.plan
     steps = [
         StepRun(
@@ -146,11 +175,7 @@ def _new_version(validated: "ValidatedPlan", approval_digest: str) -> dict[str, 
         )
         for step in plan.steps
     ]
-    unended = dict.fromkeys(("reason", "message", "completed_at", "approved_at", "approved_by", "rejection_note"))
     return {
-        **unended,
-        "cancel_reason": None,
-        "cancel_requested_at": None,
         "digest": validated.digest,
         "approval_digest": approval_digest,
         "name": plan.name,
@@ -158,6 +183,10 @@ def _new_version(validated: "ValidatedPlan", approval_digest: str) -> dict[str, 
         "steps": dump_json(fixed_parts(steps, lists={step.id for step in plan.steps if step.for_each is not None})),
         "definitions": dump_json(list(validated.definitions)),
         "metadata": dump_json(dict(plan.metadata)),
-        "status": PlanStatus.PENDING_APPROVAL.value,
-        "updated_at": database_now(),
     }
+
+
+def _unended() -> dict[str, Any]:
+    """Return with what a run waits for its approval that may have ended before."""
+    ends = ("reason", "message", "completed_at", "approved_at", "approved_by", "rejection_note", "cancel_reason", "cancel_requested_at")
+    return {**dict.fromkeys(ends), "status": PlanStatus.PENDING_APPROVAL.value, "updated_at": database_now()}

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from plan_adapter.canonical import plan_digest
 from plan_adapter.errors import PlanAdapterError, RunConflictError
 from plan_adapter.plan import ExecutionPlan, PlanStatus
-from plan_adapter.record import Approval, Attempt, Gate, GateEnd, PlanRun, Receipt, RunContext, RunReason, StandingApproval
+from plan_adapter.record import Approval, Attempt, Gate, GateEnd, PlanRun, Receipt, Resolution, RunContext, RunReason, StandingApproval
 from plan_adapter.settings import Settings
 from plan_adapter.store import approvals, audit, codes, gates, leases, outcomes, plans, revisions, runs, standing, steps
 from plan_adapter.store.audit import AuditEntry, entries_of
@@ -260,6 +260,10 @@ class PlanStore:
         """
         return await self._write(outcomes.resolve, run_id=run_id, step_id=step_id, item=item, word=word)
 
+    async def digest_of_word(self, run_id: str, step_id: str, resolution: Resolution, *, item: int | None = None) -> str:
+        """Return what this word about a step binds to, which `Word.digest` holds and a signature is of; raises as `resolve` does."""
+        return await self._write(outcomes.digest_of_word, run_id=run_id, step_id=step_id, item=item, resolution=resolution)
+
     async def revise_run(self, run_id: str, validated: "ValidatedPlan", approval_digest: str, *, by: str, note: str) -> PlanRun:
         """Put a new version of its plan into a run, which then waits for its approval, and return the run; its inputs stay.
 
@@ -269,6 +273,15 @@ class PlanStore:
         """
         return await self._database.write(
             lambda connection: revisions.revise(connection, self.tenant_id, run_id, validated, approval_digest, by=by, note=note)
+        )
+
+    async def put_back(self, run_id: str, version: Revision, validated: "ValidatedPlan", *, by: str) -> PlanRun:
+        """Put a version of its plan that was replaced, `validated`, back into a run that has ended, and return the run, ended as it was.
+
+        What the run has now becomes a replaced version. Raises RunConflictError for a run that has not ended.
+        """
+        return await self._database.write(
+            lambda connection: revisions.put_back(connection, self.tenant_id, run_id, version, validated, by=by)
         )
 
     async def revisions(self, run_id: str) -> list[Revision]:

@@ -76,15 +76,20 @@ def test_what_a_person_left_in_doubt_is_told_until_it_is_said(plan: Plan) -> Non
     run_id = plan("run", slow(timeout=300), "--offline", "--json").run["id"]
     resolve = f"`plan resolve {run_id} slow done|again|abort` says it, then `plan resume {run_id}` goes on"
     assert resolve in plan("show", run_id).err
+    known, undoes = "whether `slow` was done was never known", f"`plan cancel {run_id} --rollback` undoes it, where it declares how\n"
     hint = (
-        f"whether `slow` was done was never known, and it is not undone: look; if it was done, `plan resolve {run_id} slow done` "
-        f"says so, and `plan cancel {run_id} --rollback` undoes it, where it declares how\n"
+        f"{known}, and it is neither undone nor called again: look; `plan resolve {run_id} slow done|again` says whether it was, "
+        f"then `plan resume {run_id}` goes on; if it was done, {undoes}"
     )
     assert plan("resolve", run_id, "slow", "abort").err == hint
+    refused = plan("resume", run_id, "--offline")
+    assert (refused.code, f"`plan resolve {run_id} slow done|again`" in refused.err) == (2, True)
     shown = plan("show", run_id)
     assert (shown.err, "abort; whether it was done was never known" in shown.out) == (hint, True)
     undone = plan("cancel", run_id, "--rollback", "--offline")
+    hint = f"{known}, and it is not undone: look; if it was done, `plan resolve {run_id} slow done` says so, and {undoes}"
     assert (undone.code, hint in undone.err, Path("prepared").exists()) == (1, True, False)
+    assert plan("show", run_id).err == hint
     assert "rollback: undone: `prep`; begun, and perhaps done: `slow`" in undone.out
     plan("resolve", run_id, "slow", "done")
     undone = plan("cancel", run_id, "--rollback", "--offline")
@@ -101,3 +106,15 @@ def test_what_is_in_doubt_is_told_also_where_there_was_nothing_else_to_undo(plan
     plan("resolve", run_id, "slow", "abort")
     said = plan("cancel", run_id, "--rollback", "--offline")
     assert (said.code, "whether `slow` was done was never known" in said.err) == (1, True)
+
+
+def test_after_abort_it_may_be_said_that_it_was_not_done_and_the_run_goes_on(plan: Plan) -> None:
+    run_id = plan("run", slow(timeout=300, seconds=0.4), "--offline", "--json").run["id"]
+    plan("resolve", run_id, "slow", "abort")
+    said = plan("resolve", run_id, "slow", "again", "--note", "看过了")
+    assert (said.code, said.err) == (0, f"`plan resume {run_id}` goes on\n")
+    again = plan("resolve", run_id, "slow", "again")
+    assert (again.code, "is not unknown" in again.err) == (2, True)
+    assert plan("show", run_id).err == ""
+    resumed = plan("resume", run_id, "--offline", "--json")  # it is called again, and is too slow again
+    assert (resumed.code, resumed.run["steps"][1]["attempts"]) == (7, 3)

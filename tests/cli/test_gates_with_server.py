@@ -18,7 +18,7 @@ from pyotp.totp import TOTP
 from plan_adapter.approval import os_user
 from plan_adapter.engine.connection import Server
 from tests.cli.conftest import Plan, Said
-from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document
+from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document, step
 from tests.cli.test_terminal import BOUND_SECONDS, PLAN, Terminal, environment, piped, terminals
 
 __all__ = ["terminals"]
@@ -43,15 +43,15 @@ def laptop(plan: Plan, tmp_path: Path) -> Laptop:
 class Waiting:
     """`plan run` in a pipe, which has come to its gate."""
 
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
+    def __init__(self, process: "subprocess.Popen[str]", command: str) -> None:
         self.process = process
         assert process.stderr is not None
         self.told: list[str] = []
         for line in process.stderr:
             self.told.append(line.rstrip())
-            if "`plan approve " in line:
+            if f"`{command}" in line:
                 break
-        self.run_id = self.told[-1].partition("`plan approve ")[2].partition("`")[0].split()[0]
+        self.run_id = self.told[-1].partition(f"`{command}")[2].partition("`")[0].split()[0]
 
     def end(self) -> tuple[int, str]:
         """Return the exit code and stdout."""
@@ -61,12 +61,12 @@ class Waiting:
 
 
 @contextmanager
-def waiting(path: Path) -> Generator[Waiting]:
+def waiting(path: Path, told: str = "plan approve ") -> Generator[Waiting]:
     """`plan run` of a document, without a terminal; killed if the test fails."""
     command, pipe = [*PLAN, "run", str(path), *TOOLS], subprocess.PIPE
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=environment()) as process:
         try:
-            yield Waiting(process)
+            yield Waiting(process, told)
         finally:
             process.kill()
 
@@ -216,3 +216,39 @@ def test_a_one_time_code_proves_who_answers_and_counts_once(plan: Plan) -> None:
     assert b"EventsWorker" not in answered.stderr
     again = plan("approve", second, "--code", code)
     assert (again.code, "was used before" in again.err) == (2, True)
+
+
+@pytest.mark.thorough
+def test_from_a_machine_without_the_store_a_signed_word_answers_the_form_that_asks_how_a_call_ended(
+    plan: Plan, laptop: Laptop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, allowed = tmp_path / "ana", tmp_path / "allowed"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(key)], check=True)
+    allowed.write_text(f"ana {key.with_suffix('.pub').read_text()}")
+    monkeypatch.setenv("PLAN_ADAPTER_ALLOWED_SIGNERS", str(allowed))
+    monkeypatch.setenv("PLAN_ADAPTER_SIGNING_KEY", str(key))
+    path = document(step("lost", "get_lost"), approval={"known_by": ["ssh_signature"]})
+    with waiting(path, "plan resolve ") as run:
+        form = shown_form(laptop, run.run_id)
+        assert (form["asks"], form["step"], form["known_by"]) == ("outcome", "lost", ["ssh_signature"])
+        refused = laptop("approve", run.run_id, "--api")
+        assert f"which no approval answers: `plan resolve {run.run_id} lost done|again|abort --api` does" in refused.err
+        assert laptop("resolve", run.run_id, "lost", "done", "--api").code == 2
+        said = laptop("resolve", run.run_id, "lost", "done", "--api", "--sign", "--by", "ana", "--result", '"好"')
+        assert (said.code, "said `done` of step lost" in said.out) == (0, True), said.err
+        code, _ = run.end()
+    shown = plan("show", run.run_id, "--json").run
+    assert (code, shown["status"], shown["steps"][0]["result"]) == (0, "completed", "好")
+
+
+@pytest.mark.thorough
+def test_a_one_time_code_says_how_a_call_ended(plan: Plan) -> None:
+    uri = urlsplit(plan("approve", "--enroll", "zoe", "--force").out.split()[-1])
+    path = document(step("lost", "get_lost"), approval={"known_by": ["totp"]})
+    run_id = plan("run", path, *TOOLS, "--yes", "--json").run["id"]
+    code = TOTP(parse_qs(uri.query)["secret"][0]).now()
+    wrong = plan("resolve", run_id, "lost", "done", "--code", str((int(code) + 1) % 1_000_000).zfill(6), "--by", "zoe")
+    assert (wrong.code, "is wrong" in wrong.err) == (6, True)
+    said = plan("resolve", run_id, "lost", "done", "--code", code, "--by", "zoe")
+    assert said.code == 0, said.err
+    assert plan("resume", run_id, *TOOLS, "--json").code == 0

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -280,3 +281,32 @@ async def test_every_alteration_is_found(statement: str, world: Doubtful) -> Non
     run = await world.start_with_form(FormAnswers((DONE,)))
     await world.store._database.write(lambda connection: connection.execute(text(statement)))
     assert not (await world.store.verify(run.id)).ok
+
+
+async def test_a_word_that_was_given_about_one_attempt_is_not_taken_for_another(world: Doubtful) -> None:
+    run = await world.start()
+    digest_of = partial(world.store.digest_of_word, run.id, "send")
+    digest = await digest_of("done")
+    assert digest == await digest_of("abort")
+    with pytest.raises(RunConflictError, match="is not unknown"):
+        await world.store.digest_of_word(run.id, "look", "again")
+    await world.store.resolve(run.id, "send", Word("again", "ana", "os_user", digest=digest))
+    world.lost = 2
+    assert (await world.resume(run.id)).reason is RunReason.UNKNOWN
+    with pytest.raises(RunConflictError, match="another attempt of `send`"):
+        await world.store.resolve(run.id, "send", Word("done", "ana", "ssh_signature", digest=digest, signature="of the first one"))
+    assert await digest_of("done") != digest
+    await world.store.resolve(run.id, "send", Word("done", "ana", "ssh_signature", digest=await digest_of("done"), signature="now"))
+    signed = [entry for entry in await world.store.audit(run.id) if entry.kind == "word_signed"]
+    assert [(entry.step_id, entry.number, entry.by, entry.message) for entry in signed] == [("send", 2, "ana", "now")]
+    assert (await world.store.verify(run.id)).ok
+    assert (await world.resume(run.id)).status is PlanStatus.COMPLETED
+
+
+async def test_what_somebody_did_by_hand_binds_to_the_step_until_it_is_said(world: Doubtful) -> None:
+    run = await world.start()
+    digest = await world.store.digest_of_word(run.id, "look", "done")
+    assert digest != await world.store.digest_of_word(run.id, "send", "done")
+    await world.store.resolve(run.id, "look", Word("done", "ana", "os_user", digest=digest))
+    with pytest.raises(RunConflictError, match="has succeeded"):
+        await world.store.digest_of_word(run.id, "look", "done")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from plan_adapter.approval import text_to_sign
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.identity.known import approval_from, known_by, recheck
 from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, GateRules
@@ -150,3 +151,19 @@ def _gate(request: ApprovalRequest) -> Gate:
         rules=request.rules,
         opened_at=datetime.now(UTC),
     )
+
+
+async def test_a_signed_word_on_how_a_call_ended_is_of_this_attempt_this_word_and_this_result(settings: Settings, ana: Key) -> None:
+    request = replace(request_at(digest="d" * 64), kind="outcome", gate_id=None)
+    said = Answer("done", "ana", result={"版本": 3})
+    signature = ana.signs(text_to_sign(said, request))
+    assert await known(replace(said, signature=signature), request, settings) == "ssh_signature"
+    others = [
+        (replace(said, decision="abort", result=None), request),
+        (replace(said, result={"版本": 4}), request),
+        (said, replace(request, approval_digest="e" * 64)),
+        (said, replace(request, run_id="run-2")),
+    ]
+    for answer, asked in others:
+        with pytest.raises(NotApprovedError, match="another text"):
+            await known(replace(answer, signature=signature), asked, settings)

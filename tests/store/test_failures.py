@@ -213,6 +213,34 @@ async def test_a_server_that_is_down_is_named():
     assert "s3cret" not in said
 
 
+async def test_a_server_that_does_not_answer_holds_up_nobody_who_stops_waiting():
+    reached = asyncio.Event()
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        reached.set()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        store = PlanStore(f"postgresql://plans@127.0.0.1:{port}/plans?timeout=3600")
+        reading = asyncio.ensure_future(store.runs())
+        await reached.wait()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        await store.close()
+
+
+async def test_a_server_that_does_not_answer_in_time_is_named():
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        async with PlanStore(f"postgresql://plans@127.0.0.1:{silent.getsockname()[1]}/plans?timeout=0.2") as store:
+            with pytest.raises(StoreError, match=r"the store on PostgreSQL .* did not answer in time"):
+                await store.runs()
+
+
 async def test_a_wrong_password_is_named_but_not_shown(postgres_server: PostgresServer, postgres_database: str):
     said = await refused(postgres_server.url(postgres_database.rpartition("/")[2], password="s3cret-and-wrong"))
     assert said.endswith("refuses the password of this user")

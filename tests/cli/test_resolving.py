@@ -1,0 +1,68 @@
+"""`plan resolve` where a name without proof does not count: signed, and from a machine that has only Prefect's API."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plan_adapter.approval import os_user
+from tests.cli.conftest import Plan
+from tests.cli.test_gates import signer
+from tests.cli.test_run import TOOLS, document, step
+
+__all__ = ["signer"]
+
+LOST = step("lost", "get_lost")
+SIGNED: dict[str, Any] = {"approvers": ["ana"], "known_by": ["ssh_signature"]}
+
+pytestmark = pytest.mark.usefixtures("signer")
+
+
+def lost(plan: Plan, **options: Any) -> str:
+    """A run that has ended because nobody knows whether its step was done."""
+    said = plan("run", document(LOST, **{"approval": SIGNED, **options}), *TOOLS, "--offline", "--json")
+    assert said.code == 7, said.err
+    return said.run["id"]
+
+
+def audit(plan: Plan, run_id: str) -> list[dict[str, Any]]:
+    return json.loads(plan("export", run_id).out)["audit"]
+
+
+def test_a_signed_word_is_taken_where_a_name_alone_is_not_and_its_signature_is_kept(plan: Plan) -> None:
+    run_id = lost(plan)
+    refused = plan("resolve", run_id, "lost", "done")
+    assert (refused.code, f"{os_user()} may not answer here: ana may; `plan resolve` with --sign proves it" in refused.err) == (6, True)
+    assert "--by is a name without proof" in plan("resolve", run_id, "lost", "done", "--by", "ana").err
+    said = plan("resolve", run_id, "lost", "done", "--sign", "--by", "ana", "--result", '{"版本": 3}', "--note", "看过了")
+    assert (said.code, f"`plan resume {run_id}` goes on" in said.err) == (0, True), said.err
+    entries = audit(plan, run_id)
+    assert [entry["kind"] for entry in entries].count("refused") == 1
+    [word] = [entry for entry in entries if entry["kind"] == "word_signed"]
+    assert (word["step_id"], word["by"], word["known_by"]) == ("lost", "ana", "ssh_signature")
+    assert word["message"].startswith("-----BEGIN SSH SIGNATURE-----")
+    assert plan("runs", "verify", run_id).code == 0
+    resumed = plan("resume", run_id, *TOOLS, "--offline", "--json")
+    assert (resumed.code, resumed.run["steps"][0]["result"]) == (0, {"版本": 3})
+
+
+def test_what_somebody_did_by_hand_is_signed_too(plan: Plan, tmp_path: Path) -> None:
+    failing = document(step("fail", "fail"), approval=SIGNED)
+    run_id = plan("run", failing, *TOOLS, "--offline", "--json").run["id"]
+    assert "--sign proves it" in plan("resume", run_id, *TOOLS, "--offline", "--mark-done", "fail").err
+    stranger = tmp_path / "stranger"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(stranger)], check=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PLAN_ADAPTER_SIGNING_KEY", str(stranger))
+        assert plan("resolve", run_id, "fail", "done", "--sign", "--by", "ana").code == 6
+    assert plan("resolve", run_id, "fail", "done", "--sign", "--by", "ana").code == 0
+    again = plan("resolve", run_id, "fail", "done", "--sign", "--by", "ana")
+    assert (again.code, "has succeeded: there is nothing to say about it" in again.err) == (2, True)
+    assert plan("resume", run_id, *TOOLS, "--offline").code == 0
+
+
+def test_a_code_needs_the_server_that_keeps_its_secret(plan: Plan) -> None:
+    said = plan("resolve", lost(plan, approval={"known_by": ["totp"]}), "lost", "again", "--code", "123456")
+    assert (said.code, "one-time codes need a Prefect server" in said.err) == (6, True)

@@ -1,0 +1,244 @@
+"""What undoes a step may get lost, too: its probe is asked, then people, and nothing is undone twice."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, RunConflictError, ToolRegistry, UnknownOutcomeError, tool
+from plan_adapter.execution.carry import Past
+from plan_adapter.execution.direct import DirectCalls
+from plan_adapter.plan import ApprovalPolicy, Rollback
+from plan_adapter.record import Answer, Gate, Outcome, RunReason
+from plan_adapter.runner import acancel_run, aresolve_step, execute_plan, go_on, undo_run
+from plan_adapter.runs.gates import FormDoor
+from plan_adapter.runs.occasion import Occasion
+from plan_adapter.runs.performing import Way, create_run, perform
+from plan_adapter.runs.rollback import roll_back
+from plan_adapter.tools.probing import Done, NotDone
+from plan_adapter.validation import bind_inputs, validate
+from tests.gates.doubt import Person
+from tests.gates.world import FormAnswers
+
+
+@dataclass
+class Undoing:
+    """A store, and a tool `put_back` whose first calls get lost; `probed` is what its probe says, where it has one."""
+
+    store: PlanStore
+    lost: int = 1
+    calls: list[str] = field(default_factory=list[str])
+    probed: Any = "no probe"
+    going: list["asyncio.Task[PlanRun]"] = field(default_factory=list)
+
+    def tools(self) -> ToolRegistry:
+        """Return the tools."""
+
+        def look(node: str) -> Any:
+            """Look whether the node serves."""
+            return self.probed
+
+        @tool(effect="write")
+        def drain(node: str) -> str:
+            """Take a node out."""
+            return node
+
+        @tool(effect="write", probe=None if self.probed == "no probe" else look)
+        def put_back(node: str) -> str:
+            """Put a node back."""
+            self.calls.append(node)
+            if len(self.calls) <= self.lost:
+                raise UnknownOutcomeError("the line went dead")
+            return f"{node} 好"
+
+        @tool(effect="read")
+        def fail() -> None:
+            """Fail."""
+            raise ValueError("nothing answers")
+
+        return ToolRegistry([drain, put_back, fail])
+
+    def plan(self, **fields: Any) -> ExecutionPlan:
+        """Two nodes drained one after the other, then a step that fails; the second one is put back first."""
+        plan = ExecutionPlan(description="Drain 两个", **fields)
+        before: list[str] = []
+        for name in ("one", "two"):
+            undo = Rollback(tool_name="put_back", parameters={"node": "${{ result }}"})
+            plan.add_step("drain", f"Drain {name}", {"node": name}, id=name, rollback=undo, depends_on=before)
+            before = [name]
+        plan.add_step("fail", "Look", id="last", depends_on=before)
+        plan.options.require_approval = False
+        return plan
+
+    def occasion(self, approver: Any = None) -> Occasion:
+        return Occasion(approver=approver, requested_by="runner", tools=self.tools())
+
+    async def run(self, approver: Any = None, **fields: Any) -> PlanRun:
+        """Return a run of the plan, offline, in which `approver` is asked."""
+        bound = bind_inputs(validate(self.plan(**fields), self.tools()), {})
+        return await execute_plan(bound, occasion=self.occasion(approver), store=self.store, offline=True)
+
+    async def undo(self, run: PlanRun, approver: Any = None) -> PlanRun:
+        """Undo what is left of a run."""
+        occasion = self.occasion(approver)
+        return await undo_run(await self.store.run(run.id), reason="go", tools=occasion.tools, occasion=occasion, store=self.store)
+
+    def way(self, answers: FormAnswers) -> Way:
+        """Return a way of calling with a form in which `answers` are given."""
+        door = FormDoor(answers.ask, answers.collected, lambda *_: None, answers.publish, answers.resume_released, answers)
+        return Way(DirectCalls(), door=door)
+
+    def start_with_form(self, answers: FormAnswers, **fields: Any) -> "asyncio.Task[PlanRun]":
+        """Start a run whose questions are asked in a form."""
+
+        async def work() -> PlanRun:
+            bound, occasion = bind_inputs(validate(self.plan(**fields), self.tools()), {}), self.occasion()
+            run = await create_run(bound, self.store, occasion)
+            return await perform(bound, run, self.store, occasion, past=Past(), way=self.way(answers))
+
+        self.going.append(asyncio.ensure_future(work()))
+        return self.going[-1]
+
+    async def gate(self) -> Gate:
+        """Return the open gate, with its text, once there is one."""
+        while not (found := await self.store.gates()):
+            await self.store.changed(0.5)
+        return await self.store.gate(found[-1].id)
+
+
+@pytest.fixture
+async def world(store_url: str) -> AsyncIterator[Undoing]:
+    async with PlanStore(store_url) as store:
+        world = Undoing(store)
+        yield world
+        for task in world.going:
+            task.cancel()
+        await asyncio.gather(*world.going, return_exceptions=True)
+
+
+UNDONE = "`last` failed: ValueError: nothing answers; rollback: undone: `two`, `one`"
+
+
+@pytest.mark.parametrize(
+    ("answer", "calls"),
+    [
+        (Answer("done", "ana", note="看过了", channel="form", result="it serves"), ["two", "one"]),
+        (Answer("again", "ana", channel="form"), ["two", "two", "one"]),
+    ],
+    ids=["done", "again"],
+)
+async def test_a_form_asks_how_a_rollback_ended_and_the_rest_is_undone_then(answer: Answer, calls: list[str], world: Undoing) -> None:
+    form = FormAnswers((answer,))
+    run = await world.start_with_form(form)
+    assert (run.status, run.reason, run.message) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED, UNDONE)
+    assert (world.calls, form.told) == (calls, [None])
+    [gate] = await world.store.gates(run_id=run.id, open_only=False)
+    assert (gate.kind, gate.end, gate.step_id) == ("outcome", answer.decision, "rollback two")
+    word = next(row for row in await world.store.receipts(run.id) if row.by is not None)
+    assert (word.step_id, word.by, word.known_by, word.note) == ("rollback two", "ana", "form", answer.note or None)
+    assert (await world.store.verify(run.id)).ok
+
+
+async def test_while_it_is_asked_the_run_keeps_its_reason_and_the_question_says_what_was_called(world: Undoing) -> None:
+    going = world.start_with_form(FormAnswers(()), approval=ApprovalPolicy(approvers=["ana"]))
+    gate = await world.gate()
+    run = await world.store.run(gate.run_id)
+    assert (run.status, run.reason) == (PlanStatus.EXECUTING, RunReason.STEP_FAILED)
+    for part in (
+        "how did attempt 1 of `rollback two` end?",
+        "Undo: Drain two",
+        "`put_back` with",
+        "nothing further is undone",
+        "- `node`: `two`",
+    ):
+        assert part in gate.text
+    await aresolve_step(run.id, "rollback two", "done", by="ana", store=world.store)
+    assert (await going).message == UNDONE
+
+
+async def test_who_cancels_while_it_is_asked_ends_the_rollback_and_the_question(world: Undoing) -> None:
+    going = world.start_with_form(FormAnswers(()))
+    gate = await world.gate()
+    await acancel_run(gate.run_id, reason="leave it (by bo)", store=world.store)
+    run = await going
+    assert (await world.store.gate(gate.id)).end == "cancelled"
+    assert "not undone: `two` (whether its rollback was done is unknown: `plan resolve " in (run.message or "")
+    assert (run.reason, world.calls) == (RunReason.STEP_FAILED, ["two"])
+
+
+async def test_the_person_at_the_terminal_is_asked_too_also_about_what_an_earlier_start_lost(world: Undoing) -> None:
+    run = await world.run()
+    assert f'`plan resolve {run.id} "rollback two" done|again|abort`' in (run.message or "")
+    person = Person([Answer("again", "runner", channel="os_user")])
+    later = await world.undo(run, person)
+    assert ([request.step_id for request in person.asked], world.calls) == (["rollback two"], ["two", "two", "one"])
+    assert (later.message, later.step("two").rolled_back) == (UNDONE, True)
+
+
+@pytest.mark.parametrize(("said", "calls"), [(Done("it serves"), ["two", "one"]), (NotDone(), ["two", "two", "one"])], ids=["done", "not"])
+async def test_the_tools_probe_says_it_where_it_can(said: Any, calls: list[str], world: Undoing) -> None:
+    world.probed = None
+    run = await world.run()
+    assert "is unknown" in (run.message or "")
+    world.probed = said
+    person = Person([])
+    assert (await world.undo(run, person)).message == UNDONE
+    assert (world.calls, person.asked) == (calls, [])
+    assert [row.known_by for row in await world.store.receipts(run.id) if row.by is not None] == ["probe"]
+
+
+async def test_after_abort_nothing_further_is_undone_and_it_is_not_called_again_before_somebody_says_more(world: Undoing) -> None:
+    run = await world.start_with_form(FormAnswers((Answer("abort", "ana", channel="form"),)))
+    said = "`two` (ana says of `rollback two`: abort; whether its rollback was done was never known)"
+    assert f"not undone: {said}, `one` (`two` must be undone first)" in (run.message or "")
+    later = await world.undo(run, Person([]))
+    command = f'`plan resolve {run.id} "rollback two" done|again` and `plan cancel {run.id} --rollback`'
+    assert (world.calls, command in (later.message or "")) == (["two"], True)
+    await aresolve_step(run.id, "rollback two", "again", by="bo", store=world.store)
+    with pytest.raises(RunConflictError, match="is not unknown"):
+        await aresolve_step(run.id, "rollback two", "again", by="bo", store=world.store)
+    assert (await world.undo(run)).message == UNDONE
+    assert world.calls == ["two", "two", "one"]
+    assert (await world.store.verify(run.id)).ok
+
+
+async def test_what_somebody_undid_by_hand_is_not_undone_by_its_tool(world: Undoing) -> None:
+    world.lost = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world, "calls", Stuck())
+        run = await world.run()
+    assert "its rollback failed: RuntimeError: 卡住了" in (run.message or "")
+    with pytest.raises(RunConflictError, match="`last` declares no rollback"):
+        await aresolve_step(run.id, "rollback last", "done", by="ana", store=world.store)
+    await aresolve_step(run.id, "rollback two", "done", by="ana", store=world.store)
+    assert (await world.undo(run)).message == UNDONE
+    assert world.calls == ["one"]
+
+
+class Stuck(list[str]):
+    def append(self, _node: str) -> None:
+        raise RuntimeError("卡住了")
+
+
+async def test_a_rollback_that_was_interrupted_asks_when_it_goes_on(world: Undoing) -> None:
+    run = await world.run()
+    run.status, run.completed_at = PlanStatus.EXECUTING, None
+    await world.store.claim(run, keeps_ends=True)
+    await world.store.release(run.id)  # as its process left it
+    person = Person([Answer("done", "runner", channel="os_user")])
+    later = await go_on(run.id, tools=world.tools(), occasion=world.occasion(person), store=world.store, offline=True)
+    assert (later.message, world.calls, len(person.asked)) == (UNDONE, ["two", "one"], 1)
+    assert all(row.outcome is Outcome.SUCCEEDED for row in await world.store.receipts(run.id) if row.step_id.startswith("rollback"))
+
+
+async def test_a_rollback_on_request_asks_in_the_form_of_its_flow_run(world: Undoing) -> None:
+    run = await world.run()
+    bound = bind_inputs(validate(await world.store.get(run.digest), world.tools()), {})
+    past = Past.of(await world.store.open_attempts(run.id), await world.store.receipts(run.id))
+    form = FormAnswers((Answer("approve", "ana", channel="form"), Answer("done", "ana", channel="form")))
+    way = world.way(form)
+    later = await roll_back(bound, await world.store.run(run.id), world.store, world.occasion(), past=past, way=way)
+    assert (later.message, world.calls) == (UNDONE, ["two", "one"])
+    assert "`approve` does not say it" in (form.told[0] or "")

@@ -9,10 +9,15 @@ import importlib.metadata
 import os
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
 from plan_adapter.engine.server_state import ServerFolder, ServerState, process_start
+
+COLLECT_SECONDS = 1.0
+FULL_TURNS = 30
+"""At every which turn the old objects are looked through, too."""
 
 
 def main() -> None:
@@ -42,11 +47,30 @@ def _serve(listening: socket.socket) -> None:
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             gc.freeze()
-            gc.enable()
+            collect_apart()
 
     # A browser's open event stream must not hold up the end.
     config = uvicorn.Config(create_app(final=True), log_level="warning", access_log=False, timeout_graceful_shutdown=3)
     Server(config).run(sockets=[listening])
+
+
+def collect_apart() -> None:
+    """Collect garbage on a thread of its own from now on, and nowhere else.
+
+    A cursor of SQLite in a cycle, as an error leaves one behind, waits where it is collected for its connection, and that may wait for a
+    lock whose holder waits for the event loop. On the loop's thread that is a deadlock: until SQLite gives up, a minute later, the server
+    answers nobody. Python waits for the connection without its own lock, so another thread that waits holds up nothing.
+    """
+    gc.disable()
+    threading.Thread(target=_collect, name="collector", daemon=True).start()
+
+
+def _collect() -> None:
+    turn = 0
+    while True:
+        time.sleep(COLLECT_SECONDS)
+        turn += 1
+        gc.collect(2 if turn % FULL_TURNS == 0 else 1)
 
 
 if __name__ == "__main__":

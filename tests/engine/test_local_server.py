@@ -335,6 +335,29 @@ def test_the_doctor_tells_of_it_with_its_port_forward_and_when_it_hangs_with_the
     assert found.hint == f"`plan down`, then run again; log: {log}\n  the last words"
 
 
+def test_garbage_is_collected_on_a_thread_of_its_own_and_nowhere_else() -> None:
+    program = """
+import threading
+from plan_adapter.engine.server_process import collect_apart
+
+class Cycle:
+    def __init__(self):
+        self.itself = self
+    def __del__(self):
+        where.append(threading.current_thread().name)
+        collected.set()
+
+where, collected = [], threading.Event()
+collect_apart()
+Cycle()
+kept = [[] for _ in range(100_000)]  # enough for any automatic collection
+collected.wait()
+print(where)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout == "['collector']\n"
+
+
 # When none can be had.
 
 

@@ -26,6 +26,7 @@ from plan_adapter.plan import ExecutionPlan, PlanStatus
 from plan_adapter.readable import one_line
 from plan_adapter.record import Approval, PlanRun, Resolution, RunContext, RunReason
 from plan_adapter.runs.approving import end_overdue, is_answered, not_approved, open_detached, refuse_approver
+from plan_adapter.runs.cancelled import cancelled_before, is_cancelled
 from plan_adapter.runs.occasion import Occasion
 from plan_adapter.runs.performing import Work, create_run, past_of, perform, perform_anywhere, prefect_way
 from plan_adapter.runs.permitting import refuse_going_on, require_approver, require_operator
@@ -157,13 +158,17 @@ async def go_on(
 ) -> PlanRun:
     """Go on with a run that stopped: `aresume_run` for callers that have an occasion, and who want only some of its steps.
 
-    With `record_pending` a run that nobody is there to approve is left waiting at its gate and returned, not raised.
+    With `record_pending` a run that nobody is there to approve is left waiting at its gate and returned, not raised. One that has not
+    ended, and that somebody cancelled in Prefect while no process had it, ends as cancelled, with the reason; going on once more is a new
+    word.
     """
     async with _opened(store, occasion.settings) as opened:
         run = await end_overdue(await opened.run(run_id, with_results=False), opened)
         plan = await opened.get(run.digest)
         await refuse_going_on(run, plan, opened, occasion, skips=asked is not None and bool(asked.skipped))
         await _refuse_resume(run, opened)
+        if not offline and run.flow_run_id is not None and run.completed_at is None and await _was_cancelled(run, opened, occasion):
+            return await opened.run(run.id)
         past = await past_of(run, opened)
         if past.has_rollbacks:
             run = await opened.run(run_id)  # with the results, which what undoes the steps may use
@@ -454,6 +459,7 @@ async def _flow_body(
 ) -> PlanRun:
     """Run `validated` inside the flow run `flow_run_id`; go on with its run where the flow run has one."""
     from plan_adapter.engine.flow_runs import origin
+    from plan_adapter.engine.termination import ended_in_order
 
     came_from = await origin()
     occasion = given(requested_by=came_from.requested_by, schedule=came_from.schedule, deployment=came_from.deployment)
@@ -478,8 +484,9 @@ async def _flow_body(
                 bound = await with_approved_rollbacks(bound, run, past, opened)
             elif bound.approval_digest != run.approval_digest:
                 run = await take_tools(bound, run, opened, by=occasion.requested_by)
-        work = await _work_for(run, past, opened)
-        return await work(bound, run, opened, occasion, past=past, way=prefect_way(flow_run_id, opened, occasion.settings))
+        work, way = await _work_for(run, past, opened), prefect_way(flow_run_id, opened, occasion.settings)
+        async with ended_in_order(partial(is_cancelled, run, flow_run_id, opened)) as is_cut_short:
+            return await work(bound, run, opened, occasion, past=past, way=replace(way, is_cut_short=is_cut_short))
 
 
 async def _revised(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Occasion) -> BoundPlan:
@@ -506,6 +513,14 @@ async def _server(occasion: Occasion) -> "Server":
     from plan_adapter.engine.local_server import server_for
 
     return await asyncio.to_thread(server_for, occasion.settings)
+
+
+async def _was_cancelled(run: PlanRun, store: PlanStore, occasion: Occasion) -> bool:
+    """Return whether `run` ends here, because somebody cancelled it in Prefect while no process executed it."""
+    from plan_adapter.engine.connection import use_server
+
+    with use_server(await _server(occasion)):
+        return await cancelled_before(run, store) is not None
 
 
 async def _must_be_asked(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Occasion) -> bool:

@@ -68,6 +68,8 @@ async def answer_here(place: Place, words: Words, store: "PlanStore", settings: 
     from plan_adapter.runs.gates import request_of
 
     run, gate = await find_gate(place, store)
+    if words.decision == "approve" and (reason := await _why_cancelled(run, store, settings)) is not None:
+        raise UsageError(f"the approval comes too late: run {run.id} was cancelled in Prefect, and has ended so: {reason}")
     request = request_of(gate)
     is_named = gate.step_id is None or place.step is not None
     if not is_named:
@@ -236,6 +238,25 @@ async def _why_none(run: "PlanRun", place: Place, store: "PlanStore") -> str:
     if run.status is PlanStatus.PENDING_APPROVAL:
         return f"nobody has been asked about run {run.id} yet: `plan resume {run.id}` asks"
     return f"run {run.id} waits for no approval: it is {run.status}" + (f" ({run.reason})" if run.reason else "")
+
+
+async def _why_cancelled(run: "PlanRun", store: "PlanStore", settings: Settings) -> str | None:
+    """Return why `run` ends here: because somebody cancelled it in Prefect and no process saw it. None also where Prefect is away."""
+    if run.flow_run_id is None:
+        return None
+    from plan_adapter.cli.servers import answering_server
+    from plan_adapter.engine.connection import use_server
+    from plan_adapter.errors import NoServerError
+    from plan_adapter.runs.cancelled import cancelled_before
+
+    try:
+        server = await aside(lambda: answering_server(settings))
+    except NoServerError:  # the record rules; `plan reconcile` says it later
+        return None
+    if server is None:
+        return None
+    with use_server(server):
+        return await cancelled_before(run, store)
 
 
 async def _given(words: Words, gate: "Gate", request: "ApprovalRequest", store: "PlanStore", settings: Settings) -> "tuple[Gate, Approval]":

@@ -13,8 +13,9 @@ from plan_adapter.settings import Settings
 async def reconcile(*, offline: bool = False, json: bool = False) -> int:
     """Find what processes that ended have left behind; mend what needs nobody's word, and say what a person may do about the rest.
 
-    Gates whose time is over are ended, Prefect is told how runs really stand, and runs whose process is gone are named. Nothing is
-    executed and nothing is approved by it. The deployment `reconcile` does it every minute.
+    Gates whose time is over are ended, and runs that somebody cancelled in Prefect where no process saw it; Prefect is told
+    how runs really stand, and runs whose process is gone are named. Nothing is executed and nothing is approved by it. The deployment
+    `reconcile` does it every minute.
 
     Args:
         offline: Do not tell Prefect anything.

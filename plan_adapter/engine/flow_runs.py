@@ -1,18 +1,26 @@
 """Flow runs: started, run again, asked whether somebody cancelled them."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from datetime import datetime
+from itertools import takewhile
 from typing import Any
 from uuid import UUID
 
+import httpx
 from prefect import Flow, get_client
-from prefect.client.schemas.objects import FlowRun, State
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
 
 from plan_adapter.approval import os_user
-from plan_adapter.errors import RunFailedError
+from plan_adapter.errors import NoServerError, RunFailedError
+
+PAGE = 100
+NO_REASON = "cancelled in Prefect"
+_CANCELLATIONS = (StateType.CANCELLING, StateType.CANCELLED)
 
 
 async def run_flow(
@@ -103,6 +111,39 @@ async def cancellation_of(flow_run_id: str) -> str | None:
     """Return why somebody has set the flow run to Cancelling or Cancelled, in the UI or through the API; None if nobody has."""
     async with get_client() as client:
         state = (await client.read_flow_run(UUID(flow_run_id))).state
-    if state is not None and (state.is_cancelling() or state.is_cancelled()):
-        return state.message or "cancelled in Prefect"
-    return None
+    return (state.message or NO_REASON) if state is not None and _is_cancellation(state) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancellation:
+    """Why somebody has set a flow run to Cancelling or Cancelled, and when it came to the state that it has now, by the server's clock."""
+
+    reason: str
+    at: datetime
+
+
+async def cancellations(flow_run_ids: Collection[str]) -> dict[str, Cancellation]:
+    """Return by its id why each of these flow runs that is Cancelling or Cancelled is so; raises NoServerError.
+
+    The reason is the first that was given: once the process has ended, its worker sets the flow run to Cancelled with words of its own.
+    """
+    ids, found = list(flow_run_ids), dict[str, Cancellation]()
+    try:
+        async with get_client() as client:
+            for start in range(0, len(ids), PAGE):
+                wanted = {
+                    "id": {"any_": ids[start : start + PAGE]},
+                    "state": {"type": {"any_": [StateType.CANCELLING, StateType.CANCELLED]}},
+                }
+                for flow_run in await client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(wanted), limit=PAGE):
+                    states = sorted(await client.read_flow_run_states(flow_run.id), key=lambda state: state.timestamp, reverse=True)
+                    if said := list(takewhile(_is_cancellation, states)):
+                        reasons = [state.message for state in reversed(said) if state.message]
+                        found[str(flow_run.id)] = Cancellation((reasons or [NO_REASON])[0], said[0].timestamp)
+    except httpx.HTTPError as error:
+        raise NoServerError(f"Prefect cannot be asked which runs were cancelled there: {type(error).__name__}: {error}") from error
+    return found
+
+
+def _is_cancellation(state: State) -> bool:
+    return state.type in _CANCELLATIONS

@@ -14,13 +14,16 @@ from plan_adapter.errors import NoServerError
 from plan_adapter.plan import PlanStatus
 from plan_adapter.record import PlanRun, RunReason
 
+MAX_REASON_CHARACTERS = 1000
+"""As much of a run's reason as its flow run's message, which is cut, has in any case."""
+
 
 async def mend_flow_run(run: PlanRun, *, hint: str, is_so: Callable[[], Awaitable[bool]]) -> str | None:
     """Have Prefect show `run` as it is and return what it showed; None where that fits, or where Prefect does not know it.
 
-    A run that has ended is shown with its end; one whose process is gone as Crashed, named Interrupted, with `hint`; one that is executed,
-    and that Prefect shows as ended other than by a cancellation, as Running. `is_so` is asked after Prefect was, because a run may end in
-    between: nothing is changed unless the run still stands so. Raises NoServerError.
+    A run that has ended is shown with its end, and a cancelled one with the reason; one whose process is gone as Crashed, named
+    Interrupted, with `hint`; one that is executed, and that Prefect shows as ended other than by a cancellation, as Running. `is_so` is
+    asked after Prefect was, because a run may end in between: nothing is changed unless the run still stands so. Raises NoServerError.
     """
     if run.flow_run_id is None:
         return None
@@ -28,7 +31,7 @@ async def mend_flow_run(run: PlanRun, *, hint: str, is_so: Callable[[], Awaitabl
         async with get_client() as client:
             shown = (await client.read_flow_run(UUID(run.flow_run_id))).state
             wanted = _state_of(run, hint)
-            if shown is None or wanted is None or _fits(shown, wanted) or not await is_so():
+            if shown is None or wanted is None or (_fits(shown, wanted) and _says_why(shown, run)) or not await is_so():
                 return None
             await client.set_flow_run_state(UUID(run.flow_run_id), wanted, force=True)
             return shown.name
@@ -54,3 +57,9 @@ def _fits(shown: State, wanted: State) -> bool:
     if wanted.is_running():  # a cancellation is for the process that executes it
         return not shown.is_final() or shown.is_cancelled()
     return shown.type == wanted.type
+
+
+def _says_why(shown: State, run: PlanRun) -> bool:
+    """Return whether the reason is there for which `run` was cancelled: a worker puts words of its own over what the run's process said."""
+    is_over = run.completed_at is not None and run.reason is RunReason.CANCELLED
+    return not is_over or (run.message or "")[:MAX_REASON_CHARACTERS] in (shown.message or "")

@@ -57,6 +57,7 @@ class Way:
     cancellation: Callable[[], Awaitable[str | None]] | None = None
     log_sink: Callable[[logging.LogRecord], None] | None = None
     door: FormDoor | None = None
+    is_cut_short: Callable[[], bool] = lambda: False  # whether the process is to end, and the run to go on elsewhere
 
 
 class Work(Protocol):
@@ -171,7 +172,7 @@ async def _perform(approved: ApprovedPlan, keeper: GateKeeper, *, past: Past, wa
             was_in_prefect = scope.stop.kind == "cancelled" and scope.stop.message != await store.cancel_request(run.id)
             await undo(rollback, store, None if was_in_prefect else way.cancellation)
     finally:
-        if all(step.completed_at for step in run.steps):
+        if all(step.completed_at for step in run.steps) and not (way.is_cut_short() and scope.stop.is_set):
             await _conclude(scope, store, rollback, undrafted)
         elif run.status is PlanStatus.EXECUTING:
             await _let_go(run, store)

@@ -9,6 +9,7 @@ from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import one_line
 from plan_adapter.record import Approval, Gate, PlanRun, RunReason
 from plan_adapter.runs.approving import end_expired, end_rejected
+from plan_adapter.runs.cancelled import end_cancelled
 from plan_adapter.runs.doubt import doubt_of
 from plan_adapter.store.store import PlanStore
 
@@ -27,10 +28,11 @@ class Finding:
     """One thing that was not as it should be.
 
     `expired`: a gate that nobody answered in time and no process waited at; `interrupted`: a run whose process ended, or gives no sign of
-    life; `answered`: a run whose gate was answered while no process waited; `shown`: Prefect showed something else than the record says.
+    life; `answered`: a run whose gate was answered while no process waited; `cancelled`: one that somebody cancelled in Prefect while no
+    process was there to see it; `shown`: Prefect showed something else than the record says.
     """
 
-    kind: Literal["expired", "interrupted", "answered", "shown"]
+    kind: Literal["expired", "interrupted", "answered", "cancelled", "shown"]
     run_id: str
     name: str
     message: str
@@ -53,8 +55,23 @@ async def reconcile(store: PlanStore, *, with_prefect: bool) -> list[Finding]:
 
 
 async def find_interrupted(store: PlanStore, *, with_prefect: bool) -> list[Finding]:
-    """Do of `reconcile` what cannot wait, and what costs little where nothing happened: find the runs whose process is gone."""
-    return [finding async for finding in _interrupted(store, with_prefect=with_prefect)]
+    """Do of `reconcile` what cannot wait, and what costs little where nothing happened: find the runs whose process is gone.
+
+    Those that were cancelled in Prefect are ended first: a cancellation is not to be shown as an interruption.
+    """
+    found = [finding async for finding in _cancelled(store)] if with_prefect else []
+    return found + [finding async for finding in _interrupted(store, with_prefect=with_prefect)]
+
+
+async def _cancelled(store: PlanStore) -> AsyncGenerator[Finding]:
+    waiting = await store.runs(limit=MOST_RUNS, status=PlanStatus.PENDING_APPROVAL)
+    executed = await store.runs(limit=MOST_RUNS, status=PlanStatus.EXECUTING)
+    left = [run for run in executed if run.reason is RunReason.INTERRUPTED] + waiting
+    names = {run.id: run.name for run in left}
+    for run_id, reason in (await end_cancelled(left, store)).items():
+        await _mended(await store.run(run_id, with_results=False), store, hint="")
+        message = f"somebody cancelled it in Prefect, and it has ended so now: {one_line(reason)}"
+        yield Finding("cancelled", run_id, names[run_id], message, is_mended=True)
 
 
 async def _expired(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[Finding]:

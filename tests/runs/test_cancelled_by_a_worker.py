@@ -1,0 +1,200 @@
+"""A flow run that is cancelled in Prefect's UI or API is ended by its worker, or by `serve`, with SIGTERM: in order, with the reason."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Literal, TypeAlias
+from uuid import UUID
+
+import pytest
+from prefect import get_client
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.objects import State
+from prefect.exceptions import ObjectNotFound
+from prefect.states import Cancelling
+
+from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, dump_plan
+from plan_adapter.engine.connection import Server
+from plan_adapter.plan import StepStatus
+from plan_adapter.record import RunReason
+from plan_adapter.runs.reconciling import reconcile
+from plan_adapter.store.holder import Holder
+from plan_adapter.store.leases import of_run
+from tests.workers import ROOT, worker
+
+pytestmark = pytest.mark.thorough
+
+Place: TypeAlias = Literal["worker", "serve"]
+
+POOL = "cancelled"
+LOG = "log"
+REASON = "取消 aus der UI"
+
+
+def a_plan(folder: Path, *, asks: str = "") -> ExecutionPlan:
+    """Return a plan that writes for a long time, which asks about the `plan` first, or about its `step`."""
+    plan = ExecutionPlan(name="夜间 deployment", description="Write, and then say so")
+    plan.options.require_approval = asks == "plan"
+    folder.mkdir()
+    script = f"echo begun > {folder / 'begun'}; sleep 120 & echo $! > {folder / 'pid'}; wait; echo ended > {folder / 'ended'}"
+    plan.add_step("bash", "Write", {"command": script}, id="w", requires_approval=asks == "step")
+    plan.add_step("bash", "Say so", {"command": "true"}, id="after", depends_on=["w"])
+    return plan
+
+
+@asynccontextmanager
+async def under(place: Place, server: Server, home: Path) -> AsyncGenerator[Callable[[ExecutionPlan], Awaitable[UUID]]]:
+    """Have a worker, or a process that serves the flow, and yield what starts a plan under it."""
+    home.mkdir(exist_ok=True)
+    found = {"PLAN_ADAPTER_HOME": str(home), "PREFECT_LOGGING_LEVEL": "INFO"}
+    of_place = worker(server, pool=POOL, log=home / LOG, environment=found) if place == "worker" else served(server, found, home / LOG)
+    with of_place:
+        async with get_client() as client:
+            deployment = await (deployed(client) if place == "worker" else serving(client))
+
+            async def start(plan: ExecutionPlan) -> UUID:
+                parameters = {"plan": dump_plan(plan), "tools": []}
+                return (await client.create_flow_run_from_deployment(deployment, parameters=parameters)).id
+
+            yield start
+
+
+@contextmanager
+def served(server: Server, environment: dict[str, str], log: Path) -> Generator[None]:
+    """Have `run_plan.serve()` in a process of its own."""
+    serves = f"from plan_adapter.flows import run_plan; run_plan.serve({POOL!r})"
+    found = {**os.environ, "PREFECT_API_URL": server.api_url, "PREFECT_RUNNER_POLL_FREQUENCY": "1", "PYTHONPATH": str(ROOT), **environment}
+    with log.open("w") as output:
+        process = subprocess.Popen([sys.executable, "-c", serves], cwd=ROOT, env=found, stdout=output, stderr=output)
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait()
+
+
+async def deployed(client: PrefectClient) -> UUID:
+    from plan_adapter.flows import run_plan
+
+    return await client.create_deployment(
+        flow_id=await client.create_flow(run_plan),
+        name="under-a-worker",
+        work_pool_name=POOL,
+        entrypoint="plan_adapter.flows.run_plan",
+        path=str(ROOT),
+    )
+
+
+async def serving(client: PrefectClient) -> UUID:
+    """Return the deployment of the process that serves, once it is there."""
+    while True:
+        try:
+            return (await client.read_deployment_by_name(f"run-plan/{POOL}")).id
+        except ObjectNotFound:
+            await asyncio.sleep(0.2)
+
+
+async def comes(what: Callable[[], Awaitable[bool]]) -> None:
+    while not await what():
+        await asyncio.sleep(0.2)
+
+
+async def state_of(client: PrefectClient, flow_run_id: UUID) -> State:
+    state = (await client.read_flow_run(flow_run_id)).state
+    assert state is not None
+    return state
+
+
+async def ended(client: PrefectClient, flow_run_id: UUID) -> State:
+    """Return the last state of the flow run, once the worker has had its word, too."""
+
+    async def is_over() -> bool:
+        states = await client.read_flow_run_states(flow_run_id)
+        return any(state.message == "Flow run was cancelled successfully." for state in states)
+
+    await comes(is_over)
+    return await state_of(client, flow_run_id)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("place", ["worker", "serve"])
+async def test_what_is_cancelled_in_the_ui_ends_with_the_reason(
+    place: Place, prefect_server: Server, store: PlanStore, home: Path, tmp_path: Path
+) -> None:
+    async with under(place, prefect_server, home) as start, get_client() as client:
+        places = {asks: tmp_path / f"asks {asks}".strip().replace(" ", "-") for asks in ("", "plan", "step")}
+        flow_runs = {asks: await start(a_plan(folder, asks=asks)) for asks, folder in places.items()}
+
+        async def all_are_there() -> bool:
+            waiting = {gate.step_id for gate in await store.gates() if gate.keyset is not None}
+            return (places[""] / "pid").exists() and waiting == {None, "w"}
+
+        await comes(all_are_there)
+        for flow_run_id in flow_runs.values():
+            await client.set_flow_run_state(flow_run_id, Cancelling(message=REASON))
+        for asks, flow_run_id in flow_runs.items():
+            assert (await ended(client, flow_run_id)).is_cancelled(), asks
+            run = await store.run_of_flow(str(flow_run_id))
+            assert run is not None
+            assert (run.status, run.reason) == (PlanStatus.CANCELLED, RunReason.CANCELLED), asks
+            assert run.message == REASON + ("; whether `w` was done is unknown" if not asks else "")
+            if asks != "plan":
+                assert run.steps[1].status is StepStatus.SKIPPED
+                assert REASON in (run.steps[1].reason or "")
+        assert await store.gates() == []
+        assert not is_alive(int((places[""] / "pid").read_text()))
+        assert not (places[""] / "ended").exists()
+        log = (home / LOG).read_text()
+        assert "Traceback" not in log
+        assert "unhandled exception" not in log
+
+        found = await reconcile(store, with_prefect=True)
+        assert {finding.kind for finding in found} <= {"shown"}
+        for flow_run_id in flow_runs.values():
+            shown = await state_of(client, flow_run_id)
+            assert shown.is_cancelled()
+            assert REASON in (shown.message or "")
+
+
+@pytest.mark.timeout(300)
+async def test_a_process_that_is_told_to_end_for_another_reason_leaves_its_run_to_be_resumed(
+    prefect_server: Server, store: PlanStore, home: Path, tmp_path: Path
+) -> None:
+    async with under("worker", prefect_server, home) as start, get_client() as client:
+        flow_run_id = await start(a_plan(tmp_path / "work"))
+
+        async def has_begun() -> bool:
+            return (tmp_path / "work" / "pid").exists()
+
+        await comes(has_begun)
+        run = await found_run(store, flow_run_id)
+        lease = await store._database.read(lambda connection: of_run(connection, run.id))  # pyright: ignore[reportPrivateUsage]
+        assert lease is not None
+        os.kill(Holder.parse(lease["holder"]).pid, signal.SIGTERM)
+
+        async def has_crashed() -> bool:
+            return (await state_of(client, flow_run_id)).is_crashed()
+
+        await comes(has_crashed)
+        assert (await found_run(store, flow_run_id)).reason is RunReason.INTERRUPTED
+        assert not is_alive(int((tmp_path / "work" / "pid").read_text()))
+        assert "unhandled exception" not in (home / LOG).read_text()
+
+
+async def found_run(store: PlanStore, flow_run_id: UUID) -> PlanRun:
+    run = await store.run_of_flow(str(flow_run_id))
+    assert run is not None
+    return run

@@ -1,0 +1,154 @@
+"""What somebody cancels in Prefect's UI or API while no process of the run is there to see it is cancelled, with the reason."""
+
+import asyncio
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+from prefect import get_client
+from prefect.client.schemas.objects import State
+from prefect.states import Cancelled, Cancelling, Running
+
+from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, ToolRegistry, aresume_run, arevise_run, tool
+from plan_adapter.cli.app import main
+from plan_adapter.record import RunReason
+from plan_adapter.runner import Occasion, acancel_run, execute_plan
+from plan_adapter.runs.reconciling import find_interrupted, reconcile
+from plan_adapter.store import tables
+from plan_adapter.store.holder import Holder
+from plan_adapter.validation import bind_inputs, validate
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+REASON = "取消 aus der UI"
+WORKERS_WORDS = "Flow run was cancelled successfully."
+
+
+@tool(effect="read")
+def look() -> str:
+    """Look."""
+    return "seen"
+
+
+TOOLS = ToolRegistry([look])
+
+
+def a_plan(*, asks: bool) -> ExecutionPlan:
+    plan = ExecutionPlan(name="夜间检查", description="Look")
+    plan.options.require_approval = False
+    plan.add_step("look", "Look", id="look")
+    plan.add_step("look", "Look again", id="again", depends_on=["look"], requires_approval=asks)
+    return plan
+
+
+async def waiting(store: PlanStore) -> PlanRun:
+    """Return a run that waits at the gate of a step, and no process with it."""
+    run = await started(a_plan(asks=True), store)
+    assert (run.status, (await state_of(run)).name) == (PlanStatus.PENDING_APPROVAL, "Waiting")
+    return run
+
+
+async def started(plan: ExecutionPlan, store: PlanStore) -> PlanRun:
+    return await execute_plan(bind_inputs(validate(plan, TOOLS)), occasion=Occasion(waits=False), store=store, record_pending=True)
+
+
+async def interrupted(store: PlanStore) -> PlanRun:
+    """Return a run whose process ended while it executed it."""
+    run = await started(a_plan(asks=False), store)
+    executing = tables.runs.update().where(tables.runs.c.id == run.id).values(status=PlanStatus.EXECUTING.value, completed_at=None)
+    dead = str(replace(Holder.this(), pid=2**22 + 1))
+    held = tables.leases.update().where(tables.leases.c.run_id == run.id).values(holder=dead)
+    await store._database.write(lambda connection: [connection.execute(statement) for statement in (executing, held)] and None)  # pyright: ignore[reportPrivateUsage]
+    await show(run, Running())
+    return await store.run(run.id)
+
+
+async def state_of(run: PlanRun) -> State:
+    async with get_client() as client:
+        state = (await client.read_flow_run(UUID(run.flow_run_id or ""))).state
+    assert state is not None
+    return state
+
+
+async def show(run: PlanRun, *states: State) -> None:
+    async with get_client() as client:
+        for state in states:
+            await client.set_flow_run_state(UUID(run.flow_run_id or ""), state, force=True)
+
+
+async def test_a_run_that_waits_without_a_process_ends_with_the_reason(store: PlanStore) -> None:
+    run = await waiting(store)
+    await show(run, Cancelling(message=REASON))
+    assert await reconcile(store, with_prefect=False) == []
+    [finding] = await reconcile(store, with_prefect=True)
+    assert (finding.kind, finding.run_id, finding.is_mended) == ("cancelled", run.id, True)
+    assert REASON in finding.message
+    now = await store.run(run.id)
+    assert (now.status, now.reason, now.message) == (PlanStatus.CANCELLED, RunReason.CANCELLED, REASON)
+    assert await store.gates(run_id=run.id) == []
+    shown = await state_of(run)
+    assert (shown.is_cancelled(), shown.name, REASON in (shown.message or "")) == (True, "Cancelled", True)
+    assert await reconcile(store, with_prefect=True) == []
+    assert (await store.verify(run.id)).ok
+
+
+async def test_a_cancellation_that_killed_the_process_is_never_shown_as_an_interruption(store: PlanStore) -> None:
+    run = await interrupted(store)
+    await show(run, Cancelling(message=REASON), Cancelled(message=WORKERS_WORDS))
+    [finding] = await find_interrupted(store, with_prefect=True)
+    assert (finding.kind, finding.is_mended) == ("cancelled", True)
+    now = await store.run(run.id)
+    assert (now.status, now.message) == (PlanStatus.CANCELLED, REASON)
+    shown = await state_of(run)
+    assert (shown.name, REASON in (shown.message or "")) == ("Cancelled", True)
+
+
+async def test_the_words_of_a_worker_do_not_stay_over_the_reason(store: PlanStore) -> None:
+    run = await waiting(store)
+    await acancel_run(run.id, reason=REASON, store=store)
+    await show(run, Cancelled(message=WORKERS_WORDS))
+    [finding] = await reconcile(store, with_prefect=True)
+    assert (finding.kind, finding.is_mended) == ("shown", True)
+    assert REASON in ((await state_of(run)).message or "")
+    assert await reconcile(store, with_prefect=True) == []
+
+
+async def test_a_cancellation_that_was_dealt_with_ends_no_later_version(store: PlanStore) -> None:
+    run = await waiting(store)
+    await show(run, Cancelled(message=REASON))
+    await reconcile(store, with_prefect=True)
+    revised = a_plan(asks=True)
+    revised.steps[1].description = "Look once more"
+    await arevise_run(run.id, revised, tools=TOOLS, by="安娜", store=store)
+    assert [finding.kind for finding in await reconcile(store, with_prefect=True)] == []
+    assert (await store.run(run.id)).status is PlanStatus.PENDING_APPROVAL
+
+
+async def test_resuming_what_was_cancelled_ends_it_and_resuming_again_is_a_new_word(store: PlanStore) -> None:
+    run = await interrupted(store)
+    await show(run, Cancelled(message=REASON))
+    ended = await aresume_run(run.id, tools=TOOLS, store=store)
+    assert (ended.status, ended.message, (await state_of(run)).is_cancelled()) == (PlanStatus.CANCELLED, REASON, True)
+    again = await aresume_run(run.id, tools=TOOLS, store=store)
+    assert (again.status, (await state_of(run)).is_completed()) == (PlanStatus.COMPLETED, True)
+
+
+async def test_an_approval_of_what_was_cancelled_comes_too_late(store: PlanStore, capsys: pytest.CaptureFixture[str]) -> None:
+    run = await waiting(store)
+    await show(run, Cancelling(message=REASON))
+    assert await asyncio.to_thread(main, ["approve", run.id, "--step", "again"]) == 2
+    assert f"the approval comes too late: run {run.id} was cancelled in Prefect, and has ended so: {REASON}" in capsys.readouterr().err
+    given = [row for row in await store.approvals(run.id) if row.step_id is not None]
+    assert ((await store.run(run.id)).status, given) == (PlanStatus.CANCELLED, [])
+
+
+def test_plan_resume_ends_with_4_what_was_cancelled(capsys: pytest.CaptureFixture[str]) -> None:
+    async def cancelled() -> PlanRun:
+        async with PlanStore() as store:
+            run = await waiting(store)
+            await show(run, Cancelled(message=REASON))
+            return run
+
+    run = asyncio.run(cancelled())
+    assert main(["resume", run.id, "--detach", "--tools", f"{__name__}:TOOLS"]) == 4
+    assert REASON in capsys.readouterr().out

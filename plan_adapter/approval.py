@@ -124,6 +124,26 @@ def rules_of(plan: ExecutionPlan, settings: Settings, *, requested_by: str, revi
     )
 
 
+def with_todays_groups(rules: GateRules, plan: ExecutionPlan, settings: Settings) -> GateRules:
+    """Return `rules` with those, too, who have come into a group since the gate was opened.
+
+    Who is in a group is the word of the settings, not of the gate; a process that then goes on with the answer looks by its own settings.
+    """
+    today = rules_of(plan, settings, requested_by=rules.requested_by).approvers
+    if rules.approvers is None or today is None:
+        return rules
+    named = (*(plan.approval or ApprovalPolicy()).approvers, *settings.approvers)
+    members = [member for name in named for member in settings.groups.get(name, ()) if member in today]
+    return replace(rules, approvers=tuple(dict.fromkeys((*rules.approvers, *members))))
+
+
+def names_of_nobody(plan: ExecutionPlan, settings: Settings) -> list[str]:
+    """Return which approvers and operators of `plan` are no group of the settings, and in none: persons, or groups that are missing."""
+    known = {*settings.groups, *(member for members in settings.groups.values() for member in members)}
+    policy = plan.approval or ApprovalPolicy()
+    return [name for name in dict.fromkeys((*policy.approvers, *policy.operators)) if name not in known and "/" not in name]
+
+
 def refusal(rules: GateRules, *, by: str, known_by: str, decision: Decision) -> str | None:
     """Return why an answer does not fit `rules`, in words for who gave it; None if it fits. Anyone who may answer may reject."""
     if rules.approvers is not None and by not in rules.approvers:

@@ -48,7 +48,12 @@ class NoServerError(PlanAdapterError):
 
 
 class RunConflictError(PlanAdapterError):
-    """The run does not exist, has ended, or is held by another process."""
+    """The run does not exist, has ended, or is held by another process; `ended` is the reason of one that has ended, where that matters."""
+
+    def __init__(self, message: str, *, ended: str | None = None) -> None:
+        """Keep why the run ended."""
+        self.ended = ended
+        super().__init__(message)
 
 
 class StoreError(PlanAdapterError):

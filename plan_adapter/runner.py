@@ -4,8 +4,8 @@
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Collection, Coroutine, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -178,14 +178,18 @@ async def go_on(
         occasion = replace(occasion, tools=tools)
         if asked is not None:
             past = replace(past, fates=fates_of(run, bound.validated, past, asked))
+        server = None if offline else await _server(occasion)
         if work is not perform:
             bound = await with_approved_rollbacks(bound, run, past, opened)
-        elif await _must_be_asked(bound, run, opened, occasion):
+        elif bound.validated.secrets:
+            with _known(server):
+                await refuse_missing(bound.validated, occasion.settings, done=_done(run, bound.validated, past))
+        if work is perform and await _must_be_asked(bound, run, opened, occasion):
             await refuse_approver(bound, opened, occasion, run=run)
-            run, is_waiting = await askable(bound, run, opened, occasion, record_pending=record_pending)
-            if is_waiting:
+            with _known(server):
+                run, is_waiting = await askable(bound, run, opened, occasion, record_pending=record_pending)
+            if is_waiting and (offline or not await opened.gates(run_id=run.id)):  # else its flow run shows the gate
                 return await opened.run(run.id)
-        server = None if offline else await _server(occasion)
         return await perform_anywhere(bound, run, opened, occasion, past=past, server=server, work=work)
 
 
@@ -349,24 +353,26 @@ async def execute_plan(
         answered = await is_answered(bound, opened, occasion)
         if not answered and not record_pending:
             raise await not_approved(bound, opened, occasion.settings)
-        if answered and bound.validated.secrets:
-            await _refuse_missing_secrets(bound, occasion, server)
+        with _known(server):
+            await refuse_missing(bound.validated, occasion.settings)
         await refuse_approver(bound, opened, occasion)
         run = await create_run(bound, opened, occasion)
-        if not answered:
+        if not answered and server is None:
             await open_detached(bound, run, opened, occasion.settings)
             return run
         return await perform_anywhere(bound, run, opened, occasion, past=Past(), server=server)
 
 
-async def _refuse_missing_secrets(bound: BoundPlan, occasion: Occasion, server: "Server | None") -> None:
-    """Raise InvalidPlanError where a secret is missing that must be there before the run begins, also as a block of `server`."""
+@contextmanager
+def _known(server: "Server | None") -> Generator[None]:
+    """Let what is looked up within find the blocks of `server`, too."""
     if server is None:
-        return await refuse_missing(bound.validated, occasion.settings)
+        yield
+        return
     from plan_adapter.engine.connection import use_server
 
     with use_server(server):
-        return await refuse_missing(bound.validated, occasion.settings)
+        yield
 
 
 async def arevise_run(
@@ -482,8 +488,11 @@ async def _flow_body(
             _refuse_what_was_aborted(run, bound.validated.plan, past)
             if await _work_for(run, past, opened) is not perform:
                 bound = await with_approved_rollbacks(bound, run, past, opened)
-            elif bound.approval_digest != run.approval_digest:
-                run = await take_tools(bound, run, opened, by=occasion.requested_by)
+            else:
+                if bound.validated.secrets:
+                    await refuse_missing(bound.validated, occasion.settings, done=_done(run, bound.validated, past))
+                if bound.approval_digest != run.approval_digest:
+                    run = await take_tools(bound, run, opened, by=occasion.requested_by)
         work, way = await _work_for(run, past, opened), prefect_way(flow_run_id, opened, occasion.settings)
         async with ended_in_order(partial(is_cancelled, run, flow_run_id, opened)) as is_cut_short:
             return await work(bound, run, opened, occasion, past=past, way=replace(way, is_cut_short=is_cut_short))
@@ -529,6 +538,12 @@ async def _must_be_asked(bound: BoundPlan, run: PlanRun, store: PlanStore, occas
     return not is_as_it_was or not await is_answered(bound, store, replace(occasion, approver=None, asks_in_form=False), run=run)
 
 
+def _done(run: PlanRun, validated: ValidatedPlan, past: Past) -> Collection[str]:
+    """Return the steps that are not called when `run` goes on."""
+    fates = past.fates or fates_of(run, validated, past, Redrive())
+    return [step_id for step_id, fate in fates.items() if fate.kind != "run"]
+
+
 async def _work_for(run: PlanRun, past: Past, store: PlanStore) -> Work:
     """Return what goes on with `run`: its steps, or its rollback where that was interrupted; raises RunConflictError after a rollback."""
     # A run that is undone keeps why it ends, from before the first call on; one whose steps are executed has no reason, or is in doubt.
@@ -558,7 +573,7 @@ async def _refuse_resume(run: PlanRun, store: PlanStore) -> None:
     if run.status is PlanStatus.COMPLETED:
         raise RunConflictError(f"run {run.id} has completed; there is nothing to resume")
     if run.reason in (RunReason.REJECTED, RunReason.EXPIRED):
-        raise RunConflictError(f"run {run.id} was {run.reason}; resuming approves nothing, start a new run")
+        raise RunConflictError(f"run {run.id} was {run.reason}; resuming approves nothing, start a new run", ended=run.reason)
     if run.status is PlanStatus.PENDING_APPROVAL and any(gate.attended for gate in await store.gates(run_id=run.id)):
         raise RunConflictError(
             f"a process on this host waits for an approval of run {run.id}: `plan approve {run.id}` answers there, and "

@@ -11,7 +11,7 @@ from plan_adapter.cli.aside import aside
 from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import answer_command, gate_json, gate_place
-from plan_adapter.cli.servers import has_only_the_api
+from plan_adapter.cli.servers import has_only_the_api, show_end
 from plan_adapter.cli.waiting import after_changes
 from plan_adapter.plan import PlanStatus
 from plan_adapter.record import Decision, Resolution
@@ -63,7 +63,8 @@ class Words:
 
 
 async def answer_here(place: Place, words: Words, store: "PlanStore", settings: Settings, *, as_json: bool) -> int:
-    """Answer at a gate of the store and tell what happens next. Raises UsageError for an answer that is not taken."""
+    """Answer at a gate of the store and tell what happens next. Raises NotApprovedError for one that is not taken."""
+    from plan_adapter.approval import with_todays_groups
     from plan_adapter.approvers.summary import gate_summary
     from plan_adapter.runs.gates import request_of
 
@@ -71,6 +72,9 @@ async def answer_here(place: Place, words: Words, store: "PlanStore", settings: 
     if words.decision == "approve" and (reason := await _why_cancelled(run, store, settings)) is not None:
         raise UsageError(f"the approval comes too late: run {run.id} was cancelled in Prefect, and has ended so: {reason}")
     request = request_of(gate)
+    if gate.attended is False:
+        rules = with_todays_groups(gate.rules, await store.get(run.digest), settings)
+        request = replace(request, rules=rules)
     is_named = gate.step_id is None or place.step is not None
     if not is_named:
         refuse_unnamed(run.id, command_of(gate, words), is_asked=not as_json)
@@ -81,6 +85,7 @@ async def answer_here(place: Place, words: Words, store: "PlanStore", settings: 
     closed, approval = await _given(words, gate, request, store, settings)
     if words.decision == "reject" and gate.step_id is None and gate.attended is False:
         await _end_rejected(run, approval, store)
+        await show_end(run.id, store, settings)
     follows = what_follows(gate, words.decision)
     if words.decision != "request_changes" and gate.rules.release and not await _wake(closed, approval, settings) and gate.is_released:
         follows = "its run was released, and no Prefect server could be told from here: `plan reconcile` lets it go on"
@@ -160,7 +165,7 @@ async def show_gate(place: Place, store: "PlanStore", *, as_json: bool) -> int:
 async def find_gate(place: Place, store: "PlanStore") -> "tuple[PlanRun, Gate]":
     """Return the open gate that is meant, with its text, and its run: that of the plan, where it is open and no step is named.
 
-    Raises UsageError where none is, or several of steps are. Those are ended first at which nobody answered in time.
+    Raises RunConflictError where none is, UsageError where several of steps are. Those are ended first at which nobody answered in time.
     """
     from plan_adapter.errors import RunConflictError
     from plan_adapter.runs.approving import end_overdue
@@ -177,7 +182,7 @@ async def find_gate(place: Place, store: "PlanStore") -> "tuple[PlanRun, Gate]":
     if not fitting and open_gates:
         raise UsageError(f"run {run.id} asks how a call ended, which no approval answers: `{answer_command(open_gates[0])}` does")
     if not fitting:
-        raise UsageError(await _why_none(run, place, store))
+        raise RunConflictError(await _why_none(run, place, store), ended=run.reason)
     if of_plan:
         return run, of_plan[0]
     if len(fitting) > 1:
@@ -219,12 +224,18 @@ def _fits(gate: "Gate", place: Place) -> bool:
 async def _why_none(run: "PlanRun", place: Place, store: "PlanStore") -> str:
     """Return why there is nothing to answer."""
     from plan_adapter.approval import answer_to
+    from plan_adapter.cli.performing import next_command
     from plan_adapter.errors import NotApprovedError, RunConflictError
+    from plan_adapter.record import RunReason
     from plan_adapter.runs.gates import request_of
 
     if place.step is not None and place.step not in [step.id for step in run.steps]:
         return f"run {run.id} has no step `{place.step}`; steps: {', '.join(step.id for step in run.steps[:20])}"
     gates = await store.gates(run_id=run.id, open_only=False)
+    if place.step is not None and any(gate.step_id is None and gate.end is None for gate in gates):
+        return f"step `{place.step}` of run {run.id} is not asked about yet; the gate of the plan is open: `plan approve {run.id}`"
+    if run.status in (PlanStatus.FAILED, PlanStatus.PARTIAL) and run.reason not in (RunReason.REJECTED, RunReason.EXPIRED):
+        return f"nothing of run {run.id} waits for an answer; it is {run.status}: {next_command(run)}"
     closed = [gate for gate in gates if gate.end is not None and gate.kind == "approval" and _fits(gate, place)]
     if closed:
         try:  # a closed gate takes nothing, and says why
@@ -260,18 +271,24 @@ async def _why_cancelled(run: "PlanRun", store: "PlanStore", settings: Settings)
 
 
 async def _given(words: Words, gate: "Gate", request: "ApprovalRequest", store: "PlanStore", settings: Settings) -> "tuple[Gate, Approval]":
-    """Return the gate as it was closed, and the answer that closed it; raises UsageError with why the answer is not taken."""
+    """Return the gate as it was closed, and the answer that closed it.
+
+    Raises NotApprovedError with why the answer is not taken, RunConflictError where the gate takes none any more.
+    """
     from plan_adapter.approval import os_user
     from plan_adapter.errors import NotApprovedError, RunConflictError
+    from plan_adapter.runs.approving import end_overdue
 
     try:
         approval = await _proved(proofs(words, request, settings), request, store, settings)
         return await store.answer_gate(gate.id, approval), approval
-    except (NotApprovedError, RunConflictError) as error:
-        if isinstance(error, NotApprovedError):
-            said = f"{words.decision} is not taken: {error}"
-            await store.note_refusal(gate.run_id, said, by=words.by or os_user(), step_id=gate.step_id)
-        raise UsageError(str(error)) from error
+    except NotApprovedError as error:
+        said = f"{words.decision} is not taken: {error}"
+        await store.note_refusal(gate.run_id, said, by=words.by or os_user(), step_id=gate.step_id)
+        raise
+    except RunConflictError as error:
+        run = await end_overdue(await store.run(gate.run_id), store)
+        raise RunConflictError(str(error), ended=run.reason) from error
 
 
 def proofs(words: Words, request: "ApprovalRequest", settings: Settings) -> "Answer":

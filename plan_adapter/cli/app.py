@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from plan_adapter.cli import output
-from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.cli.codes import ExitCode, UsageError, code_of_error
 from plan_adapter.problems import did_you_mean
 from plan_adapter.readable import without_passwords
 
 if TYPE_CHECKING:
     from cyclopts import App
     from pydantic import ValidationError
-
-    from plan_adapter.errors import PlanAdapterError
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +185,7 @@ def _report(error: Exception, *, as_json: bool) -> int:
     if isinstance(error, UsageError):
         return _refuse("usage", str(error), ExitCode.USAGE, as_json=as_json)
     if isinstance(error, PlanAdapterError):
-        return _refuse(type(error).__name__, str(error), _code_of(error), as_json=as_json)
+        return _refuse(type(error).__name__, str(error), code_of_error(error), as_json=as_json)
     said = " ".join(traceback.format_exception_only(error)[-1].split())
     kept = output.keep_traceback(error)
     where = f"the traceback is in {kept}, and {ISSUE_HINT}" if kept is not None else ISSUE_HINT
@@ -198,12 +196,6 @@ def _bad_settings(error: "ValidationError") -> str:
     """Return which variables of the environment are wrong and what they may be; never their values."""
     found = error.errors(include_input=False, include_url=False)
     return "; ".join(f"PLAN_ADAPTER_{'_'.join(str(part) for part in one['loc']).upper()}: {one['msg']}" for one in found)
-
-
-def _code_of(error: "PlanAdapterError") -> ExitCode:
-    from plan_adapter.errors import NotApprovedError
-
-    return ExitCode.WAITING if isinstance(error, NotApprovedError) else ExitCode.USAGE
 
 
 def _refuse(kind: str, message: str, code: ExitCode, *, as_json: bool) -> int:

@@ -2,9 +2,10 @@
 
 from plan_adapter.cli import output
 from plan_adapter.cli.asking import is_at_terminal
-from plan_adapter.cli.codes import ExitCode
+from plan_adapter.cli.codes import ExitCode, has_unknown_rollback
 from plan_adapter.cli.performing import Performance, Wanted
 from plan_adapter.cli.records import run_end, run_json
+from plan_adapter.cli.servers import show_end
 from plan_adapter.cli.sources import open_store, tools_of
 from plan_adapter.plan import PlanStatus
 from plan_adapter.settings import Settings
@@ -43,7 +44,10 @@ async def cancel(
     if rollback:
         return await _roll_back(run, said, tools or [], offline=offline, json=json)
     async with open_store(Settings()) as store:
+        is_left = all(gate.attended is False for gate in await store.gates(run_id=(await store.run(run)).id))
         found = await acancel_run(run, reason=said, store=store)
+        if is_left and found.status is PlanStatus.CANCELLED:
+            await show_end(found.id, store, Settings())
     if json:
         output.json_line(run_json(found, steps=False))
     else:
@@ -78,4 +82,6 @@ async def _roll_back(run: str, reason: str, tools: list[str], *, offline: bool, 
             output.note("nothing was undone: no step that has completed declares a rollback")
         if doubtful:
             output.note(after_abort(found.id, doubtful, is_undone=past.has_rollbacks))
+        if await has_unknown_rollback(found.id, store):
+            return ExitCode.UNKNOWN
         return ExitCode.FAILED if left or doubtful else ExitCode.DONE

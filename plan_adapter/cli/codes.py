@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from plan_adapter.record import PlanRun
+    from plan_adapter.store.store import PlanStore
 
 
 class ExitCode(IntEnum):
@@ -16,13 +17,38 @@ class ExitCode(IntEnum):
     REJECTED = 3  # rejected, or its approval expired
     CANCELLED = 4
     TIMED_OUT = 5
-    WAITING = 6  # for an approval
+    WAITING = 6  # for an approval; who asked for something may not do it, and nothing was done
     UNKNOWN = 7  # an outcome is unknown and waits for a person
     INTERRUPTED = 130  # Ctrl-C
 
 
 class UsageError(Exception):
     """The command cannot be done as it was given; the message says why and what to do."""
+
+
+def code_of_error(error: Exception) -> ExitCode:
+    """Return the exit code of a command that could not be done: the same from every verb."""
+    from plan_adapter.errors import NotApprovedError, RunConflictError
+
+    if isinstance(error, NotApprovedError):
+        return ExitCode.WAITING
+    is_unapproved = isinstance(error, RunConflictError) and error.ended in ("rejected", "expired")
+    return ExitCode.REJECTED if is_unapproved else ExitCode.USAGE
+
+
+async def code_as_kept(run: "PlanRun", store: "PlanStore") -> ExitCode:
+    """Return `code_of_run`, and that of an unknown outcome where it is the rollback of the run that waits for a person."""
+    code = code_of_run(run)
+    if code in (ExitCode.DONE, ExitCode.WAITING):
+        return code
+    return ExitCode.UNKNOWN if await has_unknown_rollback(run.id, store) else code
+
+
+async def has_unknown_rollback(run_id: str, store: "PlanStore") -> bool:
+    """Return whether nobody knows of a rollback of the run whether it was done."""
+    from plan_adapter.execution.carry import is_rollback
+
+    return any(is_rollback(lost.step_id) for lost in await store.unknown(run_id))
 
 
 def code_of_run(run: "PlanRun") -> ExitCode:

@@ -31,7 +31,7 @@ def doctor(plan: str | None = None, /, *, tools: list[str] | None = None, model:
     settings = Settings()
     own = (lambda: _tools(tools or []), lambda: _signatures(settings), lambda: _model(settings, ask=model))
     findings = diagnose(settings, checks=(lambda: _store(settings), *own))
-    findings += [] if plan is None else _secrets(plan, tools or [], settings)
+    findings += [] if plan is None else _of_plan(plan, tools or [], settings)
     for finding in findings:
         if json:
             output.json_line(asdict(finding))
@@ -95,8 +95,9 @@ def _model(settings: Settings, *, ask: bool) -> "Finding":
     return Finding(ok=True, what=what, hint=f"refuses {', '.join(found.refuses)}" if found.refuses else "")
 
 
-def _secrets(plan: str, imports: list[str], settings: Settings) -> "list[Finding]":
-    """Whether each secret of a plan is there."""
+def _of_plan(plan: str, imports: list[str], settings: Settings) -> "list[Finding]":
+    """Whether each secret of a plan is there, and which names of its approvers and operators the settings do not know."""
+    from plan_adapter.approval import names_of_nobody
     from plan_adapter.engine.diagnosis import Finding
     from plan_adapter.errors import InvalidPlanError
     from plan_adapter.validation import validate
@@ -106,10 +107,15 @@ def _secrets(plan: str, imports: list[str], settings: Settings) -> "list[Finding
     except InvalidPlanError as error:
         what = f"{plan} has {counted(len(error.problems), 'problem')}, so its secrets are not looked for"
         return [Finding(ok=False, what=what, hint=f"`plan validate {plan}` names them")]
+    hint = "a name that is meant as a group: PLAN_ADAPTER_GROUPS says who is in it; until then nobody else may than who is called so"
+    findings = [
+        Finding(ok=True, what=f"`{one_line(name)}`, who may approve or operate, counts as a person: no group is called so here", hint=hint)
+        for name in names_of_nobody(validated.plan, settings)
+    ]
     if not validated.secrets:
-        return [Finding(ok=True, what=f"{plan} uses no secrets")]
+        return [*findings, Finding(ok=True, what=f"{plan} uses no secrets")]
     hint = "keep it in one of these places"
-    return [
+    return findings + [
         Finding(ok=sight.problem is None, what=sight_line(sight), hint="" if sight.problem is None else hint)
         for sight in seen(validated.secrets, settings)
     ]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from plan_adapter.approvers.conversation import Conversation
 from plan_adapter.cli import output
 from plan_adapter.cli.asking import YesRefusedError, approver_for, asks_in_form
-from plan_adapter.cli.codes import ExitCode, code_of_run
+from plan_adapter.cli.codes import ExitCode, code_as_kept, code_of_error
 from plan_adapter.cli.editing import PlanEditing
 from plan_adapter.cli.progress import Display, JsonDisplay, Links, PlainDisplay
 from plan_adapter.cli.records import run_end, run_json
@@ -160,7 +160,7 @@ class Performance:
                 loop.remove_signal_handler(number)
         hint = (await standing_of(run, self._store)).hint() if run.status is PlanStatus.PENDING_APPROVAL else None
         show_result(run, as_json=self._as_json, hint=hint)
-        return ExitCode.INTERRUPTED if self._interrupts and run.status is PlanStatus.CANCELLED else code_of_run(run)
+        return ExitCode.INTERRUPTED if self._interrupts and run.status is PlanStatus.CANCELLED else await code_as_kept(run, self._store)
 
     async def _keep_signals(self) -> None:
         ours = signal.getsignal(signal.SIGTERM)
@@ -174,7 +174,7 @@ class Performance:
         if self._as_json:
             output.json_line({"error": "NotApprovedError", "message": str(error)})
         output.note(f"plan: --yes is not taken, and nothing was begun: {error}; with --detach it waits for who may")
-        return ExitCode.REJECTED
+        return code_of_error(error)
 
     def _interrupt(self, number: signal.Signals, task: "asyncio.Future[PlanRun]") -> None:
         # First the run is asked to end, as `plan cancel` does it; then its work is cancelled; then the process ends.

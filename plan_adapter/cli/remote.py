@@ -47,7 +47,7 @@ async def list_remotely(settings: "Settings", *, limit: int, as_json: bool) -> i
 
 
 async def answer_remotely(place: Place, words: Words, settings: "Settings", *, show: bool, as_json: bool) -> int:
-    """Give an answer in the form of a gate; raises UsageError where none is meant, or the run refuses it at once."""
+    """Give an answer in the form of a gate; raises UsageError where none is meant, NotApprovedError if the run refuses it at once."""
     from plan_adapter.errors import NotApprovedError, RunConflictError
 
     async with _server(settings) as server:
@@ -68,17 +68,18 @@ async def answer_remotely(place: Place, words: Words, settings: "Settings", *, s
             await confirm(f"step {_step(form)}", words)
         try:
             await answer_form(form, proofs(words, request, settings))
-        except (NotApprovedError, RunConflictError) as error:
+        except RunConflictError as error:
             raise UsageError(str(error)) from error
-        refused = await _refusal(form)
+        refused = None if form.is_left else await _refusal(form)
     if refused is not None:
-        raise UsageError(f"the run does not take this answer: {refused}")
+        raise NotApprovedError(f"the run does not take this answer: {refused}")
     if as_json:
         output.json_line({**_form_json(form, server), "decision": words.decision})
     else:
         what = form.name if form.step_id is None else f"step {_step(form)} of {form.name}"
         output.line(f"{DONE_WORDS[words.decision]} {what}: run {form.run_id}")
-        output.note("the run has the answer, and verifies it")
+        left = f"nobody waits for it now: `plan resume {form.run_id}`, where the store is, verifies the answer and goes on with it"
+        output.note(left if form.is_left else "the run has the answer, and verifies it")
     return ExitCode.DONE
 
 

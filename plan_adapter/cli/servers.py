@@ -2,9 +2,13 @@
 
 from typing import TYPE_CHECKING
 
+from plan_adapter.cli import output
+from plan_adapter.cli.aside import aside
+
 if TYPE_CHECKING:
     from plan_adapter.engine.connection import Server
     from plan_adapter.settings import Settings
+    from plan_adapter.store.store import PlanStore
 
 
 def answering_server(settings: "Settings") -> "Server | None":
@@ -41,3 +45,26 @@ def has_only_the_api(settings: "Settings") -> bool:
     from plan_adapter.engine.connection import configured_api_url
 
     return settings.database_url is None and configured_api_url() is not None
+
+
+async def show_end(run_id: str, store: "PlanStore", settings: "Settings") -> None:
+    """Have Prefect show the end of a run that was left waiting there; a server that is away learns it from `plan reconcile`."""
+    from plan_adapter.engine.connection import use_server
+    from plan_adapter.errors import NoServerError
+
+    run = await store.run(run_id)
+    if run.flow_run_id is None or run.completed_at is None:
+        return
+    try:
+        server = await aside(lambda: answering_server(settings))
+        if server is not None:
+            from plan_adapter.engine.reconciling import mend_flow_run
+
+            with use_server(server):
+                await mend_flow_run(run, hint="", is_so=_is_over)
+    except NoServerError as error:
+        output.note(f"plan: Prefect does not show that it has ended: {error}; `plan reconcile` tells it")
+
+
+async def _is_over() -> bool:
+    return True  # what has ended so stays so

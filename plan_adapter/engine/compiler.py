@@ -13,6 +13,7 @@ from prefect.context import FlowRunContext
 from pydantic import JsonValue, WithJsonSchema
 
 from plan_adapter.engine.flow_runs import run_flow
+from plan_adapter.engine.left_forms import left_form
 from plan_adapter.engine.states import state_of_error, state_of_run
 from plan_adapter.errors import PlanAdapterError
 from plan_adapter.plan import Input, InputType
@@ -86,10 +87,11 @@ def _function(inputs_of_plan: Mapping[str, Input], body: FlowBody) -> Callable[.
     async def run_steps(**inputs: JsonValue) -> State:
         context = FlowRunContext.get()
         assert context is not None and context.flow_run is not None  # only Prefect calls this
-        try:
-            return state_of_run(await body(inputs, str(context.flow_run.id)))
-        except PlanAdapterError as error:
-            return state_of_error(error)
+        with left_form() as form:
+            try:
+                return form.on(state_of_run(await body(inputs, str(context.flow_run.id))))
+            except PlanAdapterError as error:
+                return state_of_error(error)
 
     run_steps.__doc__ = _docstring(inputs_of_plan)
     run_steps.__annotations__ = {}

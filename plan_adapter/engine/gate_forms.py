@@ -20,6 +20,7 @@ from prefect.states import Cancelled, Scheduled
 from plan_adapter.engine.connection import trouble_with_server
 from plan_adapter.engine.form import NotAnAnswerError, answer_of, values_of
 from plan_adapter.engine.gate_labels import GateLabels, read_labels
+from plan_adapter.engine.states import WAITING
 from plan_adapter.errors import NoServerError, NotApprovedError, RunConflictError
 from plan_adapter.plan import KnownBy
 from plan_adapter.readable import one_line
@@ -39,6 +40,7 @@ class OpenForm(GateLabels):
     """A form that waits for an answer, as Prefect's API tells of it; the run itself says whether that is still so."""
 
     flow_run_id: str
+    is_left: bool  # whether no process waits for the answer, which is then for whoever goes on with the run
 
 
 async def open_forms() -> list[OpenForm]:
@@ -161,7 +163,7 @@ def _form_of(flow_run: FlowRun) -> OpenForm | None:
     keys = state.state_details.run_input_keyset or {}
     if keys.get("response") != keyset_from_base_key(labels.keyset)["response"]:  # labels of an opening before
         return None
-    return OpenForm(**asdict(labels), flow_run_id=str(flow_run.id))
+    return OpenForm(**asdict(labels), flow_run_id=str(flow_run.id), is_left=state.name == WAITING)
 
 
 def _reason(result: "OrchestrationResult[object]") -> str:

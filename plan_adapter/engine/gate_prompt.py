@@ -7,7 +7,7 @@ Running, a deleted form) leads to the next opening, which has a key of its own.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from plan_adapter.engine.form import NotAnAnswerError, answer_of, description_of
 from plan_adapter.engine.gate_labels import labels_of
 from plan_adapter.engine.gate_logs import MAX_WORDS, Tell, waiting
 from plan_adapter.readable import one_line
+from plan_adapter.record import ApprovalRequest
 
 T = TypeVar("T")
 
@@ -117,7 +118,7 @@ class Prompt:
         """Show the form once; return why it is to be shown again, None if it is not."""
         key, began = uuid4().hex, asyncio.get_running_loop().time()
         await self._open(key, refused)
-        await self._asking.shown(flow_run_id=str(self._id), keyset=f"paused-{key}")
+        await self._asking.shown(flow_run_id=str(self._id), keyset=base_of(key))
         state = await self._left(key)
         self._shown = False
         _raise_if_cancelled(state)
@@ -149,15 +150,11 @@ class Prompt:
                 return state
 
     async def _open(self, key: str, refused: str | None) -> None:
-        request, base = self._asking.request, f"paused-{key}"
-        keyset = keyset_from_base_key(base)
-        form, text = form_of(request), description_of(request, refused=refused)
-        await self._persistently(lambda: _save(form.asave(keyset, self._id)))
-        await self._persistently(lambda: _save(acreate_flow_run_input(keyset["description"], text, flow_run_id=self._id)))
-        await self._persistently(partial(self._client.update_flow_run_labels, self._id, labels_of(request, base, refused)))
+        request = self._asking.request
+        for write in form_writes(request, self._id, self._client, key=key, refused=refused):
+            await self._persistently(write)
         asked = "an approval of" if request.kind == "approval" else "a word about how a call ended of"
-        paused = Paused(pause_key=key, message=f"Waiting for {asked} {one_line(request.name)[:200]}")
-        paused.state_details.run_input_keyset = {str(part): name for part, name in keyset.items()}
+        paused = with_form(Paused(message=f"Waiting for {asked} {one_line(request.name)[:200]}"), key)
         self._shown = True
         if await self._enter(paused):
             return
@@ -220,6 +217,31 @@ class Prompt:
         return True
 
 
+def base_of(key: str) -> str:
+    """Return the name under which Prefect keeps the form of the pause with `key`."""
+    return f"paused-{key}"
+
+
+def form_writes(
+    request: ApprovalRequest, flow_run_id: UUID, client: PrefectClient, *, key: str, refused: str | None
+) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
+    """Return what writes the form of the pause with `key`, in this order; each may be done again."""
+    keyset = keyset_from_base_key(base_of(key))
+    form, text = form_of(request), description_of(request, refused=refused)
+    return (
+        lambda: _save(form.asave(keyset, flow_run_id)),
+        lambda: _save(acreate_flow_run_input(keyset["description"], text, flow_run_id=flow_run_id)),
+        partial(client.update_flow_run_labels, flow_run_id, labels_of(request, base_of(key), refused)),
+    )
+
+
+def with_form(paused: State[Any], key: str) -> State[Any]:
+    """Return `paused`, as the pause with `key`, which shows the form that was written for that."""
+    paused.state_details.pause_key = key
+    paused.state_details.run_input_keyset = {str(part): name for part, name in keyset_from_base_key(base_of(key)).items()}
+    return paused
+
+
 def _impatient() -> Context:
     """Return a copy of the context in which Prefect's client does not try again: a prompt has its own waits, which end with the gate."""
     with temporary_settings({"client.max_retries": 0}):  # pyright: ignore[reportArgumentType]  # typed for its old names
@@ -241,7 +263,7 @@ async def _save(create: Coroutine[Any, Any, None]) -> None:
 
 
 def _response_key(key: str) -> str:
-    return keyset_from_base_key(f"paused-{key}")["response"]
+    return keyset_from_base_key(base_of(key))["response"]
 
 
 def _raise_if_cancelled(state: State | None) -> None:

@@ -4,16 +4,27 @@ from collections.abc import Collection
 from dataclasses import fields, replace
 from typing import Protocol, runtime_checkable
 
-from plan_adapter.approval import ApprovedPlan, approved_plan, needs_gate, refusal, requires_approval, rules_of, without_approval
+from plan_adapter.approval import (
+    ApprovedPlan,
+    approved_plan,
+    names_of_nobody,
+    needs_gate,
+    refusal,
+    requires_approval,
+    rules_of,
+    without_approval,
+)
 from plan_adapter.draft_text import origin_lines
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.gate_text import plan_gate_text
-from plan_adapter.plan import PlanStatus
+from plan_adapter.plan import ExecutionPlan, PlanStatus
+from plan_adapter.readable import one_line
 from plan_adapter.record import Approval, Gate, GateRules, PlanRun, RunContext, RunReason
 from plan_adapter.runs.gates import GateKeeper, new_gate, no_answer, request_of
 from plan_adapter.runs.lapsing import said_before, why_lapsed
 from plan_adapter.runs.occasion import Occasion
 from plan_adapter.runs.retooling import code_notices, replaced_version, retooled_lines
+from plan_adapter.runs.secrets import missing_notices
 from plan_adapter.runs.standing import standing_for
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
@@ -49,8 +60,9 @@ async def not_approved(bound: BoundPlan, store: PlanStore, settings: Settings, *
 async def approve_run(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> ApprovedPlan | None:
     """Return the plan as approved for `run`, or None where it was rejected, expired or cancelled, which is then recorded.
 
-    A new version of the plan that comes meanwhile takes the place of the one that was asked about, in `run`, too. Raises
-    NotApprovedError for an answer of other content, and where nobody is there to ask.
+    None also where nobody is waited for and nobody has approved it: its gate is left open then, or somebody wants it changed. A new
+    version of the plan that comes meanwhile takes the place of the one that was asked about, in `run`, too. Raises NotApprovedError for
+    an answer of other content, and where the answer is waited for and nobody is there to ask.
     """
     while True:
         try:
@@ -66,6 +78,8 @@ async def approve_run(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> App
             return await _used(bound, run, answer, keeper)
         if answer.decision == "reject":
             return await end_rejected(run, answer, keeper.store)
+        if _is_left(keeper.occasion):  # as what is wanted otherwise: to ask again is for who goes on with it
+            return None
         if keeper.has_spoken(bound.approval_digest) and not keeper.occasion.asks_in_form:  # the same would be said again, for ever
             raise NotApprovedError(f"{answer.by} asks for changes: {answer.note}; `plan revise {run.id} FILE` gives a new version")
 
@@ -202,11 +216,13 @@ async def _fitting(given: Approval, bound: BoundPlan, run: PlanRun, keeper: Gate
 async def _asked(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval | None:
     """Return the answer at the plan's gate; None where there is none any more, which is then recorded."""
     store, occasion = keeper.store, keeper.occasion
-    if occasion.approver is None and not occasion.asks_in_form:
+    if occasion.waits and not occasion.asks:
         raise await not_approved(bound, store, occasion.settings, run=run)
     draft = await _gate_of(bound, run, store, occasion.settings)
     gate = await keeper.open(draft, timeout_ms=bound.validated.plan.options.approval_timeout_ms)
-    closed = await collected(gate, keeper) or await keeper.ask(gate)
+    closed = await collected(gate, keeper) or await (keeper.leave_open(gate) if _is_left(occasion) else keeper.ask(gate))
+    if closed.end is None:
+        return None
     if closed.end == "expired":
         await end_unapproved(run, store, RunReason.EXPIRED, no_answer(closed))
         return None
@@ -220,6 +236,11 @@ async def _asked(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval
     if run.completed_at is None:
         await end_unapproved(run, store, RunReason.CANCELLED, "its gate was closed")
     return None
+
+
+def _is_left(occasion: Occasion) -> bool:
+    """Return whether the gate of the plan is left open for others."""
+    return not (occasion.waits or occasion.asks)
 
 
 class _RevisedError(Exception):
@@ -274,9 +295,22 @@ async def _gate_of(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: S
         earlier=await store.get(replaced.digest) if replaced is not None and replaced.digest != run.digest else None,
         tools=retooled_lines(bound, run, replaced),
         origin=await _origin(run, [revision.digest for revision in revisions], store),
-        notices=[*changes, *lapsed, *await code_notices(bound.validated, run, store)],
+        notices=[
+            *changes,
+            *lapsed,
+            *_unknown_names(plan, settings),
+            *await code_notices(bound.validated, run, store),
+            *await missing_notices(bound.validated, settings),
+        ],
     )
     return new_gate(run, approval_digest=bound.approval_digest, description=plan.description, text=text, rules=rules)
+
+
+def _unknown_names(plan: ExecutionPlan, settings: Settings) -> list[str]:
+    """Return who of the approvers may be a group that is missing; where there are no groups at all, every name is a person's."""
+    approvers = plan.approval.approvers if plan.approval is not None else ()
+    names = [name for name in names_of_nobody(plan, settings) if name in approvers] if settings.groups else []
+    return [f"`{one_line(name)}` may answer, as a person: no group is called so in PLAN_ADAPTER_GROUPS." for name in names]
 
 
 async def _origin(run: PlanRun, earlier: list[str], store: PlanStore) -> list[str]:

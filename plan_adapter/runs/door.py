@@ -7,6 +7,7 @@ from plan_adapter.approval import Asking
 from plan_adapter.engine.gate import GateCancelledError, ask_in_form
 from plan_adapter.engine.gate_events import emit, publish_text
 from plan_adapter.engine.gate_forms import collected_answer, resume_released
+from plan_adapter.engine.left_forms import leave_form
 from plan_adapter.engine.secret_blocks import PrefectSecrets
 from plan_adapter.errors import NoServerError
 from plan_adapter.record import Approval, Gate, PlanRun
@@ -56,4 +57,4 @@ def form_door(flow_run_id: str, store: PlanStore, server: "Server | None") -> Fo
     async def publish(gate: Gate) -> None:
         await publish_text(gate.text, key=f"plan {gate.name}", description=gate.description)
 
-    return FormDoor(ask, collected_answer, emit_event, publish, resume_released, PrefectSecrets())
+    return FormDoor(ask, collected_answer, emit_event, publish, resume_released, PrefectSecrets(), leave_form)

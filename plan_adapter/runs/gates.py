@@ -62,6 +62,8 @@ class FormDoor:
     resume_released: Callable[[Gate, Approval], Awaitable[None]]
     """Let a run that gave its worker back start again."""
     secrets: SecretSource
+    leave: Callable[[Asking], Awaitable[None]] | None = None
+    """Puts the form of the plan's gate up for the time after this process, whose flow run must then end as one that waits."""
 
 
 @dataclass(slots=True)
@@ -82,10 +84,10 @@ class GateKeeper:
     _leaving: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
     async def open(self, gate: Gate, *, timeout_ms: int) -> Gate:
-        """Return `gate` as it is open now: a new one, or that of an earlier start of the run."""
+        """Return `gate` as it is open now: a new one, or that of an earlier start of the run, whose approvers are those of today."""
         opened = await self.store.open_gate(gate, timeout_ms=timeout_ms)
         reached("gate-opened")
-        return opened
+        return replace(opened, rules=replace(opened.rules, approvers=gate.rules.approvers))
 
     async def ask(
         self,
@@ -127,6 +129,16 @@ class GateKeeper:
         await self._tell("gate_answered", closed, step, said)
         self._emit("expired" if closed.end == "expired" else "answered", closed, said, answer)
         return closed
+
+    async def leave_open(self, gate: Gate) -> Gate:
+        """Return an open gate of the plan as one that this process does not wait at; its form takes answers all the same."""
+        left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        left.set_result(None)
+        closed = await self.ask(gate, left=left)
+        if closed.end is not None or self.door is None or self.door.leave is None:
+            return closed
+        await self.door.leave(_OpenGate(self, gate))
+        return await self.store.gate(gate.id)  # one that was answered meanwhile has nobody else to act on it
 
     async def _why_cancelled(self, gate: Gate) -> str:
         reason = await self.store.cancel_request(gate.run_id) or self.why_stopped()

@@ -34,6 +34,11 @@ class Occasion:
     server: "Server | None" = None  # one that has just answered; None: the server that the settings mean is asked
 
     @property
+    def asks(self) -> bool:
+        """Whether anybody is asked at the gate of the plan."""
+        return self.approver is not None or self.asks_in_form
+
+    @property
     def operator(self) -> str:
         """The name under which whoever runs, resumes, revises, cancels or rolls back is looked for among the operators."""
         return self.deployment or self.requested_by

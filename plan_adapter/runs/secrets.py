@@ -32,14 +32,16 @@ async def sights(names: Collection[str], settings: Settings) -> list[Sight]:
     return list(await asyncio.gather(*(chain.look(name) for name in sorted(names))))
 
 
-async def refuse_missing(validated: ValidatedPlan, settings: Settings) -> None:
+async def refuse_missing(validated: ValidatedPlan, settings: Settings, *, done: Collection[str] = ()) -> None:
     """Return if every secret is there that must be before the run begins; raises InvalidPlanError, which names all that are missing.
+
+    `done` are steps that are not called (any more), when a run goes on.
 
     One that is used only after a step that writes may be what that step makes, and one that a place could not be asked for may be there
     later: these are left to the steps that use them.
     """
-    uses = _early_uses(validated)
-    missing = {sight.name: sight.problem for sight in await sights(uses, settings) if sight.problem is not None and sight.is_known}
+    uses = _early_uses(validated, done)
+    missing = {sight.name: sight.problem for sight in await _missing(uses, settings)}
     findings = Findings()
     for name, places in uses.items():
         for at in places if name in missing else ():
@@ -48,12 +50,24 @@ async def refuse_missing(validated: ValidatedPlan, settings: Settings) -> None:
         raise InvalidPlanError(problems)
 
 
-def _early_uses(validated: ValidatedPlan) -> dict[str, list[str]]:
-    """Return by secret the places of the plan that use it, if for one of them no step that writes comes before."""
+async def missing_notices(validated: ValidatedPlan, settings: Settings) -> list[str]:
+    """Return what a gate says of the secrets that must be there before the run begins and were not found where it was opened."""
+    missing = await _missing(_early_uses(validated), settings)
+    return [f"Where this was asked, {sight.problem}; without it the run does not begin." for sight in missing]
+
+
+async def _missing(names: Collection[str], settings: Settings) -> list[Sight]:
+    return [sight for sight in await sights(names, settings) if sight.problem is not None and sight.is_known]
+
+
+def _early_uses(validated: ValidatedPlan, done: Collection[str] = ()) -> dict[str, list[str]]:
+    """Return by secret the places of the plan that use it, if for one of them no step that writes comes before, and is still to be done."""
     steps = {step.id: step for step in validated.plan.steps}
     after_writes, uses, early = set[str](), dict[str, list[str]](), set[str]()
     for step_id in validated.order:
-        before = validated.reduced[step_id]
+        if step_id in done:  # what it may have made is there
+            continue
+        before = [after for after in validated.reduced[step_id] if after not in done]
         if any(after in after_writes or (steps[after].effect or validated.tools[after].effect) != "read" for after in before):
             after_writes.add(step_id)
         templates = {"parameters": validated.parameters[step_id]}

@@ -118,3 +118,26 @@ def test_after_abort_it_may_be_said_that_it_was_not_done_and_the_run_goes_on(pla
     assert plan("show", run_id).err == ""
     resumed = plan("resume", run_id, "--offline", "--json")  # it is called again, and is too slow again
     assert (resumed.code, resumed.run["steps"][1]["attempts"]) == (7, 3)
+
+
+UNDONE = """
+description: 撤销也没有结果
+options: {{require_approval: false}}
+steps:
+  - id: prep
+    tool_name: run_command
+    parameters: {{argv: ["true"]}}
+    rollback: {{tool_name: run_command, parameters: {{argv: [{python}, -c, "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"]}}}}
+    timeout_ms: 300
+  - {{id: broken, tool_name: run_command, parameters: {{argv: ["false"]}}, depends_on: [prep]}}
+"""
+
+
+def test_a_rollback_of_which_nobody_knows_whether_it_was_done_waits_for_a_person(plan: Plan) -> None:
+    Path("plan.yaml").write_text(UNDONE.format(python=sys.executable), encoding="utf-8")
+    said = plan("run", "plan.yaml", "--offline", "--json")
+    assert (said.code, said.run["status"], said.run["reason"]) == (7, "partial", "step_failed"), said.err
+    run_id = said.run["id"]
+    assert plan("cancel", run_id, "--rollback", "--offline").code == 7
+    assert plan("resolve", run_id, "rollback prep", "done").code == 0
+    assert plan("cancel", run_id, "--rollback", "--offline").code == 0

@@ -89,6 +89,8 @@ def test_a_rejection_ends_a_run_that_nobody_waits_for(plan: Plan) -> None:
     assert (said.code, said.run["decision"], said.run["by"], said.run["known_by"]) == (0, "reject", ME, "os_user")
     run = plan("show", run_id, "--json").run
     assert (run["status"], run["reason"], run["rejection_note"]) == ("cancelled", "rejected", "不行")
+    assert [plan(verb, run_id).code for verb in ("approve", "reject")] == [3, 3]
+    assert plan("resume", run_id, "--offline", *TOOLS).code == 3
 
 
 def test_a_second_answer_is_refused_with_the_first_one(plan: Plan) -> None:
@@ -103,7 +105,7 @@ def test_a_second_answer_is_refused_with_the_first_one(plan: Plan) -> None:
 def test_who_may_not_answer_is_told_who_may(plan: Plan) -> None:
     run_id = waiting(plan, approval={"approvers": ["ana"], "self_approval": False})
     said = plan("approve", run_id, "--json")
-    assert (said.code, said.lines) == (2, [{"error": "usage", "message": f"{ME} may not answer here: ana may"}])
+    assert (said.code, said.lines) == (6, [{"error": "NotApprovedError", "message": f"{ME} may not answer here: ana may"}])
     assert len(plan("gates", "--json").lines) == 1
 
     async def last() -> tuple[str, str | None, str | None]:
@@ -114,15 +116,54 @@ def test_who_may_not_answer_is_told_who_may(plan: Plan) -> None:
     assert asyncio.run(last()) == ("refused", ME, f"approve is not taken: {ME} may not answer here: ana may")
 
 
-def test_yes_ends_with_3_where_the_policy_does_not_take_it_and_nothing_is_begun(plan: Plan) -> None:
+def test_why_there_is_nothing_to_answer_names_what_is_open_or_goes_on(plan: Plan) -> None:
+    run_id = waiting(plan)
+    said = plan("approve", run_id, "--step", "greet")
+    assert said.err == f"plan: step `greet` of run {run_id} is not asked about yet; the gate of the plan is open: `plan approve {run_id}`\n"
+    run_id = plan("run", document(step("b", "fail"), **NEEDS_APPROVAL), "--offline", "--yes", "--json", *TOOLS).run["id"]
+    said = plan("approve", run_id)
+    assert (said.code, f"nothing of run {run_id} waits for an answer; it is failed" in said.err) == (2, True)
+    assert f"`plan resume {run_id}` tries what has not succeeded again" in said.err
+
+
+def test_who_came_into_a_group_since_the_gate_was_opened_may_answer_if_who_goes_on_knows_them_too(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = waiting(plan, approval={"approvers": ["sre", "ana"]})
+    assert plan("approve", run_id).code == 6
+    monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": [ME], "others": ["bo"]}))
+    said = plan("resume", run_id, "--offline", "--yes", "--json", *TOOLS)
+    assert (said.code, said.run["status"]) == (0, "completed"), said.err
+    run_id = waiting(plan, approval={"approvers": ["others", "sre", "ana"]})
+    assert "`ana` may answer, as a person: no group is called so" in plan("approve", run_id, "--show").out
+    monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": ["li"], "others": ["bo", ME]}))
+    assert plan("approve", run_id).code == 0
+    monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": ["li"], "others": ["bo"]}))
+    said = plan("resume", run_id, "--offline", "--detach", *TOOLS)
+    assert (said.code, f"{ME} may not answer here: bo, li, ana may" in plan("show", run_id).out) == (6, True)
+
+
+def test_the_doctor_names_approvers_that_are_no_group(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": ["ana"]}))
+    path = document(GREET, **NEEDS_APPROVAL, approval={"approvers": ["sre", "ana", "dba"], "operators": ["run-plan/nightly"]})
+    said = plan("doctor", path, *TOOLS)
+    assert [line.split("`")[1] for line in said.out.splitlines() if "counts as a person" in line] == ["dba"]
+
+
+def test_an_answer_that_cannot_be_proved_leaves_the_run_waiting(plan: Plan) -> None:
+    said = plan("approve", waiting(plan), "--code", "123456")
+    assert (said.code, "one-time codes need a Prefect server" in said.err) == (6, True)
+
+
+def test_yes_ends_with_6_where_the_policy_does_not_take_it_and_nothing_is_begun(plan: Plan) -> None:
     path = document(GREET, **NEEDS_APPROVAL, approval={"self_approval": False})
     said = plan("run", path, "--offline", "--yes", *TOOLS)
-    assert said.code == 3
+    assert said.code == 6
     assert "--yes is not taken, and nothing was begun" in said.err
     assert "may not approve it; somebody else must" in said.err
     assert plan("runs", "--json").lines == []
     run_id = plan("run", path, "--offline", "--detach", "--json", *TOOLS).run["id"]
-    assert plan("resume", run_id, "--offline", "--yes", *TOOLS).code == 3
+    assert plan("resume", run_id, "--offline", "--yes", *TOOLS).code == 6
     assert [gate["run_id"] for gate in plan("gates", "--json").lines] == [run_id]
     run = plan("show", run_id, "--json").run
     assert (run["status"], run["flow_run_id"]) == ("pending_approval", None)
@@ -137,9 +178,8 @@ def test_yes_ends_with_3_where_the_policy_does_not_take_it_and_nothing_is_begun(
         (("RUN", "--by", "ana"), "--by is a name without proof"),
         (("RUN", "--until", "2030-01-01"), "go with --standing PLAN"),
         (("RUN", "--step", "a", "--step", "b"), "give --step once"),
-        (("RUN", "--code", "123456"), "one-time codes need a Prefect server"),
     ],
-    ids=["no run", "unknown", "no step", "by", "until", "two steps", "code"],
+    ids=["no run", "unknown", "no step", "by", "until", "two steps"],
 )
 def test_what_cannot_be_answered_is_a_usage_error(plan: Plan, arguments: tuple[str, ...], message: str) -> None:
     run_id = waiting(plan)
@@ -237,16 +277,17 @@ def test_a_gate_that_nobody_waits_at_expires_when_it_is_listed(plan: Plan) -> No
     run = plan("show", run_id, "--json").run
     assert (run["status"], run["reason"]) == ("cancelled", "expired")
     said = plan("approve", run_id)
-    assert (said.code, "nobody answered until" in said.err) == (2, True)
+    assert (said.code, "nobody answered until" in said.err) == (3, True)
+    assert plan("resume", run_id, "--offline", *TOOLS).code == 3
 
 
 @pytest.mark.parametrize(
     ("verb", "code", "told"),
     [
         (("show",), 0, "nobody answered within 1 ms"),
-        (("approve",), 2, "nobody answered until"),
-        (("reject",), 2, "nobody answered until"),
-        (("resume", "--offline", *TOOLS), 2, "was expired; resuming approves nothing"),
+        (("approve",), 3, "nobody answered until"),
+        (("reject",), 3, "nobody answered until"),
+        (("resume", "--offline", *TOOLS), 3, "was expired; resuming approves nothing"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )

@@ -93,7 +93,7 @@ def test_a_run_without_a_terminal_says_how_it_is_answered_and_the_api_alone_prov
         assert run.told[-1] == f"answer in the form on that page, or with `plan approve {run.run_id}`"
         shown_form(laptop, run.run_id)
         refused = laptop("approve", run.run_id, "--api")
-        assert refused.code == 2
+        assert refused.code == 6
         assert f"the run does not take this answer: {os_user()} is known by form only" in refused.err
         answered = plan("approve", run.run_id, "--note", "好")
         assert answered.code == 0, answered.err
@@ -174,6 +174,25 @@ def test_a_run_that_nobody_waits_for_is_shown_as_waiting_and_goes_on_in_the_same
     assert (done.code, done.run["flow_run_id"], state_of(flow_run_id)) == (0, flow_run_id, ("COMPLETED", "Completed"))
 
 
+def test_a_plan_that_nobody_waits_for_is_paused_with_a_form_whose_answer_the_next_start_takes(plan: Plan, laptop: Laptop) -> None:
+    said = plan("run", document(GREET, **NEEDS_APPROVAL), *TOOLS, "--detach", "--json")
+    assert (said.code, said.run["status"]) == (6, "pending_approval"), said.err
+    run_id, flow_run_id = said.run["id"], said.run["flow_run_id"]
+    assert state_of(flow_run_id) == ("PAUSED", "Waiting")
+    (gate,) = plan("gates", "--json").lines
+    assert gate["flow_run_id"] == flow_run_id and flow_run_id in gate["link"] and gate["link"] in said.err
+    still = plan("resume", run_id, *TOOLS, "--detach", "--json")
+    assert (still.code, still.run["flow_run_id"], state_of(flow_run_id)) == (6, flow_run_id, ("PAUSED", "Waiting"))
+    assert "世界" in laptop("approve", run_id, "--api", "--show").out
+    assert laptop("approve", run_id, "--api", "--note", "好").code == 0
+    done = plan("resume", run_id, *TOOLS, "--detach", "--json")
+    assert (done.code, done.run["flow_run_id"], state_of(flow_run_id)) == (0, flow_run_id, ("COMPLETED", "Completed"))
+    for verb, name in (("reject", "Rejected"), ("cancel", "Cancelled")):
+        left = plan("run", document(GREET, **NEEDS_APPROVAL), *TOOLS, "--detach", "--json").run
+        assert plan(verb, left["id"]).code == 0
+        assert state_of(left["flow_run_id"]) == ("CANCELLED", name)
+
+
 @pytest.mark.thorough
 def test_the_api_alone_shows_what_it_answers_and_takes_no_step_for_the_plan(plan: Plan, laptop: Laptop) -> None:
     with waiting(document({**GREET, "requires_approval": True})) as run:
@@ -209,13 +228,13 @@ def test_a_one_time_code_proves_who_answers_and_counts_once(plan: Plan) -> None:
     path = document(GREET, **NEEDS_APPROVAL, approval={"known_by": ["totp"]})
     first, second = (plan("run", path, *TOOLS, "--detach", "--json").run["id"] for _ in "12")
     without = plan("approve", first)
-    assert (without.code, "needs totp" in without.err) == (2, True)
+    assert (without.code, "needs totp" in without.err) == (6, True)
     code = TOTP(secret).now()
     answered = piped("approve", first, "--code", code, "--json")
     assert (answered.returncode, json.loads(answered.stdout)["known_by"]) == (0, "totp")
     assert b"EventsWorker" not in answered.stderr
     again = plan("approve", second, "--code", code)
-    assert (again.code, "was used before" in again.err) == (2, True)
+    assert (again.code, "was used before" in again.err) == (6, True)
 
 
 @pytest.mark.thorough

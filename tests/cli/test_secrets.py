@@ -69,3 +69,37 @@ def test_a_plan_without_secrets_looks_nothing_up(plan: Plan):
     Path("plain.yaml").write_text("description: Nothing\nsteps: [{tool_name: run_command, parameters: {argv: [ls]}}]\n", encoding="utf-8")
     assert "## Secrets" not in plan("preview", "plain.yaml").out
     assert "plain.yaml uses no secrets" in plan("doctor", "plain.yaml").out
+
+
+def test_a_run_that_must_be_approved_is_refused_before_anybody_is_asked_and_again_before_it_goes_on(
+    plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    Path("plan.yaml").write_text(DOCUMENT.replace("require_approval: false", "require_approval: true"), encoding="utf-8")
+    refused = plan("run", "plan.yaml", "--offline", "--detach")
+    assert (refused.code, "error[missing-secret]" in refused.err, plan("runs", "--json").out) == (2, True, "")
+    for name in ("token", "undo"):
+        (folder / name).write_text("first")
+    monkeypatch.setenv("PLAN_ADAPTER_SECRET_SECOND", "also-secret")
+    run_id = plan("run", "plan.yaml", "--offline", "--detach", "--json").run["id"]
+    assert "Where this was asked" not in plan("approve", run_id, "--show").out
+    assert plan("approve", run_id).code == 0
+    monkeypatch.delenv("PLAN_ADAPTER_SECRET_SECOND")
+    refused = plan("resume", run_id, "--offline")
+    assert (refused.code, "there is no secret `second`" in refused.err, Path("first").exists()) == (2, True, False)
+    monkeypatch.setenv("PLAN_ADAPTER_SECRET_SECOND", "also-secret")
+    assert plan("resume", run_id, "--offline").code == 1  # nothing made what `later` uses
+    for name in ("token", "undo"):
+        (folder / name).unlink()
+    refused = plan("resume", run_id, "--offline")  # of what is done nothing is needed
+    assert [name in refused.err for name in ("`token`", "`undo`", "`made`")] == [False, False, True]
+    (folder / "made").write_text("made-by-hand")
+    assert plan("resume", run_id, "--offline").code == 0
+
+
+def test_a_gate_names_the_secrets_that_were_not_found_where_a_new_version_asked_for_them(plan: Plan, folder: Path):
+    approved = "description: Later\noptions: {require_approval: true}\nsteps: [{id: a, tool_name: run_command, parameters: {argv: [%s]}}]"
+    Path("plan.yaml").write_text(approved % "echo", encoding="utf-8")
+    run_id = plan("run", "plan.yaml", "--offline", "--detach", "--json").run["id"]
+    Path("plan.yaml").write_text(approved % 'echo, "${{ secrets.nope }}"', encoding="utf-8")
+    assert plan("revise", run_id, "plan.yaml").code == 0
+    assert "Where this was asked, there is no secret `nope`" in plan("approve", run_id, "--show").out

@@ -6,7 +6,7 @@ from plan_adapter.expressions import Declarations, compile_template
 from plan_adapter.listing import policy_facts, step_listing, step_patience
 from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Input, Step, StepStatus
 from plan_adapter.readable import as_text, code, counted, duration, moment, prose
-from plan_adapter.record import AUTHOR, Outcome, PlanRun, StandingApproval, StepRun
+from plan_adapter.record import AUTHOR, Outcome, PlanRun, RunReason, StandingApproval, StepRun
 
 SHOWN_CHARACTERS = 400
 """How much of a result or an error a text shows; the store keeps all of it."""
@@ -103,7 +103,7 @@ def _options(options: ExecutionOptions) -> list[str]:
 
 def _run_lines(run: PlanRun, standing: StandingApproval | None) -> list[str]:
     summary = run.summary()
-    reason = f", {run.reason}" if run.reason else ""
+    reason = f", {run.reason}" if run.reason and run.reason.value != run.status.value else ""
     lines = [f"# {prose(run.name)}: {run.status}{reason}", "", prose(run.description), "", f"- run: `{run.id}`"]
     if run.message:
         lines.append(f"- {prose(run.message)}")
@@ -127,22 +127,25 @@ def _run_lines(run: PlanRun, standing: StandingApproval | None) -> list[str]:
     lines += [f"- output {code(name)}: {code(_cut(as_text(value)))}" for name, value in run.outputs.items()]
     lines += ["", "## Steps", ""]
     for step in run.steps:
-        lines += _step_run_lines(step)
+        lines += _step_run_lines(step, is_interrupted=run.reason is RunReason.INTERRUPTED)
     return lines
 
 
-def _step_run_lines(step: StepRun) -> list[str]:
+def _step_run_lines(step: StepRun, *, is_interrupted: bool) -> list[str]:
     how = str(step.status)
     if step.carried:
         how += ", carried"
     if step.outcome is Outcome.UNKNOWN:
         how += ", outcome unknown"
+    elif step.status is StepStatus.RUNNING and is_interrupted:
+        how = "interrupted; it can be called again without harm, and is when the run goes on"
     elif step.status is StepStatus.FAILED and step.reason in ("cancelled", "timed_out"):
         how = step.reason.replace("_", " ")
-    took = f" in {duration(step.duration_ms)}" if step.started_at is not None and step.completed_at is not None else ""
+    is_said = step.status is StepStatus.COMPLETED and step.reason is not None  # somebody's word: its time is that of a try that failed
+    took = f" in {duration(step.duration_ms)}" if step.started_at is not None and step.completed_at is not None and not is_said else ""
     tries = f", {counted(step.retry_count, 'retry', 'retries')}" if step.retry_count else ""
     lines = [f"{step.index + 1}. **{prose(step.id)}** {code(step.tool_name)}: {how}{took}{tries}"]
-    if step.status is StepStatus.SKIPPED and step.reason:
+    if step.reason and (is_said or step.status is StepStatus.SKIPPED):
         lines.append(f"   - {prose(step.reason)}")
     if step.rolled_back:
         lines.append("   - undone by its rollback")

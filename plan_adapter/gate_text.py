@@ -254,7 +254,7 @@ def _quoted(text: str) -> list[str]:
 
 def _at_a_glance(preview: Preview, gates: frozenset[str], plan: ExecutionPlan, expires_ms: int) -> list[str]:
     counts = ", ".join(counted(count, _DOES[effect]) for effect, count in preview.effects.items())
-    writes, asks = [step.step.id for step in _final(preview)], [step.step.id for step in preview.steps if step.step.id in gates]
+    writes, asks = [step.step.id for step in preview.irreversible], [step.step.id for step in preview.steps if step.step.id in gates]
     undone = [step.step.id for step in preview.steps if step.rollback is not None]
     longest = "no limit" if preview.worst_case_ms is None else duration(preview.worst_case_ms)
     return [
@@ -474,13 +474,8 @@ def _folded(line: str) -> list[str]:
     return pieces
 
 
-def _final(preview: Preview) -> list[StepPreview]:
-    """Return the steps that write and declare nothing that would undo it, those that may be repeated, too."""
-    return [step for step in preview.steps if step.effect != "read" and step.step.rollback is None]
-
-
 def _irreversible(preview: Preview) -> list[str]:
-    final = _final(preview)
+    final = preview.irreversible
     lines = ["### What cannot be undone", ""]
     if not final:
         return [*lines, "No step writes what could not be undone.", ""]

@@ -21,6 +21,7 @@ EventKind: TypeAlias = Literal[
     "step_failed",
     "step_skipped",
     "gate_opened",  # somebody is asked: about the step, or about the whole plan where `step` is None; `gate` says what
+    "gate_shown",  # the form of a step's gate is on a page of its own: that of the flow run that `gate` names
     "gate_refused",  # an answer given in a form is not taken, and is asked for again; `message` says whose and why
     "gate_answered",  # the gate is closed; `gate` says how, `message` by whom and their note
     "log",  # a line of a step's log (a command's output, the tool's own logger)

@@ -138,6 +138,11 @@ class Preview:
     secrets: tuple[str, ...] = ()  # the names of those that are handed to tools
 
     @property
+    def irreversible(self) -> list[StepPreview]:
+        """The steps that write and declare nothing that would undo it, those that may be repeated, too."""
+        return [step for step in self.steps if step.effect != "read" and step.step.rollback is None]
+
+    @property
     def effects(self) -> dict[Effect, int]:
         """How many steps have which effect."""
         counts: dict[Effect, int] = dict.fromkeys(EFFECTS, 0)
@@ -172,6 +177,7 @@ class Preview:
             "on_error": self.plan.options.on_error,
             "total_timeout_ms": self.plan.options.total_timeout_ms,
             "worst_case_ms": self.worst_case_ms,
+            "cannot_be_undone": [step.step.id for step in self.irreversible],
             "effects": {str(effect): count for effect, count in self.effects.items()},
             "steps": [step.as_json() for step in self.steps],
         }
@@ -298,6 +304,8 @@ def _facts(preview: Preview) -> list[str]:
     facts += [f"- input {code(name)}: still to be given" for name in preview.missing]
     facts += [f"- uses the secrets: {', '.join(map(code, preview.secrets))}"] if preview.secrets else []
     facts.append(f"- steps: {len(preview.steps)} ({effects}), {parallel}; when one fails: {options.on_error}")
+    final = ", ".join(code(step.step.id) for step in preview.irreversible)
+    facts.append(f"- **cannot be undone: {final}**" if final else "- nothing in it that could not be undone")
     facts.append(f"- worst case: {_limit(preview.worst_case_ms)}" + _total(options) + _endless(preview))
     facts += [f"- output {code(name)}: {code(as_text(value))}" for name, value in preview.plan.outputs.items()]
     return facts

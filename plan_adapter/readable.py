@@ -24,6 +24,7 @@ _TICKS = re.compile(r"`+")
 _SPAN = re.compile(r"`([^`]+)`")
 _SPECIAL = re.compile(r"[\\*\[\]<|~`]|&(?=[#A-Za-z])|(?<![^\W_])_|_(?![^\W_])")  # an underscore inside a word is no emphasis
 _ACTIVE = re.compile(r"[\\<\[\]]|&(?=[#A-Za-z])")  # an entity would bring back the characters that `one_line` shows
+_ESCAPE = re.compile(r"(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)|\\([!-/:-@\[-`{-~])")  # inline code, or a character behind a backslash
 _START = re.compile(r"(\d{0,9})([#>+=.)-])")  # of a heading, quote, list or rule
 _LINKED = re.compile(r"://|www\.|@|\b(?:mailto|xmpp):", re.IGNORECASE)  # GFM makes links of these by itself
 _EXPRESSION = re.compile(r"\$\{\{.*?\}\}", re.DOTALL)
@@ -139,6 +140,11 @@ def prose(text: str) -> str:
     """Return `text` in one line that makes no block, link, HTML or other character in Markdown; emphasis and code cannot leave the line."""
     shown = _ACTIVE.sub(r"\\\g<0>", one_line(text))
     return "\\" + shown if _BLOCK.match(shown) else shown
+
+
+def unescaped(markdown: str) -> str:
+    """Return Markdown without its escapes, for a terminal, which renders none of it; what stands in inline code stays as it is."""
+    return _ESCAPE.sub(lambda found: found[2] or found[0], markdown)
 
 
 def _as_code(text: str, cell: bool) -> str:

@@ -20,7 +20,7 @@ from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.carry import Past
 from plan_adapter.execution.redrive import Redrive
 from plan_adapter.execution.rollback import units_to_undo
-from plan_adapter.execution.standing import aborted_steps, resolve_command, unit_names
+from plan_adapter.execution.standing import aborted_steps, leaves_to_undo, resolve_command, unit_names
 from plan_adapter.hooks import Hooks
 from plan_adapter.plan import ExecutionPlan, PlanStatus
 from plan_adapter.readable import one_line
@@ -33,14 +33,14 @@ from plan_adapter.runs.permitting import refuse_going_on, require_approver, requ
 from plan_adapter.runs.redrive import fates_of
 from plan_adapter.runs.reopening import askable
 from plan_adapter.runs.replanning import Replanner, refuse_replanning, tools_of_plan
-from plan_adapter.runs.retooling import is_same_but_for_tools, take_tools
+from plan_adapter.runs.retooling import as_recorded, is_same_but_for_tools, take_tools
 from plan_adapter.runs.rollback import refuse_doubt, require_asker, roll_back, version_done, with_approved_rollbacks
 from plan_adapter.runs.secrets import refuse_missing
 from plan_adapter.settings import Settings
 from plan_adapter.store.outcomes import Word
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
-from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate, validate_recorded
+from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate
 
 if TYPE_CHECKING:
     from prefect import Flow
@@ -64,6 +64,7 @@ __all__ = [
     "revise_run",
     "run_plan",
     "undo_run",
+    "work_on",
 ]
 
 T = TypeVar("T")
@@ -166,15 +167,13 @@ async def go_on(
         run = await end_overdue(await opened.run(run_id, with_results=False), opened)
         plan = await opened.get(run.digest)
         await refuse_going_on(run, plan, opened, occasion, skips=asked is not None and bool(asked.skipped))
-        await _refuse_resume(run, opened)
+        await _refuse_resume(run, opened)  # first: a process that has it is told by Prefect itself
         if not offline and run.flow_run_id is not None and run.completed_at is None and await _was_cancelled(run, opened, occasion):
             return await opened.run(run.id)
-        past = await past_of(run, opened)
+        work, past = await work_on(run, plan, opened, skipped=() if asked is None else asked.skipped)
         if past.has_rollbacks:
             run = await opened.run(run_id)  # with the results, which what undoes the steps may use
-        work = await _work_for(run, past, opened)
-        _refuse_what_was_aborted(run, plan, past, skipped=() if asked is None else asked.skipped)
-        bound = _as_recorded(run, plan, tools)
+        bound = as_recorded(run, plan, tools)
         occasion = replace(occasion, tools=tools)
         if asked is not None:
             past = replace(past, fates=fates_of(run, bound.validated, past, asked))
@@ -264,7 +263,7 @@ async def undo_run(
         return run
     if tools is None:
         raise RunConflictError(f"nobody executes run {run.id}: what undoes it needs `tools`")
-    bound = _as_recorded(run if version is None else replace(run, digest=version.digest), plan, tools)
+    bound = as_recorded(run if version is None else replace(run, digest=version.digest), plan, tools)
     if version is not None:
         run = await store.put_back(run.id, version, bound.validated, by=occasion.operator)
     bound = await with_approved_rollbacks(bound, run, past, store)
@@ -502,7 +501,7 @@ async def _revised(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: O
     """Return the version that `run` has now, where `bound` is one that it took the place of; raises NotApprovedError for any other plan."""
     if bound.inputs == run.inputs and any(one.digest == bound.validated.digest for one in await store.revisions(run.id)):
         tools = occasion.tools or tools_of_plan(bound.validated)
-        return _as_recorded(run, await store.get(run.digest), tools)
+        return as_recorded(run, await store.get(run.digest), tools)
     raise NotApprovedError(
         f"the plan or the inputs of run {run.id} are not those that it was made with: start a new run, "
         f"or `plan revise {run.id}` and `plan resume {run.id}`"
@@ -544,6 +543,18 @@ def _done(run: PlanRun, validated: ValidatedPlan, past: Past) -> Collection[str]
     return [step_id for step_id, fate in fates.items() if fate.kind != "run"]
 
 
+async def work_on(run: PlanRun, plan: ExecutionPlan, store: PlanStore, *, skipped: Collection[str] = ()) -> tuple[Work, Past]:
+    """Return what goes on with `run`, its steps or its interrupted rollback, and what its earlier starts have left.
+
+    `skipped` are the steps that a person leaves out now. Raises RunConflictError, which says why, where nothing goes on.
+    """
+    await _refuse_resume(run, store)
+    past = await past_of(run, store)
+    work = await _work_for(run, past, store)
+    _refuse_what_was_aborted(run, plan, past, skipped=skipped)
+    return work, past
+
+
 async def _work_for(run: PlanRun, past: Past, store: PlanStore) -> Work:
     """Return what goes on with `run`: its steps, or its rollback where that was interrupted; raises RunConflictError after a rollback."""
     # A run that is undone keeps why it ends, from before the first call on; one whose steps are executed has no reason, or is in doubt.
@@ -559,21 +570,17 @@ async def _work_for(run: PlanRun, past: Past, store: PlanStore) -> Work:
 
 def _rolled_back(run: PlanRun) -> RunConflictError:
     return RunConflictError(
-        f"run {run.id} was rolled back, so that its steps cannot go on: start a new run (`plan show {run.id}` says what is undone, "
-        f"`plan cancel {run.id} --rollback` undoes what is left)"
+        f"run {run.id} was rolled back, so that its steps cannot go on: start a new run (`plan show {run.id}` says what is undone"
+        + (f", `plan cancel {run.id} --rollback` undoes what is left)" if leaves_to_undo(run.message) else ")")
     )
-
-
-def _as_recorded(run: PlanRun, plan: ExecutionPlan, tools: ToolRegistry) -> BoundPlan:
-    """Return the recorded plan of `run` with its inputs, and with the tools as they are now."""
-    return bind_inputs(validate_recorded(plan, tools, digest=run.digest), run.inputs)
 
 
 async def _refuse_resume(run: PlanRun, store: PlanStore) -> None:
     if run.status is PlanStatus.COMPLETED:
         raise RunConflictError(f"run {run.id} has completed; there is nothing to resume")
     if run.reason in (RunReason.REJECTED, RunReason.EXPIRED):
-        raise RunConflictError(f"run {run.id} was {run.reason}; resuming approves nothing, start a new run", ended=run.reason)
+        how = "was rejected" if run.reason is RunReason.REJECTED else "has expired"
+        raise RunConflictError(f"run {run.id} {how}; resuming approves nothing, start a new run", ended=run.reason)
     if run.status is PlanStatus.PENDING_APPROVAL and any(gate.attended for gate in await store.gates(run_id=run.id)):
         raise RunConflictError(
             f"a process on this host waits for an approval of run {run.id}: `plan approve {run.id}` answers there, and "

@@ -11,7 +11,7 @@ from plan_adapter.problems import did_you_mean
 from plan_adapter.readable import without_passwords
 
 if TYPE_CHECKING:
-    from cyclopts import App
+    from cyclopts import App, UnusedCliTokensError
     from pydantic import ValidationError
 
 
@@ -169,7 +169,7 @@ def _version() -> str:
 def _report(error: Exception, *, as_json: bool) -> int:
     import traceback
 
-    from cyclopts import CycloptsError
+    from cyclopts import CycloptsError, UnusedCliTokensError
     from pydantic import ValidationError
 
     from plan_adapter.errors import InvalidPlanError, PlanAdapterError
@@ -177,6 +177,8 @@ def _report(error: Exception, *, as_json: bool) -> int:
     if isinstance(error, InvalidPlanError):
         output.problems(error.problems, as_json=as_json, to_stdout=False)
         return ExitCode.USAGE
+    if isinstance(error, UnusedCliTokensError):
+        return _refuse("usage", _too_much(error), ExitCode.USAGE, as_json=as_json)
     if isinstance(error, CycloptsError):
         verb = " ".join(("plan", *(error.command_chain or ())))
         return _refuse("usage", f"{str(error).rstrip('.')}; `{verb} --help` tells more", ExitCode.USAGE, as_json=as_json)
@@ -190,6 +192,14 @@ def _report(error: Exception, *, as_json: bool) -> int:
     kept = output.keep_traceback(error)
     where = f"the traceback is in {kept}, and {ISSUE_HINT}" if kept is not None else ISSUE_HINT
     return _refuse(type(error).__name__, f"unexpected {without_passwords(said)}; {where}", ExitCode.FAILED, as_json=as_json)
+
+
+def _too_much(error: "UnusedCliTokensError") -> str:
+    """Return which words of a command are too many, and what was perhaps meant."""
+    verb, words = " ".join(("plan", *(error.command_chain or ()))), error.unused_tokens or []
+    listed, are = ", ".join(f"`{word}`" for word in words), "is" if len(words) == 1 else "are"
+    meant = f"write to a file with `--output {words[0]}`" if verb == "plan export" and len(words) == 1 else f"`{verb} --help` tells more"
+    return f"{listed} {are} too many for `{verb}`; {meant}"
 
 
 def _bad_settings(error: "ValidationError") -> str:

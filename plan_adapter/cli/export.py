@@ -32,7 +32,8 @@ async def export(run: str, /, *, output: Path | None = None, json: bool = False)
             try:
                 await store.read_export(run, partial(write_document, write=write, in_lines=not json, only_ascii=only_ascii))
             except _UnwrittenError as error:
-                raise error.cause from None
+                with streams.to_stdout() if output is None else nullcontext():
+                    raise error.cause from None
     return ExitCode.DONE
 
 

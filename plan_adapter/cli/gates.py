@@ -93,16 +93,18 @@ def _show(found: "list[Gate]", now: datetime, changes: "Mapping[str, Approval]",
 
 def _row(gate: "Gate", now: datetime) -> tuple[str, ...]:
     rules = gate.rules
-    who = ", ".join(rules.approvers) if rules.approvers is not None else "anyone"
+    concerned = {} if rules.self_approval else {rules.revised_by: "who revised it", rules.requested_by: "who started it"}
+    approvers = None if rules.approvers is None else [name for name in rules.approvers if name not in concerned]
+    who = "anyone" if approvers is None else ", ".join(approvers) or "nobody"
+    others = ", ".join(f"not {name}, {why}" for name, why in concerned.items() if name)
+    other = f" ({others})" if others else ""
     known = f", by {' or '.join(rules.known_by)}" if rules.known_by is not None else ""
-    concerned = dict.fromkeys((rules.requested_by, rules.revised_by))
-    other = "" if rules.self_approval else "".join(f", not {name}" for name in concerned if name)
     return (
         gate.run_id,
         gate.name,
         "-" if gate.step_id is None else gate_place(gate) + (": how did it end?" if gate.kind == "outcome" else ""),
         age(now, gate.opened_at),
         time_left(gate.expires_at, now),
-        f"{who or 'nobody'}{other}{known}",
+        f"{who}{other}{known}",
         "released: a worker" if gate.is_released else {True: "here", False: "nobody: plan resume", None: "elsewhere"}[gate.attended],
     )

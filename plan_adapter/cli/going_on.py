@@ -9,6 +9,7 @@ from plan_adapter.cli.sources import open_store, tools_of
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
+    from plan_adapter.execution.carry import Unit
     from plan_adapter.execution.redrive import Redrive
 
 
@@ -25,20 +26,28 @@ def asked_for(from_step: str | None, *, only_failed: bool, skip: list[str], beca
 
 
 async def preview_resume(run: str, asked: "Redrive | None", *, tools: list[str], as_json: bool) -> int:
-    """Print what would become of each step of a run that goes on, without doing anything."""
+    """Print what would become of each step of a run that goes on, without doing anything; raises as `plan resume` would."""
     from plan_adapter.execution.redrive import Redrive
-    from plan_adapter.runs.performing import past_of
+    from plan_adapter.execution.rollback import units_to_undo
+    from plan_adapter.runner import work_on
+    from plan_adapter.runs.approving import end_overdue
     from plan_adapter.runs.redrive import fates_of
-    from plan_adapter.runs.retooling import changes_of_tools, code_notices
-    from plan_adapter.validation import validate
+    from plan_adapter.runs.retooling import as_recorded, changes_of_tools, code_notices
+    from plan_adapter.runs.rollback import roll_back, with_approved_rollbacks
 
+    asked = asked or Redrive()
     async with open_store(Settings()) as store:
-        found = await store.run(run)
-        validated = validate(await store.get(found.digest), tools_of(tools))
+        found = await end_overdue(await store.run(run), store)
+        plan = await store.get(found.digest)
+        work, past = await work_on(found, plan, store, skipped=asked.skipped)
+        bound = as_recorded(found, plan, tools_of(tools))
+        if work is roll_back:
+            await with_approved_rollbacks(bound, found, past, store)
+            return _tell_rollback(found.id, units_to_undo(plan, past), as_json=as_json)
+        validated = bound.validated
         changes, notices = await changes_of_tools(validated, found, store), await code_notices(validated, found, store)
         unknown = {attempt.step_id for attempt in await store.unknown(found.id)}
-        past = await past_of(found, store)
-    fates = fates_of(found, validated, past, asked or Redrive())
+    fates = fates_of(found, validated, past, asked)
     shown = {step_id: ("unknown" if step_id in unknown and fate.kind == "run" else fate.kind) for step_id, fate in fates.items()}
     if as_json:
         steps = [{"id": step_id, "fate": kind, "reason": fates[step_id].reason or None} for step_id, kind in shown.items()]
@@ -50,6 +59,17 @@ async def preview_resume(run: str, asked: "Redrive | None", *, tools: list[str],
         output.line(f"first it is asked about: tool `{change.name}` changed since it was approved ({change.summary})")
     for notice in notices:
         output.line(notice)
+    return ExitCode.DONE
+
+
+def _tell_rollback(run_id: str, left: "list[Unit]", *, as_json: bool) -> int:
+    from plan_adapter.execution.standing import unit_names
+
+    if as_json:
+        output.json_line({"run_id": run_id, "steps": [], "rollback": [{"id": step_id, "item": item} for step_id, item in left]})
+    else:
+        undone = ", ".join(unit_names(left)) or "nothing: it only remains to say so"
+        output.line(f"no step goes on, because the run is being rolled back; its rollback goes on, and undoes {undone}")
     return ExitCode.DONE
 
 

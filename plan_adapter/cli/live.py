@@ -14,7 +14,7 @@ from rich.text import Text
 
 from plan_adapter.approvers.conversation import Conversation
 from plan_adapter.cli import output
-from plan_adapter.cli.progress import LinkOnce, Links, gate_line, how_to_answer, recent_lines, replanning_line
+from plan_adapter.cli.progress import LinkOnce, Links, form_lines, gate_line, how_to_answer, recent_lines, replanning_line
 from plan_adapter.cli.records import ASCII_MARKS, MARKS, step_end
 from plan_adapter.hooks import Event
 from plan_adapter.plan import StepStatus
@@ -100,7 +100,9 @@ class LiveDisplay:
             self._live = None
 
     def _gate(self, event: Event) -> None:
-        if event.kind == "gate_opened":
+        if event.kind == "gate_shown":
+            self._print(*(Text(visible(text)) for text in form_lines(event, self._links)))
+        elif event.kind == "gate_opened":
             links = self._once.lines(event, self._links)
             self._print(Text(gate_line(event), style="yellow"), *(Text(visible(text)) for text in [*links, how_to_answer(event)]))
         else:

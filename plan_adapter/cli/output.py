@@ -35,14 +35,28 @@ def prepare_streams() -> None:
             reconfigure(errors="backslashreplace")
 
 
+@contextmanager
+def to_stdout() -> Generator[None]:
+    """Let what writes the result raise UsageError where it cannot be written, to a full disk for one; BrokenPipeError stays what it is."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        abandon_stdout()
+        raise UsageError(f"what was to be printed cannot be written: {error.strerror or error}") from error
+
+
 def line(text: str) -> None:
     """Print a line of the result to stdout."""
-    sys.stdout.write(visible(text) + "\n")
+    with to_stdout():
+        sys.stdout.write(visible(text) + "\n")
 
 
 def document(text: str) -> None:
     """Print a whole text to stdout: as it is into a file or a pipe, visible on a terminal."""
-    sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
+    with to_stdout():
+        sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
 
 
 def note(text: str) -> None:
@@ -56,8 +70,9 @@ def note(text: str) -> None:
 
 def json_line(value: Mapping[str, Any]) -> None:
     """Print one JSON object in one line to stdout, at once."""
-    sys.stdout.write(json_text(value, is_ascii=not is_unicode(sys.stdout)) + "\n")
-    sys.stdout.flush()
+    with to_stdout():
+        sys.stdout.write(json_text(value, is_ascii=not is_unicode(sys.stdout)) + "\n")
+        sys.stdout.flush()
 
 
 def json_text(value: Mapping[str, Any], *, is_ascii: bool = False, indent: int | None = None) -> str:
@@ -106,8 +121,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         cut = [cell if cell_len(cell) <= width else set_cell_size(cell, width - 1) + "…" for cell, width in zip(cells, widths, strict=True)]
         return (" " * GAP).join(cell + " " * (width - cell_len(cell)) for cell, width in zip(cut, widths, strict=True)).rstrip()
 
-    screen.print(Text(line_of(columns), style="bold"), soft_wrap=True)
-    sys.stdout.write("".join(line_of(row) + "\n" for row in shown))  # a rich table takes a second for a thousand rows
+    with to_stdout():
+        screen.print(Text(line_of(columns), style="bold"), soft_wrap=True)
+        sys.stdout.write("".join(line_of(row) + "\n" for row in shown))  # a rich table takes a second for a thousand rows
 
 
 def _narrow(widths: list[int], limit: int) -> None:
@@ -155,8 +171,9 @@ def is_unicode(stream: IO[str]) -> bool:
 
 
 def flush() -> None:
-    """Write out what is buffered; raises BrokenPipeError if nobody reads it any more."""
-    sys.stdout.flush()
+    """Write out what is buffered; raises BrokenPipeError if nobody reads it any more, UsageError if it cannot be written."""
+    with to_stdout():
+        sys.stdout.flush()
 
 
 def abandon_stdout() -> None:

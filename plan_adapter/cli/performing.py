@@ -19,8 +19,9 @@ from plan_adapter.cli.editing import PlanEditing
 from plan_adapter.cli.progress import Display, JsonDisplay, Links, PlainDisplay
 from plan_adapter.cli.records import run_end, run_json
 from plan_adapter.cli.waiting import standing_of
-from plan_adapter.errors import RunConflictError, StoreError
+from plan_adapter.errors import LeaseLostError, RunConflictError, StoreError
 from plan_adapter.execution.printing import captured_prints
+from plan_adapter.execution.standing import leaves_to_undo, resume_command, rollback_command
 from plan_adapter.hooks import Event
 from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import as_text
@@ -98,6 +99,7 @@ class Performance:
         self._display: Display = choose_display(as_json=wanted.json, links=self._links, conversation=conversation)
         self._waiting: str | None = None  # the run's id, once somebody was asked
         self._started: str | None = None  # the run's id, once its steps may run
+        self._goes_on = ""  # what is typed then, should it stop
         self._interrupts = 0
         self._take_signals: Callable[[], None] = lambda: None
         self._request: asyncio.Future[None] | None = None  # to cancel the run; kept, because the loop itself would forget it
@@ -112,7 +114,7 @@ class Performance:
         if event.kind == "gate_opened":
             self._waiting = event.run.id
         if event.kind == "run_started":
-            self._started = event.run.id
+            self._started, self._goes_on = event.run.id, resume_command(event.run)
         if event.kind in ("gate_opened", "run_started"):
             self._take_signals()  # the flow run has begun, and put Prefect's handler of SIGTERM in front
         self._display(event)
@@ -149,6 +151,10 @@ class Performance:
         except YesRefusedError as error:
             self._display.close()
             return self._refuse_yes(error)
+        except LeaseLostError:
+            self._display.close()
+            output.note(f"what was shown here last may not be recorded; `plan show {self._started or self._waiting}` tells what is")
+            raise
         except StoreError:
             self._display.close()
             self._tell_left()
@@ -158,7 +164,8 @@ class Performance:
             keeping.cancel()
             for number in numbers:
                 loop.remove_signal_handler(number)
-        hint = (await standing_of(run, self._store)).hint() if run.status is PlanStatus.PENDING_APPROVAL else None
+        is_open, offline = run.status is PlanStatus.PENDING_APPROVAL, self._server is None
+        hint = (await standing_of(run, self._store, offline=offline)).hint() if is_open else None
         show_result(run, as_json=self._as_json, hint=hint)
         return ExitCode.INTERRUPTED if self._interrupts and run.status is PlanStatus.CANCELLED else await code_as_kept(run, self._store)
 
@@ -202,7 +209,7 @@ class Performance:
 
     def _tell_left(self) -> None:
         if self._started is not None:
-            output.note(f"run {self._started} was left as it is; `plan resume {self._started}` goes on with it")
+            output.note(f"run {self._started} was left as it is; `{self._goes_on}` goes on with it")
 
     def _links(self, flow_run_id: str) -> list[str]:
         from plan_adapter.engine.connection import ui_hint
@@ -237,17 +244,15 @@ def show_result(run: "PlanRun", *, as_json: bool, hint: str | None) -> None:
 
 def next_command(run: "PlanRun") -> str:
     """Return the line that says what a person may do about `run` now."""
-    if run.reason is RunReason.UNKNOWN:
-        unknown = next((step.id for step in run.steps if step.outcome is Outcome.UNKNOWN), "STEP")
+    unknown = next((step.id for step in run.steps if step.outcome is Outcome.UNKNOWN), None)
+    if unknown is not None or run.reason is RunReason.UNKNOWN:
         return (
-            f"`plan resolve {run.id} {unknown} done|again|abort` says how it ended, then `plan resume {run.id}` goes on; a write whose "
-            "outcome is unknown is never tried again by itself"
+            f"`plan resolve {run.id} {unknown or 'STEP'} done|again|abort` says how it ended, then `{resume_command(run)}` goes on; "
+            "a write whose outcome is unknown is never tried again by itself"
         )
     if any(step.rolled_back for step in run.steps) or "; rollback: undone" in (run.message or ""):
-        return (
-            f"`plan show {run.id}` tells what was undone, `plan cancel {run.id} --rollback` undoes what is left; "
-            "a run that was rolled back does not go on: start a new one"
-        )
+        rest = f", `{rollback_command(run)}` undoes what is left" if leaves_to_undo(run.message) else ""
+        return f"`plan show {run.id}` tells what was undone{rest}; a run that was rolled back does not go on: start a new one"
     if run.status in (PlanStatus.FAILED, PlanStatus.PARTIAL):
-        return f"`plan show {run.id}` tells more; `plan resume {run.id}` tries what has not succeeded again"
+        return f"`plan show {run.id}` tells more; `{resume_command(run)}` tries what has not succeeded again"
     return f"`plan show {run.id}` tells more"

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from plan_adapter.cli import output
+from plan_adapter.cli.codes import UsageError
 from plan_adapter.cli.records import answer_command, event_json, gate_place, step_end
 from plan_adapter.hooks import Event
 from plan_adapter.readable import counted, duration, moment, one_line
@@ -68,6 +69,8 @@ class JsonDisplay:
                 output.note(link)
         if event.kind == "gate_opened":
             output.note(how_to_answer(event))
+        if event.kind == "gate_shown":
+            output.note("\n".join(form_lines(event, self._links)))
         if self._gone:
             return
         try:
@@ -75,6 +78,9 @@ class JsonDisplay:
         except BrokenPipeError:
             self._gone = True
             output.abandon_stdout()
+        except UsageError as error:
+            self._gone = True
+            output.note(f"plan: {error}")
 
     def close(self) -> None:
         """Nothing is open."""
@@ -92,6 +98,7 @@ class PlainDisplay:
     def __call__(self, event: Event) -> None:
         """Print the event."""
         links = self._once.lines(event, self._links) if event.kind in ("run_started", "gate_opened") else []
+        links += form_lines(event, self._links) if event.kind == "gate_shown" else []
         lines = [*plain_lines(event), *links, *([how_to_answer(event)] if event.kind == "gate_opened" else [])]
         if lines:
             self._above(lambda: output.note("\n".join(lines)))
@@ -103,7 +110,7 @@ class PlainDisplay:
 def gate_line(event: Event) -> str:
     """Return one line about a gate that is open, or how it was closed."""
     assert event.gate is not None
-    place = gate_place(event.gate)
+    place = gate_place(event.gate) if event.gate.step_id is not None else "the plan"
     if event.kind == "gate_refused":
         return f"{place}: {one_line(event.message or 'an answer is not taken')}"
     if event.kind == "gate_answered":
@@ -118,8 +125,16 @@ def gate_line(event: Event) -> str:
 def how_to_answer(event: Event) -> str:
     """Return the line that says how an open gate is answered."""
     assert event.gate is not None
-    form = "in the form on that page, or " if event.in_form else ""
+    where = "in the form on that page" if event.gate.step_id is None else "in its form, whose page follows"
+    form = f"{where}, or " if event.in_form else ""
     return f"answer {form}with `{answer_command(event.gate)}`"
+
+
+def form_lines(event: Event, links: Links) -> list[str]:
+    """Return the lines that lead to the form of a step's gate."""
+    assert event.gate is not None
+    found = links(event.gate.flow_run_id) if event.gate.flow_run_id is not None else []
+    return [f"{gate_place(event.gate)}: its form is on {found[0]}", *found[1:]] if found else []
 
 
 def plain_lines(event: Event) -> list[str]:
@@ -138,8 +153,8 @@ def plain_lines(event: Event) -> list[str]:
             return [f"{step} | {text}" for text in (event.message or "").splitlines()]
         case "replanning":
             return [replanning_line(event)]
-        case "run_ended":
-            return []  # the result tells it
+        case "run_ended" | "gate_shown":
+            return []  # the result tells it; the lines that lead to the form do
         case _:
             assert event.step is not None
             done = "completed in " if event.kind == "step_completed" and not event.step.carried else ""

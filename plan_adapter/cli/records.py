@@ -95,9 +95,10 @@ def step_end(step: StepRun) -> str:
 def run_end(run: PlanRun) -> str:
     """Return how `run` stands, in one line."""
     summary = run.summary()
-    counts = {"completed": summary.completed, "failed": summary.failed, "skipped": summary.skipped, "pending": summary.pending}
+    ends = ("completed", "failed", "skipped", "running", "pending")
+    counts = {name: getattr(summary, name) for name in ends}
     shown = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-    reason = f" ({run.reason})" if run.reason else ""
+    reason = f" ({run.reason})" if run.reason and run.reason.value != run.status.value else ""
     took = f" in {duration(run.total_duration_ms)}" if run.completed_at is not None and run.started_at is not None else ""
     message = f"; {one_line(run.message[:SHOWN_CHARACTERS])}{'…' if len(run.message) > SHOWN_CHARACTERS else ''}" if run.message else ""
     return f"{run.name}: {run.status}{reason}{took}: {shown or 'no step was run'}{message}"

@@ -8,6 +8,7 @@ from plan_adapter.cli.answering import Place, Words, find_run, proofs, secrets_o
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import run_end, run_json
 from plan_adapter.cli.sources import open_store
+from plan_adapter.execution.standing import resume_command, rollback_command
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ async def resolve(
     elif hint is not None:
         output.note(hint)
     elif resolution != "abort":
-        goes_on = f"plan cancel {found.id} --rollback" if step.startswith("rollback ") else f"plan resume {found.id}"
+        goes_on = rollback_command(found) if step.startswith("rollback ") else resume_command(found)
         output.note(f"`{goes_on}` goes on")
     return ExitCode.DONE
 

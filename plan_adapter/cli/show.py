@@ -1,5 +1,6 @@
 """`plan show`."""
 
+import sys
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from plan_adapter.cli.records import gate_json, run_json
 from plan_adapter.cli.sources import STDIN, STORED, is_stored, open_store, plan_of
 from plan_adapter.cli.waiting import Standing, standing_of
 from plan_adapter.execution.carry import is_rollback
-from plan_adapter.readable import code, counted
+from plan_adapter.readable import code, counted, unescaped
 from plan_adapter.settings import Settings
 from plan_adapter.tool_changes import CodeChange, code_changes
 
@@ -91,7 +92,8 @@ def _show_run(found: ShownRun, *, as_json: bool) -> None:
         return
     changed = ["", "## Code", "", *(f"- {change}" for change in found.code)] if found.code else []
     gone = ["", "## Steps of earlier versions", "", *map(_earlier_line, found.earlier)] if found.earlier else []
-    output.line("\n".join([format_plan(run, standing=standing.used).rstrip("\n"), *gone, *changed, *standing.lines()]))
+    text = "\n".join([format_plan(run, standing=standing.used).rstrip("\n"), *gone, *changed, *standing.lines()])
+    output.line(unescaped(text) if output.is_terminal(sys.stdout) else text)
     if (hint := standing.hint()) is not None:
         output.note(hint)
 

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from plan_adapter.cli.records import answer_command, gate_place
+from plan_adapter.execution.standing import resume_command
 from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import duration, moment, prose
 from plan_adapter.record import Approval, Gate, PlanRun, StandingApproval
@@ -28,6 +29,7 @@ class Standing:
     answers: Sequence[Approval]
     replaced: "Sequence[Revision]"
     now: datetime
+    offline: bool = False  # whether it is known, before it has begun, that it runs without Prefect
     stopped: str | None = None  # what a person may type, where the run has stopped with something in doubt
     standing: "Mapping[str, StandingApproval]" = field(default_factory=dict[str, "StandingApproval"])  # those that gave it answers, by id
 
@@ -68,7 +70,7 @@ class Standing:
         if self.gates:
             commands = ", ".join(f"`{answer_command(gate)}`" for gate in self.gates[:5])
             is_left = all(gate.attended is False and not gate.is_released for gate in self.gates)
-            then = f", then `plan resume {run.id}` goes on" if is_left else ""
+            then = f", then `{resume_command(run, offline=self.offline)}` goes on" if is_left else ""
             asked = {gate.kind for gate in self.gates}
             what = "an answer" if len(asked) > 1 else "an approval" if "approval" in asked else "somebody to say how a write ended"
             give = "gives" if len(self.gates) == 1 else "give"
@@ -76,10 +78,10 @@ class Standing:
         if run.status is not PlanStatus.PENDING_APPROVAL:
             return None
         if self.answer is None:
-            return f"nobody has been asked yet: `plan resume {run.id}` asks"
+            return f"nobody has been asked yet: `{resume_command(run, offline=self.offline)}` asks"
         if self.changes is not None:
             return after_changes(run.id)
-        return f"it was answered, and no process goes on with it: `plan resume {run.id}` does"
+        return f"it was answered, and no process goes on with it: `{resume_command(run, offline=self.offline)}` does"
 
 
 def after_changes(run_id: str) -> str:
@@ -87,14 +89,14 @@ def after_changes(run_id: str) -> str:
     return f"`plan revise {run_id} FILE` puts a new version in its place, `plan resume {run_id}` asks about this one again"
 
 
-async def standing_of(run: PlanRun, store: "PlanStore") -> Standing:
+async def standing_of(run: PlanRun, store: "PlanStore", *, offline: bool = False) -> Standing:
     """Return how `run` stands with its approvals, and with what is in doubt of it."""
     from plan_adapter.runs.doubt import hint_of
 
     gates, answers, stopped = await store.gates(run_id=run.id), await store.approvals(run.id), await hint_of(run, store)
     used = {row.standing_id for row in answers if row.standing_id is not None}
     standing = {one.id: one for one in await store.standing(include_ended=True) if one.id in used} if used else {}
-    return Standing(run, gates, answers, await store.revisions(run.id), await store.now(), stopped, standing)
+    return Standing(run, gates, answers, await store.revisions(run.id), await store.now(), offline, stopped, standing)
 
 
 async def statuses_of(runs: Sequence[PlanRun], store: "PlanStore") -> dict[str, str]:
@@ -115,7 +117,7 @@ async def _waits(run: PlanRun, gates: list[Gate], store: "PlanStore") -> str:
         standing = await standing_of(run, store)
         answer = standing.changes or standing.answer
         return _bracketed(["nobody was asked" if answer is None else ANSWERED[answer.decision], "no process goes on"])
-    return _bracketed([str(run.reason)] if run.reason else [])
+    return _bracketed([str(run.reason)] if run.reason and run.reason.value != run.status.value else [])
 
 
 def _bracketed(words: list[str]) -> str:

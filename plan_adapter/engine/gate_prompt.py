@@ -153,8 +153,7 @@ class Prompt:
         request = self._asking.request
         for write in form_writes(request, self._id, self._client, key=key, refused=refused):
             await self._persistently(write)
-        asked = "an approval of" if request.kind == "approval" else "a word about how a call ended of"
-        paused = with_form(Paused(message=f"Waiting for {asked} {one_line(request.name)[:200]}"), key)
+        paused = with_form(Paused(message=_waits_for(request)), key)
         self._shown = True
         if await self._enter(paused):
             return
@@ -246,6 +245,15 @@ def _impatient() -> Context:
     """Return a copy of the context in which Prefect's client does not try again: a prompt has its own waits, which end with the gate."""
     with temporary_settings({"client.max_retries": 0}):  # pyright: ignore[reportArgumentType]  # typed for its old names
         return copy_context()
+
+
+def _waits_for(request: ApprovalRequest) -> str:
+    """Return the message of the paused state."""
+    name = one_line(request.name)[:200]
+    if request.kind == "approval":
+        return f"Waiting for an approval of {name}"
+    item = "" if request.item is None else f"[{request.item}]"
+    return f"Waiting for word of how `{request.step_id}{item}` of {name} ended"
 
 
 def _shows(state: State | None, key: str | None) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from plan_adapter.execution.carry import Past, Unit, is_rollback, rollback_id, undone_by
 from plan_adapter.plan import ExecutionPlan
+from plan_adapter.record import PlanRun
 
 NAMED = 20
 """How many steps are named in one list."""
@@ -95,6 +96,21 @@ def resolve_command(run_id: str, unit: Unit, words: str = "done|again|abort") ->
     return f"plan resolve {run_id} {name} {words}" + ("" if item is None else f" --item {item}")
 
 
+def resume_command(run: PlanRun, *, offline: bool = False) -> str:
+    """Return what a person types so that `run` goes on where it ran; `offline`: known to be without Prefect before it has begun."""
+    return f"plan resume {run.id}{' --offline' if offline else offline_option(run)}"
+
+
+def rollback_command(run: PlanRun) -> str:
+    """Return what a person types so that what `run` did is undone, where it ran."""
+    return f"plan cancel {run.id} --rollback{offline_option(run)}"
+
+
+def offline_option(run: PlanRun) -> str:
+    """Return the option without which a run that began without Prefect would go on in it; nothing for any other run."""
+    return " --offline" if run.started_at is not None and run.flow_run_id is None else ""
+
+
 def with_rollback(message: str | None, stands: str) -> str:
     """Return the message of a run with where its rollback stands, once: where an earlier one stood is left out."""
     return (without_rollback(message) or "the run has ended") + _MARK + stands
@@ -103,6 +119,11 @@ def with_rollback(message: str | None, stands: str) -> str:
 def without_rollback(message: str | None) -> str | None:
     """Return the message of a run without where its rollback stood."""
     return message.rpartition(_MARK)[0] or message if message is not None else None
+
+
+def leaves_to_undo(message: str | None) -> bool:
+    """Return whether the message of a run that was rolled back names something that was done and is not undone."""
+    return "; not undone: " in (message or "").rpartition(_MARK)[2]
 
 
 def names(step_ids: Iterable[str]) -> str:

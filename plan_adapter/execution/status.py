@@ -1,11 +1,11 @@
 """What a run's status is, derived from how its steps ended and from what stopped it."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.ports import GateRefusal
 from plan_adapter.plan import ExecutionPlan, PlanStatus, StepStatus
-from plan_adapter.record import Outcome, PlanRun, RunReason
+from plan_adapter.record import Outcome, PlanRun, RunReason, StepRun
 
 NOT_APPROVED = "not_approved"
 """Why a step failed some of whose items were called and others not approved."""
@@ -50,11 +50,20 @@ def conclude(run: PlanRun, stop: Stop, refusal: GateRefusal | None = None, *, le
     elif unknown:
         run.status, run.reason, run.message = broken, RunReason.UNKNOWN, doubt
     elif failed:
-        run.status, run.reason, run.message = broken, RunReason.STEP_FAILED, f"`{failed[0].id}` failed: {failed[0].error}"
+        run.status, run.reason, run.message = broken, RunReason.STEP_FAILED, _failure(failed)
     elif refusal is not None:
         run.status, run.reason, run.message = PlanStatus.CANCELLED, refusal.reason, refusal.message
     elif missing := [step.id for step in run.steps if step.id in left and step.status is StepStatus.SKIPPED]:
-        names = ", ".join(f"`{step_id}`" for step_id in missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        names = _named(missing)
         run.status, run.reason, run.message = broken, None, f"nobody asked for {names} this time; resuming the run goes on with the rest"
     else:
         run.status, run.reason, run.message = PlanStatus.COMPLETED, None, None
+
+
+def _failure(failed: Sequence[StepRun]) -> str:
+    first, others = failed[0], [step.id for step in failed[1:]]
+    return f"`{first.id}` failed: {first.error}" + (f"; and so did {_named(others)}" if others else "")
+
+
+def _named(step_ids: Sequence[str]) -> str:
+    return ", ".join(f"`{step_id}`" for step_id in step_ids[:5]) + (f" and {len(step_ids) - 5} more" if len(step_ids) > 5 else "")

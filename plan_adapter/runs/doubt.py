@@ -10,6 +10,8 @@ from plan_adapter.execution.standing import (
     after_aborted_rollback,
     names,
     resolve_command,
+    resume_command,
+    rollback_command,
 )
 from plan_adapter.plan import PlanStatus
 from plan_adapter.record import PlanRun, RunReason
@@ -35,9 +37,9 @@ async def doubt_of(run: PlanRun, store: PlanStore) -> Doubt | None:
     if unknown := await store.unknown(run.id):
         first = unknown[0]
         message = ", and ".join([*gone, f"whether {names(dict.fromkeys(lost.step_id for lost in unknown))} was done is unknown"])
-        goes_on = f"plan cancel {run.id} --rollback" if any(is_rollback(lost.step_id) for lost in unknown) else f"plan resume {run.id}"
+        goes_on = rollback_command(run) if any(is_rollback(lost.step_id) for lost in unknown) else resume_command(run)
         return Doubt(message, resolve_command(run.id, (first.step_id, first.item)), goes_on)
-    return Doubt("its process is gone; nothing that it did is in doubt", f"plan resume {run.id}", None) if is_gone else None
+    return Doubt("its process is gone; nothing that it did is in doubt", resume_command(run), None) if is_gone else None
 
 
 async def hint_of(run: PlanRun, store: PlanStore) -> str | None:

@@ -317,6 +317,7 @@ class _OpenGate:
         self.gate = gate
         self.closed: asyncio.Future[Gate] = asyncio.get_running_loop().create_future()
         self.request = replace(request_of(gate), refused=keeper.refused.pop(gate.id, None))
+        self._page: str | None = None  # the flow run, other than the run's own, that shows its form
 
     async def submit(self, answer: Answer) -> str | None:
         """Give `answer`; return why it was not taken, None if it closed the gate, or if that was closed before."""
@@ -350,6 +351,10 @@ class _OpenGate:
     async def shown(self, *, flow_run_id: str, keyset: str) -> None:
         """Note where the form of this gate is."""
         await self._keeper.store.show_gate(self.gate.id, flow_run_id=flow_run_id, keyset=keyset)
+        if flow_run_id not in (self._page, self._keeper.run.flow_run_id):
+            self._page = flow_run_id
+            gate = replace(self.gate, flow_run_id=flow_run_id, keyset=keyset)
+            tell(self._keeper.occasion.listener, Event("gate_shown", self._keeper.run, gate=gate, in_form=True))
 
     async def watch(self) -> None:
         """Return once the gate is closed, by whatever process, or is over by the database's clock."""

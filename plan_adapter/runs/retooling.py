@@ -1,15 +1,30 @@
 """Runs whose tools are not those that were approved: the same plan as a new version, whose approval covers what changed."""
 
+from dataclasses import replace
+
 from plan_adapter.canonical import approval_digest
-from plan_adapter.errors import NotApprovedError
-from plan_adapter.plan import StepStatus
+from plan_adapter.errors import InvalidPlanError, NotApprovedError
+from plan_adapter.plan import ExecutionPlan, StepStatus
 from plan_adapter.record import Approval, PlanRun
 from plan_adapter.store.revisions import Revision
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tool_changes import ToolChange, changed_code, tool_change_lines, tool_changes
+from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.source import code_digest
 from plan_adapter.tools.tool import Tool
-from plan_adapter.validation import BoundPlan, ValidatedPlan
+from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate_recorded
+
+OTHER_TOOLS = "the run was made with other tools than are at hand now: give them again (`--tools package.module:name`, PLAN_ADAPTER_TOOLS)"
+"""What mends a recorded plan that calls a tool of which nothing is known."""
+
+
+def as_recorded(run: PlanRun, plan: ExecutionPlan, tools: ToolRegistry) -> BoundPlan:
+    """Return the recorded `plan` of `run` with its inputs, and with the tools as they are now; raises InvalidPlanError."""
+    try:
+        return bind_inputs(validate_recorded(plan, tools, digest=run.digest), run.inputs)
+    except InvalidPlanError as error:
+        told = [replace(found, hint=OTHER_TOOLS) if found.code == "unknown-tool" else found for found in error.problems]
+        raise InvalidPlanError(told) from None
 
 
 def is_same_but_for_tools(bound: BoundPlan, run: PlanRun) -> bool:

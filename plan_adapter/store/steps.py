@@ -1,6 +1,7 @@
 """The steps of runs, put together from what was known before, from the ends that were written, and from attempts and receipts.
 
-A step with an end has ended; one without an end but with an attempt of the current start is running; any other is pending.
+A step with an end has ended; one without an end but with an attempt of the current start is running; one of a run that
+ended before it was begun is skipped; any other is pending.
 """
 
 from collections import defaultdict
@@ -25,6 +26,7 @@ class _Found:
     """What the tables say about the steps of one run, by step id."""
 
     claimed_at: datetime | None
+    never_begun: str | None = None  # why, of a run that ended before any process executed it
     ends: dict[str, Row] = field(default_factory=dict[str, Row])
     attempts: defaultdict[str, list[Row]] = field(default_factory=lambda: defaultdict[str, list[Row]](list))
     results: defaultdict[str, dict[int, str]] = field(default_factory=lambda: defaultdict[str, dict[int, str]](dict))
@@ -41,8 +43,8 @@ def fixed_parts(steps: Collection[StepRun], *, lists: Collection[str]) -> list[J
 def step_runs_of(
     connection: Connection, rows: Sequence[Row], *, interrupted: Collection[str], with_results: bool
 ) -> dict[str, list[StepRun]]:
-    """Return the step runs of each run of `rows`, by run id; those in the middle of an interrupted run have an unknown outcome."""
-    found = {row["id"]: _Found(row["claimed_at"]) for row in rows}
+    """Return the step runs of each run of `rows`, by run id; writes in the middle of an interrupted run are unknown."""
+    found = {row["id"]: _Found(row["claimed_at"], _never_begun(row)) for row in rows}
     for end in connection.execute(select(step_runs).where(step_runs.c.run_id.in_(found))).mappings():
         found[end["run_id"]].ends[end["step_id"]] = end
     for attempt in _current_attempts(connection, rows):
@@ -78,7 +80,7 @@ def _current_attempts(connection: Connection, rows: Sequence[Row]) -> list[Row]:
     since = {row["id"]: row["claimed_at"] for row in rows if row["status"] == PlanStatus.EXECUTING and row["claimed_at"] is not None}
     if not since:
         return []
-    columns = (attempts.c.run_id, attempts.c.step_id, attempts.c.item, attempts.c.started_at, receipts.c.outcome)
+    columns = (attempts.c.run_id, attempts.c.step_id, attempts.c.item, attempts.c.effect, attempts.c.started_at, receipts.c.outcome)
     query = select(*columns).outerjoin_from(attempts, receipts).where(attempts.c.run_id.in_(since)).order_by(attempts.c.started_at)
     return [row for row in connection.execute(query).mappings() if row["started_at"] >= since[row["run_id"]]]
 
@@ -103,9 +105,15 @@ def _step_run(fixed: dict[str, Any], found: _Found, is_interrupted: bool, with_r
     elif tries:
         step.status, step.started_at, step.attempts = StepStatus.RUNNING, tries[0]["started_at"], len(tries)
         step.retry_count = len(tries) - len({row["item"] for row in tries})
-        if is_interrupted and any(row["outcome"] is None for row in tries):
+        if is_interrupted and any(row["outcome"] is None and row["effect"] == "write" for row in tries):
             step.outcome = Outcome.UNKNOWN
+    elif found.never_begun is not None:
+        step.status, step.reason = StepStatus.SKIPPED, found.never_begun
     return step
+
+
+def _never_begun(row: Row) -> str | None:
+    return (row["message"] or str(row["reason"])) if row["completed_at"] is not None and row["claimed_at"] is None else None
 
 
 def _is_before(step: StepRun, claimed_at: datetime | None) -> bool:

@@ -39,7 +39,7 @@ def test_a_person_at_the_terminal_sees_what_would_run_and_says_yes(terminals: li
     assert "mermaid" not in terminal.shown
     terminal.type("y\n")
     assert terminal.end() == 0
-    assert f"plan: approved by {os_user()} (os_user)" in terminal.shown
+    assert f"the plan: approved by {os_user()} (os_user)" in terminal.shown
     assert "✓ greet" in terminal.shown
     assert "试运行: completed in" in terminal.shown
 
@@ -96,7 +96,7 @@ def test_a_question_that_another_process_answers_ends_and_says_so(terminals: lis
     answered(verb, gate["run_id"], "--note", "从别处")
     assert terminal.end() == (0 if verb == "approve" else 3)
     past = {"approve": "approved", "reject": "rejected"}[verb]
-    assert f"plan: {past} by {os_user()} (os_user): 从别处" in terminal.shown
+    assert f"the plan: {past} by {os_user()} (os_user): 从别处" in terminal.shown
 
 
 @pytest.mark.thorough

@@ -66,7 +66,7 @@ def test_what_changed_is_previewed_waited_for_shown_approved_and_then_the_rest_i
     assert "first it is asked about: tool `ship` changed since it was approved (parameters, effect)\n" in previewed.out
     said = plan("resume", run_id, *SHOP, "--detach", "--json")
     assert (said.code, said.run["status"]) == (6, "pending_approval")
-    assert f"`plan approve {run_id}` gives it, then `plan resume {run_id}` goes on" in said.err
+    assert f"`plan approve {run_id}` gives it, then `plan resume {run_id} --offline` goes on" in said.err
     shown = plan("approve", run_id, "--show").out
     assert "### Tools that changed" in shown
     assert "effect: read → **write**" in shown

@@ -44,11 +44,11 @@ def test_of_a_run_that_was_killed_the_next_command_is_shown(effect: str, process
     run_id = plan("runs", "--json").lines[0]["id"]
     hint = plan("show", run_id).err
     if effect == "read":
-        assert hint == f"its process is gone; nothing that it did is in doubt: `plan resume {run_id}` goes on\n"
+        assert hint == f"its process is gone; nothing that it did is in doubt: `plan resume {run_id} --offline` goes on\n"
         return
     assert hint == (
         f"its process is gone, and whether `slow` was done is unknown: `plan resolve {run_id} slow done|again|abort` says it, "
-        f"then `plan resume {run_id}` goes on\n"
+        f"then `plan resume {run_id} --offline` goes on\n"
     )
 
 
@@ -74,7 +74,7 @@ def test_of_a_run_that_is_executed_nothing_is_in_doubt(processes: Processes, pla
 
 def test_what_a_person_left_in_doubt_is_told_until_it_is_said(plan: Plan) -> None:
     run_id = plan("run", slow(timeout=300), "--offline", "--json").run["id"]
-    resolve = f"`plan resolve {run_id} slow done|again|abort` says it, then `plan resume {run_id}` goes on"
+    resolve = f"`plan resolve {run_id} slow done|again|abort` says it, then `plan resume {run_id} --offline` goes on"
     assert resolve in plan("show", run_id).err
     known, undoes = "whether `slow` was done was never known", f"`plan cancel {run_id} --rollback` undoes it, where it declares how\n"
     hint = (

@@ -287,7 +287,7 @@ def test_a_gate_that_nobody_waits_at_expires_when_it_is_listed(plan: Plan) -> No
         (("show",), 0, "nobody answered within 1 ms"),
         (("approve",), 3, "nobody answered until"),
         (("reject",), 3, "nobody answered until"),
-        (("resume", "--offline", *TOOLS), 3, "was expired; resuming approves nothing"),
+        (("resume", "--offline", *TOOLS), 3, "has expired; resuming approves nothing"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )

@@ -88,7 +88,7 @@ def test_a_run_without_a_terminal_says_how_it_is_answered_and_the_api_alone_prov
     plan: Plan, laptop: Laptop, prefect_server: Server
 ) -> None:
     with waiting(document(GREET, **NEEDS_APPROVAL, approval={"known_by": ["os_user"]})) as run:
-        assert run.told[-3] == "plan: waits for an approval"
+        assert run.told[-3] == "the plan: waits for an approval"
         assert str(prefect_server.ui_url) in run.told[-2]
         assert run.told[-1] == f"answer in the form on that page, or with `plan approve {run.run_id}`"
         shown_form(laptop, run.run_id)
@@ -114,7 +114,7 @@ def test_a_machine_that_has_only_prefects_api_ends_the_question_at_the_terminal(
     assert answered.code == 0, answered.err
     assert "the run has the answer, and verifies it" in answered.err
     assert terminal.end() == 3
-    assert f"plan: rejected by {os_user()} (form): 不行" in terminal.shown
+    assert f"the plan: rejected by {os_user()} (form): 不行" in terminal.shown
     late = laptop("approve", run_id, "--api")
     assert (late.code, "no form waits for an answer" in late.err) == (2, True)
 
@@ -139,7 +139,7 @@ def test_a_termination_at_a_gate_cancels_the_run_without_a_traceback(
     plan: Plan, laptop: Laptop, options: dict[str, Any], place: str
 ) -> None:
     with waiting(document({**GREET, "requires_approval": place == "greet"}, **options)) as run:
-        assert f"{place}: waits for an approval" in run.told
+        assert f"{'the plan' if place == 'plan' else place}: waits for an approval" in run.told
         shown_form(laptop, run.run_id)  # the flow run that shows it has begun, and with it Prefect's own handler of the signal
         run.process.send_signal(signal.SIGTERM)
         code, _ = run.end()
@@ -147,6 +147,15 @@ def test_a_termination_at_a_gate_cancels_the_run_without_a_traceback(
     ended = plan("show", run.run_id, "--json").run
     assert (ended["status"], "SIGTERM" in ended["message"]) == ("cancelled", True)
     assert run.run_id not in {gate["run_id"] for gate in plan("gates", "--json").lines}
+
+
+@pytest.mark.thorough
+def test_the_page_of_the_form_of_a_steps_gate_is_told(laptop: Laptop) -> None:
+    with waiting(document({**GREET, "requires_approval": True})) as run:
+        assert run.told[-1] == f"answer in its form, whose page follows, or with `plan approve {run.run_id} --step greet`"
+        assert run.process.stderr is not None
+        line = next(line for line in run.process.stderr if "its form is on" in line)
+        assert line == f"greet: its form is on {shown_form(laptop, run.run_id)['link']}\n"
 
 
 def test_a_secret_of_one_time_codes_is_replaced_only_if_that_is_meant(plan: Plan, terminals: list[Terminal]) -> None:

@@ -4,6 +4,7 @@ import io
 import json
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -13,9 +14,10 @@ from plan_adapter.cli.live import LiveDisplay
 from plan_adapter.cli.performing import choose_display
 from plan_adapter.cli.progress import JsonDisplay, PlainDisplay
 from plan_adapter.cli.records import run_end, step_end
+from plan_adapter.hooks import Event
 from plan_adapter.plan import PlanStatus, StepStatus
-from plan_adapter.record import RunReason
-from tests.cli.builders import a_run, a_step, story
+from plan_adapter.record import Gate, GateRules, RunReason
+from tests.cli.builders import NOW, a_run, a_step, story
 
 
 def links(flow_run_id: str) -> list[str]:
@@ -143,3 +145,17 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(monkeypatch: py
 )
 def test_the_end_of_a_run_is_an_exit_code(status: PlanStatus, reason: RunReason | None, code: ExitCode) -> None:
     assert code_of_run(a_run(status=status, reason=reason)) is code
+
+
+@pytest.mark.parametrize("kind", ["plain", "json"])
+def test_where_the_form_of_a_steps_gate_is_is_told_once_it_is_shown(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    gate = Gate("g", "r", "restart", None, "a" * 64, "plan", "", "", GateRules(), NOW)
+    run, display = a_run(a_step("restart"), flow_run_id="f-1"), PlainDisplay(links) if kind == "plain" else JsonDisplay(links)
+    display(Event("run_started", run))
+    display(Event("gate_opened", run, gate=gate, in_form=True))
+    display(Event("gate_shown", run, gate=replace(gate, flow_run_id="f-2"), in_form=True))
+    said = capsys.readouterr().err.splitlines()
+    assert said[-2:] == [
+        "answer in its form, whose page follows, or with `plan approve r --step restart`",
+        "restart: its form is on http://127.0.0.1:4200/runs/flow-run/f-2",
+    ]

@@ -16,6 +16,7 @@ from plan_adapter.readable import (
     one_line,
     prose,
     secret_parameters,
+    unescaped,
     visible,
     without_passwords,
     words,
@@ -205,3 +206,14 @@ def test_no_text_takes_long_to_show(text: str) -> None:
     code(text)
     fenced(text)
     words(text)  # what takes the square of the length would not come back before pytest's timeout
+
+
+@pytest.mark.parametrize(
+    "text", ["--yes", "<b>web</b>", "a [link](http://x)", "1 < 2 & 3 > 2 &amp;", r"C:\temp\*", "`a` and `` `b` ``", "请重启 *all*"]
+)
+def test_prose_without_its_escapes_is_the_text(text: str) -> None:
+    assert unescaped(prose(text)) == text
+
+
+def test_inline_code_keeps_its_backslashes() -> None:
+    assert unescaped("\\--x " + code(r"a\<b") + " \\<c") == "--x " + code(r"a\<b") + " <c"

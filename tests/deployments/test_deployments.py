@@ -121,8 +121,11 @@ def workplace(prefect_server: Server, tmp_path_factory: pytest.TempPathFactory) 
 def deployed(workplace: Workplace, site: Site, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Deploy prefect.yaml as it stands, but for the site that is asked and a schedule that comes round soon."""
     text = (ROOT / "deployments" / "prefect.yaml").read_text(encoding="utf-8")
-    assert "interval: 900" in text
-    project = yaml.safe_load(text.replace("interval: 900", f"interval: {SCHEDULE_SECONDS}").replace("http://127.0.0.1:4200", site.url))
+    changed = {"interval: 900": f"interval: {SCHEDULE_SECONDS}", "active: false": "active: true", "http://127.0.0.1:4200": site.url}
+    for written, wanted in changed.items():
+        assert text.count(written) == 1, written
+        text = text.replace(written, wanted)
+    project = yaml.safe_load(text)
     for deployment in project["deployments"]:
         if deployment["name"] == "reconcile":
             del deployment["schedules"]

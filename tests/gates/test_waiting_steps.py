@@ -152,7 +152,7 @@ async def test_whoever_looks_on_is_told_of_an_answer_in_the_form_that_is_not_tak
     done = await asyncio.wait_for(perform(bound, run, world.store, occasion, past=Past(), way=Way(DirectCalls(), door=door)), BOUND_SECONDS)
     assert done.status is PlanStatus.COMPLETED
     (refused,) = [event for event in told if event.kind == "gate_refused"]
-    assert plain_lines(refused) == ["plan: the answer by eve is not taken: eve may not answer here: bo may"]
+    assert plain_lines(refused) == ["the plan: the answer by eve is not taken: eve may not answer here: bo may"]
 
 
 # Answers that count no more
@@ -207,7 +207,7 @@ async def test_a_step_whose_time_is_over_while_no_process_waits_ends_the_run_as_
     ended = await over(world, await left(world, branches(world, timeout_ms=60_000)))
     assert (ended.status, ended.reason) == (PlanStatus.CANCELLED, RunReason.EXPIRED)
     assert ended.message == "nobody answered within 0 ms at the gate of `strike`"
-    with pytest.raises(RunConflictError, match="was expired"):
+    with pytest.raises(RunConflictError, match="has expired"):
         await resumed(world, ended.id)
 
 

@@ -1,0 +1,171 @@
+"""What commands foretell, and name to type, is what happens then."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from plan_adapter.approval import os_user
+from tests.cli.conftest import Plan
+from tests.cli.test_doubt import slow
+from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document, step
+from tests.cli.test_terminal import PLAN
+from tests.cli.test_waiting import Processes, line_with, processes
+
+__all__ = ["processes"]
+
+NOT_STUCK = [sys.executable, "-c", "import os, sys; sys.exit(os.path.exists('stuck'))"]
+UNDO = {"tool_name": "run_command", "parameters": {"argv": NOT_STUCK}}
+UNDOABLE = step("made", "run_command", parameters={"argv": ["touch", "made"]}, rollback=UNDO)
+BROKEN = step("broken", "fail", depends_on=["made"])
+
+
+def rolled_back(plan: Plan) -> str:
+    """The id of a run that a failed step rolled back."""
+    return plan("run", document(UNDOABLE, BROKEN), "--offline", *TOOLS, "--json").run["id"]
+
+
+def test_a_run_that_was_rolled_back_is_refused_by_the_preview_as_by_resume(plan: Plan) -> None:
+    run_id = rolled_back(plan)
+    previewed, resumed = plan("preview", "--resume", run_id, *TOOLS), plan("resume", run_id, "--offline", *TOOLS)
+    assert (previewed.code, previewed.out, previewed.err) == (2, "", resumed.err)
+    assert "was rolled back, so that its steps cannot go on" in previewed.err
+
+
+def test_of_a_rollback_that_was_interrupted_the_preview_says_that_only_it_goes_on(processes: Processes, plan: Plan) -> None:
+    undo = {"tool_name": "run_command", "parameters": {"argv": ["sleep", "60"]}}
+    made = step("made", "run_command", parameters={"argv": ["touch", "made"]}, rollback=undo)
+    process = processes.begin("run", document(made, BROKEN), "--offline", *TOOLS)
+    line_with(process.stderr, "rollback made: started")
+    process.kill()
+    process.wait()
+    run_id = plan("runs", "--json").lines[0]["id"]
+    said = plan("preview", "--resume", run_id, *TOOLS)
+    assert (said.code, said.out) == (
+        0,
+        "no step goes on, because the run is being rolled back; its rollback goes on, and undoes `made`\n",
+    )
+    assert plan("preview", "--resume", run_id, *TOOLS, "--json").run["rollback"] == [{"id": "made", "item": None}]
+
+
+def test_a_rejected_run_is_refused_by_the_preview(plan: Plan) -> None:
+    run_id = plan("run", document(GREET, **NEEDS_APPROVAL), "--offline", *TOOLS, "--detach", "--json").run["id"]
+    plan("reject", run_id)
+    said = plan("preview", "--resume", run_id, *TOOLS)
+    assert (said.code, "was rejected; resuming approves nothing" in said.err) == (2, True)
+
+
+def test_only_while_something_is_left_to_undo_the_command_for_it_is_named(plan: Plan) -> None:
+    Path("stuck").touch()
+    said = plan("run", document(UNDOABLE, BROKEN), "--offline", *TOOLS)
+    assert "--rollback --offline` undoes what is left; a run that was rolled back does not go on" in said.err
+    run_id = plan("runs", "--json").lines[0]["id"]
+    assert f"`plan cancel {run_id} --rollback` undoes what is left" in plan("resume", run_id, "--offline", *TOOLS).err
+    Path("stuck").unlink()
+    undone = plan("cancel", run_id, "--rollback", "--offline", *TOOLS)
+    assert (undone.code, "undoes what is left" in undone.err) == (0, False)
+    assert "undoes what is left" not in plan("resume", run_id, "--offline", *TOOLS).err
+
+
+@pytest.mark.parametrize("command", [("resume", "--offline"), ("preview", "--resume")], ids=["resume", "preview"])
+def test_where_the_tools_of_a_run_are_not_given_the_error_says_how(command: tuple[str, ...], plan: Plan) -> None:
+    run_id = plan("run", document(step("broken", "fail")), "--offline", *TOOLS, "--json").run["id"]
+    said = plan(*command, run_id)
+    assert said.code == 2
+    assert said.err.rstrip().endswith(
+        "no tool is called `fail`; the run was made with other tools than are at hand now: give them again "
+        "(`--tools package.module:name`, PLAN_ADAPTER_TOOLS)"
+    )
+
+
+@pytest.mark.parametrize("status", ["failed", "waiting"])
+def test_the_hint_of_a_run_without_prefect_does_not_lead_to_it(status: str, plan: Plan) -> None:
+    plan_needs = NEEDS_APPROVAL if status == "waiting" else {}
+    said = plan("run", document(step("broken", "fail"), **plan_needs), "--offline", *TOOLS)
+    assert f"`plan resume {plan('runs', '--json').lines[0]['id']} --offline`" in said.err
+
+
+def test_what_a_person_said_of_a_step_is_shown_in_place_of_the_time_of_a_try_that_failed(plan: Plan) -> None:
+    run_id = plan("run", document(step("lost", "get_lost")), "--offline", *TOOLS, "--json").run["id"]
+    plan("resolve", run_id, "lost", "done", "--note", "我看过了")
+    shown = plan("show", run_id).out
+    assert "1. **lost** `get_lost`: completed\n   - " in shown
+    assert "says of `lost`: done (我看过了)" in shown
+
+
+def test_reads_of_a_process_that_is_gone_are_in_no_doubt(processes: Processes, plan: Plan) -> None:
+    process = processes.begin("run", slow("read"), "--offline")
+    line_with(process.stderr, "slow: started")
+    run_id = plan("runs", "--json").lines[0]["id"]
+    process.kill()
+    process.wait()
+    shown = plan("show", run_id).out
+    assert "outcome unknown" not in shown
+    assert "interrupted; it can be called again without harm, and is when the run goes on" in shown
+    assert "plan resume" in plan("show", run_id).err
+    cancelled = plan("cancel", run_id).out
+    assert (": cancelled: " in cancelled or ": cancelled in " in cancelled, "(cancelled)" in cancelled) == (True, False)
+    assert "cancelled, cancelled" not in plan("show", run_id).out
+    assert "cancelled (cancelled)" not in plan("runs").out
+
+
+def test_a_step_that_runs_is_counted_while_the_run_is_cancelled(processes: Processes, plan: Plan) -> None:
+    process = processes.begin("run", slow(), "--offline")
+    line_with(process.stderr, "slow: started")
+    assert "1 completed, 1 running;" in plan("cancel", plan("runs", "--json").lines[0]["id"]).out.replace("running\n", "running;")
+
+
+def test_after_ctrl_c_in_the_middle_of_a_write_the_command_that_says_how_it_ended_is_named(plan: Plan) -> None:
+    steps = step("lost", "write_and_wait"), step("end", "interrupt_and_wait")
+    options = {"require_approval": False, "allow_parallel": True, "max_parallel_steps": 2}
+    said = plan("run", document(*steps, options=options), "--offline", *TOOLS)
+    run_id = plan("runs", "--json").lines[0]["id"]
+    assert said.code == 130
+    last = said.err.splitlines()[-1]
+    assert last.startswith(
+        f"`plan resolve {run_id} lost done|again|abort` says how it ended, then `plan resume {run_id} --offline` goes on"
+    )
+
+
+@pytest.mark.parametrize("verb", ["reject", "cancel"])
+def test_the_steps_of_a_run_that_ended_at_its_gate_are_skipped_for_that_reason(verb: str, plan: Plan) -> None:
+    run_id = plan("run", document(GREET, **NEEDS_APPROVAL), "--offline", *TOOLS, "--detach", "--json").run["id"]
+    assert plan("show", run_id, "--json").run["steps"][0]["status"] == "pending"
+    plan(verb, run_id)
+    run = plan("show", run_id, "--json").run
+    assert [(one["status"], one["reason"]) for one in run["steps"]] == [("skipped", run["message"])]
+    assert "1 skipped" in plan("show", run_id).out
+
+
+def test_every_step_that_failed_is_named_by_the_run(plan: Plan) -> None:
+    steps = [step(name, "fail", on_error="continue") for name in ("a", "b", "c")]
+    said = plan("run", document(*steps), "--offline", *TOOLS)
+    assert said.out.rstrip().endswith("`a` failed: RuntimeError: it broke; and so did `b`, `c`")
+
+
+def test_a_preview_names_what_cannot_be_undone(plan: Plan) -> None:
+    path = document(GREET, UNDOABLE, step("lost", "get_lost"))
+    assert "- **cannot be undone: `lost`**\n" in plan("preview", path, *TOOLS).out
+    assert plan("preview", path, *TOOLS, "--json").run["cannot_be_undone"] == ["lost"]
+    assert "- nothing in it that could not be undone\n" in plan("preview", document(GREET), *TOOLS).out
+
+
+def test_who_started_a_run_that_they_may_not_approve_is_no_approver(plan: Plan) -> None:
+    me = os_user()
+    path = document(GREET, **NEEDS_APPROVAL, approval={"approvers": [me, "ana"], "self_approval": False})
+    plan("run", path, "--offline", *TOOLS, "--detach")
+    assert f"  ana (not {me}, who started it)  " in plan("gates").out
+
+
+def test_a_word_too_many_is_told_in_plain_words(plan: Plan) -> None:
+    assert plan("export", "RUN", "x.json").err == "plan: `x.json` is too many for `plan export`; write to a file with `--output x.json`\n"
+    assert plan("show", "a", "b", "c").err == "plan: `b`, `c` are too many for `plan show`; `plan show --help` tells more\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+@pytest.mark.parametrize("arguments", [("schema",), ("tools",), ("explain", "cycle", "--json")], ids=" ".join)
+def test_output_that_cannot_be_written_is_one_plain_line(arguments: tuple[str, ...], home: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        said = subprocess.run([*PLAN, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (said.returncode, said.stderr) == (2, "plan: what was to be printed cannot be written: No space left on device\n")

@@ -26,7 +26,7 @@ class _Found:
     """What the tables say about the steps of one run, by step id."""
 
     claimed_at: datetime | None
-    never_begun: str | None = None  # why, of a run that ended before any process executed it
+    never_begun: str | None = None  # why, of a run that was cancelled, rejected or has expired before any process executed it
     ends: dict[str, Row] = field(default_factory=dict[str, Row])
     attempts: defaultdict[str, list[Row]] = field(default_factory=lambda: defaultdict[str, list[Row]](list))
     results: defaultdict[str, dict[int, str]] = field(default_factory=lambda: defaultdict[str, dict[int, str]](dict))
@@ -113,7 +113,8 @@ def _step_run(fixed: dict[str, Any], found: _Found, is_interrupted: bool, with_r
 
 
 def _never_begun(row: Row) -> str | None:
-    return (row["message"] or str(row["reason"])) if row["completed_at"] is not None and row["claimed_at"] is None else None
+    is_so = row["status"] == PlanStatus.CANCELLED and row["claimed_at"] is None
+    return (row["message"] or row["reason"]) if is_so else None
 
 
 def _is_before(step: StepRun, claimed_at: datetime | None) -> bool:

@@ -197,7 +197,7 @@ async def test_a_gate_that_a_cancellation_closes_says_why(where: str, gated: boo
         await world.store.cancel(run.id, "够了 (by ana)")
     assert (await ended(going)).status is PlanStatus.CANCELLED
     assert [gate_line(event) for event in told if event.kind == "gate_answered"] == [
-        f"{'strike' if gated else 'plan'}: the run ends: 够了 (by ana)"
+        f"{'strike' if gated else 'the plan'}: the run ends: 够了 (by ana)"
     ]
 
 

@@ -71,7 +71,7 @@ async def test_a_run_whose_process_is_gone_is_named_with_what_goes_on_with_it(st
     run = await leave_behind()
     [finding] = await reconcile(store, with_prefect=False)
     assert (finding.kind, finding.run_id, finding.name, finding.is_mended) == ("interrupted", run.id, "夜间检查", False)
-    assert finding.command == f"plan resume {run.id}"
+    assert finding.command == f"plan resume {run.id} --offline"
 
 
 async def test_a_write_that_was_cut_short_is_named(store: PlanStore, leave_behind: LeaveBehind) -> None:
@@ -134,7 +134,7 @@ async def test_within_a_minute_of_its_hosts_death_a_run_is_shown_as_interrupted(
         assert (await store.run(run.id)).reason is RunReason.INTERRUPTED
         assert [shown.reason for shown in await store.runs()] == [RunReason.INTERRUPTED]
         [finding] = await reconcile(store, with_prefect=False)
-        assert (finding.kind, finding.run_id, finding.command) == ("interrupted", run.id, f"plan resume {run.id}")
+        assert (finding.kind, finding.run_id, finding.command) == ("interrupted", run.id, f"plan resume {run.id} --offline")
 
 
 async def _answered(store: PlanStore, decision: Decision) -> PlanRun:

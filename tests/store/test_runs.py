@@ -232,15 +232,18 @@ async def test_a_run_that_was_changed_since_it_was_read_cannot_be_claimed(store:
     assert await store.holder(run.id) is None
 
 
-async def test_a_run_whose_process_died_is_shown_as_interrupted_and_may_be_claimed(store: PlanStore):
+@pytest.mark.parametrize(("effect", "outcome"), [("write", Outcome.UNKNOWN), ("idempotent_write", None), ("read", None)])
+async def test_a_run_whose_process_died_is_shown_as_interrupted_and_may_be_claimed(
+    effect: str, outcome: Outcome | None, store: PlanStore
+) -> None:
     run = await begun(store)
     recorder = await store.recorder(run)
-    await recorder.intent(an_attempt(run, at=recorder.now()))
+    await recorder.intent(an_attempt(run, at=recorder.now(), effect=effect))
     dead = replace(Holder.this(), pid=2**22 + 1)
     await _let_hold(store, run, dead)
     shown = await store.run(run.id)
     assert (shown.status, shown.reason) == (PlanStatus.EXECUTING, RunReason.INTERRUPTED)
-    assert (shown.steps[0].status, shown.steps[0].outcome) == (StepStatus.RUNNING, Outcome.UNKNOWN)
+    assert (shown.steps[0].status, shown.steps[0].outcome) == (StepStatus.RUNNING, outcome)
     assert (await store.runs())[0].reason is RunReason.INTERRUPTED
     assert await store.holder(run.id) is None
     shown.reason = None

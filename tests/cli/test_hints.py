@@ -36,7 +36,7 @@ def test_a_run_that_was_rolled_back_is_refused_by_the_preview_as_by_resume(plan:
 def test_of_a_rollback_that_was_interrupted_the_preview_says_that_only_it_goes_on(processes: Processes, plan: Plan) -> None:
     undo = {"tool_name": "run_command", "parameters": {"argv": ["sleep", "60"]}}
     made = step("made", "run_command", parameters={"argv": ["touch", "made"]}, rollback=undo)
-    process = processes.begin("run", document(made, BROKEN), "--offline", *TOOLS)
+    process = processes.begin("run", str(document(made, BROKEN)), "--offline", *TOOLS)
     line_with(process.stderr, "rollback made: started")
     process.kill()
     process.wait()

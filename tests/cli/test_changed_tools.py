@@ -84,7 +84,7 @@ def test_what_changed_is_rejected_and_the_run_is_over(plan: Plan, ship: Ship) ->
     assert plan("resume", run_id, *SHOP, "--detach").code == 6
     assert plan("reject", run_id, "--note", "不").code == 0
     said = plan("resume", run_id, *SHOP)
-    assert (said.code, "was rejected; resuming approves nothing" in said.err) == (2, True)
+    assert (said.code, "was rejected; resuming approves nothing" in said.err) == (3, True)
 
 
 def test_yes_is_not_taken_of_who_started_the_run_where_the_policy_wants_somebody_else(
@@ -94,7 +94,7 @@ def test_yes_is_not_taken_of_who_started_the_run_where_the_policy_wants_somebody
     ship(MENDED, effect="write")
     monkeypatch.setenv("PLAN_ADAPTER_ALLOW_SELF_APPROVAL", "false")
     said = plan("resume", run_id, *SHOP, "--yes")
-    assert said.code == 3
+    assert said.code == 6
     assert f"--yes is not taken, and nothing was begun: {os_user()} started this run and may not approve it" in said.err
     monkeypatch.delenv("PLAN_ADAPTER_ALLOW_SELF_APPROVAL")
     assert plan("resume", run_id, *SHOP, "--yes").code == 0

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from plan_adapter.engine.server_state import ServerFolder, ServerState, process_start
 
@@ -49,9 +50,32 @@ def _serve(listening: socket.socket) -> None:
             gc.freeze()
             collect_apart()
 
+    record_singly_what_fails_together()
     # A browser's open event stream must not hold up the end.
     config = uvicorn.Config(create_app(final=True), log_level="warning", access_log=False, timeout_graceful_shutdown=3)
     Server(config).run(sockets=[listening])
+
+
+def record_singly_what_fails_together() -> None:
+    """Let states of task runs that the database refuses, those of a flow run that was deleted for one, take no others with them.
+
+    Prefect writes states together and drops all of a batch of which one is refused again and again.
+    """
+    from prefect.server.services import task_run_recorder
+    from sqlalchemy.exc import IntegrityError
+
+    together = task_run_recorder.record_bulk_task_run_events
+
+    async def record(events: list[Any]) -> None:
+        try:
+            await together(events)
+        except IntegrityError:
+            if len(events) == 1:
+                raise
+            for event in events:
+                await task_run_recorder.record_task_run_event(event)  # logs and leaves out what is refused
+
+    task_run_recorder.record_bulk_task_run_events = record
 
 
 def collect_apart() -> None:

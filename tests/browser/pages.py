@@ -21,6 +21,9 @@ SERVICE_UNAVAILABLE = 503
 LOOKS = 20
 """How often a person looks whether a form has changed; each takes a second or more."""
 
+OPTION_MS = 5000.0
+"""How long an option may take to stand still before its list is opened anew."""
+
 
 @dataclass
 class Browsing:
@@ -199,5 +202,12 @@ class GateForm:
         await self.page.set_viewport_size(usual)
 
     async def _choose(self, title: str, option: str) -> None:
-        await self.field(title).click()
-        await self.page.get_by_role("option", name=option, exact=True).click()
+        from playwright.async_api import TimeoutError
+
+        for _ in range(LOOKS):
+            await self.field(title).click()
+            try:
+                return await self.page.get_by_role("option", name=option, exact=True).click(timeout=OPTION_MS)
+            except TimeoutError:  # the list was drawn anew, and closed, while it was opened
+                continue
+        raise AssertionError(f"{option} cannot be chosen under {title}")

@@ -160,6 +160,7 @@ async def test_a_rejected_plan_runs_nothing_and_what_it_says_of_itself_is_only_t
     await page.see("hostile-3-rejected")
 
 
+@pytest.mark.thorough
 async def test_an_answer_that_does_not_count_is_asked_for_again_with_the_reason_on_top(
     start: Start, browsing: Browsing, workplace: Workplace
 ) -> None:
@@ -212,6 +213,7 @@ async def test_where_the_policy_asks_for_one_time_codes_only_the_right_one_count
     assert [answer.known_by for answer in await approvals(workplace, run_id)] == ["totp"]
 
 
+@pytest.mark.thorough
 async def test_two_steps_that_wait_are_answered_on_pages_of_their_own_while_another_branch_goes_on(
     start: Start, browsing: Browsing, workplace: Workplace
 ) -> None:

@@ -112,7 +112,7 @@ def test_after_abort_it_may_be_said_that_it_was_not_done_and_the_run_goes_on(pla
     run_id = plan("run", slow(timeout=300, seconds=0.4), "--offline", "--json").run["id"]
     plan("resolve", run_id, "slow", "abort")
     said = plan("resolve", run_id, "slow", "again", "--note", "看过了")
-    assert (said.code, said.err) == (0, f"`plan resume {run_id}` goes on\n")
+    assert (said.code, said.err) == (0, f"`plan resume {run_id} --offline` goes on\n")
     again = plan("resolve", run_id, "slow", "again")
     assert (again.code, "is not unknown" in again.err) == (2, True)
     assert plan("show", run_id).err == ""

@@ -123,7 +123,7 @@ def test_why_there_is_nothing_to_answer_names_what_is_open_or_goes_on(plan: Plan
     run_id = plan("run", document(step("b", "fail"), **NEEDS_APPROVAL), "--offline", "--yes", "--json", *TOOLS).run["id"]
     said = plan("approve", run_id)
     assert (said.code, f"nothing of run {run_id} waits for an answer; it is failed" in said.err) == (2, True)
-    assert f"`plan resume {run_id}` tries what has not succeeded again" in said.err
+    assert f"`plan resume {run_id} --offline` tries what has not succeeded again" in said.err
 
 
 def test_who_came_into_a_group_since_the_gate_was_opened_may_answer_if_who_goes_on_knows_them_too(
@@ -314,6 +314,7 @@ def test_of_two_open_gates_both_commands_are_told(plan: Plan) -> None:
     assert f"`plan approve {run_id}`, `plan approve {run_id} --step step-0` give it" in plan("show", run_id).err
 
 
+@pytest.mark.thorough
 def test_a_thousand_open_gates_are_listed(plan: Plan) -> None:
     waiting(plan)
     asyncio.run(open_many(999))

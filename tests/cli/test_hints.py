@@ -53,7 +53,7 @@ def test_a_rejected_run_is_refused_by_the_preview(plan: Plan) -> None:
     run_id = plan("run", document(GREET, **NEEDS_APPROVAL), "--offline", *TOOLS, "--detach", "--json").run["id"]
     plan("reject", run_id)
     said = plan("preview", "--resume", run_id, *TOOLS)
-    assert (said.code, "was rejected; resuming approves nothing" in said.err) == (2, True)
+    assert (said.code, "was rejected; resuming approves nothing" in said.err) == (3, True)
 
 
 def test_only_while_something_is_left_to_undo_the_command_for_it_is_named(plan: Plan) -> None:

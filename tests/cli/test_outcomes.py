@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from plan_adapter.approval import os_user
 from tests.cli.test_run import GREET, document, step
 from tests.cli.test_terminal import Terminal, piped, run_at, terminals
@@ -33,6 +35,7 @@ def test_the_person_at_the_terminal_says_how_it_ended_and_the_run_goes_on(termin
     assert (first["id"], first["status"], first["result"]) == ("lost", "completed", "v3")
 
 
+@pytest.mark.thorough
 def test_other_commands_list_the_question_take_no_approval_for_it_and_answer_it(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(LOST))
     terminal.wait_for(ASKED)

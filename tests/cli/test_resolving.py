@@ -37,7 +37,7 @@ def test_a_signed_word_is_taken_where_a_name_alone_is_not_and_its_signature_is_k
     assert (refused.code, f"{os_user()} may not answer here: ana may; `plan resolve` with --sign proves it" in refused.err) == (6, True)
     assert "--by is a name without proof" in plan("resolve", run_id, "lost", "done", "--by", "ana").err
     said = plan("resolve", run_id, "lost", "done", "--sign", "--by", "ana", "--result", '{"版本": 3}', "--note", "看过了")
-    assert (said.code, f"`plan resume {run_id}` goes on" in said.err) == (0, True), said.err
+    assert (said.code, f"`plan resume {run_id} --offline` goes on" in said.err) == (0, True), said.err
     entries = audit(plan, run_id)
     assert [entry["kind"] for entry in entries].count("refused") == 1
     [word] = [entry for entry in entries if entry["kind"] == "word_signed"]

@@ -188,7 +188,7 @@ class Listener:
             database._thread.submit(int).result()  # comes after all that the loop has asked for
             return
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0), database._pool.loop).result()  # what was asked for before is at work now
-        while database._pool.working:
+        while database._pool.writing or database._pool.reading:
             time.sleep(0.002)
 
 

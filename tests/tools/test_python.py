@@ -9,7 +9,7 @@ from plan_adapter.tools.tool import ToolContext
 
 @pytest.fixture(autouse=True)
 def _prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PLAN_ADAPTER_PYTHON_PREFIXES", "acme,tests.tools")
+    monkeypatch.setenv("PLAN_ADAPTER_PYTHON_PREFIXES", "no_such_package,tests.tools")
 
 
 @pytest.mark.parametrize(
@@ -29,14 +29,14 @@ def test_a_function_of_an_allowed_module_is_called(
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("os:system", "`os` is below none of the allowed prefixes acme, tests.tools"),
+        ("os:system", "`os` is below none of the allowed prefixes no_such_package, tests.tools"),
         ("tests.toolsmith:x", "is below none of the allowed prefixes"),
         ("tests.tools.offered:system", "is defined in `posix`, which is below none"),
         ("tests.tools.offered:registry.add", "names no public function"),
         ("tests.tools.offered:_plain", "names no public function"),
         ("tests.tools.offered", "names no public function"),
         ("tests.tools.offered:plan", "has no `plan`; did you mean `plain`"),
-        ("acme.jobs:run", "there is no module `acme`"),
+        ("no_such_package.jobs:run", "there is no module `no_such_package`"),
         ("tests.tools.offered:later", "is async; offer it as a tool of its own"),
         ("tests.tools.offered:whisper", "is async"),
         ("tests.tools.test_tool:Thing", "is no function"),

@@ -62,14 +62,13 @@ def record_singly_what_fails_together() -> None:
     Prefect writes states together and drops all of a batch of which one is refused again and again.
     """
     from prefect.server.services import task_run_recorder
-    from sqlalchemy.exc import IntegrityError
 
     together = task_run_recorder.record_bulk_task_run_events
 
     async def record(events: list[Any]) -> None:
         try:
             await together(events)
-        except IntegrityError:
+        except task_run_recorder.IntegrityError:  # pyright: ignore[reportPrivateImportUsage]  # SQLAlchemy has its own door
             if len(events) == 1:
                 raise
             for event in events:

@@ -357,7 +357,7 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data(), place=st.integers(0, 4))
     def revise(self, data: st.DataObject, place: int) -> None:
         known = self.pick(data)
-        before, _succeeded, _unknown, undone = self.state(known)
+        before, succeeded, unknown, undone = self.state(known)
         changed = known.plan.model_copy(deep=True)
         step = changed.steps[place % len(changed.steps)]
         step.description += "!"
@@ -368,7 +368,8 @@ class Machine(RuleBasedStateMachine):
             assert before.status in ENDED or step.id in begun or undone or known.rejected
             happened["revision refused"] += 1
             return
-        assert run is not None and step.id not in begun and before.status is not PlanStatus.COMPLETED
+        # What has only failed, and somebody knows it, may be mended.
+        assert run is not None and step.id not in succeeded | unknown and before.status is not PlanStatus.COMPLETED
         happened["revised"] += 1
         known.before = known.plan if known.approved else known.before
         known.plan, known.approved, known.shown = changed, not changed.options.require_approval, None

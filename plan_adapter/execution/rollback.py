@@ -1,10 +1,8 @@
 """`Rollback`: undoes what the steps of a run did, those first that others do not stand on, and says where things stand."""
 
-import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from pydantic import JsonValue
 
@@ -17,6 +15,7 @@ from plan_adapter.execution.ports import AttemptEnd, CallStep, Doubt, Said
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.standing import ROLLBACK_NEVER_KNOWN, names, perhaps_done, resolve_command, standing
 from plan_adapter.execution.step import Call, Called
+from plan_adapter.execution.task_set import TaskSet
 from plan_adapter.plan import ExecutionPlan, Step, StepStatus
 from plan_adapter.record import Attempt, Outcome, Receipt, StepRun
 
@@ -73,9 +72,7 @@ class Rollback:
         self._failed = ""
         self._asked = list[Doubt]()  # what people are asked about
         self._open = len(self._undoable)
-        self._tasks = set[asyncio.Task[None]]()
-        self._error: BaseException | None = None
-        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tasks = TaskSet(scope, "the rollback", is_over=lambda: not self._open)
 
     def _is_undoable(self, step_id: str) -> bool:
         return step_id in self._validated.rollbacks and bool(self._done.get(step_id))
@@ -106,14 +103,8 @@ class Rollback:
         for stop in (self.scope.stop, self.halt):
             stop.future.add_done_callback(lambda _: self._withdraw())
         self._end_steps([step_id for step_id in reversed(self._validated.order) if self._missing[step_id] == 0])
-        self._end_if_done()
-        try:
-            await asyncio.shield(self._ended)
-        except asyncio.CancelledError:
-            self.scope.stop.set("cancelled", "interrupted")
-            await self._ended
-            await self.scope.recorder.flush()
-            raise
+        self._tasks.end_if_done()
+        await self._tasks.ended()
         await self.scope.recorder.flush()
 
     @property
@@ -154,7 +145,7 @@ class Rollback:
             else:
                 self._request(undoing, receipt)
         if not undoing.open:
-            self._spawn(self._close(undoing))
+            self._tasks.spawn(self._close(undoing))
 
     def _request(self, undoing: _Undoing, receipt: Receipt) -> None:
         unit = (rollback_id(undoing.step.id), receipt.item)
@@ -167,7 +158,7 @@ class Rollback:
         except ExpressionError as error:
             return self._note(undoing, receipt.item, AttemptEnd("failed", 0, error=str(error), can_retry=False), halts=True)
         if (lost := self._past.unknown.get(unit)) is not None:
-            return self._spawn(self._find_out(undoing, call, lost))
+            return self._tasks.spawn(self._find_out(undoing, call, lost))
         return self._offer(undoing, call)
 
     def _offer(self, undoing: _Undoing, call: Call) -> None:
@@ -176,10 +167,10 @@ class Rollback:
     def _granted(self, undoing: _Undoing, call: Call) -> None:
         if not self._halted:
             call.hold_slot()
-            return self._spawn(self._perform(undoing, call))
+            return self._tasks.spawn(self._perform(undoing, call))
         self.scope.slots.release()
         self._leave(undoing, call.item, self._halted)
-        return None if undoing.open else self._spawn(self._close(undoing))
+        return None if undoing.open else self._tasks.spawn(self._close(undoing))
 
     async def _perform(self, undoing: _Undoing, call: Call) -> None:
         end = await self._call_step(call)
@@ -349,29 +340,6 @@ class Rollback:
 
     def _upstream(self, step: Step) -> tuple[str, ...]:
         return (step.id, *(rollback_id(after) for after in self._after[step.id] if after in self._validated.rollbacks))
-
-    # The tasks of the rollback.
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._task_done)
-
-    def _task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        if error is not None:
-            self._error = self._error or error
-            self.scope.stop.set("cancelled", f"the rollback cannot go on: {error}")
-        self._end_if_done()
-
-    def _end_if_done(self) -> None:
-        if self._ended.done() or self._tasks:
-            return
-        if self._error is not None:
-            self._ended.set_exception(self._error)
-        elif not self._open:
-            self._ended.set_result(None)
 
     # Where things stand.
 

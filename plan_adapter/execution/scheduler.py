@@ -1,9 +1,6 @@
 """`execute`: every step the moment its dependencies have ended and a slot is free, the longest path first."""
 
-import asyncio
-from collections.abc import Coroutine
 from functools import partial
-from typing import Any
 
 from pydantic import JsonValue
 
@@ -16,6 +13,7 @@ from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.standing import NEVER_KNOWN
 from plan_adapter.execution.status import NOT_APPROVED
 from plan_adapter.execution.step import Call
+from plan_adapter.execution.task_set import TaskSet
 from plan_adapter.plan import Step, StepStatus
 from plan_adapter.record import Attempt, Outcome, StepRun
 
@@ -32,20 +30,10 @@ async def execute(scope: RunScope, call_step: CallStep) -> None:
     try:
         await scheduler.carry()
         scheduler.begin()
-        await _ended(scheduler, scope)
+        await scheduler.tasks.ended()
     finally:
         clock.end()
     await scope.recorder.flush()
-
-
-async def _ended(scheduler: "Scheduler", scope: RunScope) -> None:
-    try:
-        await asyncio.shield(scheduler.ended)
-    except asyncio.CancelledError:
-        scope.stop.set("cancelled", "interrupted")
-        await scheduler.ended
-        await scope.recorder.flush()
-        raise
 
 
 def _start_clock(scope: RunScope) -> RunClock:
@@ -77,9 +65,7 @@ class Scheduler:
         self._open = len(self._steps)
         self._halted = ""
         self._without_call = set[str]()  # skipped by their own `when`: what depends on them goes on
-        self._tasks = set[asyncio.Task[None]]()
-        self._error: BaseException | None = None
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.tasks = TaskSet(scope, "the run", is_over=lambda: not self._open or scope.is_left, after_each=self._leave_if_idle)
 
     async def carry(self) -> None:
         """End what succeeded in an earlier start of the run and stands on nothing that did not; returns when it is shown and told."""
@@ -130,7 +116,7 @@ class Scheduler:
         self._scope.stop.future.add_done_callback(lambda _: self._halt(self._scope.stop.message))
         for step_id in [step_id for step_id, missing in self._missing.items() if not missing and not self._runs[step_id].carried]:
             self._ready(self._steps[step_id])
-        self._end_if_done()
+        self.tasks.end_if_done()
 
     def _urgencies(self) -> dict[str, float]:
         if self._validated.plan.options.parallel_limit > 1:
@@ -173,11 +159,11 @@ class Scheduler:
             items = self._items_of(step)
         except ExpressionError as error:
             self._finish(step, AttemptEnd("failed", 0, error=str(error)))
-            return self._spawn(self._close(step, show=True))
+            return self.tasks.spawn(self._close(step, show=True))
         state = Items(step, len(items), is_list=step.for_each is not None)
         for item, value in items:
             self._queue(state, item, value)
-        return None if state.open else self._spawn(self._close_items(state))
+        return None if state.open else self.tasks.spawn(self._close_items(state))
 
     def _queue(self, state: Items, item: int | None, value: JsonValue) -> None:
         unit = (state.step.id, item)
@@ -186,14 +172,14 @@ class Scheduler:
             return state.end(item, AttemptEnd("succeeded", receipt.number, result=receipt.result))
         call = Call(self._scope, state.step, self._runs[state.step.id], urgency=self._urgency[state.step.id], item=item, value=value)
         if (lost := self._scope.past.unknown.get(unit)) is not None:
-            return self._spawn(self._find_out(state, call, lost))
+            return self.tasks.spawn(self._find_out(state, call, lost))
         return self._offer(state, call)
 
     def _offer(self, state: Items, call: Call) -> None:
         """Have `call` made once it is approved, where that is asked for, and a slot is free."""
         gates = self._scope.gates
         if call.approval is None and gates is not None and gates.is_gated(state.step, call.effect):
-            self._spawn(self._ask(gates, state, call))
+            self.tasks.spawn(self._ask(gates, state, call))
         else:
             self._request(state, call)
 
@@ -279,7 +265,7 @@ class Scheduler:
         if gates is None or gates.waits or self._working:
             return
         waiting = [asked for calls in self._asked.values() for asked in calls if isinstance(asked, GatedCall) and asked.waiting.done()]
-        if len(waiting) == len(self._tasks):
+        if len(waiting) == len(self.tasks):
             for gated in waiting:
                 if not gated.left.done():
                     gated.left.set_result(None)
@@ -317,11 +303,11 @@ class Scheduler:
             self._scope.slots.release()
             self._count(working=-1)
             state.end(call.item, None)
-            return None if state.open else self._spawn(self._close_items(state))
+            return None if state.open else self.tasks.spawn(self._close_items(state))
         state.started = True
         call.hold_slot()
         self._runs[state.step.id].status = StepStatus.RUNNING
-        return self._spawn(self._perform(state, call))
+        return self.tasks.spawn(self._perform(state, call))
 
     async def _perform(self, state: Items, call: Call) -> None:
         end = await self._call_step(call)
@@ -391,7 +377,7 @@ class Scheduler:
     def _skip(self, step: Step, reason: str) -> None:
         run = self._runs[step.id]
         run.status, run.reason, run.completed_at = StepStatus.SKIPPED, reason, self._scope.recorder.now()
-        self._spawn(self._close(step, show=True))
+        self.tasks.spawn(self._close(step, show=True))
 
     def _finish(self, step: Step, end: AttemptEnd, *, was_refused: bool = False, goes_on: bool = False) -> None:
         run = self._runs[step.id]
@@ -413,27 +399,3 @@ class Scheduler:
 
     def _stops_on_error(self, step: Step) -> bool:
         return (step.on_error or self._validated.plan.options.on_error) == "stop"
-
-    # The tasks of the run.
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._task_done)
-
-    def _task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        if error is not None:
-            self._error = self._error or error
-            self._scope.stop.set("cancelled", f"the run cannot go on: {error}")
-        self._leave_if_idle()
-        self._end_if_done()
-
-    def _end_if_done(self) -> None:
-        if self.ended.done() or self._tasks:
-            return
-        if self._error is not None:
-            self.ended.set_exception(self._error)
-        elif not self._open or self._scope.is_left:
-            self.ended.set_result(None)

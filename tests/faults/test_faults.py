@@ -61,7 +61,7 @@ async def test_a_process_that_does_not_end_says_what_it_waits_for(tmp_path: Path
     assert told.error == SILENT
     assert "did not end within 0.1 s" in told.words
     assert "(most recent call first)" in told.words  # the stacks of its threads
-    assert "await asyncio.shield(scheduler.ended)" in told.words  # and what the tasks wait for
+    assert "await asyncio.shield(self._ended)" in told.words  # and what the tasks wait for
 
 
 async def test_an_effect_of_which_the_record_knows_nothing_is_found(tmp_path: Path) -> None:

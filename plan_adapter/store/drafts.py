@@ -11,6 +11,7 @@ from sqlalchemy import Connection, select, update
 from plan_adapter.canonical import plan_digest
 from plan_adapter.drafts import Draft, KeptConstraint, ModelCall, PlanRequest, Usage
 from plan_adapter.errors import StoreError
+from plan_adapter.expressions.template import each_text
 from plan_adapter.plan import ExecutionOptions
 from plan_adapter.problems import Problem
 from plan_adapter.readable import without_passwords
@@ -65,7 +66,7 @@ def _begin(connection: Connection, draft: Draft, context: HasContext) -> None:
         **whose(context),
         "id": draft.id,
         "task": without_passwords(draft.request.task),
-        "request": dump_json(_openly(_request_document(draft.request))),
+        "request": dump_json(each_text(_request_document(draft.request), without_passwords)),
         "model": draft.model,
         "created_at": database_now(),
     }
@@ -197,14 +198,3 @@ def _request(document: dict[str, Any]) -> PlanRequest:
         options=None if options is None else ExecutionOptions.model_validate(options),
         metadata=document["metadata"],
     )
-
-
-def _openly(value: JsonValue) -> JsonValue:
-    """Return a value without the passwords of the URLs in it."""
-    if isinstance(value, str):
-        return without_passwords(value)
-    if isinstance(value, list):
-        return [_openly(part) for part in value]
-    if isinstance(value, dict):
-        return {key: _openly(part) for key, part in value.items()}
-    return value

@@ -324,10 +324,10 @@ async def secrets_of_codes(answer: "Answer", settings: Settings) -> "AsyncGenera
 
 
 async def _proved(answer: "Answer", request: "ApprovalRequest", store: "PlanStore", settings: Settings) -> "Approval":
-    from plan_adapter.identity.known import approval_from
+    from plan_adapter.identity.known import Means, approval_from
 
     async with secrets_of_codes(answer, settings) as secrets:
-        return await approval_from(answer, request, settings=settings, secrets=secrets, codes=store)
+        return await approval_from(answer, request, Means(settings, secrets, store))
 
 
 async def _end_rejected(run: "PlanRun", approval: "Approval", store: "PlanStore") -> None:

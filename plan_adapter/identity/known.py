@@ -1,6 +1,7 @@
 """What an answer at a gate proves about its giver, and the approval that is made of a proved and allowed answer."""
 
 import asyncio
+from dataclasses import dataclass
 from functools import partial
 
 from plan_adapter.approval import answer_to, decision_of, refusal, signed_text, text_to_sign
@@ -12,52 +13,41 @@ from plan_adapter.record import Answer, Approval, ApprovalRequest, Decision, Gat
 from plan_adapter.settings import Settings
 
 
-async def known_by(
-    answer: Answer,
-    request: ApprovalRequest,
-    *,
-    settings: Settings,
-    secrets: SecretSource | None,
-    codes: CodeStore,
-    now: float | None = None,
-) -> KnownBy:
+@dataclass(frozen=True, slots=True)
+class Means:
+    """With what proofs are checked: whose signatures are allowed, what keeps the secrets of one-time codes, and which codes were used.
+
+    `now` is the time in seconds since 1970 at which a code must be good; None: this host's.
+    """
+
+    settings: Settings
+    secrets: SecretSource | None
+    codes: CodeStore
+    now: float | None = None
+
+
+async def known_by(answer: Answer, request: ApprovalRequest, means: Means) -> KnownBy:
     """Return how the giver of `answer` is known: by the best proof that it holds, of those that the rules take.
 
     A proof that is there and wrong is a refusal, never a name without proof: raises NotApprovedError. A code is used up.
     """
     if answer.signature is not None:
         text = text_to_sign(answer, request)
-        verify = partial(signer, text, answer.signature, allowed=allowed_signers(settings), by=answer.by)
+        verify = partial(signer, text, answer.signature, allowed=allowed_signers(means.settings), by=answer.by)
         await asyncio.to_thread(verify)  # bounded: ssh-keygen is given ten seconds
     if answer.code is not None:
-        await check(answer.by, answer.code, secrets=secrets, codes=codes, now=now)
+        await check(answer.by, answer.code, secrets=means.secrets, codes=means.codes, now=means.now)
     return _claimed(answer, request)
 
 
-async def approval_from(
-    answer: Answer,
-    request: ApprovalRequest,
-    *,
-    settings: Settings,
-    secrets: SecretSource | None,
-    codes: CodeStore,
-    now: float | None = None,
-) -> Approval:
+async def approval_from(answer: Answer, request: ApprovalRequest, means: Means) -> Approval:
     """Return `answer` as an approval, its giver proved and allowed by the rules of the gate; raises NotApprovedError with why not."""
     decision = decision_of(answer)
-    way = await proved(answer, request, settings=settings, secrets=secrets, codes=codes, now=now)
+    way = await proved(answer, request, means)
     return answer_to(request, decision=decision, by=answer.by, known_by=way, note=answer.note, signature=answer.signature)
 
 
-async def proved(
-    answer: Answer,
-    request: ApprovalRequest,
-    *,
-    settings: Settings,
-    secrets: SecretSource | None,
-    codes: CodeStore,
-    now: float | None = None,
-) -> KnownBy:
+async def proved(answer: Answer, request: ApprovalRequest, means: Means) -> KnownBy:
     """Return how the giver of `answer` is known, who may give it by the rules of the gate; raises NotApprovedError with why not.
 
     Who could not answer here with any proof is told so before a code is used up. Who may reject may say how a call ended.
@@ -65,7 +55,7 @@ async def proved(
     decision = "reject" if request.kind == "outcome" else decision_of(answer)
     if reason := refusal(request.rules, by=answer.by, known_by=_claimed(answer, request), decision=decision):
         raise NotApprovedError(reason)
-    way = await known_by(answer, request, settings=settings, secrets=secrets, codes=codes, now=now)
+    way = await known_by(answer, request, means)
     if reason := refusal(request.rules, by=answer.by, known_by=way, decision=decision):
         raise NotApprovedError(reason)
     return way

@@ -17,7 +17,7 @@ from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.cancellation import first_reason
 from plan_adapter.hooks import Event, call_hook, tell
 from plan_adapter.identity.codes import SecretSource
-from plan_adapter.identity.known import approval_from, proved, recheck
+from plan_adapter.identity.known import Means, approval_from, proved, recheck
 from plan_adapter.plan import new_id
 from plan_adapter.readable import duration
 from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, GateKind, GateRules, PlanRun, Receipt, StepRun
@@ -230,14 +230,7 @@ class GateKeeper:
 
     async def taken(self, answer: Answer, request: ApprovalRequest) -> Approval:
         """Return `answer` as an approval, its giver proved and allowed; raises NotApprovedError with why not."""
-        approval = await approval_from(
-            answer,
-            request,
-            settings=self.occasion.settings,
-            secrets=self.door.secrets if self.door is not None else None,
-            codes=self.store,
-            now=(await self.store.now()).timestamp(),
-        )
+        approval = await approval_from(answer, request, await self._means())
         self._verified.add(approval.id)
         return approval
 
@@ -256,16 +249,13 @@ class GateKeeper:
             raise NotApprovedError(
                 f"what is asked is how the call ended, and `{answer.decision}` does not say it: done, again or abort does"
             )
-        known_by = await proved(
-            answer,
-            request,
-            settings=self.occasion.settings,
-            secrets=self.door.secrets if self.door is not None else None,
-            codes=self.store,
-            now=(await self.store.now()).timestamp(),
-        )
+        known_by = await proved(answer, request, await self._means())
         said = (str(self.clean(answer.note)), self.clean(answer.result))
         return Word(answer.decision, answer.by, known_by, *said, digest=request.approval_digest, signature=answer.signature)
+
+    async def _means(self) -> Means:
+        secrets = self.door.secrets if self.door is not None else None
+        return Means(self.occasion.settings, secrets, self.store, (await self.store.now()).timestamp())
 
     async def word_at(self, gate: Gate) -> Receipt | None:
         """Return the receipt that is what was said at `gate`, which asked how a call ended; None for any other one."""

@@ -2,7 +2,7 @@
 
 from plan_adapter.approval import rules_of
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.identity.known import proved
+from plan_adapter.identity.known import Means, proved
 from plan_adapter.plan import KnownBy
 from plan_adapter.readable import one_line
 from plan_adapter.record import Answer, ApprovalRequest, GateRules, PlanRun, Resolution
@@ -42,7 +42,7 @@ async def word_of(answer: Answer, request: ApprovalRequest, store: PlanStore, se
     """
     assert answer.decision in ("done", "again", "abort")
     try:
-        known_by = await proved(answer, request, settings=settings, secrets=secrets, codes=store)
+        known_by = await proved(answer, request, Means(settings, secrets, store))
     except NotApprovedError as error:
         said = f"`{one_line(request.step_id or '')}` is not resolved: {error}"
         await store.note_refusal(request.run_id or "", said, by=answer.by, known_by=answer.channel)

@@ -8,7 +8,7 @@ import pytest
 
 from plan_adapter.approval import text_to_sign
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.identity.known import approval_from, known_by, recheck
+from plan_adapter.identity.known import Means, approval_from, known_by, recheck
 from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, GateRules
 from plan_adapter.settings import Settings
 from tests.identity.conftest import Key, request_at, text_of
@@ -18,11 +18,11 @@ NOW, CODE = 59.0, "287082"
 
 
 async def known(answer: Answer, request: ApprovalRequest, settings: Settings) -> str:
-    return await known_by(answer, request, settings=settings, secrets=Secrets(ana=SECRET), codes=Used(), now=NOW)
+    return await known_by(answer, request, Means(settings, Secrets(ana=SECRET), Used(), NOW))
 
 
 async def approval(answer: Answer, request: ApprovalRequest, settings: Settings, used: Used | None = None) -> Approval:
-    return await approval_from(answer, request, settings=settings, secrets=Secrets(ana=SECRET), codes=used or Used(), now=NOW)
+    return await approval_from(answer, request, Means(settings, Secrets(ana=SECRET), used or Used(), NOW))
 
 
 @pytest.mark.parametrize("channel", ["os_user", "form", "unverified"])

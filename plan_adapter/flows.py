@@ -9,6 +9,7 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
+from plan_adapter.agent.configured import model_of
 from plan_adapter.agent.model import Model, ModelAnswer, OpenAIModel, Question
 from plan_adapter.agent.planner import Budget, Planner
 from plan_adapter.blocks import LanguageModel, PlanStoreDatabase
@@ -153,9 +154,7 @@ async def _open_model(block: str | None) -> OpenAIModel:
     settings = Settings()
     if not settings.model:
         raise ModelError("no model is configured: name a Language Model block, or set PLAN_ADAPTER_MODEL where the worker runs")
-    key = settings.model_key.get_secret_value() if settings.model_key is not None else None
-    timeout, stream = settings.model_timeout_seconds, settings.model_stream
-    return OpenAIModel(settings.model, base_url=settings.model_url, api_key=key, timeout_seconds=timeout, stream=stream)
+    return model_of(settings)
 
 
 async def _open_store(block: str | None) -> PlanStore:

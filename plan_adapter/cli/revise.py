@@ -103,7 +103,7 @@ async def _drafted(
         raise UsageError("the words are empty: say what is to be otherwise")
     settings, person = Settings(), Person()
     model = model_of(settings)
-    budget = Budget(seconds=settings.draft_timeout_seconds)
+    budget = Budget.of(settings)
     replanner = Replanner(model, names, secrets, person, budget, on_call=lambda call: output.note(call_line(call)))
     output.note(f"asking {model.name}, which plans what is left of run {run.id}")
     try:

@@ -107,7 +107,7 @@ async def drafted_by_itself(
     tools = occasion.tools or tools_of_plan(validated)
     brought = set(tools.names()) - set(ToolRegistry.with_builtins().names())
     model = model_of(occasion.settings)
-    replanner = Replanner(model, brought, budget=Budget(seconds=occasion.settings.draft_timeout_seconds))
+    replanner = Replanner(model, brought, budget=Budget.of(occasion.settings))
     try:
         draft = await replanner.drafted(run, AFTER_FAILURE, validated=validated, tools=tools, past=past, store=store)
     finally:

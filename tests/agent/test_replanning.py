@@ -372,7 +372,11 @@ async def test_a_failure_has_the_rest_drafted_and_asked_about_before_anything_is
     assert (await store.verify(run.id)).problem is None
 
 
-async def test_it_is_done_twice_at_most_and_then_the_run_is_undone(world: World, store: PlanStore, configured: Any) -> None:
+async def test_it_is_done_twice_at_most_and_then_the_run_is_undone(
+    world: World, store: PlanStore, configured: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_DRAFT_ANSWER_TOKENS", "777")
+
     def worse(request: Request) -> Reply:
         return rest(step("deploy", {"version": f"bad-{len(context_of(request)['ids_taken'])}"}, id=f"try_{len(world.did)}"))
 
@@ -380,6 +384,7 @@ async def test_it_is_done_twice_at_most_and_then_the_run_is_undone(world: World,
         configured(server)
         run = await arun_plan(by_itself(), tools=world.tools, inputs={"host": "web-1"}, approver=ANA, store=store, offline=True)
         assert len(server.requests) == MOST_REPLANS == 2
+        assert {request["max_completion_tokens"] for request in server.requests} == {777}
     assert (run.status, run.reason) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED)
     assert world.did == ["look web-1", "deploy 1", "deploy bad-2", "deploy bad-3", "deploy bad-4", "undo 1"]
 

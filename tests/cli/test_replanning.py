@@ -29,10 +29,12 @@ def broken(plan: Plan, **fields: Any) -> str:
 
 def test_words_have_what_is_left_planned_anew_and_what_is_done_is_carried(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     run_id = broken(plan)
+    monkeypatch.setenv("PLAN_ADAPTER_DRAFT_ANSWER_TOKENS", "777")
     with scripted(says(GOOD)) as server:
         configure(monkeypatch, server.url)
         said = plan("revise", run_id, "换一个镜像再试", *TOOLS)
         prompt = server.requests[0]["messages"][1]["content"]
+        assert server.requests[0]["max_completion_tokens"] == 777
     assert said.code == 0, said.err
     assert "镜像不通" in prompt
     changes = [line.partition(":")[0] for line in said.out.splitlines()[1:]]

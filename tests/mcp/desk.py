@@ -66,6 +66,7 @@ class Desk:
         context: RunContext | None = None,
         model: OpenAIModel | None = None,
         name: str = "agent",
+        secrets: Sequence[str] = (),
     ) -> AsyncIterator["Talk"]:
         """Yield a client of the SDK, connected to a server in this process."""
         from mcp import Client
@@ -76,7 +77,7 @@ class Desk:
         workers = CountedWorkers(Settings().home, who.by, IMPORTS, offline=True)
         workers.started = self.started
         async with PlanStore(self.url, tenant_id=who.context.tenant_id) as store:
-            operations = Operations(store, type(registry)([deploy, look]), who, workers, Settings(), model)
+            operations = Operations(store, type(registry)([deploy, look]), who, workers, Settings(), model, secrets)
             offers = Offers(operations, names, [Runbook(source, registry) for source in plans])
             async with Client(plan_server(offers)) as client:
                 yield Talk(client)

@@ -139,6 +139,21 @@ async def test_what_a_model_drafts_is_stored_beside_the_runbooks_and_needs_an_ap
         assert [version.author for version in await store.versions("deploy")] == ["ana"]
 
 
+async def test_a_draft_costs_what_the_settings_allow_and_its_model_sees_no_secret_that_was_named(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_DRAFT_ANSWER_TOKENS", "777")
+    monkeypatch.setenv("PLAN_ADAPTER_SECRET_PIN", "47-11")  # too short to be hidden unless it is named
+    with scripted(says({"action": "ask_user", "speak": "Which?", "reason": ""})) as server:
+        model = OpenAIModel("m", base_url=server.url)
+        async with desk.agent(model=model, secrets=["pin"]) as agent:
+            await agent.call("draft_plan", task="Deploy with 47-11")
+        await model.aclose()
+    assert server.requests[0]["max_completion_tokens"] == 777
+    assert "Deploy with ***" in str(server.requests[0]["messages"])
+    assert "47-11" not in str(server.requests)
+
+
 async def test_a_call_that_is_taken_back_leaves_the_server_as_it_was(desk: Desk) -> None:
     hold = threading.Event()
     with scripted(Reply("{}", hold=hold)) as server:

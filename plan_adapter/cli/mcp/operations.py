@@ -32,6 +32,7 @@ from plan_adapter.record import PlanRun, RunContext, RunReason
 from plan_adapter.runner import Occasion, acancel_run
 from plan_adapter.runs.approving import end_expired, end_overdue, is_answered, open_detached
 from plan_adapter.runs.performing import create_run
+from plan_adapter.runs.secrets import hidden_from_models
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
@@ -93,8 +94,14 @@ class Operations:
         if self.model is None:
             raise UsageError("no model is configured: a person sets PLAN_ADAPTER_MODEL where this server runs")
         request = PlanRequest(task, context or {}, tuple(constraints or ()), max_steps, available_secrets=tuple(self.secrets))
-        budget = Budget(seconds=self.settings.draft_timeout_seconds)
-        planner = Planner(self.model, self.tools, budget=budget, keep=self.store.drafts, on_call=lambda call: output.note(call_line(call)))
+        planner = Planner(
+            self.model,
+            self.tools,
+            budget=Budget.of(self.settings),
+            keep=self.store.drafts,
+            hide=await hidden_from_models(self.settings, self.secrets),
+            on_call=lambda call: output.note(call_line(call)),
+        )
         draft = await planner.drafted(request, draft_id=new_id())
         if draft.plan is None:
             problems = [_problem_told(problem) for problem in draft.problems]

@@ -18,6 +18,27 @@ from plan_adapter.settings import Settings
 from plan_adapter.validation import bind_inputs, validate
 from tests.gates.world import FormAnswers
 
+SENDING = """
+from typing import Any
+from plan_adapter import ExecutionPlan, ToolRegistry, UnknownOutcomeError, run_plan, tool
+
+@tool(effect="write")
+def send(order: str, token: str = "") -> str:
+    "Send an order."
+    raise UnknownOutcomeError("the line went dead")
+
+@tool(effect="read")
+def look(order: Any) -> Any:
+    "Look at an order."
+    return order
+
+plan = ExecutionPlan(description="Send")
+plan.add_step("send", "Send it", {"order": "a"}, id="send")
+plan.add_step("look", "Look at it", {"order": "x"}, id="look", depends_on=["send"])
+plan.options.require_approval = False
+"""
+"""The beginning of a program that runs a plan whose first call gets lost, in a process of its own."""
+
 
 @dataclass
 class Doubtful:

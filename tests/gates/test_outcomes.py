@@ -19,7 +19,7 @@ from plan_adapter.record import Answer, Outcome, RunReason
 from plan_adapter.runs.gates import request_of
 from plan_adapter.settings import Settings
 from plan_adapter.store.outcomes import Word
-from tests.gates.doubt import Doubtful, Person
+from tests.gates.doubt import SENDING, Doubtful, Person
 from tests.gates.world import FormAnswers, Silent
 
 DONE = Answer("done", "ana", note="看过了", channel="form", result={"order": "a"})
@@ -216,10 +216,8 @@ async def test_on_resume_it_is_asked_about_the_attempt_of_the_earlier_start(worl
     assert "an earlier start of this run began this write" in person.asked[0].text
 
 
-SCRIPT = """
+SCRIPT = f"""{SENDING}
 import asyncio
-from typing import Any
-from plan_adapter import ExecutionPlan, ToolRegistry, UnknownOutcomeError, run_plan, tool
 
 class Waits:
     async def ask(self, request):
@@ -228,20 +226,6 @@ class Waits:
     async def ask_outcome(self, request):
         await asyncio.Event().wait()
 
-@tool(effect="write")
-def send(order: str, token: str = "") -> str:
-    "Send an order."
-    raise UnknownOutcomeError("the line went dead")
-
-@tool(effect="read")
-def look(order: Any) -> Any:
-    "Look at an order."
-    return order
-
-plan = ExecutionPlan(description="Send")
-plan.add_step("send", "Send it", {"order": "a"}, id="send")
-plan.add_step("look", "Look at it", {"order": "x"}, id="look", depends_on=["send"])
-plan.options.require_approval = False
 run_plan(plan, tools=ToolRegistry([send, look]), approver=Waits(), offline=True)
 """
 

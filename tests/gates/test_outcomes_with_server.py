@@ -18,7 +18,7 @@ from plan_adapter.engine.gate_forms import open_forms
 from plan_adapter.record import Gate, RunReason
 from plan_adapter.store.outcomes import Word
 from tests.engine.gates import flow_run, form_text, resume
-from tests.gates.doubt import Doubtful
+from tests.gates.doubt import SENDING, Doubtful
 
 pytestmark = [pytest.mark.usefixtures("prefect_server"), pytest.mark.thorough]
 
@@ -112,26 +112,7 @@ async def test_a_word_from_elsewhere_closes_the_form(world: Doubtful) -> None:
     assert found == [("Completed", "bo says of `send`: done")]
 
 
-SCRIPT = """
-from typing import Any
-from plan_adapter import ExecutionPlan, ToolRegistry, UnknownOutcomeError, run_plan, tool
-
-@tool(effect="write")
-def send(order: str, token: str = "") -> str:
-    "Send an order."
-    raise UnknownOutcomeError("the line went dead")
-
-@tool(effect="read")
-def look(order: Any) -> Any:
-    "Look at an order."
-    return order
-
-plan = ExecutionPlan(description="Send")
-plan.add_step("send", "Send it", {"order": "a"}, id="send")
-plan.add_step("look", "Look at it", {"order": "x"}, id="look", depends_on=["send"])
-plan.options.require_approval = False
-run_plan(plan, tools=ToolRegistry([send, look]))
-"""
+SCRIPT = f"{SENDING}run_plan(plan, tools=ToolRegistry([send, look]))\n"
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ async def go_on(
         await _refuse_resume(run, opened)  # first: a process that has it is told by Prefect itself
         if not offline and run.flow_run_id is not None and run.completed_at is None and await _was_cancelled(run, opened, occasion):
             return await opened.run(run.id)
-        work, past = await work_on(run, plan, opened, skipped=() if asked is None else asked.skipped)
+        work, past = await _work_left(run, plan, opened, skipped=() if asked is None else asked.skipped)
         if past.has_rollbacks:
             run = await opened.run(run_id)  # with the results, which what undoes the steps may use
         bound = as_recorded(run, plan, tools)
@@ -180,9 +180,9 @@ async def go_on(
         server = None if offline else await _server(occasion)
         if work is not perform:
             bound = await with_approved_rollbacks(bound, run, past, opened)
-        elif bound.validated.secrets:
+        else:
             with _known(server):
-                await refuse_missing(bound.validated, occasion.settings, done=_done(run, bound.validated, past))
+                await _refuse_missing_now(bound, run, past, occasion)
         if work is perform and await _must_be_asked(bound, run, opened, occasion):
             await refuse_approver(bound, opened, occasion, run=run)
             with _known(server):
@@ -471,7 +471,7 @@ async def _flow_body(
     bound = bind_inputs(validated, inputs)
     async with _opened(store, occasion.settings) as impatient:
         opened = impatient.patient(occasion.settings.store_patience_seconds)
-        run, past = await opened.run_of_flow(flow_run_id), Past()
+        run, work, past = await opened.run_of_flow(flow_run_id), perform, Past()
         if run is None:
             refuse_operation(bound.validated.plan, occasion.settings, by=occasion.operator, operation="run")
             await refuse_missing(bound.validated, occasion.settings)
@@ -483,16 +483,14 @@ async def _flow_body(
             await _refuse_resume(run, opened)
             if not is_same_but_for_tools(bound, run):
                 bound, occasion = await _revised(bound, run, opened, occasion), replace(occasion, approval=None)
-            past = await past_of(run, opened)
-            _refuse_what_was_aborted(run, bound.validated.plan, past)
-            if await _work_for(run, past, opened) is not perform:
+            work, past = await _work_left(run, bound.validated.plan, opened)
+            if work is not perform:
                 bound = await with_approved_rollbacks(bound, run, past, opened)
             else:
-                if bound.validated.secrets:
-                    await refuse_missing(bound.validated, occasion.settings, done=_done(run, bound.validated, past))
+                await _refuse_missing_now(bound, run, past, occasion)
                 if bound.approval_digest != run.approval_digest:
                     run = await take_tools(bound, run, opened, by=occasion.requested_by)
-        work, way = await _work_for(run, past, opened), prefect_way(flow_run_id, opened, occasion.settings)
+        way = prefect_way(flow_run_id, opened, occasion.settings)
         async with ended_in_order(partial(is_cancelled, run, flow_run_id, opened)) as is_cut_short:
             return await work(bound, run, opened, occasion, past=past, way=replace(way, is_cut_short=is_cut_short))
 
@@ -537,10 +535,13 @@ async def _must_be_asked(bound: BoundPlan, run: PlanRun, store: PlanStore, occas
     return not is_as_it_was or not await is_answered(bound, store, replace(occasion, approver=None, asks_in_form=False), run=run)
 
 
-def _done(run: PlanRun, validated: ValidatedPlan, past: Past) -> Collection[str]:
-    """Return the steps that are not called when `run` goes on."""
-    fates = past.fates or fates_of(run, validated, past, Redrive())
-    return [step_id for step_id, fate in fates.items() if fate.kind != "run"]
+async def _refuse_missing_now(bound: BoundPlan, run: PlanRun, past: Past, occasion: Occasion) -> None:
+    """Raise InvalidPlanError where `run` cannot go on for want of secrets of the steps that are still to be called."""
+    validated = bound.validated
+    if validated.secrets:
+        fates = past.fates or fates_of(run, validated, past, Redrive())
+        done = [step_id for step_id, fate in fates.items() if fate.kind != "run"]
+        await refuse_missing(validated, occasion.settings, done=done)
 
 
 async def work_on(run: PlanRun, plan: ExecutionPlan, store: PlanStore, *, skipped: Collection[str] = ()) -> tuple[Work, Past]:
@@ -549,6 +550,11 @@ async def work_on(run: PlanRun, plan: ExecutionPlan, store: PlanStore, *, skippe
     `skipped` are the steps that a person leaves out now. Raises RunConflictError, which says why, where nothing goes on.
     """
     await _refuse_resume(run, store)
+    return await _work_left(run, plan, store, skipped=skipped)
+
+
+async def _work_left(run: PlanRun, plan: ExecutionPlan, store: PlanStore, *, skipped: Collection[str] = ()) -> tuple[Work, Past]:
+    """Do what `work_on` does, of a run that may be resumed."""
     past = await past_of(run, store)
     work = await _work_for(run, past, store)
     _refuse_what_was_aborted(run, plan, past, skipped=skipped)

@@ -22,6 +22,8 @@ def successors(graph: Graph) -> dict[str, list[str]]:
 
 def topological_order(graph: Graph) -> list[str]:
     """Return the ids so that each comes after its dependencies, the earliest in `graph` first; those of a cycle are left out."""
+    if _is_in_order(graph):
+        return list(graph)
     position = {node: index for index, node in enumerate(graph)}
     after = successors(graph)
     missing = {node: len({d for d in dependencies if d in position}) for node, dependencies in graph.items()}
@@ -66,11 +68,13 @@ def waves(graph: Graph, order: Collection[str]) -> list[list[str]]:
 
 def path_lengths(graph: Graph, order: Collection[str], weights: Mapping[str, float] | None = None) -> dict[str, float]:
     """Return for each id the weight of the heaviest path from it to an end, itself included; a weight is 1 where none is given."""
-    after = successors(graph)
+    below = dict.fromkeys(order, 0.0)  # of what depends on it
     length: dict[str, float] = {}
     for node in reversed(list(order)):
-        own = 1.0 if weights is None else weights.get(node, 1.0)
-        length[node] = own + max((length[s] for s in after[node]), default=0.0)
+        length[node] = own = below[node] + (1.0 if weights is None else weights.get(node, 1.0))
+        for dependency in graph[node]:
+            if below.get(dependency, own) < own:
+                below[dependency] = own
     return length
 
 
@@ -79,6 +83,8 @@ def transitive_reduction(graph: Graph, order: Collection[str]) -> dict[str, tupl
 
     Sets of ancestors are integers used as bit sets: 10,000 ids with dense edges take well under a second.
     """
+    if not _may_imply(graph, order):
+        return {node: tuple(graph[node]) for node in order}
     bit = {node: 1 << index for index, node in enumerate(order)}
     above: dict[str, int] = {}
     reduced: dict[str, tuple[str, ...]] = {}
@@ -92,6 +98,28 @@ def transitive_reduction(graph: Graph, order: Collection[str]) -> dict[str, tupl
         for dependency in direct:
             above[node] |= bit[dependency]
     return reduced
+
+
+def _is_in_order(graph: Graph) -> bool:
+    """Return whether each id stands after its dependencies, as in most plans."""
+    before = set[str]()
+    for node, dependencies in graph.items():
+        if not before.issuperset(dependencies):
+            return False
+        before.add(node)
+    return True
+
+
+def _may_imply(graph: Graph, order: Collection[str]) -> bool:
+    """Return whether an id may have dependencies that it need not: only those at unequal depths can stand on each other."""
+    depth: dict[str, int] = {}
+    for node in order:
+        dependencies = graph[node]
+        depths = {depth.get(dependency, -1) for dependency in dependencies}
+        if len(depths) > 1 or -1 in depths or (len(dependencies) > 1 and len(set(dependencies)) < len(dependencies)):
+            return True
+        depth[node] = 1 + (depths.pop() if depths else -1)
+    return False
 
 
 def ancestors_of(graph: Graph) -> dict[str, frozenset[str]]:

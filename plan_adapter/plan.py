@@ -219,12 +219,15 @@ class Step(_Model):
     rollback: Rollback | None = Field(default=None, description=ROLLBACK_DESCRIPTION)
     metadata: dict[str, JsonValue] = Field(default_factory=dict, description="Anything about the step; not read by the engine.")
 
-    _index: int = PrivateAttr(default=0)
-
+    # Beside the fields, where a cached_property would be: to make a private attribute of each of thousands takes as long as to read them.
     @property
     def index(self) -> int:
         """The step's place in its plan, from 0."""
-        return self._index
+        return vars(self).get("_index", 0)
+
+    def put_at(self, index: int) -> None:
+        """Note the step's place in its plan; called by the plan."""
+        vars(self)["_index"] = index
 
 
 class ExecutionPlan(_Model):
@@ -302,7 +305,7 @@ class ExecutionPlan(_Model):
         taken = {step.id for step in (*self.steps, *self.finally_) if step.id}
         for prefix, steps in (("step", self.steps), ("finally", self.finally_)):
             for index, step in enumerate(steps):
-                step._index = index  # pyright: ignore[reportPrivateUsage]  # the plan owns its steps' places
+                step.put_at(index)
                 if not step.id:
                     step.id = _free_id(f"{prefix}_{index + 1}", taken)
                     taken.add(step.id)
@@ -316,7 +319,7 @@ class ExecutionPlan(_Model):
     ) -> Step:
         """Append a step and return it, with its id made; `fields` are the other fields of `Step`."""
         step = Step(tool_name=tool_name, description=description, parameters=parameters or {}, **fields)
-        step._index = len(self.steps)  # pyright: ignore[reportPrivateUsage]  # the plan owns its steps' places
+        step.put_at(len(self.steps))
         taken = self._taken_ids()
         if not step.id:
             step.id = _free_id(f"step_{len(self.steps) + 1}", taken)

@@ -164,17 +164,18 @@ async def go_on(
     word.
     """
     async with _opened(store, occasion.settings) as opened:
-        run = await end_overdue(await opened.run(run_id, with_results=False), opened)
+        run = await end_overdue(await opened.run(run_id, with_steps=False), opened)
         plan = await opened.get(run.digest)
         await refuse_going_on(run, plan, opened, occasion, skips=asked is not None and bool(asked.skipped))
         await _refuse_resume(run, opened)  # first: a process that has it is told by Prefect itself
         if not offline and run.flow_run_id is not None and run.completed_at is None and await _was_cancelled(run, opened, occasion):
             return await opened.run(run.id)
         work, past = await _work_left(run, plan, opened, skipped=() if asked is None else asked.skipped)
-        if past.has_rollbacks:
-            run = await opened.run(run_id)  # with the results, which what undoes the steps may use
         bound = as_recorded(run, plan, tools)
         occasion = replace(occasion, tools=tools)
+        asks = work is perform and await _must_be_asked(bound, run, opened, occasion)
+        if work is not perform or asks or asked is not None or bound.validated.secrets:  # else nobody looks at them before it goes on
+            run.steps = (await opened.run(run.id, with_results=work is not perform)).steps  # what undoes steps may use their results
         if asked is not None:
             past = replace(past, fates=fates_of(run, bound.validated, past, asked))
         server = None if offline else await _server(occasion)
@@ -183,7 +184,7 @@ async def go_on(
         else:
             with _known(server):
                 await _refuse_missing_now(bound, run, past, occasion)
-        if work is perform and await _must_be_asked(bound, run, opened, occasion):
+        if asks:
             await refuse_approver(bound, opened, occasion, run=run)
             with _known(server):
                 run, is_waiting = await askable(bound, run, opened, occasion, record_pending=record_pending)

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from datetime import datetime
+from typing import NamedTuple, TypeAlias
 
 from plan_adapter.execution.redrive import Fate
-from plan_adapter.record import Attempt, Outcome, Receipt, StepRun
+from plan_adapter.plan import StepStatus
+from plan_adapter.record import Attempt, Outcome, Receipt
 
 Unit: TypeAlias = tuple[str, int | None]
 """A step, or one item of its `for_each`; or the rollback of one."""
@@ -28,6 +30,17 @@ def is_rollback(step_id: str) -> bool:
     return step_id.startswith(_ROLLBACK)
 
 
+class StepEnd(NamedTuple):
+    """How a step ended in an earlier start of the run, as the record has kept it."""
+
+    status: StepStatus
+    reason: str | None
+    retry_count: int
+    started_at: datetime | None
+    completed_at: datetime | None
+    duration_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class Past:
     """The earlier attempts of a run by unit; empty for a first start."""
@@ -38,7 +51,7 @@ class Past:
     fates: Mapping[str, Fate] = field(default_factory=dict[str, Fate])  # of steps about which a person asked for something
     repeatable: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # idempotent writes that may have been done
     cut_reads: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # reads without a receipt, which are repeated
-    ended: Mapping[str, StepRun] = field(default_factory=dict[str, StepRun])  # completed steps, as the record has kept their ends
+    ended: Mapping[str, StepEnd] = field(default_factory=dict[str, StepEnd])  # by step
     aborted: set[Unit] = field(default_factory=set[Unit])  # writes that may have been done: a person ended the run, and did not say
 
     @property

@@ -74,41 +74,42 @@ class Scheduler:
         carried = list[StepRun]()
         for step_id in self._validated.order:
             step = self._steps[step_id]
-            if not self._missing[step_id] and (end := self._carried_end(step)) is not None:
-                carried.append(self._carry(step, end))
+            if not self._missing[step_id] and (result := self._carried_result(step)) is not None:
+                carried.append(self._carry(step, result[0]))
                 for successor in self._after[step_id]:
                     self._missing[successor] -= 1
         self._open -= len(carried)
         if carried:
             await self._call_step.show_carried(carried, self._validated.reduced)
-        for run in carried:
-            await self._scope.tell_end(run)
+        if self._scope.has_listeners:
+            for run in carried:
+                await self._scope.tell_end(run)
 
-    def _carried_end(self, step: Step) -> AttemptEnd | None:
-        """Return how `step` ended where all of it has succeeded before, else None."""
+    def _carried_result(self, step: Step) -> tuple[JsonValue] | None:
+        """Return the result of `step` where all of it has succeeded before, else None."""
         succeeded = self._scope.past.succeeded
         if step.for_each is None:
             receipt = succeeded.get((step.id, None))
-            return None if receipt is None else AttemptEnd("succeeded", receipt.number, result=receipt.result)
+            return None if receipt is None else (receipt.result,)
         if (step.id, 0) not in succeeded:
             return None
         try:
             receipts = [succeeded.get((step.id, item)) for item, _ in self._items_of(step)]
         except ExpressionError:  # told when its turn comes
             return None
-        found = [receipt for receipt in receipts if receipt is not None]
-        return AttemptEnd("succeeded", 0, result=[receipt.result for receipt in found]) if found and len(found) == len(receipts) else None
+        found = [receipt.result for receipt in receipts if receipt is not None]
+        return (found,) if found and len(found) == len(receipts) else None
 
-    def _carry(self, step: Step, end: AttemptEnd) -> StepRun:
-        self._finish(step, end)
+    def _carry(self, step: Step, result: JsonValue) -> StepRun:
         run, kept = self._runs[step.id], self._scope.past.ended.get(step.id)
-        run.carried = True
-        if kept is None:  # its process died before it had written the end
+        run.status, run.outcome, run.result, run.carried = StepStatus.COMPLETED, Outcome.SUCCEEDED, result, True
+        if kept is None or kept.status is not StepStatus.COMPLETED:  # its process died before it had written the end
+            run.completed_at = self._scope.recorder.now()
             self._scope.recorder.step_ended(run)
         else:
             run.started_at, run.completed_at, run.duration_ms = kept.started_at, kept.completed_at, kept.duration_ms
             run.retry_count, run.reason = kept.retry_count, kept.reason
-        self._scope.values[step.id] = {"result": run.result, "status": run.status.value, "error": run.error}
+        self._scope.values[step.id] = {"result": result, "status": "completed", "error": None}
         return run
 
     def begin(self) -> None:

@@ -56,6 +56,11 @@ class RunScope:
         """Call one of the caller's hooks; one that raises is logged and changes nothing."""
         await call_hook(hook, *arguments)
 
+    @property
+    def has_listeners(self) -> bool:
+        """Whether somebody is told how steps end."""
+        return self.listener is not None or self.hooks != Hooks()
+
     async def tell_end(self, step: StepRun) -> None:
         """Tell the listener and the caller's hooks how `step`, or what undoes it, ended."""
         match step.status:

@@ -27,7 +27,7 @@ from plan_adapter.execution.secrets import hidden_in_logs
 from plan_adapter.execution.slots import Slots
 from plan_adapter.execution.standing import with_rollback
 from plan_adapter.execution.status import conclude, rolls_back
-from plan_adapter.plan import PlanStatus, StepStatus, new_id
+from plan_adapter.plan import PlanStatus, new_id
 from plan_adapter.record import PlanRun, Recorder, RunReason, StepRun
 from plan_adapter.runs.approving import approve_run, open_detached, renewed
 from plan_adapter.runs.call_gates import CallGates
@@ -146,14 +146,13 @@ async def _perform(approved: ApprovedPlan, keeper: GateKeeper, *, past: Past, wa
     """Execute the steps of what is approved; return the new version of the rest where a failure has one drafted, which waits then."""
     run, store, occasion = keeper.run, keeper.store, keeper.occasion
     run.status, run.reason, run.message, run.completed_at = PlanStatus.EXECUTING, None, None, None
+    past = replace(past, ended={} if run.started_at is None else await store.ended_steps(run.id))
     run.started_at = run.started_at or await store.now()
-    past = replace(past, ended={step.id: step for step in run.steps if step.status is StepStatus.COMPLETED})
-    unended = frozenset(step.id for step in run.steps if step.status is StepStatus.PENDING)
     run.steps = _step_runs(approved.bound.validated, past)
     await store.claim(run)
     reached("claimed")
     scope = scope_of(approved, run, await store.recorder(run), occasion, past=past, way=way)
-    scope.gates = CallGates(approved, keeper, scope.stop, unended)
+    scope.gates = CallGates(approved, keeper, scope.stop, past.ended.keys())
     ask_about_doubts(scope, keeper)
     scope.tell("run_started")
     rollback = undrafted = None

@@ -12,7 +12,7 @@ from plan_adapter.tool_changes import ToolChange, changed_code, tool_change_line
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.source import code_digest
 from plan_adapter.tools.tool import Tool
-from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate_recorded
+from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, recall, validate_recorded
 
 OTHER_TOOLS = "the run was made with other tools than are at hand now: give them again (`--tools package.module:name`, PLAN_ADAPTER_TOOLS)"
 """What mends a recorded plan that calls a tool of which nothing is known."""
@@ -20,6 +20,8 @@ OTHER_TOOLS = "the run was made with other tools than are at hand now: give them
 
 def as_recorded(run: PlanRun, plan: ExecutionPlan, tools: ToolRegistry) -> BoundPlan:
     """Return the recorded `plan` of `run` with its inputs, and with the tools as they are now; raises InvalidPlanError."""
+    if (bound := recall(plan, run.inputs, tools, digest=run.digest, approved=run.approval_digest)) is not None:
+        return bound
     try:
         return bind_inputs(validate_recorded(plan, tools, digest=run.digest), run.inputs)
     except InvalidPlanError as error:

@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
 from plan_adapter.errors import RunConflictError
 from plan_adapter.plan import PlanStatus, StepStatus
-from plan_adapter.record import PlanRun, RunContext, RunReason
+from plan_adapter.record import PlanRun, RunContext, RunReason, StepRun
 from plan_adapter.store import chain, entries, gates, leases, undoing
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
@@ -86,7 +86,8 @@ def claim(
     left undone is pending again, unless it `keeps_ends`; a request to cancel that start is forgotten.
     """
     # With `key_share`: rows that refer to the run can be inserted meanwhile, by one who holds what is waited for here.
-    row = connection.execute(select(runs).where(*_is(run.id, tenant)).with_for_update(key_share=True)).mappings().first()
+    locked = select(runs.c.status, runs.c.cancel_reason).where(*_is(run.id, tenant)).with_for_update(key_share=True)
+    row = connection.execute(locked).mappings().first()
     if row is None:
         raise RunConflictError(f"there is no run {run.id}")
     epoch = leases.take(connection, run.id, holder, whose=whose(run), seconds=lease_seconds)
@@ -187,9 +188,9 @@ def row_of(connection: Connection, tenant: str | None, beginning: str, *columns:
     return found[0]
 
 
-def find(connection: Connection, tenant: str | None, beginning: str, *, with_results: bool = True) -> PlanRun:
+def find(connection: Connection, tenant: str | None, beginning: str, *, with_steps: bool = True, with_results: bool = True) -> PlanRun:
     """Return the run with this id, or with the only id that begins so."""
-    return _assembled(connection, [row_of(connection, tenant, beginning)], with_results=with_results)[0]
+    return _assembled(connection, [row_of(connection, tenant, beginning)], with_steps=with_steps, with_results=with_results)[0]
 
 
 def of_flow(connection: Connection, tenant: str | None, flow_run_id: str) -> PlanRun | None:
@@ -258,16 +259,17 @@ def _changing(run: PlanRun) -> dict[str, Any]:
     }
 
 
-def _assembled(connection: Connection, rows: Sequence[Row], *, with_results: bool) -> list[PlanRun]:
-    interrupted = _interrupted(connection, rows)
-    steps = step_runs_of(connection, rows, interrupted=interrupted, with_results=with_results)
+def _assembled(connection: Connection, rows: Sequence[Row], *, with_results: bool, with_steps: bool = True) -> list[PlanRun]:
+    interrupted, steps = _interrupted(connection, rows), dict[str, list[StepRun]]()
+    if with_steps:
+        steps = step_runs_of(connection, rows, interrupted=interrupted, with_results=with_results)
     return [
         PlanRun(
             **{name: row[name] for name in _PLAIN},
             inputs=load_json(row["inputs"]),
             outputs=load_json(row["outputs"]),
             metadata=load_json(row["metadata"]),
-            steps=steps[row["id"]],
+            steps=steps.get(row["id"], []),
             status=PlanStatus(row["status"]),
             reason=RunReason.INTERRUPTED if row["id"] in interrupted else RunReason(row["reason"]) if row["reason"] else None,
             tenant_id=row["tenant_id"] or None,

@@ -13,9 +13,10 @@ from typing import Any
 from pydantic import JsonValue
 from sqlalchemy import Connection, select
 
+from plan_adapter.execution.carry import StepEnd
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import Attempt, Outcome, Receipt, StepRun
-from plan_adapter.store.rows import NO_ITEM, Row, attempt_of, load_json, put_end, receipt_of
+from plan_adapter.store.rows import END, NO_ITEM, RECEIPT, STATUSES, Row, attempt_of, load_json, put_end, receipt_of
 from plan_adapter.store.tables import attempts, receipts, step_runs
 
 _FIXED = ("id", "index", "tool_name", "description", "max_retries", "retry_delay_ms", "metadata")
@@ -27,7 +28,7 @@ class _Found:
 
     claimed_at: datetime | None
     never_begun: str | None = None  # why, of a run that was cancelled, rejected or has expired before any process executed it
-    ends: dict[str, Row] = field(default_factory=dict[str, Row])
+    ends: dict[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
     attempts: defaultdict[str, list[Row]] = field(default_factory=lambda: defaultdict[str, list[Row]](list))
     results: defaultdict[str, dict[int, str]] = field(default_factory=lambda: defaultdict[str, dict[int, str]](dict))
 
@@ -45,8 +46,9 @@ def step_runs_of(
 ) -> dict[str, list[StepRun]]:
     """Return the step runs of each run of `rows`, by run id; writes in the middle of an interrupted run are unknown."""
     found = {row["id"]: _Found(row["claimed_at"], _never_begun(row)) for row in rows}
-    for end in connection.execute(select(step_runs).where(step_runs.c.run_id.in_(found))).mappings():
-        found[end["run_id"]].ends[end["step_id"]] = end
+    ended = select(step_runs.c.run_id, step_runs.c.step_id, *END).where(step_runs.c.run_id.in_(found))
+    for run_id, step_id, *end in connection.execute(ended).all():
+        found[run_id].ends[step_id] = end
     for attempt in _current_attempts(connection, rows):
         found[attempt["run_id"]].attempts[attempt["step_id"]].append(attempt)
     if with_results:
@@ -55,6 +57,13 @@ def step_runs_of(
         row["id"]: [_step_run(fixed, found[row["id"]], row["id"] in interrupted, with_results) for fixed in load_json(row["steps"])]
         for row in rows
     }
+
+
+def ends_of(connection: Connection, run_id: str) -> dict[str, StepEnd]:
+    """Return the ends that were written of the steps of a run."""
+    columns = [step_runs.c[name] for name in ("step_id", "status", *StepEnd._fields[1:])]
+    rows = connection.execute(select(*columns).where(step_runs.c.run_id == run_id)).all()
+    return {step_id: StepEnd(STATUSES[status], *rest) for step_id, status, *rest in rows}
 
 
 def attempts_of(connection: Connection, run_id: str) -> list[Attempt]:
@@ -71,8 +80,8 @@ def open_attempts_of(connection: Connection, run_id: str) -> list[Attempt]:
 
 def receipts_of(connection: Connection, run_id: str) -> list[Receipt]:
     """Return the receipts of a run in the order in which its attempts ended."""
-    query = select(receipts).where(receipts.c.run_id == run_id).order_by(receipts.c.ended_at, receipts.c.attempt_id)
-    return [receipt_of(row) for row in connection.execute(query).mappings()]
+    query = select(*RECEIPT).where(receipts.c.run_id == run_id).order_by(receipts.c.ended_at, receipts.c.attempt_id)
+    return [receipt_of(row) for row in connection.execute(query).all()]
 
 
 def _current_attempts(connection: Connection, rows: Sequence[Row]) -> list[Row]:
@@ -94,10 +103,11 @@ def _read_results(connection: Connection, found: dict[str, _Found]) -> None:
 
 
 def _step_run(fixed: dict[str, Any], found: _Found, is_interrupted: bool, with_results: bool) -> StepRun:
-    step = StepRun(**{name: fixed[name] for name in _FIXED}, depends_on=tuple(fixed["depends_on"]))
-    tries = found.attempts[step.id]
-    if step.id in found.ends:
-        put_end(step, found.ends[step.id])
+    step = StepRun(fixed["id"], fixed["index"], fixed["tool_name"], fixed["description"], tuple(fixed["depends_on"]))
+    step.max_retries, step.retry_delay_ms, step.metadata = fixed["max_retries"], fixed["retry_delay_ms"], fixed["metadata"]
+    tries = found.attempts.get(step.id)
+    if (end := found.ends.get(step.id)) is not None:
+        put_end(step, end)
         # What was there when the run was begun again stays as it was written.
         step.carried = step.carried or (step.status is StepStatus.COMPLETED and _is_before(step, found.claimed_at))
         if with_results and step.status is StepStatus.COMPLETED:

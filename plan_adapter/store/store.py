@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 
 from plan_adapter.canonical import plan_digest
 from plan_adapter.errors import PlanAdapterError, RunConflictError
+from plan_adapter.execution.carry import StepEnd
 from plan_adapter.plan import ExecutionPlan, PlanStatus
 from plan_adapter.record import Approval, Attempt, Gate, GateEnd, PlanRun, Receipt, Resolution, RunContext, RunReason, StandingApproval
 from plan_adapter.settings import Settings
@@ -149,9 +150,13 @@ class PlanStore:
             lambda connection: runs.listed(connection, self.tenant_id, limit=limit, status=status, name=name, digest=digest, context=whose)
         )
 
-    async def run(self, run_id: str, *, with_results: bool = True) -> PlanRun:
-        """Return a run by its id or an unambiguous beginning of it, as it is now; raises RunConflictError where there is none."""
-        return await self._database.read(lambda connection: runs.find(connection, self.tenant_id, run_id, with_results=with_results))
+    async def run(self, run_id: str, *, with_steps: bool = True, with_results: bool = True) -> PlanRun:
+        """Return a run by its id or an unambiguous beginning of it, as it is now; raises RunConflictError where there is none.
+
+        Its steps may be left out, or come without their results: to read those of a long run takes a while.
+        """
+        found = partial(runs.find, tenant=self.tenant_id, beginning=run_id, with_steps=with_steps, with_results=with_results)
+        return await self._database.read(found)
 
     async def run_of_flow(self, flow_run_id: str) -> PlanRun | None:
         """Return the run that is this flow run, None if there is none."""
@@ -168,6 +173,10 @@ class PlanStore:
     async def receipts(self, run_id: str) -> list[Receipt]:
         """Return the receipts of a run in their order."""
         return await self._read_of_run(run_id, steps.receipts_of)
+
+    async def ended_steps(self, run_id: str) -> dict[str, StepEnd]:
+        """Return how the steps of a run that have ended did, by id."""
+        return await self._read_of_run(run_id, steps.ends_of)
 
     async def definitions(self, run_id: str) -> list[dict[str, JsonValue]]:
         """Return the tool definitions that the run's approval digest covers."""

@@ -71,6 +71,31 @@ def check_calls(plan: ExecutionPlan, tools: ToolRegistry, findings: Findings) ->
     return [_check_call(step, f"steps[{index}]", declared, tools, findings) for index, step in enumerate(plan.steps)]
 
 
+def referring_calls(plan: ExecutionPlan, tools: ToolRegistry, findings: Findings) -> dict[int, Call]:
+    """Return, by their places, the steps that are more than values for a tool, compiled, of a plan that was checked with these `tools`.
+
+    Adds what is wrong with their expressions.
+    """
+    declared = _declarations(plan)
+    return {
+        index: _referring_call(step, f"steps[{index}]", declared, tools, findings)
+        for index, step in enumerate(plan.steps)
+        if not _is_constant(step)
+    }
+
+
+def _is_constant(step: Step) -> bool:
+    """Return whether `step` hands its tool values as they are written, and refers to nothing."""
+    is_plain = step.when is None and step.for_each is None and step.done_when is None and step.rollback is None and not step.input
+    return is_plain and not has_expression(str(step.parameters))
+
+
+def _referring_call(step: Step, at: str, declared: _Declared, tools: ToolRegistry, findings: Findings) -> Call:
+    undo_tool = None if step.rollback is None else tools.get(step.rollback.tool_name)
+    parameters, place = _parameters(step, at, findings)
+    return _compiled(step, (tools.get(step.tool_name or ""), undo_tool), parameters or {}, (at, place), declared, findings)
+
+
 def _declarations(plan: ExecutionPlan) -> _Declared:
     """Return what expressions may use, by whether `item`, `result` and `secrets` exist where they stand."""
     plain = Declarations(frozenset(step.id for step in plan.steps), plan.inputs)

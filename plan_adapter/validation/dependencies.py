@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from plan_adapter.graph import find_cycle
+from plan_adapter.plan import Step
 from plan_adapter.problems import did_you_mean
 from plan_adapter.validation.calls import Call
 from plan_adapter.validation.findings import Findings
@@ -11,26 +12,37 @@ from plan_adapter.validation.findings import Findings
 def check_dependencies(calls: list[Call], findings: Findings) -> dict[str, tuple[str, ...]]:
     """Return for each step the steps that it waits for, implied ones last, and add what is wrong with them."""
     position = {call.step.id: index for index, call in reversed(list(enumerate(calls)))}
-    known = frozenset(position)
     dependencies: dict[str, tuple[str, ...]] = {}
     for index, call in enumerate(calls):
-        step, at = call.step, f"steps[{index}]"
-        templates = call.templates
-        written = _written(call, at, known, findings)
-        for field, template in templates.items():
-            if step.id in template.steps:
-                own = field in ("done_when", "rollback.parameters")
-                hint = f"in {field}, `result` is this step's own" if own else "use a step that ends before this one starts"
-                findings.add("not-an-ancestor", f"{at}.{field}", f"`{step.id}` uses its own result", hint)
-        implied = {name for template in templates.values() for name in template.steps if name in known and name != step.id}
-        dependencies.setdefault(step.id, tuple(dict.fromkeys([*written, *sorted(implied, key=position.__getitem__)])))
+        dependencies.setdefault(call.step.id, dependencies_of(call, f"steps[{index}]", position, findings))
     _check_cycles(dependencies, position, calls, findings)
     return dependencies
 
 
-def _written(call: Call, at: str, known: frozenset[str], findings: Findings) -> list[str]:
+def dependencies_of(call: Call, at: str, position: Mapping[str, int], findings: Findings) -> tuple[str, ...]:
+    """Return the steps that one step waits for, as `check_dependencies` does; `position` is that of each step of the plan."""
+    found = _written(call.step, at, position, findings)
+    if referring := {field: template.steps for field, template in call.templates.items() if template.steps}:
+        _check_own(call.step, at, referring, findings)
+        implied = frozenset[str]().union(*referring.values()).intersection(position) - {call.step.id}
+        found = list(dict.fromkeys([*found, *sorted(implied, key=position.__getitem__)]))
+    return tuple(found)
+
+
+def _check_own(step: Step, at: str, referring: Mapping[str, frozenset[str]], findings: Findings) -> None:
+    for field, names in referring.items():
+        if step.id in names:
+            own = field in ("done_when", "rollback.parameters")
+            hint = f"in {field}, `result` is this step's own" if own else "use a step that ends before this one starts"
+            findings.add("not-an-ancestor", f"{at}.{field}", f"`{step.id}` uses its own result", hint)
+
+
+def _written(step: Step, at: str, known: Mapping[str, int], findings: Findings) -> list[str]:
     """Return the dependencies that are written and can be, each once."""
-    step, sound = call.step, dict[str, None]()
+    sound = dict.fromkeys(step.depends_on)
+    if len(sound) == len(step.depends_on) and step.id not in sound and sound.keys() <= known.keys():
+        return step.depends_on
+    sound.clear()
     for index, name in enumerate(step.depends_on):
         place = f"{at}.depends_on[{index}]"
         if name in sound:

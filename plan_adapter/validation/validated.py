@@ -42,12 +42,7 @@ class ValidatedPlan:
     rollbacks: Mapping[str, RollbackCall]  # of the steps that have one
     outputs: Mapping[str, Template]  # by name
     definitions: tuple[dict[str, JsonValue], ...]  # of the tools in use, those of rollbacks too, by name: what an approval covers
-
-    @property
-    def secrets(self) -> frozenset[str]:
-        """The names of the secrets that the plan uses."""
-        templates = [*self.parameters.values(), *(call.parameters for call in self.rollbacks.values())]
-        return frozenset(name for template in templates for name in template.secrets)
+    secrets: frozenset[str]  # the names of those that the plan uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +55,9 @@ class BoundPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Examined:
+class Examined:
+    """A plan with its calls compiled, whether they are sound or not."""
+
     plan: ExecutionPlan
     calls: list[Call]
     dependencies: dict[str, tuple[str, ...]]
@@ -77,32 +74,54 @@ def validate_recorded(plan: ExecutionPlan, tools: ToolRegistry, *, digest: str) 
     """Return what `validate` returns for the plan of a run, fresh from the store, which has compared its text with `digest`.
 
     That text was written of a validated plan. So its types and values are not looked at again, and nobody else holds it, so that it is
-    not copied; everything is checked that other tools, or another version of this package, might see otherwise.
+    not copied; everything is checked that other tools might see otherwise.
     """
     findings = Findings()
     return _validated(_compiled(plan, tools, findings), findings.sorted(plan), digest=digest)
 
 
-def _validated(examined: "_Examined | None", problems: list[Problem], *, digest: str | None = None) -> ValidatedPlan:
-    errors = [problem for problem in problems if problem.severity == "error"]
-    if examined is None or errors:
-        raise InvalidPlanError(errors)
-    calls, order = examined.calls, topological_order(examined.dependencies)
+def _validated(examined: Examined | None, problems: list[Problem], *, digest: str | None = None) -> ValidatedPlan:
+    if examined is None:
+        raise InvalidPlanError(problems)
+    refuse(problems)
+    calls = examined.calls
     used = {tool.name: tool for call in calls for tool in (call.tool, call.undo_tool) if tool is not None}
+    by_step = {call.step.id: call.tool for call in calls if call.tool is not None}
+    parameters = {call.step.id: call.parameters for call in calls}
+    definitions = tuple(used[name].definition() for name in sorted(used))
+    return proven(examined, digest or plan_digest(examined.plan), by_step, parameters, definitions)
+
+
+def refuse(problems: list[Problem]) -> None:
+    """Raise InvalidPlanError with the errors among `problems`, if there are any."""
+    if errors := [problem for problem in problems if problem.severity == "error"]:
+        raise InvalidPlanError(errors)
+
+
+def proven(
+    examined: Examined,
+    digest: str,
+    tools: dict[str, Tool[..., Any]],
+    parameters: Mapping[str, Template],
+    definitions: tuple[dict[str, JsonValue], ...],
+) -> ValidatedPlan:
+    """Return what was `examined`, and found to be sound, with what follows from it; of `calls` those without expressions may be missing."""
+    calls, order = examined.calls, topological_order(examined.dependencies)
     return ValidatedPlan(
         plan=examined.plan,
-        digest=digest or plan_digest(examined.plan),
+        digest=digest,
         order=tuple(order),
         dependencies=MappingProxyType(examined.dependencies),
         reduced=MappingProxyType(transitive_reduction(examined.dependencies, order)),
-        tools=MappingProxyType({call.step.id: call.tool for call in calls if call.tool is not None}),
-        parameters=MappingProxyType({call.step.id: call.parameters for call in calls}),
+        tools=MappingProxyType(tools),
+        parameters=MappingProxyType(parameters),
         when=MappingProxyType({call.step.id: call.when for call in calls if call.when is not None}),
         for_each=MappingProxyType({call.step.id: call.for_each for call in calls if call.for_each is not None}),
         done_when=MappingProxyType({call.step.id: call.done_when for call in calls if call.done_when is not None}),
         rollbacks=MappingProxyType({call.step.id: call.rollback for call in calls if call.rollback is not None}),
         outputs=MappingProxyType(examined.outputs),
-        definitions=tuple(used[name].definition() for name in sorted(used)),
+        definitions=definitions,
+        secrets=frozenset(name for call in calls for template in (call.parameters, call.undo) if template for name in template.secrets),
     )
 
 
@@ -127,7 +146,7 @@ def bind_inputs(validated: ValidatedPlan, inputs: Mapping[str, object] | None = 
     return BoundPlan(validated, values, approval_digest(validated.digest, values, validated.definitions))
 
 
-def _examine(plan: ExecutionPlan, tools: ToolRegistry) -> tuple[_Examined | None, list[Problem]]:
+def _examine(plan: ExecutionPlan, tools: ToolRegistry) -> tuple[Examined | None, list[Problem]]:
     fresh, misfits = fresh_copy(plan)
     written = plan._problems  # pyright: ignore[reportPrivateUsage]  # set by the reader of the document
     known = {problem.at for problem in written}
@@ -138,15 +157,15 @@ def _examine(plan: ExecutionPlan, tools: ToolRegistry) -> tuple[_Examined | None
     return examined, findings.sorted(plan)
 
 
-def _compiled(fresh: ExecutionPlan, tools: ToolRegistry, findings: Findings) -> _Examined:
+def _compiled(fresh: ExecutionPlan, tools: ToolRegistry, findings: Findings) -> Examined:
     _check_plan(fresh, findings)
     check_definitions(fresh.inputs, findings)
     calls = check_calls(fresh, tools, findings)
     check_gates(fresh, calls, findings)
     dependencies = check_dependencies(calls, findings)
-    outputs = _outputs(fresh, findings)
+    outputs = compiled_outputs(fresh, findings)
     _check_inputs_are_used(fresh, calls, outputs, findings)
-    return _Examined(fresh, calls, dependencies, outputs)
+    return Examined(fresh, calls, dependencies, outputs)
 
 
 def _check_plan(plan: ExecutionPlan, findings: Findings) -> None:
@@ -167,7 +186,8 @@ def _check_plan(plan: ExecutionPlan, findings: Findings) -> None:
         findings.add("not-yet", "concurrency", "runs do not exclude each other yet", "remove it, and start one run at a time")
 
 
-def _outputs(plan: ExecutionPlan, findings: Findings) -> dict[str, Template]:
+def compiled_outputs(plan: ExecutionPlan, findings: Findings) -> dict[str, Template]:
+    """Return what the plan gives back, compiled, and add what is wrong with it."""
     declared = Declarations(frozenset(step.id for step in plan.steps), plan.inputs)
     outputs: dict[str, Template] = {}
     for name, value in plan.outputs.items():

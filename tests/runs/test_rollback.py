@@ -160,9 +160,9 @@ async def test_a_run_that_a_step_fails_undoes_itself_and_does_not_go_on(either: 
 
 
 async def test_a_run_whose_time_is_up_undoes_itself(store: PlanStore, world: World) -> None:
-    run = await arun_plan(pool("wait", total_timeout_ms=150), tools=world.tools, store=store, offline=True)
+    run = await arun_plan(pool("wait", total_timeout_ms=1000), tools=world.tools, store=store, offline=True)
     assert (run.status, run.reason, world.put_back) == (PlanStatus.PARTIAL, RunReason.TIMED_OUT, ["节点-2", "web-1"])
-    assert run.message == "the total timeout of 0.15 s was spent; rollback: undone: `two`, `one`"
+    assert run.message == "the total timeout of 1 s was spent; rollback: undone: `two`, `one`"
 
 
 async def test_a_run_that_goes_on_after_failures_is_undone_on_request_only(store: PlanStore, world: World) -> None:

@@ -8,6 +8,7 @@ import pytest
 from prefect import get_client
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.objects import FlowRun
+from prefect.events.filters import EventFilter, EventNameFilter, EventRelatedFilter
 from prefect.states import Scheduled
 
 from plan_adapter import ExecutionPlan, PlanStatus, dump_plan
@@ -44,14 +45,17 @@ async def test_a_worker_brings_a_run_to_its_end_that_is_killed_at_every_place(pr
         with worker(prefect_server, pool=POOL, log=trial.place.home / "worker.log", environment=of_runs(trial)):
             async with get_client() as client:
                 started = await client.create_flow_run_from_deployment(await deployed(client, trial.scenario.plan))
-                while (ended := await crashed_or_ended(client, started.id)).state_name == "Crashed":
+                for number, fault in enumerate(faults, start=1):
+                    ended = await left_by_its_worker(client, started.id, processes=number)
+                    assert (ended.state_name, ended.run_count, faults_in(trial.place.folder)) == ("Crashed", number, faults[number:]), fault
                     await look_and_answer(trial, started.id)
-                    assert trial.found == [], (len(faults_in(trial.place.folder)), trial.found)
-                    await start_again(client, ended)
+                    assert trial.found == [], f"process {number}, which was killed at {fault}"
+                    await client.set_flow_run_state(started.id, Scheduled(name="AwaitingRetry"))
+                ended = await left_by_its_worker(client, started.id, processes=len(faults) + 1)
         trial.found += await trial.look(is_over=True)
         run = await trial.store.run_of_flow(str(started.id))
     assert trial.found == []
-    assert (faults_in(trial.place.folder) if trial.place.folder.exists() else [], ended.run_count) == ([], len(faults) + 1)
+    assert (ended.state_name, ended.run_count) == ("Failed", len(faults) + 1)  # the last one finds a run that is over
     assert run is not None
     assert run.status is PlanStatus.PARTIAL
 
@@ -80,13 +84,17 @@ async def deployed(client: PrefectClient, plan: ExecutionPlan) -> UUID:
     )
 
 
-async def crashed_or_ended(client: PrefectClient, flow_run_id: UUID) -> FlowRun:
-    """Return the flow run once its process has ended and its worker has said so."""
-    while True:
-        found = await client.read_flow_run(flow_run_id)
-        if found.state is not None and found.state.is_final():
-            return found
+async def left_by_its_worker(client: PrefectClient, flow_run_id: UUID, *, processes: int) -> FlowRun:
+    """Return the flow run once its worker has nothing more to say of the first `processes` that it started for it.
+
+    It reports each crash twice. In between it looks for the flow's hooks, for seconds, and the second report also ends what was started
+    since: Prefect would show as crashed, and its worker start once more, a flow run whose next process lives.
+    """
+    executed = EventNameFilter(name=["prefect.worker.executed-flow-run"])  # comes after the second report
+    of_flow_run = EventRelatedFilter(id=[f"prefect.flow-run.{flow_run_id}"])
+    while (await client.read_events(EventFilter(event=executed, related=of_flow_run), limit=1)).total < processes:
         await asyncio.sleep(0.2)
+    return await client.read_flow_run(flow_run_id)
 
 
 async def look_and_answer(trial: Trial, flow_run_id: UUID) -> None:
@@ -96,11 +104,3 @@ async def look_and_answer(trial: Trial, flow_run_id: UUID) -> None:
         trial.run_id = run.id
         trial.found += await trial.look()
         await resolve(trial.store, run.id, trial.place.world)
-
-
-async def start_again(client: PrefectClient, crashed: FlowRun) -> None:
-    """Have the worker start the flow run once more; a retry that comes before the last report of the crash is lost, and sent again."""
-    while (now := await client.read_flow_run(crashed.id)).run_count == crashed.run_count:
-        if now.state_name == "Crashed":
-            await client.set_flow_run_state(crashed.id, Scheduled(name="AwaitingRetry"))
-        await asyncio.sleep(0.2)

@@ -2,12 +2,15 @@
 
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
+from uuid import UUID, uuid4
 
-from prefect import task
+from prefect import get_client, task
 from prefect.cache_policies import NO_CACHE
+from prefect.exceptions import FlowPauseTimeout
 from prefect.flow_runs import pause_flow_run
 from prefect.input import RunInput
 from prefect.runtime import flow_run
+from prefect.states import Running
 from pydantic import Field, create_model
 
 from plan_adapter.engine.gate_events import publish_text
@@ -17,6 +20,7 @@ T = TypeVar("T")
 
 ANSWER_SECONDS = 24 * 3600
 """How long a person may take to answer a question of a model."""
+POLL_SECONDS = 2
 
 
 async def as_task_run(name: str, ask: Callable[[], Awaitable[T]]) -> T:
@@ -35,7 +39,14 @@ async def ask_in_form(question: str) -> str | None:
         "answer": (str, Field(min_length=1, max_length=20_000, title="Answer", description="The model goes on with it."))
     }
     form = create_model("Reply", __base__=RunInput, **fields).with_initial_data(description=f"The model asks:\n\n{prose(question)}")
-    reply: Any = await cast("Awaitable[Any]", pause_flow_run(wait_for_input=form, timeout=ANSWER_SECONDS))
+    # Prefect counts pauses anew in each start of a flow run: under such a number it refuses a form that it has had, or shows none.
+    pause = pause_flow_run(wait_for_input=form, timeout=ANSWER_SECONDS, poll_interval=POLL_SECONDS, key=str(uuid4()))
+    try:
+        reply: Any = await cast("Awaitable[Any]", pause)
+    except FlowPauseTimeout:
+        async with get_client() as client:  # still paused, it would be shown as one that was never resumed, not with the end of the draft
+            await client.set_flow_run_state(UUID(flow_run.id), Running(), force=True)
+        return None
     return str(reply.answer)
 
 

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
@@ -13,13 +15,16 @@ from uuid import UUID
 import pytest
 from prefect import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter, FlowRunFilterId
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.client.schemas.responses import SetStateStatus
+from prefect.flow_engine import run_flow_async
 from prefect.states import Scheduled
 
+from plan_adapter.engine import drafting as drafting_in_prefect
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.flows import draft_plan
 from plan_adapter.store.store import PlanStore
-from tests.agent.server import Reply, Request, ScriptedServer, says, scripted
+from tests.agent.server import Reply, Request, says, scripted
 from tests.agent.test_planner import GOOD, TASK, done, step
 
 pytestmark = pytest.mark.thorough
@@ -70,15 +75,28 @@ async def test_a_flow_run_that_goes_on_pays_only_for_what_it_has_not(
         assert len(server.requests) == 3
 
 
+QUESTION = says({"action": "ask_user", "speak": "哪个数据库? **bold**", "reason": "two"})
+
+
 async def test_a_question_is_a_form(prefect_server: Server, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with (
-        scripted(says({"action": "ask_user", "speak": "哪个数据库? **bold**", "reason": "two"}), says(GOOD)) as server,
-        use_server(prefect_server),
-    ):
+    with scripted(QUESTION, says(GOOD)) as server, use_server(prefect_server):
         monkeypatch.setenv("PLAN_ADAPTER_MODEL_URL", server.url)
-        drafting: asyncio.Task[Any] = asyncio.ensure_future(cast("Any", draft_plan(TASK.task, tools=TOOLS, return_state=True)))
-        await _answer_form(server, drafting, {"answer": "生产库"})
-        state: Any = await drafting
+        async with drafted_by(draft_plan) as (flow_run_id, drafting):
+            await answer_form(flow_run_id, drafting, {"answer": "生产库"})
+            state = await drafting
+        assert state.is_completed(), state.message
+        assert "生产库" in server.requests[-1]["messages"][-1]["content"]
+
+
+async def test_a_question_of_which_no_call_knows_the_answer_is_put_again_when_the_flow_run_goes_on(
+    prefect_server: Server, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with scripted(QUESTION, Reply(status=401, error="expired"), says(GOOD)) as server, use_server(prefect_server):
+        monkeypatch.setenv("PLAN_ADAPTER_MODEL_URL", server.url)
+        async with drafted_by(draft_plan.with_options(retries=2)) as (flow_run_id, drafting):
+            await answer_form(flow_run_id, drafting, {"answer": "测试库"})
+            await answer_form(flow_run_id, drafting, {"answer": "生产库"})
+            state = await drafting
         assert state.is_completed(), state.message
         assert "生产库" in server.requests[-1]["messages"][-1]["content"]
 
@@ -130,12 +148,40 @@ async def test_a_flow_run_that_was_killed_and_is_run_again_pays_for_no_answer_tw
     assert (kept.plan is not None, [call.number for call in kept.calls]) == (True, [1, 2])
 
 
-async def _answer_form(server: ScriptedServer, drafting: "asyncio.Task[Any]", values: dict[str, str]) -> None:
+async def test_a_question_that_nobody_answers_in_time_ends_the_draft(
+    prefect_server: Server, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drafting_in_prefect, "ANSWER_SECONDS", 1)
+    with scripted(QUESTION) as server, use_server(prefect_server):
+        monkeypatch.setenv("PLAN_ADAPTER_MODEL_URL", server.url)
+        async with drafted_by(draft_plan) as (flow_run_id, drafting):
+            state = await drafting
+    assert state.is_failed()
+    assert "nobody answers" in (state.message or "")
+    async with PlanStore(f"sqlite:///{home / 'plans.db'}") as store:
+        kept = await store.drafts.get(str(flow_run_id))
+    assert (kept.plan, len(kept.calls)) == (None, 1)
+
+
+@asynccontextmanager
+async def drafted_by(flow: Any) -> AsyncGenerator[tuple[UUID, "asyncio.Task[State]"]]:
+    """Yield a flow run of `flow`, one of `draft_plan`, and its work, which is ended with the body."""
+    async with get_client() as client:
+        flow_run = await client.create_flow_run(flow, parameters={"task": TASK.task, "tools": TOOLS})
+    work = run_flow_async(flow, flow_run=flow_run, parameters=flow_run.parameters, return_type="state")
+    drafting: asyncio.Task[State] = asyncio.ensure_future(cast("Any", work))
+    try:
+        yield flow_run.id, drafting
+    finally:
+        drafting.cancel()
+        await asyncio.gather(drafting, return_exceptions=True)
+
+
+async def answer_form(flow_run_id: UUID, drafting: "asyncio.Task[State]", values: dict[str, str]) -> None:
+    """Answer the next form of this flow run: on a server that tests share, others wait, too. A form comes a moment after its pause."""
     async with get_client() as client:
         while not drafting.done():
-            paused = [run for run in await client.read_flow_runs() if run.state is not None and run.state.is_paused()]
-            if paused:
-                await client.resume_flow_run(paused[0].id, run_input=values)
+            if (await client.resume_flow_run(flow_run_id, run_input=values)).status is SetStateStatus.ACCEPT:
                 return
             await asyncio.sleep(0.05)
-    assert server.requests
+    pytest.fail(f"no form was there to answer: {drafting.result().message}")

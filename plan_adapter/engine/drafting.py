@@ -44,8 +44,10 @@ async def ask_in_form(question: str) -> str | None:
     try:
         reply: Any = await cast("Awaitable[Any]", pause)
     except FlowPauseTimeout:
-        async with get_client() as client:  # still paused, it would be shown as one that was never resumed, not with the end of the draft
-            await client.set_flow_run_state(UUID(flow_run.id), Running(), force=True)
+        async with get_client() as client:
+            shown = (await client.read_flow_run(UUID(flow_run.id))).state
+            if shown is not None and shown.is_paused():  # it would be shown as never resumed, not with the end of the draft
+                await client.set_flow_run_state(UUID(flow_run.id), Running(), force=True)
         return None
     return str(reply.answer)
 

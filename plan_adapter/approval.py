@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Literal, Protocol, TypeAlias
 
+from pydantic import JsonValue
+
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.plan import ApprovalPolicy, Effect, ExecutionPlan, Step, new_id
 from plan_adapter.readable import one_line
@@ -185,19 +187,26 @@ def signed_text(*, approval_digest: str, decision: Decision, run_id: str, gate_i
     return f"prefect-plan-adapter approval\ndigest: {approval_digest}\ndecision: {decision}\nrun: {run_id}\ngate: {gate_id}\n"
 
 
-def signed_word(*, digest: str, answer: Answer, run_id: str) -> str:
+def signed_word(*, digest: str, word: str, result: JsonValue, run_id: str) -> str:
     """Return what the SSH key of somebody signs who says how a call ended: this word and result about this attempt, and no other."""
-    result = json.dumps(answer.result, sort_keys=True, separators=(",", ":"))
-    kept = hashlib.sha256(result.encode()).hexdigest()
-    return f"prefect-plan-adapter outcome\ndigest: {digest}\nword: {answer.decision}\nresult: {kept}\nrun: {run_id}\n"
+    kept = hashlib.sha256(json.dumps(result, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return f"prefect-plan-adapter outcome\ndigest: {digest}\nword: {word}\nresult: {kept}\nrun: {run_id}\n"
+
+
+def signed_wish(*, digest: str, wish: str, because: str, run_id: str) -> str:
+    """Return what the SSH key of somebody signs who asks for something of a run: this wish and reason about these steps, once."""
+    kept = hashlib.sha256(because.encode()).hexdigest()
+    return f"prefect-plan-adapter wish\ndigest: {digest}\nwish: {wish}\nbecause: {kept}\nrun: {run_id}\n"
 
 
 def text_to_sign(answer: Answer, request: ApprovalRequest) -> str:
     """Return what an SSH key signs where `answer` is given to `request`; raises NotApprovedError where no signature counts."""
-    if request.run_id is None or (request.gate_id is None and request.kind == "approval"):
+    if request.run_id is None or (request.gate_id is None and request.kind == "approval" and request.wish is None):
         raise NotApprovedError("a signature is of an answer at a gate of a run, and this is none")
+    if request.wish is not None:
+        return signed_wish(digest=request.approval_digest, wish=request.wish, because=answer.note, run_id=request.run_id)
     if request.kind == "outcome":
-        return signed_word(digest=request.approval_digest, answer=answer, run_id=request.run_id)
+        return signed_word(digest=request.approval_digest, word=answer.decision, result=answer.result, run_id=request.run_id)
     decision, gate_id = decision_of(answer), request.gate_id or ""
     return signed_text(approval_digest=request.approval_digest, decision=decision, run_id=request.run_id, gate_id=gate_id)
 

@@ -230,6 +230,9 @@ class PlanRun:
 Resolution: TypeAlias = Literal["done", "again", "abort"]
 """What a person says about an unknown outcome: it was done; it was not, run it again; end the run here."""
 
+Wish: TypeAlias = Literal["leave_out", "take_back", "undo"]
+"""What a person asks for of a run beside its gates: to leave steps out, to take that back, to undo what was done."""
+
 Decision: TypeAlias = Literal["approve", "reject", "request_changes"]
 GateKind: TypeAlias = Literal["approval", "outcome"]
 """What a gate asks: whether the plan, or a call, may run; or how a call ended of which nobody knows it, whose answer approves nothing."""
@@ -269,7 +272,7 @@ class Answer:
     note: str = ""
     channel: Literal["os_user", "form", "unverified"] = "unverified"  # how `by` is known without `code` and `signature`
     code: str | None = None  # a one-time code
-    signature: str | None = None  # an armored SSH signature of `signed_text`
+    signature: str | None = None  # an armored SSH signature of `text_to_sign`
     result: JsonValue = None  # with `done`: what the call gave back
 
 
@@ -337,6 +340,7 @@ class ApprovalRequest:
     rules: GateRules = field(default_factory=GateRules)
     refused: str | None = None  # why the answer before was not taken
     kind: GateKind = "approval"
+    wish: Wish | None = None  # what somebody asks for by themselves, at no gate; their answer approves it
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,9 @@ from plan_adapter.runs.redrive import fates_of
 from plan_adapter.runs.reopening import askable
 from plan_adapter.runs.replanning import Replanner, refuse_replanning, tools_of_plan
 from plan_adapter.runs.retooling import as_recorded, is_same_but_for_tools, take_tools
-from plan_adapter.runs.rollback import refuse_doubt, require_asker, roll_back, version_done, with_approved_rollbacks
+from plan_adapter.runs.rollback import is_guarded, refuse_doubt, roll_back, version_done, with_approved_rollbacks
 from plan_adapter.runs.secrets import refuse_missing
+from plan_adapter.runs.wishes import as_asked, ask_for
 from plan_adapter.settings import Settings
 from plan_adapter.store.outcomes import Word
 from plan_adapter.store.store import PlanStore
@@ -166,18 +167,18 @@ async def go_on(
     async with _opened(store, occasion.settings) as opened:
         run = await end_overdue(await opened.run(run_id, with_steps=False), opened)
         plan = await opened.get(run.digest)
-        await refuse_going_on(run, plan, opened, occasion, skips=asked is not None and bool(asked.skipped))
+        await refuse_going_on(run, plan, opened, occasion)
         await _refuse_resume(run, opened)  # first: a process that has it is told by Prefect itself
         if not offline and run.flow_run_id is not None and run.completed_at is None and await _was_cancelled(run, opened, occasion):
             return await opened.run(run.id)
-        work, past = await _work_left(run, plan, opened, skipped=() if asked is None else asked.skipped)
+        work, past = await _work_left(run, plan, opened, asked=asked)
         bound = as_recorded(run, plan, tools)
         occasion = replace(occasion, tools=tools)
         asks = work is perform and await _must_be_asked(bound, run, opened, occasion)
         if work is not perform or asks or asked is not None or bound.validated.secrets:  # else nobody looks at them before it goes on
             run.steps = (await opened.run(run.id, with_results=work is not perform)).steps  # what undoes steps may use their results
         if asked is not None:
-            past = replace(past, fates=fates_of(run, bound.validated, past, asked))
+            past = await as_asked(run, bound.validated, past, asked, opened, occasion)
         server = None if offline else await _server(occasion)
         if work is not perform:
             bound = await with_approved_rollbacks(bound, run, past, opened)
@@ -248,9 +249,9 @@ async def undo_run(
     version = await version_done(run, store)
     plan = await store.get(run.digest if version is None else version.digest)  # a version that nobody approved says of nobody that they may
     await require_operator(plan, run, store, occasion.settings, by=occasion.operator, operation="rollback")
-    await require_asker(run, plan, store, occasion)
     if run.status is PlanStatus.COMPLETED:
         raise RunConflictError(f"run {run.id} has completed: only a run that failed or was cancelled is rolled back")
+    await ask_for("undo", (), reason, run, plan, store, occasion, is_guarded=is_guarded(plan, occasion.settings))
     past = await past_of(run, store)
     was_interrupted = run.reason is RunReason.INTERRUPTED and past.has_rollbacks
     if run.completed_at is None and not was_interrupted:
@@ -540,25 +541,25 @@ async def _refuse_missing_now(bound: BoundPlan, run: PlanRun, past: Past, occasi
     """Raise InvalidPlanError where `run` cannot go on for want of secrets of the steps that are still to be called."""
     validated = bound.validated
     if validated.secrets:
-        fates = past.fates or fates_of(run, validated, past, Redrive())
+        fates = {**fates_of(run, validated, past, Redrive()), **past.fates}
         done = [step_id for step_id, fate in fates.items() if fate.kind != "run"]
         await refuse_missing(validated, occasion.settings, done=done)
 
 
-async def work_on(run: PlanRun, plan: ExecutionPlan, store: PlanStore, *, skipped: Collection[str] = ()) -> tuple[Work, Past]:
+async def work_on(run: PlanRun, plan: ExecutionPlan, store: PlanStore, *, asked: Redrive | None = None) -> tuple[Work, Past]:
     """Return what goes on with `run`, its steps or its interrupted rollback, and what its earlier starts have left.
 
-    `skipped` are the steps that a person leaves out now. Raises RunConflictError, which says why, where nothing goes on.
+    Raises RunConflictError, which says why, where nothing goes on.
     """
     await _refuse_resume(run, store)
-    return await _work_left(run, plan, store, skipped=skipped)
+    return await _work_left(run, plan, store, asked=asked)
 
 
-async def _work_left(run: PlanRun, plan: ExecutionPlan, store: PlanStore, *, skipped: Collection[str] = ()) -> tuple[Work, Past]:
+async def _work_left(run: PlanRun, plan: ExecutionPlan, store: PlanStore, *, asked: Redrive | None = None) -> tuple[Work, Past]:
     """Do what `work_on` does, of a run that may be resumed."""
     past = await past_of(run, store)
     work = await _work_for(run, past, store)
-    _refuse_what_was_aborted(run, plan, past, skipped=skipped)
+    _refuse_what_was_aborted(run, plan, past, left_out=(asked or Redrive()).left_out(past.left_out))
     return work, past
 
 
@@ -597,9 +598,9 @@ async def _refuse_resume(run: PlanRun, store: PlanStore) -> None:
         raise RunConflictError(f"run {run.id} is executed by {holder}; cancel it first, or `plan resume {run.id} --wait` waits for its end")
 
 
-def _refuse_what_was_aborted(run: PlanRun, plan: ExecutionPlan, past: Past, *, skipped: Collection[str] = ()) -> None:
+def _refuse_what_was_aborted(run: PlanRun, plan: ExecutionPlan, past: Past, *, left_out: Collection[str]) -> None:
     """Raise RunConflictError where a step that is still to be done may have been: who ended the run over it did not say."""
-    left = [unit for unit in aborted_steps(plan, past) if unit[0] not in skipped]
+    left = [unit for unit in aborted_steps(plan, past) if unit[0] not in left_out]
     if left and not past.has_rollbacks:
         names, command = ", ".join(unit_names(left)), resolve_command(run.id, left[0], "done|again")
         raise RunConflictError(

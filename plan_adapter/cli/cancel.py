@@ -1,12 +1,14 @@
 """`plan cancel`."""
 
 from plan_adapter.cli import output
+from plan_adapter.cli.answering import Words
 from plan_adapter.cli.asking import is_at_terminal
-from plan_adapter.cli.codes import ExitCode, has_unknown_rollback
+from plan_adapter.cli.codes import ExitCode, UsageError, has_unknown_rollback
 from plan_adapter.cli.performing import Performance, Wanted
 from plan_adapter.cli.records import run_end, run_json
 from plan_adapter.cli.servers import show_end
 from plan_adapter.cli.sources import open_store, tools_of
+from plan_adapter.cli.speaking import Person
 from plan_adapter.plan import PlanStatus
 from plan_adapter.settings import Settings
 
@@ -21,6 +23,9 @@ async def cancel(
     rollback: bool = False,
     tools: list[str] | None = None,
     offline: bool = False,
+    sign: bool = False,
+    code: str | None = None,
+    by: str | None = None,
     json: bool = False,
 ) -> int:
     """Cancel a run: the process that executes it ends its steps and records the reason; one that nobody executes is ended at once.
@@ -35,14 +40,20 @@ async def cancel(
         rollback: Undo what was done, in the reverse order of dependencies.
         tools: With `--rollback`, `package.module:name` of a tool or registry that the plan uses; may be repeated.
         offline: With `--rollback`, undo without Prefect, also what was done in a flow run.
+        sign: With `--rollback`: sign with your SSH key that you ask for it, for a policy that wants to know you so.
+        code: With `--rollback`: your one-time code.
+        by: With `--rollback`: who asks for it, with `--sign` or `--code`; the operating system's user if it is not given.
         json: Print the run as a JSON object; with `--rollback` events, too.
     """
     from plan_adapter.approval import os_user
     from plan_adapter.runner import acancel_run
 
-    said = f"{reason} (by {os_user()})"
+    words = Words("approve", sign=sign, code=code, by=by)
+    said = f"{reason} (by {by or os_user()})"
     if rollback:
-        return await _roll_back(run, said, tools or [], offline=offline, json=json)
+        return await _roll_back(run, said, tools or [], words, offline=offline, json=json)
+    if sign or code:
+        raise UsageError("--sign, --code and --by say who asks for a rollback: they go with --rollback")
     async with open_store(Settings()) as store:
         is_left = all(gate.attended is False for gate in await store.gates(run_id=(await store.run(run)).id))
         found = await acancel_run(run, reason=said, store=store)
@@ -57,7 +68,7 @@ async def cancel(
     return ExitCode.DONE
 
 
-async def _roll_back(run: str, reason: str, tools: list[str], *, offline: bool, json: bool) -> int:
+async def _roll_back(run: str, reason: str, tools: list[str], words: Words, *, offline: bool, json: bool) -> int:
     from plan_adapter.execution.rollback import units_to_undo
     from plan_adapter.execution.standing import aborted_steps, after_abort
     from plan_adapter.runner import undo_run
@@ -68,7 +79,7 @@ async def _roll_back(run: str, reason: str, tools: list[str], *, offline: bool, 
         found = await store.run(run)
         wanted = Wanted(yes=False, detach=json or not is_at_terminal(), json=json)
         performance = Performance(None, wanted, store=store, tools=registry)
-        occasion = performance.occasion(settings)
+        occasion = performance.occasion(settings, speaker=Person(words, settings))
         code = await performance.complete(undo_run(found, reason=reason, tools=registry, occasion=occasion, store=store, offline=offline))
         if await store.holder(found.id) is not None:
             output.note(f"{ASKED}, and to undo what was done")

@@ -15,14 +15,13 @@ if TYPE_CHECKING:
 
 def asked_for(from_step: str | None, *, only_failed: bool, skip: list[str], because: str) -> "Redrive | None":
     """Return what the options ask for, None where they ask for nothing special; raises UsageError."""
-    from plan_adapter.approval import os_user
     from plan_adapter.execution.redrive import Redrive
 
     if bool(skip) != bool(because.strip()):
         raise UsageError("--skip STEP and --because WHY go together")
     if from_step is None and not only_failed and not skip:
         return None
-    return Redrive(from_step, only_failed, dict.fromkeys(skip, f"left out by {os_user()}: {because}"))
+    return Redrive(from_step, only_failed, dict.fromkeys(skip, because))
 
 
 async def preview_resume(run: str, asked: "Redrive | None", *, tools: list[str], as_json: bool) -> int:
@@ -39,7 +38,7 @@ async def preview_resume(run: str, asked: "Redrive | None", *, tools: list[str],
     async with open_store(Settings()) as store:
         found = await end_overdue(await store.run(run), store)
         plan = await store.get(found.digest)
-        work, past = await work_on(found, plan, store, skipped=asked.skipped)
+        work, past = await work_on(found, plan, store, asked=asked)
         bound = as_recorded(found, plan, tools_of(tools))
         if work is roll_back:
             await with_approved_rollbacks(bound, found, past, store)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from plan_adapter.engine.local_server import PendingServer
     from plan_adapter.record import PlanRun
     from plan_adapter.runner import Occasion
+    from plan_adapter.runs.occasion import Speaker
     from plan_adapter.settings import Settings
     from plan_adapter.store.store import PlanStore
     from plan_adapter.tools.registry import ToolRegistry
@@ -119,8 +120,8 @@ class Performance:
             self._take_signals()  # the flow run has begun, and put Prefect's handler of SIGTERM in front
         self._display(event)
 
-    def occasion(self, settings: "Settings") -> "Occasion":
-        """Return what the run is given beside its plan and inputs."""
+    def occasion(self, settings: "Settings", *, speaker: "Speaker | None" = None) -> "Occasion":
+        """Return what the run is given beside its plan and inputs; `speaker` asks for what no gate asks about."""
         from plan_adapter.runner import Occasion
 
         return Occasion(
@@ -131,6 +132,7 @@ class Performance:
             listener=self.listen,
             settings=settings,
             server=self._server,
+            speaker=speaker,
         )
 
     async def complete(self, work: Coroutine[Any, Any, "PlanRun"]) -> int:

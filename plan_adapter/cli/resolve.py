@@ -1,6 +1,7 @@
 """`plan resolve`."""
 
 import json as json_module
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from plan_adapter.cli import output
@@ -82,11 +83,9 @@ async def resolve(
     return ExitCode.DONE
 
 
-async def mark_step_done(run: str, step: str, result: str | None, *, note: str) -> None:
-    """Keep that somebody did a step by hand: `plan resolve RUN STEP done` in one go with what follows."""
-    settings = Settings()
-    async with open_store(settings) as store:
-        await _say(Place(run, step), Words("done", note=note, result=_value(result)), store, settings)
+async def mark_step_done(run: str, step: str, result: str | None, words: Words, store: "PlanStore", settings: Settings) -> None:
+    """Keep that somebody did a step by hand, proved as `words` are: `plan resolve RUN STEP done` in one go with what follows."""
+    await _say(Place(run, step), replace(words, decision="done", result=_value(result)), store, settings)
 
 
 async def _say(place: Place, words: Words, store: "PlanStore", settings: Settings) -> "PlanRun":

@@ -1,7 +1,7 @@
 """What an earlier start of the same run left: receipts to carry, attempts to count, outcomes that nobody knows."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import NamedTuple, TypeAlias
 
@@ -48,7 +48,7 @@ class Past:
     succeeded: dict[Unit, Receipt] = field(default_factory=dict[Unit, Receipt])
     attempts: dict[Unit, int] = field(default_factory=dict[Unit, int])
     unknown: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])
-    fates: Mapping[str, Fate] = field(default_factory=dict[str, Fate])  # of steps about which a person asked for something
+    fates: Mapping[str, Fate] = field(default_factory=dict[str, Fate])  # of steps about which a person asked for something, ever or now
     repeatable: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # idempotent writes that may have been done
     cut_reads: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # reads without a receipt, which are repeated
     ended: Mapping[str, StepEnd] = field(default_factory=dict[str, StepEnd])  # by step
@@ -58,6 +58,17 @@ class Past:
     def left(self) -> list[str]:
         """The steps that nobody asked for this time."""
         return [step_id for step_id, fate in self.fates.items() if fate.kind == "left"]
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """The steps that people have left out, and why: they are not called, and what depends on them goes on."""
+        return {step_id: fate.reason for step_id, fate in self.fates.items() if fate.kind == "skipped"}
+
+    def leaving_out(self, steps: Mapping[str, str]) -> "Past":
+        """Return this past with `steps` left out, each for its reason, unless it has succeeded all the same."""
+        return replace(
+            self, fates={step_id: Fate("skipped", why) for step_id, why in steps.items() if (step_id, None) not in self.succeeded}
+        )
 
     @property
     def has_rollbacks(self) -> bool:

@@ -17,7 +17,16 @@ class Redrive:
 
     from_step: str | None = None  # only this step and what depends on it
     only_failed: bool = False  # only the steps that failed, and what waited for them
-    skipped: Mapping[str, str] = field(default_factory=dict[str, str])  # steps not to be run, and why; what depends on them goes on
+    skipped: Mapping[str, str] = field(default_factory=dict[str, str])  # steps not to be run any more, and why
+
+    def left_out(self, before: Mapping[str, str]) -> dict[str, str]:
+        """Return the steps that are left out, and why: those of `before`, but for the one to begin with, and those of now."""
+        return {step_id: why for step_id, why in before.items() if step_id != self.from_step} | dict(self.skipped)
+
+
+def left_out_by(by: str, because: str) -> str:
+    """Return in words why a step is left out."""
+    return f"left out by {by}: {because}"
 
 
 @dataclass(frozen=True, slots=True)

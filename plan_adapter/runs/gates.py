@@ -251,6 +251,8 @@ class GateKeeper:
             )
         known_by = await proved(answer, request, await self._means())
         said = (str(self.clean(answer.note)), self.clean(answer.result))
+        if answer.signature is not None and said[1] != answer.result:  # no record could show that this is what was signed
+            raise NotApprovedError("the result that was signed holds the value of a secret: say it without, and sign that")
         return Word(answer.decision, answer.by, known_by, *said, digest=request.approval_digest, signature=answer.signature)
 
     async def _means(self) -> Means:

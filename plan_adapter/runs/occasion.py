@@ -2,16 +2,40 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from plan_adapter.approval import Approver, os_user
 from plan_adapter.hooks import Hooks, Listener
-from plan_adapter.record import Approval, RunContext
+from plan_adapter.record import Approval, ApprovalRequest, RunContext
 from plan_adapter.settings import Settings
+from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
 
 if TYPE_CHECKING:
     from plan_adapter.engine.connection import Server
+
+
+class Speaker(Protocol):
+    """A person who asks for something of a run, and who proves who they are once it is known what their word binds to."""
+
+    @property
+    def by(self) -> str:
+        """Their name."""
+        ...
+
+    @property
+    def channel(self) -> str:
+        """How the name is known without a proof."""
+        ...
+
+    @property
+    def has_proof(self) -> bool:
+        """Whether they come with a proof of it."""
+        ...
+
+    async def proved(self, because: str, request: ApprovalRequest, store: PlanStore, /) -> tuple[str, str | None]:
+        """Return how they are known, and their signature if they sign; raises NotApprovedError where that does not fit the rules."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +55,7 @@ class Occasion:
     context: RunContext = field(default_factory=RunContext)
     listener: Listener | None = None
     settings: Settings = field(default_factory=Settings)
+    speaker: Speaker | None = None  # whose word it is that a step is left out, or what was done undone; None: that of `requested_by`
     server: "Server | None" = None  # one that has just answered; None: the server that the settings mean is asked
 
     @property

@@ -34,7 +34,7 @@ from plan_adapter.runs.call_gates import CallGates
 from plan_adapter.runs.gates import FormDoor, GateKeeper
 from plan_adapter.runs.occasion import Occasion
 from plan_adapter.runs.outcomes import OutcomeGates
-from plan_adapter.runs.replanning import BY_ITSELF, drafted_by_itself, note_of, past_of_version, wants_replanning
+from plan_adapter.runs.replanning import BY_ITSELF, drafted_by_itself, note_of, wants_replanning
 from plan_adapter.runs.secrets import secrets_of
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
@@ -125,7 +125,7 @@ async def perform(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Oc
             version = await _perform(approved, keeper, past=past, way=way)
             if version is None:
                 return run
-            bound, past = version, past_of_version(await past_of(run, store), past.fates, version.validated.plan)
+            bound, past = version, await past_of(run, store)
             keeper.occasion = _for_drafted(keeper.occasion)
             if keeper.occasion.approver is None and not keeper.occasion.asks_in_form:
                 await open_detached(bound, run, store, occasion.settings)
@@ -296,7 +296,8 @@ async def _answer_soon(in_prefect: Callable[[], Awaitable[str | None]]) -> str |
 
 async def past_of(run: PlanRun, store: PlanStore) -> Past:
     """Return what every start of `run` has left in the record."""
-    return Past.of(await store.open_attempts(run.id), await store.receipts(run.id))
+    past = Past.of(await store.open_attempts(run.id), await store.receipts(run.id))
+    return past.leaving_out(await store.left_out(run.id))
 
 
 @asynccontextmanager

@@ -1,9 +1,11 @@
 """Who may do what with a recorded run. Whoever may not is told who may, and the audit of the run is told of them."""
 
+from dataclasses import replace
+
 from plan_adapter.approval import Operation, refusal, refuse_operation, rules_of
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.plan import ExecutionPlan
-from plan_adapter.record import Decision, PlanRun
+from plan_adapter.plan import ExecutionPlan, KnownBy
+from plan_adapter.record import Decision, GateRules, PlanRun
 from plan_adapter.runs.occasion import Occasion
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
@@ -33,13 +35,18 @@ async def require_approver(
         raise NotApprovedError(f"{doing}: {why}")
 
 
-async def refuse_going_on(run: PlanRun, plan: ExecutionPlan, store: PlanStore, occasion: Occasion, *, skips: bool = False) -> None:
-    """Return if who resumes `run` may: as an operator, and to leave a step out (it `skips` one) as who may answer at its gates.
-
-    Without a step it is not what was approved. Raises NotApprovedError, which the audit then tells of.
-    """
+async def refuse_going_on(run: PlanRun, plan: ExecutionPlan, store: PlanStore, occasion: Occasion) -> None:
+    """Return if who resumes `run` may, as an operator; raises NotApprovedError, which the audit then tells of."""
     await require_operator(plan, run, store, occasion.settings, by=occasion.operator, operation="resume")
-    if skips:
-        who = {"by": occasion.requested_by, "known_by": "os_user"}
-        doing = "a step may not be left out"
-        await require_approver(plan, run, store, occasion.settings, **who, decision="approve", doing=doing)
+
+
+def ways_to_prove(rules: GateRules, command: str, *, by: str, decision: Decision) -> str:
+    """Return with which options `command` would be taken, in words that follow why it was not; nothing where none of them would do."""
+    ways = [option for way, option in _PROOFS.items() if rules.known_by is None or way in rules.known_by]
+    if not ways:
+        return ""
+    is_another = refusal(replace(rules, known_by=None), by=by, known_by="", decision=decision) is not None
+    return f"; `{command}` with {' or '.join(ways)}{', and --by NAME,' if is_another else ''} proves it"
+
+
+_PROOFS: dict[KnownBy, str] = {"ssh_signature": "--sign", "totp": "--code"}

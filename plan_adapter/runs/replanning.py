@@ -3,8 +3,8 @@
 What comes of it is a new version like any other: it is put into the run, and approved before any of it runs.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from plan_adapter.agent.configured import model_of
 from plan_adapter.agent.model import Model
@@ -13,7 +13,6 @@ from plan_adapter.agent.replanning import Rest, told
 from plan_adapter.drafts import Draft, ModelCall, PlanRequest
 from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.carry import Past
-from plan_adapter.execution.redrive import Fate
 from plan_adapter.execution.standing import aborted_steps, resolve_command, unit_names
 from plan_adapter.plan import ExecutionPlan, PlanStatus
 from plan_adapter.record import PlanRun
@@ -80,12 +79,6 @@ def refuse_doubt(run: PlanRun, plan: ExecutionPlan, past: Past) -> None:
             f"whether {', '.join(unit_names(doubted))} was done is unknown, and a plan that goes on from there could do harm: "
             f"`{resolve_command(run.id, doubted[0])}` says how it ended"
         )
-
-
-def past_of_version(past: Past, left_out: Mapping[str, Fate], plan: ExecutionPlan) -> Past:
-    """Return the past with which a run goes on with `plan`: what a person left out of the version before stays left out, if it is there."""
-    steps = {step.id for step in plan.steps}
-    return replace(past, fates={step_id: fate for step_id, fate in left_out.items() if fate.kind == "skipped" and step_id in steps})
 
 
 async def wants_replanning(run: PlanRun, plan: ExecutionPlan, store: PlanStore) -> bool:

@@ -2,16 +2,15 @@
 
 from plan_adapter.approval import rules_of
 from plan_adapter.errors import NotApprovedError
+from plan_adapter.execution.standing import resolve_command
 from plan_adapter.identity.known import Means, proved
-from plan_adapter.plan import KnownBy
 from plan_adapter.readable import one_line
-from plan_adapter.record import Answer, ApprovalRequest, GateRules, PlanRun, Resolution
+from plan_adapter.record import Answer, ApprovalRequest, PlanRun, Resolution
+from plan_adapter.runs.permitting import ways_to_prove
 from plan_adapter.secrets import SecretSource
 from plan_adapter.settings import Settings
 from plan_adapter.store.outcomes import Word
 from plan_adapter.store.store import PlanStore
-
-_PROOFS: dict[KnownBy, str] = {"ssh_signature": "--sign", "totp": "--code"}
 
 
 async def word_request(
@@ -46,13 +45,10 @@ async def word_of(answer: Answer, request: ApprovalRequest, store: PlanStore, se
     except NotApprovedError as error:
         said = f"`{one_line(request.step_id or '')}` is not resolved: {error}"
         await store.note_refusal(request.run_id or "", said, by=answer.by, known_by=answer.channel)
-        raise NotApprovedError(said + _ways(answer, request.rules)) from error
+        command = resolve_command(request.run_id or "", (request.step_id or "", request.item), answer.decision)
+        has_proof = answer.code is not None or answer.signature is not None
+        ways = "" if has_proof else ways_to_prove(request.rules, command, by=answer.by, decision="reject")
+        raise NotApprovedError(said + ways) from error
     return Word(
         answer.decision, answer.by, known_by, answer.note, answer.result, digest=request.approval_digest, signature=answer.signature
     )
-
-
-def _ways(answer: Answer, rules: GateRules) -> str:
-    """Return with what somebody who proved nothing could answer here."""
-    ways = [option for way, option in _PROOFS.items() if rules.known_by is not None and way in rules.known_by]
-    return "" if answer.code or answer.signature or not ways else f"; `plan resolve` with {' or '.join(ways)} proves it"

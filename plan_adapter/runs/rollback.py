@@ -15,8 +15,8 @@ from plan_adapter.runs.approving import is_of_run
 from plan_adapter.runs.gates import GateKeeper
 from plan_adapter.runs.occasion import Occasion
 from plan_adapter.runs.performing import Way, ask_about_doubts, end_run, scope_of, undo
-from plan_adapter.runs.permitting import require_approver
 from plan_adapter.runs.retooling import changes_of_tools, named_changes
+from plan_adapter.settings import Settings
 from plan_adapter.store.revisions import Revision
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan
@@ -78,17 +78,14 @@ async def with_approved_rollbacks(bound: BoundPlan, run: PlanRun, past: Past, st
     return replace(bound, approval_digest=run.approval_digest)
 
 
-async def require_asker(run: PlanRun, plan: ExecutionPlan, store: PlanStore, occasion: Occasion) -> None:
-    """Return if who asks for the rollback of `run` may; raises NotApprovedError, which the audit then tells of.
+def is_guarded(plan: ExecutionPlan, settings: Settings) -> bool:
+    """Return whether only somebody who may approve `plan` may have what its runs did undone.
 
     Where calls of the plan wait at gates of their own, no call that undoes one is asked about: the approval of the plan covers those that
-    follow a failure, and who asks for others approves them by that, so it must be somebody who may.
+    follow a failure, and who asks for others approves them by that.
     """
     policy = plan.approval or ApprovalPolicy()
-    if policy.effects or occasion.settings.gate_effects or any(step.requires_approval for step in plan.steps):
-        who = {"by": occasion.requested_by, "known_by": "os_user"}
-        doing = "a run whose calls wait at gates of their own is not rolled back"
-        await require_approver(plan, run, store, occasion.settings, **who, decision="approve", doing=doing)
+    return bool(policy.effects or settings.gate_effects) or any(step.requires_approval for step in plan.steps)
 
 
 def refuse_doubt(run: PlanRun, past: Past) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
+from plan_adapter.record import Wish
 from plan_adapter.store.columns import readable_words
 from plan_adapter.store.digests import Plain, row_digest
 from plan_adapter.store.rows import NO_ITEM
@@ -19,7 +20,10 @@ AuditKind: TypeAlias = Literal[
     "gate_expired",
     "gate_cancelled",
     "gate_superseded",
-    "word_signed",  # how an attempt ended was said by somebody who signed it; `message` is the signature
+    "word_signed",  # how an attempt ended, or what is wanted, was said by somebody who signed it; `message` is the signature
+    "left_out",  # a step that is not to be called: `message` says why, `row_digest` is of the step, `row_id` of the whole wish
+    "taken_back",  # a step that was left out is wanted again, with the same fields
+    "rollback_asked",  # what was done is to be undone: `row_digest` is of the plan
     "gate_resolved",  # one that asked how an attempt ended; `message` is what was said, and the end of the attempt says by whom
     "revised",
     "new_version",  # the run as it is after `revised`
@@ -38,6 +42,8 @@ AuditKind: TypeAlias = Literal[
 
 RUN_KINDS = frozenset({"run_created", "new_version", "run_started", "run_changed", "cancel_requested", "run_ended"})
 """The kinds of entries about the row of the run itself: the newest one has its digest."""
+
+WISH_KINDS: dict[Wish, AuditKind] = {"leave_out": "left_out", "take_back": "taken_back", "undo": "rollback_asked"}
 
 _DECISIONS: dict[Any, AuditKind] = {"approve": "approved", "reject": "rejected", "request_changes": "changes_requested"}
 _GATE_ENDS: dict[Any, AuditKind] = {
@@ -141,6 +147,17 @@ def of_signature(receipt: Plain, signature: str) -> Entry:
     where = cast("tuple[str, int, int]", (receipt["step_id"], receipt["item"], receipt["number"]))
     by, known_by = _optional(receipt["by"]), _optional(receipt["known_by"])
     return Entry(_text(receipt["ended_at"]), "word_signed", *where, by=by, known_by=known_by, message=signature)
+
+
+def of_wish(at: str, wish: Wish, *, by: str, known_by: str, because: str, step_id: str | None, wish_digest: str, digest: str) -> Entry:
+    """Return the entry about what a person asks for, of one step or of the run."""
+    who, why = readable_words(by), readable_words(because)
+    return Entry(at, WISH_KINDS[wish], step_id, by=who, known_by=known_by, message=why, row_id=wish_digest, row_digest=digest)
+
+
+def of_wish_signature(wish: Entry, signature: str) -> Entry:
+    """Return the entry about the signature of a wish."""
+    return Entry(wish.at, "word_signed", by=wish.by, known_by=wish.known_by, message=signature, row_id=wish.row_id)
 
 
 def of_refusal(at: str, *, by: str, known_by: str | None, message: str, step_id: str | None) -> Entry:

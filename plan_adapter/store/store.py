@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from datetime import datetime
 from functools import partial
@@ -16,9 +16,21 @@ from plan_adapter.canonical import plan_digest
 from plan_adapter.errors import PlanAdapterError, RunConflictError
 from plan_adapter.execution.carry import StepEnd
 from plan_adapter.plan import ExecutionPlan, PlanStatus
-from plan_adapter.record import Approval, Attempt, Gate, GateEnd, PlanRun, Receipt, Resolution, RunContext, RunReason, StandingApproval
+from plan_adapter.record import (
+    Approval,
+    Attempt,
+    Gate,
+    GateEnd,
+    PlanRun,
+    Receipt,
+    Resolution,
+    RunContext,
+    RunReason,
+    StandingApproval,
+    Wish,
+)
 from plan_adapter.settings import Settings
-from plan_adapter.store import approvals, audit, codes, gates, leases, outcomes, plans, revisions, runs, standing, steps
+from plan_adapter.store import approvals, audit, codes, gates, leases, outcomes, plans, revisions, runs, standing, steps, wishes
 from plan_adapter.store.audit import AuditEntry, entries_of
 from plan_adapter.store.columns import now_of
 from plan_adapter.store.database import Database
@@ -34,6 +46,7 @@ from plan_adapter.store.rows import HasContext
 from plan_adapter.store.tables import runs as run_table
 from plan_adapter.store.urls import open_database, refuse_local_under_worker
 from plan_adapter.store.verification import Verification, verify
+from plan_adapter.store.wishes import Wished
 
 if TYPE_CHECKING:
     from plan_adapter.validation import ValidatedPlan
@@ -272,6 +285,21 @@ class PlanStore:
     async def digest_of_word(self, run_id: str, step_id: str, resolution: Resolution, *, item: int | None = None) -> str:
         """Return what this word about a step binds to, which `Word.digest` holds and a signature is of; raises as `resolve` does."""
         return await self._write(outcomes.digest_of_word, run_id=run_id, step_id=step_id, item=item, resolution=resolution)
+
+    async def wish(self, run_id: str, wished: Wished) -> datetime:
+        """Keep what a person asks for of a run, and return the time that the run now holds as that of its last change.
+
+        Raises RunConflictError where another wish came in between, and for steps of a run that a process executes.
+        """
+        return await self._write(wishes.keep, run_id=run_id, wished=wished)
+
+    async def digest_of_wish(self, run_id: str, wish: Wish, steps: Sequence[str]) -> str:
+        """Return what this wish about steps, or without any about the run, binds to: `Wished.digest`, which a signature is of."""
+        return await self._database.read(partial(wishes.digest_of_wish, tenant=self.tenant_id, run_id=run_id, wish=wish, steps=steps))
+
+    async def left_out(self, run_id: str) -> dict[str, str]:
+        """Return the steps of the run that people have left out, with who did so and why."""
+        return await self._read_of_run(run_id, wishes.left_out_of)
 
     async def revise_run(self, run_id: str, validated: "ValidatedPlan", approval_digest: str, *, by: str, note: str) -> PlanRun:
         """Put a new version of its plan into a run, which then waits for its approval, and return the run; its inputs stay.

@@ -1,6 +1,6 @@
 """`plan runs verify`: whether the record of a run, in the store or in an exported file, is as it was written."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from plan_adapter.readable import counted, one_line
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
+    from plan_adapter.store.signed import Signed
     from plan_adapter.store.verification import Verification
 
 
@@ -23,7 +24,7 @@ async def verify_run(run_or_file: str, *, as_json: bool) -> int:
     else:
         async with open_store(settings) as store:
             found, signed, run_id = await store.read_export(run_or_file, _examined)
-    checked = [_signature(row, settings) for row in signed]
+    checked = [_checked(one, settings) for one in signed]
     bad = [line for line in checked if line["problem"] is not None]
     if as_json:
         output.json_line({**asdict(found), "ok": found.ok and not bad, "run": run_id, "signatures": checked})
@@ -38,7 +39,8 @@ def _tell(found: "Verification", checked: list[dict[str, Any]]) -> None:
         return
     for line in checked:
         if line["problem"] is not None:
-            output.line(f"altered: approvals: the signature of {one_line(line['by'])}: {one_line(line['problem'])}")
+            step = f", step `{one_line(line['step'])}`" if line["step"] is not None else ""
+            output.line(f"altered: {line['table']}{step}: the signature of {one_line(line['by'])}: {one_line(line['problem'])}")
     if not any(line["problem"] for line in checked):
         if found.entries:
             output.line(f"{counted(found.entries, 'entry', 'entries')}, intact: digest {found.digest}")
@@ -51,32 +53,35 @@ def _tell(found: "Verification", checked: list[dict[str, Any]]) -> None:
             )
 
 
-def _examined(document: dict[str, Any]) -> "tuple[Verification, list[dict[str, Any]], str | None]":
-    """Return what was found, the signed answers where that is well, and the id of the run."""
-    from plan_adapter.store.verification import verify
+def _examined(document: dict[str, Any]) -> "tuple[Verification, list[Signed], str | None]":
+    """Return what was found, what is recorded as signed where that is well, and the id of the run."""
+    from plan_adapter.store.signed import Signed, signed_of
+    from plan_adapter.store.verification import Alteration, verify
 
-    found, run = verify(document), document.get("run")
-    rows = document["approvals"] if found.ok else ()
-    signed = [row for row in rows if row["signature"] is not None and row["standing_id"] is None]
+    found, run, signed = verify(document), document.get("run"), list[Signed]()
+    try:
+        signed = list(signed_of(document)) if found.ok else []
+    except (KeyError, TypeError, ValueError, AttributeError) as error:  # made by whoever can write a whole audit, and not as it is written
+        problem = Alteration("document", f"what was signed in it cannot be read ({type(error).__name__}: {error})")
+        found = replace(found, ok=False, problem=problem)
     return found, signed, run.get("id") if isinstance(run, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
 
 
-def _signature(row: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """Return of a signed answer by whom it is, whether its signature was looked at, and what is wrong with it."""
-    from plan_adapter.approval import signed_text
+def _checked(signed: "Signed", settings: Settings) -> dict[str, Any]:
+    """Return of what somebody signed where it stands and whose it is, whether its signature was looked at, and what is wrong with it."""
     from plan_adapter.errors import NotApprovedError
     from plan_adapter.identity.signatures import allowed_signers, signer
 
-    told: dict[str, Any] = {"approval": row["id"], "by": row["by"], "checked": settings.allowed_signers is not None, "problem": None}
-    if settings.allowed_signers is not None:
-        text = signed_text(
-            approval_digest=row["approval_digest"], decision=row["decision"], run_id=row["run_id"] or "", gate_id=row["gate_id"] or ""
-        )
-        try:
-            signer(text, row["signature"], allowed=allowed_signers(settings), by=row["by"])
-        except NotApprovedError as error:
-            told["problem"] = str(error)
-    return told
+    told: dict[str, Any] = {"table": signed.table, "id": signed.key, "step": signed.step_id, "by": signed.by}
+    if signed.signature is None:
+        return told | {"checked": True, "problem": "it is recorded as signed, and there is no signature"}
+    if settings.allowed_signers is None:
+        return told | {"checked": False, "problem": None}
+    try:
+        signer(signed.text, signed.signature, allowed=allowed_signers(settings), by=signed.by)
+    except NotApprovedError as error:
+        return told | {"checked": True, "problem": str(error)}
+    return told | {"checked": True, "problem": None}
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -44,10 +44,9 @@ def outcome_digest(attempt_id: str) -> str:
     return hashlib.sha256(f"plan_adapter.outcome {attempt_id}".encode()).hexdigest()
 
 
-def by_hand_digest(attempt: Attempt) -> str:
+def by_hand_digest(*, run_id: str, step_id: str, item: int | None, number: int) -> str:
     """Return what a word binds to that takes the place of an attempt: of this step, or item, and of this number."""
-    item = "" if attempt.item is None else attempt.item
-    return hashlib.sha256(f"plan_adapter.by_hand {attempt.run_id} {attempt.number} {item} {attempt.step_id}".encode()).hexdigest()
+    return hashlib.sha256(f"plan_adapter.by_hand {run_id} {number} {'' if item is None else item} {step_id}".encode()).hexdigest()
 
 
 def digest_of_word(connection: Connection, tenant: str | None, run_id: str, step_id: str, item: int | None, resolution: Resolution) -> str:
@@ -148,7 +147,7 @@ def _subject(
         resolution == "done" or (resolution == "again" and _is_aborted(connection, run["id"], step_id, item))
     ):
         by_hand = _by_hand(connection, run, step_id, item, at=at)
-        return by_hand, by_hand_digest(by_hand)
+        return by_hand, by_hand_digest(run_id=run["id"], step_id=step_id, item=item, number=by_hand.number)
     attempt = _meant(unknown, run["id"], step_id, item)
     return attempt, outcome_digest(attempt.id)
 

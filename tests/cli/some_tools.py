@@ -64,9 +64,18 @@ def once(path: str) -> str:
 
 
 @tool(effect="read")
+async def wait_once(path: str) -> str:
+    """Come back only if it was called with this path before."""
+    if not Path(path).exists():
+        Path(path).touch()
+        await asyncio.Event().wait()
+    return "second"
+
+
+@tool(effect="read")
 def say(text: str, context: ToolContext) -> None:
     """Write into the step's log."""
     context.logger.info(text)
 
 
-registry = ToolRegistry([greet, fail, wait, interrupt_and_wait, signal_and_wait, write_and_wait, get_lost, once, say])
+registry = ToolRegistry([greet, fail, wait, interrupt_and_wait, signal_and_wait, write_and_wait, get_lost, once, wait_once, say])

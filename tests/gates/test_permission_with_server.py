@@ -1,4 +1,4 @@
-"""A flow run that is run again with other tools asks about them in its form; and who a flow run's operator is."""
+"""A flow run that is run again: with other tools it asks about them, and what was left out stays so; and who a flow run's operator is."""
 
 import asyncio
 from base64 import b64encode
@@ -9,9 +9,11 @@ import pytest
 from prefect import Flow, get_client
 from prefect.client.schemas.objects import FlowRun, State
 
-from plan_adapter import PlanStatus, compile_plan, tool, validate
+from plan_adapter import ExecutionPlan, PlanStatus, compile_plan, tool, validate
 from plan_adapter.engine.internals import rerun
+from plan_adapter.execution.redrive import Redrive
 from plan_adapter.plan import ApprovalPolicy
+from plan_adapter.runner import go_on
 from plan_adapter.tools.registry import ToolRegistry
 from tests.engine.gates import flow_run, resume
 from tests.gates.test_with_server import APPROVE, shown
@@ -59,6 +61,37 @@ async def test_a_flow_run_that_is_tried_again_with_other_tools_asks_about_them_i
     assert (await again).is_completed()
     done = await world.store.run(run.id)
     assert (done.status, done.step("look").carried, world.struck) == (PlanStatus.COMPLETED, True, ["a"])
+
+
+async def test_a_flow_run_that_is_tried_again_leaves_out_what_a_person_has_left_out(world: World) -> None:
+    broken, looked = ["again", "first"], list[str]()
+
+    @tool(effect="read")
+    def look(name: str) -> str:
+        """Look, at the last one not at first, at the wrong one never."""
+        if name == "wrong" or (name == "last" and broken and broken.pop()):
+            raise ValueError(name)
+        looked.append(name)
+        return name
+
+    plan, tools = ExecutionPlan(description="Look around"), ToolRegistry([look])
+    plan.options.require_approval, plan.options.stop_on_error = False, False
+    plan.add_step("look", "Look at the wrong one", {"name": "wrong"}, id="wrong")
+    plan.add_step("look", "Look behind it", {"name": "behind"}, id="behind", depends_on=["wrong"])
+    plan.add_step("look", "Look at the last one", {"name": "last"}, id="last")
+    flow = compile_plan(validate(plan, tools), store=world.store)
+    state = await flow(return_state=True)
+    assert state.is_failed() and state.state_details.flow_run_id is not None
+    run = await world.store.run_of_flow(str(state.state_details.flow_run_id))
+    assert run is not None
+    left_out = Redrive(skipped={"wrong": "没有必要"})
+    resumed = await go_on(run.id, tools=tools, occasion=world.occasion(), store=world.store, offline=True, asked=left_out)
+    assert (resumed.status, looked) == (PlanStatus.PARTIAL, ["behind"])
+    assert (await rerun(flow, await flow_run(state.state_details.flow_run_id), {})).is_completed()
+    done = await world.store.run(run.id)
+    assert (done.step("wrong").status, done.step("wrong").reason) == ("skipped", "left out by runner: 没有必要")
+    assert (done.status, looked) == (PlanStatus.COMPLETED, ["behind", "last"])
+    assert (await world.store.verify(run.id)).ok
 
 
 async def of_deployment(flow: Flow[..., object], *, automation: str | None) -> FlowRun:

@@ -1,0 +1,99 @@
+"""What an exported run says that people have signed: answers at gates, words on how calls ended, and what they asked for."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from plan_adapter.approval import signed_text, signed_wish, signed_word
+from plan_adapter.record import ABORTED
+from plan_adapter.store.digests import Plain
+from plan_adapter.store.entries import WISH_KINDS
+from plan_adapter.store.outcomes import by_hand_digest, outcome_digest
+from plan_adapter.store.rows import NO_ITEM
+from plan_adapter.store.wishes import Subject, wish_digest
+
+_WISHES = {kind: wish for wish, kind in WISH_KINDS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """Something that is recorded as signed: where it stands, whose it is, the text that a key of theirs must have signed, and by what.
+
+    `signature` None: there is none, which is wrong.
+    """
+
+    table: str  # approvals, receipts or audit
+    key: str  # the row's id in its table: of an approval, an attempt, a wish
+    by: str
+    text: str
+    signature: str | None
+    step_id: str | None = None
+
+
+def signed_of(document: Mapping[str, Any]) -> Iterator[Signed]:
+    """Yield what is recorded as signed in an exported run, which `verification.verify` has found to be as it was written."""
+    run_id = str(document["run"]["id"])
+    for row in document["approvals"]:
+        if row["standing_id"] is None and (row["signature"] is not None or row["known_by"] == "ssh_signature"):
+            yield _answer(row)
+    words, wishes, signatures = _told(document["audit"])
+    yield from _words(document, run_id, words)
+    for number, (wish_id, entries) in enumerate(wishes.items(), 1):
+        wish, first, signature = _WISHES[str(entries[0]["kind"])], entries[0], signatures.get(wish_id)
+        if signature is not None or first["known_by"] == "ssh_signature":
+            subjects = [Subject(_optional(entry["step_id"]), str(entry["row_digest"])) for entry in entries]
+            digest = wish_digest(run_id, number, wish, subjects)
+            text = signed_wish(digest=digest, wish=wish, because=str(first["message"]), run_id=run_id)
+            yield Signed("audit", wish_id, str(first["by"]), text, signature, subjects[0].step_id)
+
+
+_Key = tuple[Any, Any, Any]
+
+
+def _told(audit: Any) -> tuple[dict[_Key, str], dict[str, list[Plain]], dict[str, str]]:
+    """Return the signatures of words by their attempt, the entries of each wish in their order, and the signatures of wishes."""
+    words, wishes, signatures = dict[_Key, str](), dict[str, list[Plain]](), dict[str, str]()
+    for entry in audit:
+        if entry["kind"] in _WISHES:
+            wishes.setdefault(str(entry["row_id"]), []).append(entry)
+        elif entry["kind"] == "word_signed" and entry["row_id"] is not None:
+            signatures[entry["row_id"]] = str(entry["message"])
+        elif entry["kind"] == "word_signed":
+            words[_key(entry, entry["attempt"])] = str(entry["message"])
+    return words, wishes, signatures
+
+
+def _words(document: Mapping[str, Any], run_id: str, signatures: Mapping[_Key, str]) -> Iterator[Signed]:
+    signed = {_key(row, row["number"]): row for row in document["receipts"] if row["known_by"] == "ssh_signature"}
+    if not signed:
+        return
+    for attempt in document["attempts"]:
+        if (row := signed.get(key := _key(attempt, attempt["number"]))) is None:
+            continue
+        # Who says that they did a step by hand makes the attempt with their word: it has no key.
+        is_by_hand = attempt["idempotency_key"] == ""
+        item = None if attempt["item"] == NO_ITEM else attempt["item"]
+        by_hand = by_hand_digest(run_id=run_id, step_id=attempt["step_id"], item=item, number=attempt["number"])
+        digest = by_hand if is_by_hand else outcome_digest(attempt["id"])
+        word = "done" if row["outcome"] == "succeeded" else "abort" if row["error"] == ABORTED else "again"
+        text = signed_word(digest=digest, word=word, result=json.loads(row["result"]), run_id=run_id)
+        yield Signed("receipts", str(attempt["id"]), str(row["by"]), text, signatures.get(key), str(row["step_id"]))
+
+
+def _answer(row: Plain) -> Signed:
+    text = signed_text(
+        approval_digest=str(row["approval_digest"]),
+        decision=row["decision"],  # pyright: ignore[reportArgumentType]  # whatever it is, it is what must have been signed
+        run_id=str(row["run_id"] or ""),
+        gate_id=str(row["gate_id"] or ""),
+    )
+    return Signed("approvals", str(row["id"]), str(row["by"]), text, _optional(row["signature"]), _optional(row["step_id"]))
+
+
+def _key(row: Mapping[str, Any], number: Any) -> _Key:
+    return (row["step_id"], row["item"], number)
+
+
+def _optional(value: Any) -> str | None:
+    return None if value is None else str(value)

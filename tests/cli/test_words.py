@@ -1,0 +1,263 @@
+"""The words of a person that are no answer at a gate: proved as the policy wants, kept for every later start, and verified."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plan_adapter.approval import os_user
+from plan_adapter.store import chain, entries
+from tests.cli.conftest import Plan, Said
+from tests.cli.test_gates import signer
+from tests.cli.test_run import GREET, TOOLS, document, step
+
+__all__ = ["signer"]
+
+COMMAND = [sys.executable, "-c", "import sys; from plan_adapter.cli.app import main; sys.exit(main(sys.argv[1:]))"]
+SIGNED: dict[str, Any] = {"approvers": ["ana"], "known_by": ["ssh_signature"]}
+BY_ANA = ("--sign", "--by", "ana")
+FAIL = step("check", "fail", depends_on=["greet"])
+PUT = step("put", "say", parameters={"text": "放好"}, effect="write", rollback={"tool_name": "say", "parameters": {"text": "收回"}})
+LEFT_OUT = "--skip", "check", "--because", "它没有用"
+
+
+def failed(plan: Plan, *steps: dict[str, Any], **options: Any) -> str:
+    """A run of which `check` has failed, while the policy wants a signature of ana."""
+    said = plan("run", document(GREET, FAIL, *steps, **{"approval": SIGNED, **options}), *TOOLS, "--offline", "--json")
+    assert (said.code, said.run["status"]) == (1, "partial"), said.err
+    return said.run["id"]
+
+
+def resume(plan: Plan, run_id: str, *options: str) -> Said:
+    return plan("resume", run_id, *TOOLS, "--offline", "--json", *options)
+
+
+def audit(plan: Plan, run_id: str, *kinds: str) -> list[dict[str, Any]]:
+    return [entry for entry in json.loads(plan("export", run_id).out)["audit"] if entry["kind"] in kinds]
+
+
+@pytest.mark.usefixtures("signer")
+def test_a_step_is_left_out_by_a_signed_word_where_a_name_alone_is_not_enough(plan: Plan) -> None:
+    run_id = failed(plan, step("tell", "greet", parameters={"who": "ana"}, depends_on=["check"]))
+    refused = plan("resume", run_id, *TOOLS, "--offline", *LEFT_OUT)
+    way = f"`plan resume {run_id} --offline --skip check --because …` with --sign, and --by NAME, proves it"
+    said = f"plan: a step may not be left out: {os_user()} may not answer here: ana may; {way}\n"
+    assert (refused.code, refused.err) == (6, said)
+    (told,) = audit(plan, run_id, "refused", "left_out")
+    assert (told["step_id"], told["by"], told["known_by"]) == ("check", os_user(), "os_user")
+    done = resume(plan, run_id, *LEFT_OUT, *BY_ANA)
+    assert done.code == 0, done.err
+    assert [(one["id"], one["status"], one["reason"]) for one in done.run["steps"]] == [
+        ("greet", "completed", None),
+        ("check", "skipped", "left out by ana: 它没有用"),
+        ("tell", "completed", None),
+    ]
+    word, signature = audit(plan, run_id, "left_out", "word_signed")
+    assert (word["step_id"], word["by"], word["known_by"], word["message"]) == ("check", "ana", "ssh_signature", "它没有用")
+    assert (signature["by"], signature["message"][:29]) == ("ana", "-----BEGIN SSH SIGNATURE-----")
+    assert plan("runs", "verify", run_id).code == 0
+
+
+@pytest.mark.usefixtures("signer")
+def test_who_signs_as_somebody_else_leaves_nothing_out(plan: Plan) -> None:
+    run_id = failed(plan, approval={"known_by": ["ssh_signature"]})
+    refused = resume(plan, run_id, *LEFT_OUT, "--sign", "--by", "bo")
+    assert (refused.code, "the signature is by the key of ana, not of bo" in refused.err, "proves it" in refused.err) == (6, True, False)
+    assert resume(plan, run_id).code == 1
+    assert audit(plan, run_id, "left_out") == []
+
+
+def test_where_no_option_proves_who_somebody_is_another_way_is_named(plan: Plan) -> None:
+    run_id = failed(plan, approval={"known_by": ["form"]})
+    refused = plan("resume", run_id, *TOOLS, "--offline", *LEFT_OUT)
+    assert (refused.code, f"no option proves that: `plan revise {run_id} FILE` without the step" in refused.err) == (6, True)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("resume", "RUN", *LEFT_OUT, "--by", "ana"), "--by is a name without proof"),
+        (("resume", "RUN", "--sign"), "they go with --skip, --from and --mark-done"),
+        (("resume", "RUN", "--mark-done", "check", *LEFT_OUT, "--code", "1"), "a one-time code is good for one word"),
+        (("cancel", "RUN", "--sign"), "they go with --rollback"),
+    ],
+    ids=["a name alone", "nothing is said", "one code for two words", "a plain cancel"],
+)
+def test_a_proof_of_nothing_is_a_usage_error(plan: Plan, command: tuple[str, ...], said: str) -> None:
+    run_id = failed(plan, approval=None)
+    refused = plan(*[run_id if word == "RUN" else word for word in command])
+    assert (refused.code, said in refused.err) == (2, True), refused.err
+    assert audit(plan, run_id, "left_out", "refused") == []
+
+
+@pytest.mark.usefixtures("signer")
+def test_what_was_done_is_undone_by_a_signed_word(plan: Plan) -> None:
+    options = {"require_approval": False, "stop_on_error": False}
+    path = document(PUT, step("check", "fail", depends_on=["put"]), options=options, approval={**SIGNED, "effects": ["write"]})
+    run_id = plan("run", path, *TOOLS, "--offline", "--detach", "--json").run["id"]
+    assert plan("approve", run_id, "--step", "put", *BY_ANA).code == 0
+    assert resume(plan, run_id, "--detach").run["status"] == "partial"
+    undo = "cancel", run_id, "--rollback", *TOOLS, "--reason", "放错了"
+    refused = plan(*undo)
+    assert (refused.code, audit(plan, run_id, "rollback_asked")) == (6, [])
+    assert f"ana may; `plan cancel {run_id} --rollback --offline` with --sign, and --by NAME, proves it" in refused.err
+    done = plan(*undo, *BY_ANA, "--json")
+    assert (done.code, done.run["steps"][0]["rolled_back"]) == (0, True), done.err
+    word, signature = audit(plan, run_id, "rollback_asked", "word_signed")
+    assert (word["by"], word["known_by"], word["message"]) == ("ana", "ssh_signature", "放错了 (by ana)")
+    verified = plan("runs", "verify", run_id, "--json").run
+    assert [(one["table"], one["problem"]) for one in verified["signatures"]] == [("approvals", None), ("audit", None)]
+    assert verified["signatures"][1]["id"] == signature["row_id"]
+
+
+@pytest.mark.usefixtures("signer")
+def test_what_somebody_did_by_hand_is_known_by_their_signature(plan: Plan) -> None:
+    run_id = failed(plan)
+    assert resume(plan, run_id, "--mark-done", "check").code == 6
+    done = resume(plan, run_id, "--mark-done", "check", "--result", '{"看": 1}', *BY_ANA)
+    assert (done.code, done.run["steps"][1]["result"]) == (0, {"看": 1})
+    (word,) = audit(plan, run_id, "word_signed")
+    (receipt,) = [row for row in json.loads(plan("export", run_id).out)["receipts"] if row["by"] is not None]
+    assert (word["step_id"], receipt["by"], receipt["known_by"]) == ("check", "ana", "ssh_signature")
+    assert plan("runs", "verify", run_id, "--json").run["signatures"] == [
+        {"table": "receipts", "id": receipt["attempt_id"], "step": "check", "by": "ana", "checked": True, "problem": None}
+    ]
+
+
+# Kept for every later start
+
+
+def test_what_was_left_out_stays_so_when_the_run_is_killed_and_goes_on(plan: Plan, tmp_path: Path) -> None:
+    mark = tmp_path / "begun"
+    run_id = failed(plan, step("later", "wait_once", parameters={"path": str(mark)}, depends_on=["check"]), approval=None)
+    with subprocess.Popen([*COMMAND, "resume", run_id, *TOOLS, "--offline", *LEFT_OUT], stderr=subprocess.DEVNULL) as process:
+        while not mark.exists():
+            assert process.poll() is None, "it ended before the step was called"
+            time.sleep(0.02)
+        os.kill(process.pid, signal.SIGKILL)
+    done = resume(plan, run_id)
+    assert done.code == 0, done.err
+    ends = {one["id"]: (one["status"], one["reason"]) for one in done.run["steps"]}
+    assert ends["check"] == ("skipped", f"left out by {os_user()}: 它没有用")
+    assert ends["later"][0] == "completed"
+    assert [entry["step_id"] for entry in audit(plan, run_id, "left_out", "taken_back")] == ["check"]
+
+
+def stays_out(plan: Plan, *steps: dict[str, Any], **options: Any) -> str:
+    """A run whose `check` was left out, and of which another step keeps failing."""
+    run_id = failed(plan, step("other", "fail"), *steps, **{"options": {"require_approval": False, "stop_on_error": False}, **options})
+    assert resume(plan, run_id, *LEFT_OUT, *(BY_ANA if options.get("approval", SIGNED) else ())).code == 1
+    return run_id
+
+
+def fates(plan: Plan, run_id: str, *options: str) -> dict[str, str]:
+    said = plan("preview", "--resume", run_id, *TOOLS, "--json", *options)
+    assert said.code == 0, said.err
+    return {one["id"]: one["fate"] for one in said.run["steps"]}
+
+
+def test_only_whoever_wants_the_step_again_takes_it_back(plan: Plan) -> None:
+    run_id = stays_out(plan, step("tell", "greet", parameters={"who": "x"}, depends_on=["check"]), approval=None)
+    assert fates(plan, run_id)["check"] == "skipped"
+    assert fates(plan, run_id, "--only-failed") == {"greet": "carried", "check": "skipped", "other": "run", "tell": "carried"}
+    assert resume(plan, run_id, "--only-failed").run["steps"][1]["status"] == "skipped"
+    assert resume(plan, run_id, *LEFT_OUT).code == 1  # said before: nothing new is kept
+    assert len(audit(plan, run_id, "left_out")) == 1
+    assert fates(plan, run_id, "--from", "check")["check"] == "run"
+    assert resume(plan, run_id, "--from", "check").run["steps"][1]["status"] == "failed"
+    assert resume(plan, run_id).run["steps"][1]["status"] == "failed"
+    assert [entry["kind"] for entry in audit(plan, run_id, "left_out", "taken_back")] == ["left_out", "taken_back"]
+
+
+@pytest.mark.usefixtures("signer")
+def test_who_takes_it_back_proves_who_they_are_too(plan: Plan) -> None:
+    run_id = stays_out(plan)
+    refused = plan("resume", run_id, *TOOLS, "--offline", "--from", "check")
+    way = f"`plan resume {run_id} --offline --from check` with --sign, and --by NAME, proves it"
+    assert (refused.code, "a step that was left out is not wanted again" in refused.err, way in refused.err) == (6, True, True)
+    assert resume(plan, run_id, "--from", "check", *BY_ANA).run["steps"][1]["status"] == "failed"
+    assert plan("runs", "verify", run_id).code == 0
+
+
+def test_a_new_version_of_the_step_is_another_step(plan: Plan) -> None:
+    run_id = stays_out(plan, approval=None)
+    options = {"require_approval": False, "stop_on_error": False}
+    same = document(GREET, FAIL, step("other", "greet", parameters={"who": "x"}), options=options)
+    assert plan("revise", run_id, same, *TOOLS).code == 0
+    assert fates(plan, run_id)["check"] == "skipped"
+    mended = document(GREET, step("check", "greet", parameters={"who": "y"}, depends_on=["greet"]), options=options)
+    assert plan("revise", run_id, mended, *TOOLS).code == 0
+    assert resume(plan, run_id).run["steps"][1]["status"] == "completed"
+
+
+def test_what_was_left_out_and_done_by_hand_since_is_done(plan: Plan) -> None:
+    run_id = stays_out(plan, approval=None)
+    assert plan("resolve", run_id, "check", "done").code == 0
+    assert resume(plan, run_id).run["steps"][1]["status"] == "completed"
+
+
+# Verified
+
+
+def told_anew(found: dict[str, Any]) -> None:
+    """Write the audit anew, as one who may write everything could."""
+    receipts = {row["attempt_id"]: row for row in found["receipts"]}
+    before = chain.beginning(found["run"])
+    for number, entry in enumerate(found["audit"], 1):
+        entry["number"] = number
+        if entry["kind"] in ("attempt_succeeded", "attempt_failed"):
+            entry |= {"row_digest": entries.of_receipt(receipts[entry["row_id"]]).row_digest}
+        entry["digest"] = before = chain.entry_digest(entry, before)
+    found["head"] = before
+
+
+def said_otherwise(found: dict[str, Any], told: str, **fields: Any) -> None:
+    for entry in found["audit"]:
+        if entry["kind"] == told:
+            entry |= fields
+
+
+def without_signature(found: dict[str, Any]) -> None:
+    found["audit"] = [entry for entry in found["audit"] if entry["kind"] != "word_signed"]
+
+
+def done_otherwise(found: dict[str, Any]) -> None:
+    (row,) = [row for row in found["receipts"] if row["by"] is not None]
+    row["result"] = '{"看":2}'
+
+
+FORGED: dict[str, tuple[Callable[[dict[str, Any]], None], str, str]] = {
+    "nothing": (lambda _: None, "", ""),
+    "the reason": (lambda found: said_otherwise(found, "left_out", message="x"), "audit, step `check`", "is not of this answer"),
+    "which step": (lambda found: said_otherwise(found, "left_out", step_id="greet"), "audit, step `greet`", "is not of this answer"),
+    "what is wanted": (lambda found: said_otherwise(found, "left_out", kind="taken_back"), "audit, step `check`", "is not of this answer"),
+    "by whom": (lambda found: said_otherwise(found, "left_out", by="bo"), "audit, step `check`", "is by the key of ana, not of bo"),
+    "no signature": (without_signature, "receipts, step `hand`", "it is recorded as signed, and there is no signature"),
+    "a result": (done_otherwise, "receipts, step `hand`", "is not of this answer"),
+}
+
+
+@pytest.mark.usefixtures("signer")
+@pytest.mark.parametrize(("forge", "where", "what"), FORGED.values(), ids=FORGED)
+def test_a_forged_word_is_found_on_any_machine_that_knows_the_signers(
+    plan: Plan, forge: Callable[[dict[str, Any]], None], where: str, what: str
+) -> None:
+    run_id = failed(plan, step("hand", "fail"), options={"require_approval": False, "stop_on_error": False})
+    assert plan("resolve", run_id, "hand", "done", "--result", '{"看": 1}', *BY_ANA).code == 0
+    assert resume(plan, run_id, *LEFT_OUT, *BY_ANA).code == 0
+    found = json.loads(plan("export", run_id).out)
+    forge(found)
+    told_anew(found)
+    Path("run.json").write_text(json.dumps(found))
+    said = plan("runs", "verify", "run.json")
+    if not what:
+        assert (said.code, ", intact: " in said.out) == (0, True)
+        return
+    assert (said.code, said.out.startswith(f"altered: {where}: the signature of "), what in said.out) == (1, True, True), said.out

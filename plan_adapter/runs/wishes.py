@@ -99,6 +99,7 @@ def _way_out(wish: Wish, steps: Sequence[str], run: PlanRun, rules: GateRules, s
     options = {"leave_out": "".join(f" --skip {step_id}" for step_id in steps) + " --because …", "take_back": f" --from {''.join(steps)}"}
     command = rollback_command(run) if wish == "undo" else resume_command(run) + options[wish]
     ways = ways_to_prove(rules, command, by=speaker.by, decision="approve")
-    if not ways and wish == "leave_out":
-        return f"; no option proves that: `plan revise {run.id} FILE` without the step is asked about at the gate of the plan"
-    return ways
+    if ways:
+        return ways
+    revised = f": `plan revise {run.id} FILE` without the step is asked about at the gate of the plan" if wish == "leave_out" else ""
+    return f"; no option proves that{revised}"

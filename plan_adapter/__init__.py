@@ -7,7 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from plan_adapter.agent.model import Model, OpenAIModel
+    from plan_adapter.agent.model import Model
+    from plan_adapter.agent.openai_model import OpenAIModel
     from plan_adapter.agent.plan_tools import plan_tool, tool_inputs
     from plan_adapter.agent.planner import Planner
     from plan_adapter.approval import Approver, approve, reject
@@ -55,7 +56,8 @@ if TYPE_CHECKING:
     from plan_adapter.validation import ValidatedPlan, find_problems, lint, validate
 
 _HOMES = {
-    "agent.model": ("Model", "OpenAIModel"),
+    "agent.model": ("Model",),
+    "agent.openai_model": ("OpenAIModel",),
     "agent.plan_tools": ("plan_tool", "tool_inputs"),
     "agent.planner": ("Planner",),
     "approval": ("Approver", "approve", "reject"),

@@ -3,7 +3,7 @@
 from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, SecretStr
 
-from plan_adapter.agent.model import OpenAIModel
+from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.store.store import PlanStore
 
 

@@ -66,11 +66,8 @@ def cost_of(draft: Draft) -> str:
 def _standing(draft: Draft) -> str:
     if draft.plan is None:
         return f"**No plan:** {prose(draft.failure or 'the draft has not ended')}"
-    return (
-        f"{prose(draft.speak)}\n\nBy {code(draft.model)}: {cost_of(draft)}."
-        if draft.speak
-        else f"By {code(draft.model)}: {cost_of(draft)}."
-    )
+    cost = f"By {code(draft.model)}: {cost_of(draft)}."
+    return f"{prose(draft.speak)}\n\n{cost}" if draft.speak else cost
 
 
 def _constraint(kept: KeptConstraint) -> str:

@@ -11,7 +11,7 @@ from plan_adapter.plan import ExecutionOptions, ExecutionPlan, new_id
 from plan_adapter.problems import Problem
 
 Rung: TypeAlias = Literal["strict_schema", "schema", "json_object", "tool_call", "text"]
-"""A way to make a model answer with one JSON object, from the strictest to the loosest; see `agent.model`."""
+"""A way to make a model answer with one JSON object, from the strictest to the loosest; see `agent.openai_model`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from plan_adapter.agent.configured import model_of
-from plan_adapter.agent.model import Model, ModelAnswer, OpenAIModel, Question
+from plan_adapter.agent.model import Model, ModelAnswer, Question
+from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Budget, Planner
 from plan_adapter.blocks import LanguageModel, PlanStoreDatabase
 from plan_adapter.canonical import plan_digest

@@ -61,7 +61,7 @@ def _plan_lines(plan: ExecutionPlan) -> list[str]:
     dependencies = dependencies_of(plan)
     for number, step in enumerate(plan.steps, start=1):
         after = dependencies[step.id]
-        timeout = plan.options.step_timeout_ms if step.timeout_ms is None else step.timeout_ms
+        timeout = plan.timeout_ms_of(step)
         lines += step_listing(
             step,
             number=number,

@@ -1,4 +1,4 @@
-"""Order, critical path, cycles and reduced edges of `{id: dependencies}`; knows no plans.
+"""Order, critical path, cycles, reach and reduced edges of `{id: dependencies}`; knows no plans.
 
 Every function takes a mapping of id to the ids it depends on. Unknown dependencies are ignored here: validation names them.
 """
@@ -129,3 +129,14 @@ def ancestors_of(graph: Graph) -> dict[str, frozenset[str]]:
         direct = [dependency for dependency in graph[node] if dependency in above]
         above[node] = frozenset(direct).union(*(above[dependency] for dependency in direct))
     return above
+
+
+def reachable(graph: Graph, starts: Collection[str]) -> set[str]:
+    """Return `starts` and every id that they lead to in `graph`, directly or not."""
+    found, pending = set[str](), list(starts)
+    while pending:
+        node = pending.pop()
+        if node in graph and node not in found:
+            found.add(node)
+            pending += graph[node]
+    return found

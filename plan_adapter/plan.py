@@ -299,6 +299,10 @@ class ExecutionPlan(_Model):
         policy = self.approval
         return step.requires_approval or effect in gate_effects or (policy is not None and effect in policy.effects)
 
+    def timeout_ms_of(self, step: Step) -> int:
+        """Return how long an attempt of `step` may take, 0 for no limit: what it says itself, else what the plan says for all."""
+        return self.options.step_timeout_ms if step.timeout_ms is None else step.timeout_ms
+
     def number_steps(self) -> None:
         """Renumber the steps and make the ids and the name that are missing; called by validation after edits."""
         self.name = self.name or self.default_name

@@ -2,79 +2,14 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import JsonValue
 
 from plan_adapter import graph
-from plan_adapter.expressions import Foresight, Template
-from plan_adapter.listing import policy_facts, step_listing, step_patience
+from plan_adapter.expressions import Foresight
 from plan_adapter.plan import EFFECTS, Effect, ExecutionOptions, ExecutionPlan, Step
-from plan_adapter.readable import as_text, code, duration, prose
-from plan_adapter.tools.tool import Tool
-
-
-class CheckedRollback(Protocol):
-    """What a preview reads of the call that undoes a step."""
-
-    @property
-    def tool(self) -> Tool[..., Any]:
-        """The tool that it calls."""
-        ...
-
-    @property
-    def parameters(self) -> Template:
-        """What it hands its tool."""
-        ...
-
-
-class CheckedPlan(Protocol):
-    """What a preview reads of a validated plan."""
-
-    @property
-    def plan(self) -> ExecutionPlan:
-        """The plan."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """The plan digest."""
-        ...
-
-    @property
-    def order(self) -> tuple[str, ...]:
-        """The steps' ids so that each comes after its dependencies."""
-        ...
-
-    @property
-    def dependencies(self) -> Mapping[str, tuple[str, ...]]:
-        """What each step waits for, dependencies implied by references included."""
-        ...
-
-    @property
-    def parameters(self) -> Mapping[str, Template]:
-        """What each step hands its tool."""
-        ...
-
-    @property
-    def for_each(self) -> Mapping[str, Template]:
-        """The items of each step that has some."""
-        ...
-
-    @property
-    def secrets(self) -> Collection[str]:
-        """The names of the secrets that the plan uses."""
-        ...
-
-    @property
-    def tools(self) -> Mapping[str, Tool[..., Any]]:
-        """Each step's tool."""
-        ...
-
-    @property
-    def rollbacks(self) -> Mapping[str, CheckedRollback]:
-        """What undoes each step that can be undone."""
-        ...
+from plan_adapter.validation import ValidatedPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +119,7 @@ class Preview:
 
 
 def preview_plan(
-    checked: CheckedPlan,
+    validated: ValidatedPlan,
     *,
     inputs: Mapping[str, JsonValue] | None,
     approval_digest: str | None,
@@ -192,34 +127,34 @@ def preview_plan(
     missing: tuple[str, ...] = (),
     gate_effects: Collection[Effect] = (),
 ) -> Preview:
-    """Return what a run of `checked` would do; `inputs` None leaves every expression that uses an input as it is.
+    """Return what a run of `validated` would do; `inputs` None leaves every expression that uses an input as it is.
 
     `gate_effects` are those of the settings: steps that have one wait at a gate of their own, beside those that the plan names.
     """
-    plan = checked.plan
+    plan = validated.plan
     written = {step.id: step for step in plan.steps}
     foresight = Foresight(inputs)
-    steps = {step_id: _preview_step(written[step_id], checked, foresight, gate_effects) for step_id in checked.order}
+    steps = {step_id: _preview_step(written[step_id], validated, foresight, gate_effects) for step_id in validated.order}
     return Preview(
         plan=plan,
-        digest=checked.digest,
+        digest=validated.digest,
         approval_digest=approval_digest,
         requires_approval=requires_approval,
         inputs=dict(inputs or {}),
         missing=missing,
         steps=tuple(steps.values()),
-        waves=tuple(tuple(wave) for wave in graph.waves(checked.dependencies, checked.order)),
-        worst_case_ms=_longest_run(steps, checked, plan.options),
+        waves=tuple(tuple(wave) for wave in graph.waves(validated.dependencies, validated.order)),
+        worst_case_ms=_longest_run(steps, validated, plan.options),
         gate_effects=tuple(gate_effects),
-        secrets=tuple(sorted(checked.secrets)),
+        secrets=tuple(sorted(validated.secrets)),
     )
 
 
-def _preview_step(step: Step, checked: CheckedPlan, foresight: Foresight, gate_effects: Collection[Effect]) -> StepPreview:
-    effect, after = step.effect or checked.tools[step.id].effect, checked.dependencies[step.id]
-    parameters = foresight.of(checked.parameters[step.id])
-    items = 1 if step.for_each is None else _count(foresight.of(checked.for_each[step.id]))
-    timeout = checked.plan.options.step_timeout_ms if step.timeout_ms is None else step.timeout_ms
+def _preview_step(step: Step, validated: ValidatedPlan, foresight: Foresight, gate_effects: Collection[Effect]) -> StepPreview:
+    effect, after = step.effect or validated.tools[step.id].effect, validated.dependencies[step.id]
+    parameters = foresight.of(validated.parameters[step.id])
+    items = 1 if step.for_each is None else _count(foresight.of(validated.for_each[step.id]))
+    timeout = validated.plan.timeout_ms_of(step)
     once = _longest_call(step, timeout)
     return StepPreview(
         step=step,
@@ -230,14 +165,14 @@ def _preview_step(step: Step, checked: CheckedPlan, foresight: Foresight, gate_e
         timeout_ms=timeout,
         items=items,
         worst_case_ms=None if once is None or items is None else once * items,
-        gate=checked.plan.has_gate(step, effect, gate_effects=gate_effects),
-        rollback=preview_rollback(step.id, checked, foresight),
+        gate=validated.plan.has_gate(step, effect, gate_effects=gate_effects),
+        rollback=preview_rollback(step.id, validated, foresight),
     )
 
 
-def preview_rollback(step_id: str, checked: CheckedPlan, foresight: Foresight) -> RollbackPreview | None:
+def preview_rollback(step_id: str, validated: ValidatedPlan, foresight: Foresight) -> RollbackPreview | None:
     """Return the call that would undo a step, None where there is none."""
-    rollback = checked.rollbacks.get(step_id)
+    rollback = validated.rollbacks.get(step_id)
     if rollback is None:
         return None
     parameters = foresight.of(rollback.parameters)
@@ -262,7 +197,7 @@ def _delays(step: Step) -> float:
     return step.retry_delay_ms * factor * (1 + step.retry_jitter)
 
 
-def _longest_run(steps: Mapping[str, StepPreview], checked: CheckedPlan, options: ExecutionOptions) -> float | None:
+def _longest_run(steps: Mapping[str, StepPreview], validated: ValidatedPlan, options: ExecutionOptions) -> float | None:
     # A step starts when it is ready and a slot is free, so while a slot is idle the longest path goes on (Graham's bound for list
     # scheduling); and nothing takes longer than everything in a row.
     limit = float(options.total_timeout_ms) if options.total_timeout_ms else None
@@ -270,73 +205,8 @@ def _longest_run(steps: Mapping[str, StepPreview], checked: CheckedPlan, options
     known = {step_id: longest for step_id, longest in calls.items() if longest is not None}
     if len(known) < len(calls):
         return limit
-    paths = graph.path_lengths(checked.dependencies, checked.order, known)
+    paths = graph.path_lengths(validated.dependencies, validated.order, known)
     in_a_row = sum(known.values())
     slots, path = options.parallel_limit, max(paths.values(), default=0.0)
     longest = min(in_a_row, in_a_row / slots + path * (1 - 1 / slots))
     return longest if limit is None else min(limit, longest)
-
-
-def preview_text(preview: Preview) -> str:
-    """Return `preview` as Markdown, complete: what an approver reads. No text of the plan can break out of its place."""
-    plan = preview.plan
-    lines = [f"# {prose(plan.name)}", "", prose(plan.description), "", *_facts(preview), ""]
-    numbers = {step.step.id: number for number, step in enumerate(preview.steps, start=1)}
-    by_id = {step.step.id: step for step in preview.steps}
-    for number, wave in enumerate(preview.waves, start=1):
-        lines += [f"## Wave {number}", ""]
-        for step_id in wave:
-            lines += [*_step_lines(by_id[step_id], numbers[step_id]), ""]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _facts(preview: Preview) -> list[str]:
-    options = preview.plan.options
-    effects = ", ".join(f"{count} {effect}" for effect, count in preview.effects.items())
-    parallel = f"at most {options.parallel_limit} at once" if options.parallel_limit > 1 else "one at a time"
-    facts = [f"- plan digest: `{preview.digest}`"]
-    if preview.approval_digest is not None:
-        facts.append(f"- approval digest: `{preview.approval_digest}`")
-    facts.append("- approval: " + ("required before anything runs" if preview.requires_approval else "not required"))
-    asks = preview.requires_approval or any(step.gate for step in preview.steps)
-    facts += [f"- {fact}" for fact in policy_facts(preview.plan, asks=asks, gate_effects=preview.gate_effects)]
-    facts += [f"- input {code(name)}: {code(as_text(value))}" for name, value in preview.inputs.items()]
-    facts += [f"- input {code(name)}: still to be given" for name in preview.missing]
-    facts += [f"- uses the secrets: {', '.join(map(code, preview.secrets))}"] if preview.secrets else []
-    facts.append(f"- steps: {len(preview.steps)} ({effects}), {parallel}; when one fails: {options.on_error}")
-    final = ", ".join(code(step.step.id) for step in preview.irreversible)
-    facts.append(f"- **cannot be undone: {final}**" if final else "- nothing in it that could not be undone")
-    facts.append(f"- worst case: {_limit(preview.worst_case_ms)}" + _total(options) + _endless(preview))
-    facts += [f"- output {code(name)}: {code(as_text(value))}" for name, value in preview.plan.outputs.items()]
-    return facts
-
-
-def _limit(ms: float | None) -> str:
-    return "no limit" if ms is None else duration(ms)
-
-
-def _total(options: ExecutionOptions) -> str:
-    return f" (total timeout {duration(options.total_timeout_ms)})" if options.total_timeout_ms else ""
-
-
-def _endless(preview: Preview) -> str:
-    if preview.worst_case_ms is not None:
-        return ""
-    endless = [code(step.step.id) for step in preview.steps if step.worst_case_ms is None]
-    return f" (no timeout: {', '.join(endless[:5])}{', …' if len(endless) > 5 else ''})"
-
-
-def _step_lines(preview: StepPreview, number: int) -> list[str]:
-    longest = f"; worst case {_limit(preview.worst_case_ms)}" if preview.step.max_retries or preview.items != 1 else ""
-    return step_listing(
-        preview.step,
-        number=number,
-        effect=preview.effect,
-        depends_on=preview.depends_on,
-        implied=preview.implied,
-        parameters=preview.parameters,
-        items=preview.items,
-        patience=step_patience(preview.step, preview.timeout_ms) + longest,
-        gate=preview.gate,
-        rollback=None if preview.rollback is None else (preview.rollback.effect, preview.rollback.parameters),
-    )

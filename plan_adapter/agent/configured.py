@@ -7,7 +7,7 @@ from plan_adapter.errors import ModelError
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
-    from plan_adapter.agent.model import OpenAIModel
+    from plan_adapter.agent.openai_model import OpenAIModel
 
 NO_KEY = (
     "set PLAN_ADAPTER_MODEL_KEY or OPENAI_API_KEY, or PLAN_ADAPTER_MODEL_URL (or --model-url) to the base URL of a server that needs none"
@@ -30,7 +30,7 @@ def model_of(settings: Settings, name: str | None = None, url: str | None = None
         raise ModelError("PLAN_ADAPTER_MODEL_KEY holds a character that no header can carry")
     if url is None and not key and not os.environ.get("OPENAI_API_KEY"):
         raise ModelError(f"there is no key for the model `{name}`: {NO_KEY}")
-    from plan_adapter.agent.model import OpenAIModel
+    from plan_adapter.agent.openai_model import OpenAIModel
 
     timeout, stream = settings.model_timeout_seconds, settings.model_stream
     return OpenAIModel(name, base_url=url, api_key=key or None, timeout_seconds=timeout, stream=stream)

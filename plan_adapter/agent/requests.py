@@ -1,21 +1,19 @@
-"""The body of a request for one JSON object, in the way of each rung; see `agent.model`."""
+"""The body of a request for one JSON object, in the way of each rung; see `agent.openai_model`."""
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import JsonValue
 
+from plan_adapter.agent.model import Question
 from plan_adapter.drafts import Rung
-
-if TYPE_CHECKING:
-    from plan_adapter.agent.model import Question
 
 OPTIONAL = ("reasoning_effort", "max_completion_tokens", "stream_options")
 """What a request can do without, or say in another way, where a server does not take it."""
 
 
-def request_of(question: "Question", rung: Rung, refused: set[str], *, strict: dict[str, JsonValue], stream: bool) -> dict[str, Any]:
+def request_of(question: Question, rung: Rung, refused: set[str], *, strict: dict[str, JsonValue], stream: bool) -> dict[str, Any]:
     """Return the body of the request that puts `question` on `rung`, without what the server refused before.
 
     `strict` is the strict form of the question's schema, for the rung that wants it.

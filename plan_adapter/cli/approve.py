@@ -72,21 +72,25 @@ async def approve(
         return await approve_standing(wish, words, settings, as_json=json)
     if schedule or until or runs is not None or input or tools or file:
         raise UsageError("--schedule, --until, --runs, --input, --tools and --file go with --standing PLAN")
-    place = place_of(run, step, item)
+    return await answer_gate(place_of(run, step or [], item), words, settings, api=api, show=show, as_json=json)
+
+
+async def answer_gate(place: Place, words: Words, settings: Settings, *, api: bool, show: bool = False, as_json: bool) -> int:
+    """Answer at a gate of the store, or with `api` in its form through Prefect; `show`: print what is asked, and answer nothing."""
     if api:
         from plan_adapter.cli.remote import answer_remotely
 
-        return await answer_remotely(place, words, settings, show=show, as_json=json)
+        return await answer_remotely(place, words, settings, show=show, as_json=as_json)
     async with open_store(settings) as store:
         if show:
-            return await show_gate(place, store, as_json=json)
-        return await answer_here(place, words, store, settings, as_json=json)
+            return await show_gate(place, store, as_json=as_json)
+        return await answer_here(place, words, store, settings, as_json=as_json)
 
 
-def place_of(run: str | None, step: list[str] | None, item: int | None) -> Place:
+def place_of(run: str | None, steps: list[str], item: int | None) -> Place:
     """Return which gate is meant; raises UsageError where that is not said."""
     if run is None:
         raise UsageError("say which run: `plan gates` lists what waits")
-    if len(step or []) > 1:
+    if len(steps) > 1:
         raise UsageError("one answer is for one gate: give --step once")
-    return Place(run, step[0] if step else None, item)
+    return Place(run, steps[0] if steps else None, item)

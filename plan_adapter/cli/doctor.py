@@ -13,7 +13,7 @@ from plan_adapter.readable import counted, duration, one_line
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
-    from plan_adapter.agent.model import Probe
+    from plan_adapter.agent.openai_model import Probe
     from plan_adapter.engine.diagnosis import Finding
 
 

@@ -10,15 +10,15 @@ from cyclopts import Parameter
 
 from plan_adapter.cli import output as streams
 from plan_adapter.cli.codes import ExitCode, UsageError
-from plan_adapter.cli.drafting import Destination, Person, call_line, draft_json, report
+from plan_adapter.cli.drafting import Destination, Person, Wish, call_line, draft_json, report
+from plan_adapter.cli.drafting_by_hand import draft_by_hand
 from plan_adapter.cli.sources import STDIN, drafting_tools_of, model_of, open_store, text_of
 from plan_adapter.errors import ModelError, ToolDefinitionError
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
-    from plan_adapter.agent.model import OpenAIModel
+    from plan_adapter.agent.openai_model import OpenAIModel
     from plan_adapter.drafts import Draft, ModelCall, PlanRequest
-    from plan_adapter.execution.secrets import Scrubber
     from plan_adapter.tools.registry import ToolRegistry
 
 
@@ -106,12 +106,8 @@ async def draft(
     faults += [*_faults(request, registry), *destination.faults()]
     if faults:
         raise UsageError("; ".join(faults))
-    if asked is not None:
-        return await _plan(request, registry, destination, asked, as_json=json)
-    hide = await _hidden(request)
-    if answer is not None:
-        return await _judge(request, registry, destination, text_of(answer, "the answer"), hide, as_json=json)
-    return _print_prompt(request, registry, destination, hide, as_json=json)
+    wish = Wish(request, registry, destination, as_json=json)
+    return await (_plan(wish, asked) if asked is not None else draft_by_hand(wish, answer))
 
 
 async def _resume(
@@ -128,7 +124,7 @@ async def _resume(
         registry = drafting_tools_of(tools, names)
     except ToolDefinitionError as error:
         raise UsageError(f"draft {draft.id} may plan with {', '.join(names)}: {error}; give the --tools that it was begun with") from error
-    return await _plan(draft.request, registry, destination, model, as_json=as_json, begun=draft)
+    return await _plan(Wish(draft.request, registry, destination, as_json), model, begun=draft)
 
 
 def _context(text: str | None, faults: list[str]) -> dict[str, Any]:
@@ -178,61 +174,11 @@ def _model(name: str | None, url: str | None, faults: list[str]) -> "OpenAIModel
         return None
 
 
-async def _hidden(request: "PlanRequest") -> "Scrubber":
-    from plan_adapter.runs.secrets import hidden_from_models
-
-    return await hidden_from_models(Settings(), request.available_secrets)
-
-
-def _print_prompt(request: "PlanRequest", tools: "ToolRegistry", destination: Destination, hide: "Scrubber", *, as_json: bool) -> int:
-    from plan_adapter.agent.by_hand import prompt_for_chat
-    from plan_adapter.agent.hiding import hidden_note, shown_request
-
-    messages = prompt_for_chat(request, tools, hide=hide)
-    if as_json:
-        streams.json_line({"messages": [{"role": message.role, "content": message.content} for message in messages]})
-    if hidden := shown_request(request, hide)[1]:
-        streams.note(f"note: {hidden_note(hidden)}")
-    if not as_json or destination.path is not None:
-        destination.write("\n\n".join(message.content for message in messages) + "\n")
-        streams.note("ask any chat this, and give what it answers to the same command with --answer FILE in place of --print-prompt")
-    return ExitCode.DONE
-
-
-async def _judge(
-    request: "PlanRequest", tools: "ToolRegistry", destination: Destination, text: str, hide: "Scrubber", *, as_json: bool
-) -> int:
-    from plan_adapter.agent.by_hand import judged_answer
-
-    judged = judged_answer(request, tools, text, hide=hide)
-    async with open_store(Settings()) as store:
-        await store.drafts.keep(judged.draft, judged.draft.calls[0])
-        await store.drafts.end(judged.draft)
-    if as_json:
-        streams.json_line({**draft_json(judged.draft, question=judged.question), "reply": judged.reply})
-    if judged.question is not None:
-        streams.note(f"the model asks: {judged.question}\nanswer it in the chat, and give what comes back with --answer")
-        return ExitCode.USAGE
-    if judged.reply is not None:
-        if not as_json:
-            streams.document(judged.reply + "\n")
-        streams.note(f"{judged.draft.failure}: say to the chat what is printed on stdout, and give what comes back with --answer")
-        return ExitCode.FAILED
-    return report(judged.draft, destination, as_json=as_json)
-
-
-async def _plan(
-    request: "PlanRequest",
-    tools: "ToolRegistry",
-    destination: Destination,
-    model: "OpenAIModel",
-    *,
-    as_json: bool,
-    begun: "Draft | None" = None,
-) -> int:
+async def _plan(wish: Wish, model: "OpenAIModel", *, begun: "Draft | None" = None) -> int:
     """Draft with a model; `begun`: the draft to go on with."""
     from plan_adapter.agent.planner import Budget, Planner
     from plan_adapter.plan import new_id
+    from plan_adapter.runs.secrets import hidden_from_models
 
     settings, person, draft_id = Settings(), Person(), begun.id if begun is not None else new_id()
     kept = {call.number for call in begun.calls} if begun is not None else set[int]()
@@ -240,14 +186,14 @@ async def _plan(
     def on_call(call: "ModelCall") -> None:
         streams.note(call_line(call) + ("; kept, and not asked for again" if call.number in kept else ""))
 
-    going_on = f"what was answered is kept, and not asked for again by: {destination.resume_command(draft_id)}"
-    streams.note(f"draft {draft_id}: asking {model.name}, which may plan with {_listed(tools.names())}")
+    going_on = f"what was answered is kept, and not asked for again by: {wish.destination.resume_command(draft_id)}"
+    streams.note(f"draft {draft_id}: asking {model.name}, which may plan with {_listed(wish.tools.names())}")
     began = time.monotonic()
     try:
-        hide = await _hidden(request)
+        hide = await hidden_from_models(settings, wish.request.available_secrets)
         async with open_store(settings) as store:
-            planner = Planner(model, tools, asker=person, budget=Budget.of(settings), keep=store.drafts, hide=hide, on_call=on_call)
-            drafted = await planner.drafted(request, draft_id=draft_id)
+            planner = Planner(model, wish.tools, asker=person, budget=Budget.of(settings), keep=store.drafts, hide=hide, on_call=on_call)
+            drafted = await planner.drafted(wish.request, draft_id=draft_id)
     except asyncio.CancelledError:
         streams.note(going_on)
         raise
@@ -255,9 +201,9 @@ async def _plan(
         raise ModelError(f"{error}\n{going_on}") from None
     finally:
         await model.aclose()
-    if as_json:
+    if wish.as_json:
         streams.json_line(draft_json(drafted, question=person.unanswered))
-    code = report(drafted, destination, as_json=as_json)
+    code = report(drafted, wish.destination, as_json=wish.as_json)
     if person.unanswered is not None:
         streams.note(f"answer it at a terminal; {going_on}")
         return ExitCode.USAGE

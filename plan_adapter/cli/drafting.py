@@ -13,8 +13,9 @@ from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.readable import counted, duration, one_line
 
 if TYPE_CHECKING:
-    from plan_adapter.drafts import Draft, ModelCall
+    from plan_adapter.drafts import Draft, ModelCall, PlanRequest
     from plan_adapter.plan import ExecutionPlan
+    from plan_adapter.tools.registry import ToolRegistry
 
 
 class Person:
@@ -101,6 +102,16 @@ class Destination:
         if self.path is not None:
             words = ["plan", "preview", str(self.path), *(word for name in self.tools for word in ("--tools", name))]
             output.note(f"next: {shlex.join(words)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A draft that is wanted: what is asked for, the tools to plan with, and where the plan goes."""
+
+    request: "PlanRequest"
+    tools: "ToolRegistry"
+    destination: Destination
+    as_json: bool
 
 
 def _taken(path: Path) -> str:

@@ -59,7 +59,7 @@ def preview(
         return asyncio.run(preview_resume(resume, asked, tools=tools or [], as_json=json))
     if plan is None or asked is not None:
         raise UsageError("give a plan, or --resume with the id of a run")
-    from plan_adapter.preview import preview_text
+    from plan_adapter.preview_text import preview_text
     from plan_adapter.validation import validate
 
     given = input_texts(input or [], inputs)

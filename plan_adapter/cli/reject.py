@@ -1,9 +1,8 @@
 """`plan reject`."""
 
-from plan_adapter.cli.answering import Words, answer_here
-from plan_adapter.cli.approve import place_of
+from plan_adapter.cli.answering import Words
+from plan_adapter.cli.approve import answer_gate, place_of
 from plan_adapter.cli.codes import UsageError
-from plan_adapter.cli.sources import open_store
 from plan_adapter.settings import Settings
 
 
@@ -45,10 +44,4 @@ async def reject(
             raise UsageError("give a run, or --standing with the id of a standing approval")
         return await revoke_standing(standing, settings, as_json=json)
     words = Words("request_changes" if changes else "reject", note=note, sign=sign, code=code, by=by)
-    place = place_of(run, None if step is None else [step], item)
-    if api:
-        from plan_adapter.cli.remote import answer_remotely
-
-        return await answer_remotely(place, words, settings, show=False, as_json=json)
-    async with open_store(settings) as store:
-        return await answer_here(place, words, store, settings, as_json=json)
+    return await answer_gate(place_of(run, [] if step is None else [step], item), words, settings, api=api, as_json=json)

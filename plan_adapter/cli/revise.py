@@ -53,6 +53,7 @@ async def revise(
     from plan_adapter.approval import os_user
     from plan_adapter.errors import RunConflictError
     from plan_adapter.runner import arevise_run
+    from plan_adapter.runs.replanning import note_of
 
     if edit == (plan is not None):
         raise UsageError("give the new version as a file, or in words, or --edit")
@@ -70,17 +71,12 @@ async def revise(
                 output.note(f"run {found.id} stays as it is")
                 return ExitCode.DONE if draft is None else ExitCode.FAILED
             is_attended = any(gate.attended is not False for gate in await store.gates(run_id=found.id))
-            why = note if draft is None else _note(draft, note or words or "")
+            why = note if draft is None else note_of(draft, note or words or "")
             revised = await arevise_run(found.id, new, tools=registry, by=os_user(), note=why, store=store)
         except RunConflictError as error:
             raise UsageError(str(error)) from error
         is_asked = bool(await store.gates(run_id=revised.id))
-    lines = difference_lines(old, new)
-    if json:
-        output.json_line({**run_json(revised, steps=False), "changes": lines, **({} if draft is None else {"draft": draft.id})})
-    else:
-        output.line("\n".join([difference_title(lines), *lines]))
-        output.line(f"run {revised.id} has the new version: {revised.status}")
+    _tell_changes(revised, difference_lines(old, new), draft, as_json=json)
     _tell_next(revised, is_attended=is_attended, is_asked=is_asked)
     return ExitCode.DONE
 
@@ -116,12 +112,6 @@ async def _drafted(
     return draft
 
 
-def _note(draft: "Draft", words: str) -> str:
-    from plan_adapter.runs.replanning import note_of
-
-    return note_of(draft, words)
-
-
 async def _written(run: "PlanRun", source: str | None, store: "PlanStore", tools: "ToolRegistry") -> "ExecutionPlan | None":
     """Return the new version that a person wrote, in a document or, where `source` is None, in the editor."""
     if source is None:
@@ -141,6 +131,14 @@ async def _edited(run: "PlanRun", store: "PlanStore", tools: "ToolRegistry") -> 
     from plan_adapter.cli.editing import edited_plan
 
     return await edited_plan(run, store, tools, Conversation())
+
+
+def _tell_changes(run: "PlanRun", changes: list[str], draft: "Draft | None", *, as_json: bool) -> None:
+    if as_json:
+        output.json_line({**run_json(run, steps=False), "changes": changes, **({} if draft is None else {"draft": draft.id})})
+    else:
+        output.line("\n".join([difference_title(changes), *changes]))
+        output.line(f"run {run.id} has the new version: {run.status}")
 
 
 def _tell_next(run: "PlanRun", *, is_attended: bool, is_asked: bool) -> None:

@@ -13,7 +13,7 @@ from plan_adapter.cli.codes import UsageError
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
-    from plan_adapter.agent.model import OpenAIModel
+    from plan_adapter.agent.openai_model import OpenAIModel
     from plan_adapter.plan import ExecutionPlan
     from plan_adapter.problems import Problem
     from plan_adapter.store.store import PlanStore

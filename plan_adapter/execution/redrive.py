@@ -69,36 +69,15 @@ def fates(dependencies: graph.Graph, record: Record, asked: Redrive) -> dict[str
 
 def _wanted(dependencies: graph.Graph, record: Record, asked: Redrive) -> set[str] | None:
     """Return the steps that are asked for, None for all."""
-    chosen: list[set[str]] = []
+    after, chosen = graph.successors(dependencies), list[set[str]]()
     if asked.from_step is not None:
-        chosen.append(_with_followers(dependencies, [asked.from_step]))
+        chosen.append(graph.reachable(after, [asked.from_step]))
     if asked.only_failed:
-        chosen.append(_with_followers(dependencies, record.failed))
+        chosen.append(graph.reachable(after, record.failed))
     if not chosen:
         return None
     wanted = chosen[0].intersection(*chosen[1:])
-    return wanted | (_ancestors(dependencies, wanted) & set(record.skipped))
-
-
-def _with_followers(dependencies: graph.Graph, steps: Collection[str]) -> set[str]:
-    """Return `steps` and everything that depends on them."""
-    after, found, open_steps = graph.successors(dependencies), set[str](), list(steps)
-    while open_steps:
-        step_id = open_steps.pop()
-        if step_id not in found:
-            found.add(step_id)
-            open_steps += after[step_id]
-    return found
-
-
-def _ancestors(dependencies: graph.Graph, steps: Collection[str]) -> set[str]:
-    found, open_steps = set[str](), [dependency for step_id in steps for dependency in dependencies[step_id]]
-    while open_steps:
-        step_id = open_steps.pop()
-        if step_id not in found:
-            found.add(step_id)
-            open_steps += dependencies[step_id]
-    return found
+    return wanted | (graph.reachable(dependencies, wanted) & set(record.skipped))
 
 
 def _refuse(dependencies: graph.Graph, record: Record, asked: Redrive) -> None:

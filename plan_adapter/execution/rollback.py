@@ -11,10 +11,11 @@ from plan_adapter.errors import ExpressionError
 from plan_adapter.execution.attempts import RetryPolicy
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.carry import Past, Unit, rollback_id
+from plan_adapter.execution.handing import Called
 from plan_adapter.execution.ports import AttemptEnd, CallStep, Doubt, Said
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.standing import ROLLBACK_NEVER_KNOWN, names, perhaps_done, resolve_command, standing
-from plan_adapter.execution.step import Call, Called
+from plan_adapter.execution.step import Call
 from plan_adapter.execution.task_set import TaskSet
 from plan_adapter.plan import ExecutionPlan, Step, StepStatus
 from plan_adapter.record import Attempt, Outcome, Receipt, StepRun

@@ -1,9 +1,8 @@
 """`Call`: the one step body: slot, references, intent, tool, receipt."""
 
 import asyncio
-import hashlib
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from pydantic import JsonValue
@@ -12,55 +11,24 @@ from plan_adapter.canonical import call_digest
 from plan_adapter.crash_points import reached
 from plan_adapter.errors import (
     MAX_ERROR_CHARACTERS,
-    ExpressionError,
     NotApprovedError,
     PlanAdapterError,
     ToolError,
     UnknownOutcomeError,
     error_text,
 )
-from plan_adapter.execution.attempts import RetryPolicy
 from plan_adapter.execution.calling import CallStoppedError, CallTimedOutError, complete, work_of
+from plan_adapter.execution.handing import Called, Handing
 from plan_adapter.execution.ports import AttemptEnd, GatedCall
 from plan_adapter.execution.printing import prints_of_call
 from plan_adapter.execution.probing import ask_probe
-from plan_adapter.execution.scope import RunScope, step_logger
-from plan_adapter.expressions import Template
+from plan_adapter.execution.scope import RunScope
 from plan_adapter.plan import Effect, Isolation, Step, new_id
 from plan_adapter.record import Approval, Attempt, Outcome, PlanRun, Receipt, StepRun
 from plan_adapter.secrets import SecretUnavailableError
 from plan_adapter.tools.probing import Done, NotDone
 from plan_adapter.tools.source import code_digest
 from plan_adapter.tools.tool import Tool, ToolContext, as_json
-from plan_adapter.validation import ValidatedPlan
-
-
-@dataclass(frozen=True, slots=True)
-class Called:
-    """What a call makes: under which id its attempts are kept, which tool it calls with what, and how often."""
-
-    id: str
-    tool: Tool[..., Any]
-    parameters: Template
-    effect: Effect
-    retry: RetryPolicy
-    upstream: tuple[str, ...]
-    done_when: Template | None = None
-    result: JsonValue = None  # what the parameters of a rollback may use as `result`
-
-    @classmethod
-    def by(cls, step: Step, validated: ValidatedPlan) -> "Called":
-        """Return what `step` itself calls; its effect is what it declares, else that of its tool."""
-        tool = validated.tools[step.id]
-        return cls(
-            id=step.id,
-            tool=tool,
-            parameters=validated.parameters[step.id],
-            effect=step.effect or tool.effect,
-            retry=RetryPolicy.of(step),
-            upstream=validated.reduced[step.id],
-            done_when=validated.done_when.get(step.id),
-        )
 
 
 class Call:
@@ -90,6 +58,7 @@ class Call:
         self._value = value
         self._urgency = urgency
         self._tool: Tool[..., Any] = self._called.tool
+        self._handing = Handing(scope, self._called, step_run, item=item, value=value)
         self._policy = self._called.retry
         self._has_slot = True
         self._without_prefect = False
@@ -112,8 +81,7 @@ class Call:
     @property
     def timeout_seconds(self) -> float | None:
         """The limit of one attempt, None for no limit."""
-        options = self._scope.approved.bound.validated.plan.options
-        milliseconds = options.step_timeout_ms if self.step.timeout_ms is None else self.step.timeout_ms
+        milliseconds = self._scope.approved.bound.validated.plan.timeout_ms_of(self.step)
         return milliseconds / 1000 if milliseconds else None
 
     @property
@@ -134,8 +102,8 @@ class Call:
     async def gated(self) -> GatedCall:
         """Return the call as it would be made now, to be asked about; raises ToolError, which says what keeps it from being made at all."""
         try:
-            parameters = self._parameters()
-            self._tool.bind(await self._with_secrets(parameters), self._context())
+            parameters = self._handing.parameters()
+            self._tool.bind(await self._handing.with_secrets(parameters), self._context())
         except Exception as error:
             raise ToolError(self._told(error)) from None
         return GatedCall(
@@ -190,8 +158,8 @@ class Call:
     async def _attempt(self) -> AttemptEnd:
         context = self._context()
         try:
-            parameters = self._parameters()
-            arguments = self._tool.bind(await self._with_secrets(parameters), context)
+            parameters = self._handing.parameters()
+            arguments = self._tool.bind(await self._handing.with_secrets(parameters), context)
         except Exception as error:  # nothing was called: no intent, and the next attempt would mostly end the same way
             may_pass = isinstance(error, SecretUnavailableError)
             return AttemptEnd("failed", self._number, error=self._told(error), can_retry=may_pass)
@@ -244,7 +212,7 @@ class Call:
             return None
         context = replace(self._context(), attempt=lost.number, idempotency_key=lost.idempotency_key)
         try:
-            parameters = await self._parameters_of(lost)
+            parameters = await self._handing.parameters_of(lost)
             said = await ask_probe(
                 self._tool.probe, parameters, context, timeout=self.timeout_seconds, stop=self._scope.stop, told=self._told
             )
@@ -259,15 +227,6 @@ class Call:
         self._scope.recorder.receipt(replace(receipt, by=self._tool.name, known_by="probe", note=note))
         context.logger.info("the probe of `%s` says that attempt %d was %s", self._tool.name, lost.number, _SAID[type(said)])
         return end
-
-    async def _parameters_of(self, lost: Attempt) -> dict[str, JsonValue]:
-        """Return what the tool was handed in `lost`; the record holds the names of its secrets only."""
-        if not self._called.parameters.secrets:
-            return lost.parameters
-        parameters = self._parameters()
-        if parameters != lost.parameters:
-            raise ToolError("its parameters would be others now")
-        return await self._with_secrets(parameters)
 
     def _end_of(self, said: Done | NotDone, lost: Attempt) -> AttemptEnd:
         if isinstance(said, NotDone):
@@ -307,19 +266,6 @@ class Call:
         if unmet is not None:
             return AttemptEnd("failed", number, error=unmet)
         return AttemptEnd("succeeded", number, result=self._keep(result))
-
-    def _parameters(self) -> dict[str, JsonValue]:
-        """Return the parameters as everybody but the tool sees them: for a secret the expression stands that uses it."""
-        variables = self._scope.variables(item=self._value, result=self._called.result)
-        return _as_mapping(self._called.parameters.resolve_openly(variables))
-
-    async def _with_secrets(self, parameters: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        """Return what the tool is handed for `parameters`."""
-        template = self._called.parameters
-        if not template.secrets:
-            return parameters
-        values = await self._scope.secrets.values(template.secrets)
-        return _as_mapping(template.resolve(self._scope.variables(item=self._value, result=self._called.result, secrets=values)))
 
     def _told(self, error: BaseException) -> str:
         """Return what was raised in words, without secrets; they are taken out before the text is cut."""
@@ -379,38 +325,14 @@ class Call:
             duration_ms=duration_ms,
         )
 
+    def _context(self) -> ToolContext:
+        return self._handing.context(self._number + 1, timeout_seconds=self.timeout_seconds)
+
     @property
     def _isolation(self) -> Isolation:
         if self._tool.is_async:  # it can be cancelled; in a process that is killed its own cleaning up, and a command's end, would be lost
             return self._tool.isolation
         return self.step.isolation or self._scope.approved.bound.validated.plan.isolation or self._tool.isolation
 
-    def _context(self) -> ToolContext:
-        run = self.run
-        seed = f"{run.id}\n{self._called.id}\n{'' if self.item is None else self.item}\n{run.digest}"
-        # A new version of the plan leaves the key of what was begun before it as it is.
-        past, unit = self._scope.past, (self._called.id, self.item)
-        begun = past.repeatable.get(unit) or past.cut_reads.get(unit)
-        limits = [time.monotonic() + self.timeout_seconds] if self.timeout_seconds else []
-        if self._scope.clock is not None and self._scope.clock.deadline is not None:
-            limits.append(self._scope.clock.deadline)
-        return ToolContext(
-            run_id=run.id,
-            step_id=self._called.id,
-            attempt=self._number + 1,
-            idempotency_key=hashlib.sha256(seed.encode()).hexdigest() if begun is None else begun.idempotency_key,
-            agent_id=run.agent_id,
-            org_id=run.org_id,
-            tenant_id=run.tenant_id,
-            logger=step_logger(self._scope, self.step_run),
-            deadline=min(limits, default=None),
-        )
-
 
 _SAID = {Done: "done", NotDone: "not done"}
-
-
-def _as_mapping(resolved: JsonValue) -> dict[str, JsonValue]:
-    if not isinstance(resolved, dict):
-        raise ExpressionError(f"the parameters are {type(resolved).__name__}, not a mapping")
-    return resolved

@@ -20,7 +20,8 @@ from plan_adapter.gate_text import plan_gate_text
 from plan_adapter.plan import ExecutionPlan, PlanStatus
 from plan_adapter.readable import one_line
 from plan_adapter.record import Approval, Gate, GateRules, PlanRun, RunContext, RunReason
-from plan_adapter.runs.gates import GateKeeper, new_gate, no_answer, request_of
+from plan_adapter.runs.gate_keeper import GateKeeper
+from plan_adapter.runs.gates import new_gate, no_answer
 from plan_adapter.runs.lapsing import said_before, why_lapsed
 from plan_adapter.runs.occasion import Occasion
 from plan_adapter.runs.retooling import code_notices, replaced_version, retooled_lines
@@ -220,7 +221,7 @@ async def _asked(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval
         raise await not_approved(bound, store, occasion.settings, run=run)
     draft = await _gate_of(bound, run, store, occasion.settings)
     gate = await keeper.open(draft, timeout_ms=bound.validated.plan.options.approval_timeout_ms)
-    closed = await collected(gate, keeper) or await (keeper.leave_open(gate) if _is_left(occasion) else keeper.ask(gate))
+    closed = await keeper.collected(gate) or await (keeper.leave_open(gate) if _is_left(occasion) else keeper.ask(gate))
     if closed.end is None:
         return None
     if closed.end == "expired":
@@ -260,23 +261,6 @@ async def renewed(run: PlanRun, keeper: GateKeeper) -> BoundPlan:
     if bound.approval_digest != run.approval_digest:
         raise RunConflictError(f"run {run.id} has a new version of its plan, made with other tools: revise it with these")
     return bound
-
-
-async def collected(gate: Gate, keeper: GateKeeper) -> Gate | None:
-    """Return `gate` closed by what was answered in its form while nobody waited; None where there is no such answer, or no valid one."""
-    if keeper.door is None or gate.keyset is None:
-        return None
-    try:
-        answer = await keeper.door.collected(gate)
-        if answer is None:
-            return None
-        return await keeper.close_with(gate, answer, request_of(gate))
-    except NotApprovedError as error:
-        keeper.refused[gate.id] = str(error)
-        return None
-    except RunConflictError:  # it came too late
-        now = await keeper.store.gate(gate.id)
-        return None if now.end is None else now
 
 
 async def _gate_of(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: Settings) -> Gate:

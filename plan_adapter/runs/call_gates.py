@@ -10,8 +10,8 @@ from plan_adapter.execution.ports import GatedCall, GateRefusal
 from plan_adapter.gate_text import step_gate_text
 from plan_adapter.plan import Effect, ExecutionPlan, Step
 from plan_adapter.record import Approval, Gate, PlanRun, RunReason
-from plan_adapter.runs.approving import collected
-from plan_adapter.runs.gates import GateKeeper, new_gate, no_answer
+from plan_adapter.runs.gate_keeper import GateKeeper
+from plan_adapter.runs.gates import new_gate, no_answer
 from plan_adapter.runs.lapsing import said_before, why_lapsed
 from plan_adapter.runs.standing import approval_by_standing
 
@@ -51,7 +51,7 @@ class CallGates:
         if answers and answers[-1].decision == "request_changes" and keeper.has_spoken(call.approval_digest) and not self._asks_others:
             raise NotApprovedError(f"{answers[-1].by} asks for changes: {answers[-1].note}")  # the same would be said again, for ever
         gate = await keeper.open(await self._gate_of(call, answers), timeout_ms=self._plan.options.approval_timeout_ms)
-        closed = await collected(gate, keeper) or await self._closed(gate, call)
+        closed = await keeper.collected(gate) or await self._closed(gate, call)
         return None if closed is None else await self._outcome(closed, call)
 
     async def _closed(self, gate: Gate, call: GatedCall) -> Gate | None:

@@ -8,8 +8,8 @@ from plan_adapter.execution.carry import is_rollback
 from plan_adapter.execution.ports import Doubt, Said
 from plan_adapter.gate_text import outcome_text
 from plan_adapter.record import Gate, RunReason
-from plan_adapter.runs.approving import collected
-from plan_adapter.runs.gates import GateKeeper, new_gate
+from plan_adapter.runs.gate_keeper import GateKeeper
+from plan_adapter.runs.gates import new_gate
 from plan_adapter.store.outcomes import outcome_digest
 
 
@@ -29,7 +29,7 @@ class OutcomeGates:
         gate = await keeper.open(await self._gate_of(doubt), timeout_ms=0)
         await self._show_doubt(doubt, +1)
         try:
-            closed = await collected(gate, keeper) or await keeper.ask(gate, doubt.step_run, until=doubt.withdrawn)
+            closed = await keeper.collected(gate) or await keeper.ask(gate, doubt.step_run, until=doubt.withdrawn)
         finally:
             await self._show_doubt(doubt, -1)
         return await self._said(closed)
@@ -65,7 +65,7 @@ class OutcomeGates:
     async def _said(self, closed: Gate) -> Said | None:
         if closed.end not in ("done", "again", "abort"):
             return None
-        word = await self.keeper.word_at(closed)
+        word = await self.keeper.answers.word_at(closed)
         if word is None:
             raise RunConflictError(
                 f"the gate of `{closed.step_id}` in run {closed.run_id} is closed with the word {closed.end}, and no receipt holds it"

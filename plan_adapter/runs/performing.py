@@ -3,50 +3,42 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pydantic import JsonValue
-
 from plan_adapter.approval import ApprovedPlan
 from plan_adapter.crash_points import reached
-from plan_adapter.errors import ExpressionError, LeaseLostError, PlanAdapterError, StoreError
-from plan_adapter.execution.cancellation import Stop, watch
+from plan_adapter.errors import PlanAdapterError, StoreError
+from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.carry import Past
 from plan_adapter.execution.direct import DirectCalls
 from plan_adapter.execution.ports import CallStep
-from plan_adapter.execution.printing import cleaned_prints
 from plan_adapter.execution.results import ResultLimit
 from plan_adapter.execution.rollback import Rollback
 from plan_adapter.execution.scheduler import execute
 from plan_adapter.execution.scope import RunScope
-from plan_adapter.execution.secrets import hidden_in_logs
 from plan_adapter.execution.slots import Slots
-from plan_adapter.execution.standing import with_rollback
 from plan_adapter.execution.status import conclude, rolls_back
 from plan_adapter.plan import PlanStatus, new_id
 from plan_adapter.record import PlanRun, Recorder, RunReason, StepRun
 from plan_adapter.runs.approving import approve_run, open_detached, renewed
 from plan_adapter.runs.call_gates import CallGates
-from plan_adapter.runs.gates import FormDoor, GateKeeper
+from plan_adapter.runs.ending import conclude_run, leave_waiting, let_go
+from plan_adapter.runs.gate_keeper import GateKeeper
+from plan_adapter.runs.gates import FormDoor
 from plan_adapter.runs.occasion import Occasion
 from plan_adapter.runs.outcomes import OutcomeGates
 from plan_adapter.runs.replanning import BY_ITSELF, drafted_by_itself, note_of, wants_replanning
 from plan_adapter.runs.secrets import secrets_of
+from plan_adapter.runs.watching import answer_soon, watched
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate
 
 if TYPE_CHECKING:
     from plan_adapter.engine.connection import Server
-
-log = logging.getLogger(__name__)
-
-STORE_POLL_SECONDS = 0.5
-PREFECT_POLL_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +152,7 @@ async def _perform(approved: ApprovedPlan, keeper: GateKeeper, *, past: Past, wa
         async with watched(scope, store, partial(store.cancel_request, run.id), way.cancellation):
             await execute(scope, way.call_step)
         if scope.is_left:
-            await _leave_waiting(run, store)
+            await leave_waiting(run, store)
             return None
         version, undrafted = await _replanned(scope, keeper, way)
         if version is not None:
@@ -172,9 +164,9 @@ async def _perform(approved: ApprovedPlan, keeper: GateKeeper, *, past: Past, wa
             await undo(rollback, store, None if was_in_prefect else way.cancellation)
     finally:
         if all(step.completed_at for step in run.steps) and not (way.is_cut_short() and scope.stop.is_set):
-            await _conclude(scope, store, rollback, undrafted)
+            await conclude_run(scope, store, rollback, undrafted)
         elif run.status is PlanStatus.EXECUTING:
-            await _let_go(run, store)
+            await let_go(run, store)
     return None
 
 
@@ -222,17 +214,7 @@ async def _replanned(scope: RunScope, keeper: GateKeeper, way: Way) -> tuple[Bou
 def ask_about_doubts(scope: RunScope, keeper: GateKeeper) -> None:
     """Let people be asked at gates of `keeper` how calls of `scope` ended of which nobody knows it."""
     scope.outcomes = OutcomeGates(scope.approved, keeper)
-    keeper.clean, keeper.why_stopped = scope.secrets.scrubber.value, lambda: scope.stop.message
-
-
-async def _leave_waiting(run: PlanRun, store: PlanStore) -> None:
-    """Keep `run`, of which nothing but gates of steps is open, as one that waits for them without a process."""
-    run.status = PlanStatus.PENDING_APPROVAL
-    await store.update_run(run)
-    if (reason := await store.cancel_request(run.id)) is not None:  # it came too late for the steps to see it
-        await store.cancel(run.id, reason)
-        run.status, run.reason, run.message = PlanStatus.CANCELLED, RunReason.CANCELLED, reason
-        run.completed_at = (await store.run(run.id, with_results=False)).completed_at
+    keeper.answers.clean, keeper.why_stopped = scope.secrets.scrubber.value, lambda: scope.stop.message
 
 
 def scope_of(approved: ApprovedPlan, run: PlanRun, recorder: Recorder, occasion: Occasion, *, past: Past, way: Way) -> RunScope:
@@ -278,119 +260,16 @@ async def undo(rollback: Rollback, store: PlanStore, in_prefect: Callable[[], Aw
     async def told_to_end() -> str | None:
         return None if await store.asks_rollback(run.id) else await store.cancel_request(run.id)
 
-    if in_prefect is not None and run.reason is RunReason.CANCELLED and (reason := await _answer_soon(in_prefect)) is not None:
+    if in_prefect is not None and run.reason is RunReason.CANCELLED and (reason := await answer_soon(in_prefect)) is not None:
         rollback.halt.set("cancelled", reason)
     async with watched(rollback.scope, store, told_to_end, in_prefect, ends=rollback.halt):
         await rollback.undo()
-
-
-async def _answer_soon(in_prefect: Callable[[], Awaitable[str | None]]) -> str | None:
-    """Return the reason for which the run is cancelled in Prefect; None also where that cannot be told at once."""
-    try:
-        async with asyncio.timeout(PREFECT_POLL_SECONDS):
-            return await in_prefect()
-    except Exception as error:
-        log.info("whether the run was cancelled in Prefect cannot be told now: %s", error)
-        return None
 
 
 async def past_of(run: PlanRun, store: PlanStore) -> Past:
     """Return what every start of `run` has left in the record."""
     past = Past.of(await store.open_attempts(run.id), await store.receipts(run.id))
     return past.leaving_out(await store.left_out(run.id))
-
-
-@asynccontextmanager
-async def watched(
-    scope: RunScope,
-    store: PlanStore,
-    asked: Callable[[], Awaitable[str | None]],
-    in_prefect: Callable[[], Awaitable[str | None]] | None,
-    *,
-    ends: Stop | None = None,
-) -> AsyncGenerator[None]:
-    """Keep the lease of the run, and set `ends`, if not given the stop of all work, once one of the two gives a reason."""
-    ends = ends or scope.stop
-    works = [_keep_lease(scope, store), watch(ends, asked, every_seconds=STORE_POLL_SECONDS)]
-    if in_prefect is not None:
-        works.append(watch(ends, in_prefect, every_seconds=PREFECT_POLL_SECONDS))
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        async with _hidden_secrets(scope):
-            yield
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-@asynccontextmanager
-async def _hidden_secrets(scope: RunScope) -> AsyncGenerator[None]:
-    """Keep the values of the plan's secrets out of all that is logged and printed within; nothing is done for a plan without secrets."""
-    if names := scope.approved.bound.validated.secrets:
-        await scope.secrets.expect(names)
-        with hidden_in_logs(scope.secrets.scrubber), cleaned_prints(scope.secrets.scrubber.text):
-            yield
-    else:
-        yield
-
-
-async def _keep_lease(scope: RunScope, store: PlanStore) -> None:
-    """Renew the lease of the run while it is executed, and stop it once another process has taken it over."""
-    while True:
-        await asyncio.sleep(store.lease_seconds / 4)
-        try:
-            await store.renew(scope.run.id)
-        except LeaseLostError as error:
-            scope.stop.set("cancelled", str(error))
-            return
-        except StoreError as error:
-            log.info("the lease of run %s cannot be renewed now: %s", scope.run.id, error)
-
-
-async def _let_go(run: PlanRun, store: PlanStore) -> None:
-    """Leave a run that could not be brought to an end to whoever resumes it."""
-    try:
-        await store.release(run.id)
-    except StoreError as error:
-        log.info("run %s could not be released: %s", run.id, error)  # the store's error comes to the caller anyway
-
-
-async def _conclude(scope: RunScope, store: PlanStore, rollback: Rollback | None, undrafted: str | None) -> None:
-    conclude(scope.run, scope.stop, scope.refusal, left=scope.past.left)
-    scope.run.outputs, problem = _outputs(scope)
-    scope.run.message = scope.run.message or problem
-    if undrafted is not None:
-        scope.run.message = f"{scope.run.message}; what is left could not be drafted anew: {undrafted}"
-    await end_run(scope, store, rollback)
-
-
-async def end_run(scope: RunScope, store: PlanStore, rollback: Rollback | None) -> None:
-    """Keep and tell the end of the run, whose status, reason and message are set; the message also tells where its rollback stands."""
-    run, now, scrubber = scope.run, scope.recorder.now(), scope.secrets.scrubber
-    if rollback is not None:
-        run.message = with_rollback(run.message, rollback.standing())
-    if scrubber:
-        run.message = None if run.message is None else scrubber.text(run.message)
-        run.outputs = {name: scrubber.value(value) for name, value in run.outputs.items()}
-    run.completed_at = run.updated_at = now
-    run.total_duration_ms = round((now - (run.started_at or now)).total_seconds() * 1000)
-    reached("before-end")
-    await store.update_run(run)
-    reached("after-end")
-    scope.tell("run_ended", message=run.message)
-    await scope.call_hook(scope.hooks.on_plan_complete, run)
-
-
-def _outputs(scope: RunScope) -> tuple[dict[str, JsonValue], str | None]:
-    """Return the plan's outputs; those that cannot be computed are null, and their errors are returned in words."""
-    outputs, problems = dict[str, JsonValue](), list[str]()
-    for name, template in scope.approved.bound.validated.outputs.items():
-        try:
-            outputs[name] = template.resolve(scope.variables())
-        except ExpressionError as error:
-            outputs[name] = None
-            problems.append(f"output `{name}`: {error}")
-    return outputs, "; ".join(problems) or None
 
 
 async def create_run(bound: BoundPlan, store: PlanStore, occasion: Occasion, *, flow_run_id: str | None = None) -> PlanRun:

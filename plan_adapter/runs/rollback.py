@@ -12,9 +12,10 @@ from plan_adapter.execution.status import ended_status
 from plan_adapter.plan import ApprovalPolicy, ExecutionPlan, PlanStatus, StepStatus
 from plan_adapter.record import Approval, Outcome, PlanRun, RunReason
 from plan_adapter.runs.approving import is_of_run
-from plan_adapter.runs.gates import GateKeeper
+from plan_adapter.runs.ending import end_run
+from plan_adapter.runs.gate_keeper import GateKeeper
 from plan_adapter.runs.occasion import Occasion
-from plan_adapter.runs.performing import Way, ask_about_doubts, end_run, scope_of, undo
+from plan_adapter.runs.performing import Way, ask_about_doubts, scope_of, undo
 from plan_adapter.runs.retooling import changes_of_tools, named_changes
 from plan_adapter.settings import Settings
 from plan_adapter.store.revisions import Revision

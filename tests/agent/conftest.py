@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from plan_adapter.agent.model import forget_endpoints
+from plan_adapter.agent.openai_model import forget_endpoints
 
 
 @pytest.fixture(autouse=True)

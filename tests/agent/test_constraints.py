@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from plan_adapter import ApprovalRequest, CallbackApprover, PlanStatus, PlanStore, RunContext, arun_plan, load_plan
-from plan_adapter.agent.model import OpenAIModel
+from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Planner
 from plan_adapter.documents import dump_plan
 from plan_adapter.draft_text import TO_JUDGE

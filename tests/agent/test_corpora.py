@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.agent.model import OpenAIModel
+from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Planner
 from plan_adapter.drafts import PlanRequest
 from plan_adapter.tools.registry import ToolRegistry

@@ -8,7 +8,7 @@ import pytest
 
 from plan_adapter.agent.by_hand import judged_answer, prompt_for_chat
 from plan_adapter.agent.hiding import hidden_at_hand
-from plan_adapter.agent.model import OpenAIModel
+from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Planner
 from plan_adapter.drafts import Draft, PlanRequest
 from plan_adapter.store.store import PlanStore

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.agent.model import RUNGS, Message, OpenAIModel, Question, Rung, known_endpoint
+from plan_adapter.agent.model import Message, Question
+from plan_adapter.agent.openai_model import RUNGS, OpenAIModel, Rung, known_endpoint
 from plan_adapter.errors import ModelError
 from tests.agent.server import Reply, Said, says, scripted
 

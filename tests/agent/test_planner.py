@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.agent.model import OpenAIModel
+from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Budget, Planner
 from plan_adapter.drafts import Draft, PlanRequest
 from plan_adapter.errors import DraftError, ModelError

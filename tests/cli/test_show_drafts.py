@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter.agent.model import OpenAIModel
+from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Planner
 from plan_adapter.cli.app import main
 from plan_adapter.store.store import PlanStore

@@ -7,11 +7,11 @@ from typing import Any
 from sqlalchemy import update
 
 from plan_adapter.crash_points import CrashPoint
-from plan_adapter.execution import carry, rollback, step
+from plan_adapter.execution import carry, handing, rollback
 from plan_adapter.execution.secrets import Scrubber
 from plan_adapter.plan import PlanStatus
 from plan_adapter.record import Attempt, Outcome, Receipt
-from plan_adapter.runs import call_gates, performing
+from plan_adapter.runs import call_gates, ending, performing
 from plan_adapter.store import chain, leases, outcomes, permission, recorder
 from plan_adapter.store.tables import leases as lease_table
 from tests.faults.plans import Scenario
@@ -50,13 +50,13 @@ def _the_past_is(change: Callable[[carry.Past], carry.Past]) -> Callable[[], Non
 
 
 def _keys_tell_the_attempt() -> None:
-    whole = step.Call._context
+    whole = handing.Handing.context
 
-    def context(self: Any) -> Any:
-        found = whole(self)
+    def context(self: Any, *given: Any, **named: Any) -> Any:
+        found = whole(self, *given, **named)
         return replace(found, idempotency_key=f"{found.idempotency_key}-{found.attempt}")
 
-    step.Call._context = context
+    handing.Handing.context = context
 
 
 def _epochs_are_not_compared() -> None:
@@ -132,7 +132,7 @@ def _every_run_completes() -> None:
         whole(run, *given, **named)
         run.status, run.reason = PlanStatus.COMPLETED, None
 
-    performing.conclude = conclude
+    performing.conclude = ending.conclude = conclude
 
 
 def _done_counts_as_again() -> None:

@@ -138,9 +138,9 @@ async def test_an_approver_that_always_asks_for_changes_is_asked_once_about_the_
 
 @pytest.mark.parametrize("kind", ["on_gate_open", "on_gate_answered"])
 async def test_a_hook_that_hangs_holds_up_no_answer(kind: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    from plan_adapter.runs import gates
+    from plan_adapter.runs import gate_keeper
 
-    monkeypatch.setattr(gates, "HOOK_SECONDS", 0.1)
+    monkeypatch.setattr(gate_keeper, "HOOK_SECONDS", 0.1)
 
     async def hang(*_: object) -> None:
         await asyncio.Event().wait()
@@ -177,7 +177,7 @@ def test_a_limit_that_is_no_timedelta_is_refused_with_what_to_give(world: World)
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("where", ["command", "prefect"])
 async def test_a_gate_that_a_cancellation_closes_says_why(where: str, gated: bool, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("gates.CANCELLATION_SECONDS", "performing.PREFECT_POLL_SECONDS"):
+    for name in ("open_gate.CANCELLATION_SECONDS", "watching.PREFECT_POLL_SECONDS"):
         monkeypatch.setattr(f"plan_adapter.runs.{name}", 0.05)
     told, said = list[Event](), list[str]()
 

@@ -68,7 +68,8 @@ async def test_what_is_said_in_the_form_is_a_receipt_and_no_approval(
 async def test_while_it_is_asked_the_run_says_that_it_waits_and_why_and_what_each_answer_does(world: Doubtful) -> None:
     asking = world.start_with_form(FormAnswers(()))
     gate = await world.gate()
-    run = await world.store.run(gate.run_id)
+    while (run := await world.store.run(gate.run_id)).reason is None:  # it is kept in the moment after the gate was opened
+        await world.store.changed(0.5)
     assert (run.status, run.reason) == (PlanStatus.EXECUTING, RunReason.UNKNOWN)
     for part in (
         "how did attempt 1 of `send` end?",

@@ -39,7 +39,8 @@ from plan_adapter.engine.connection import Server
 from plan_adapter.execution.rollback import Rollback as Undo
 from plan_adapter.gate_text import plan_gate_text, step_gate_text
 from plan_adapter.plan import ApprovalPolicy, Rollback
-from plan_adapter.preview import preview_plan, preview_text
+from plan_adapter.preview import preview_plan
+from plan_adapter.preview_text import preview_text
 from plan_adapter.record import Outcome, RunReason
 from plan_adapter.runner import work_on
 from plan_adapter.runs import performing

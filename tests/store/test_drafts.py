@@ -2,7 +2,8 @@
 
 import pytest
 
-from plan_adapter.agent.model import Model, ModelAnswer, OpenAIModel, Question
+from plan_adapter.agent.model import Model, ModelAnswer, Question
+from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Planner
 from plan_adapter.drafts import PlanRequest
 from plan_adapter.errors import StoreError

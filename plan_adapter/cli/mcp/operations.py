@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field, JsonValue
 
 from plan_adapter.agent.judging import unnamed_secrets
-from plan_adapter.agent.model import OpenAIModel
+from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Budget, Planner
 from plan_adapter.approval import refuse_operation, requires_approval
 from plan_adapter.cli import output

@@ -1,0 +1,289 @@
+"""`OpenAIModel`, for OpenAI and every server that speaks its chat completions.
+
+Servers differ in how they can be made to write one JSON object of a given form. From the strictest to the loosest way, each a *rung*:
+
+- `strict_schema`: `response_format` json_schema, strict
+- `schema`: the same, not strict
+- `json_object`: `response_format` json_object; the form stands in the prompt
+- `tool_call`: one function that must be called, whose arguments are the object
+- `text`: nothing but the prompt; what is no JSON is mended where it can be
+
+A rung that the server refuses (400, 422), or on which it answers with what holds no object, is left for the next one; the rung that
+carried an answer is remembered for the endpoint and the model. So is a server that answers in streams only.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast, get_args
+
+from pydantic import JsonValue
+
+from plan_adapter.agent.answers import Reading, read_answer
+from plan_adapter.agent.completions import BrokenAnswerError, Completion, read_completion
+from plan_adapter.agent.model import Message, ModelAnswer, Question
+from plan_adapter.agent.requests import OPTIONAL, request_of
+from plan_adapter.agent.strictness import strict_form
+from plan_adapter.drafts import Rung, Usage
+from plan_adapter.errors import ModelError
+from plan_adapter.readable import MASK, without_passwords
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from openai import AsyncAPIResponse, AsyncOpenAI
+
+RUNGS: tuple[Rung, ...] = get_args(Rung)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """How an endpoint answered a trivial question."""
+
+    model: str  # as the server calls it
+    rung: Rung
+    seconds: float  # of all requests that it took
+    requests: int
+    refuses: tuple[str, ...]  # rungs above that one, and options of requests
+
+
+@dataclass(slots=True)
+class Endpoint:
+    """What is known of a server and a model: the rung that works, and what it does not take."""
+
+    rung: int = 0
+    refuses: set[str] = field(default_factory=set[str])
+    streams: bool = False  # it said that it answers in no other way
+
+
+_ENDPOINTS: dict[tuple[str, str], Endpoint] = {}
+"""Of this process; every `OpenAIModel` of the same server and model shares what is known."""
+
+
+class OpenAIModel:
+    """A model behind OpenAI's chat completions, or behind a server that is compatible with them. Implements `Model`."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        timeout_seconds: float = 120.0,
+        max_retries: int = 2,
+        first_rung: Rung = "strict_schema",
+        stream: bool = False,
+    ) -> None:
+        """Use `model` at `base_url` (None: OPENAI_BASE_URL, else OpenAI's own).
+
+        `api_key` None: OPENAI_API_KEY, which is sent to no `base_url` that is given; a server of one's own mostly needs none. A request
+        that got no whole answer, 429 or 5xx is repeated up to `max_retries` times, each with a limit of `timeout_seconds`. `stream` asks
+        for answers piece by piece, where a gateway would cut a connection on which nothing comes for a while; what a server sends as a
+        stream is read in any case. Nothing is sent before the first question.
+        """
+        self._model = model
+        self._base_url = base_url
+        self._api_key = api_key
+        self._timeout = timeout_seconds
+        self._max_retries = max_retries
+        self._first = RUNGS.index(first_rung)
+        self._stream = stream
+        self._strict: tuple[Mapping[str, JsonValue], dict[str, JsonValue]] | None = None
+        self._client: AsyncOpenAI | None = None
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self._model
+
+    def __repr__(self) -> str:
+        return f"<OpenAIModel {self._model} at {without_passwords(self._base_url or 'the default endpoint')}>"
+
+    async def ask(self, question: Question) -> ModelAnswer:
+        """Return the answer on the highest rung that carries one; raises ModelError, whose text never holds the key."""
+        self._connected()  # importing the client takes a second, which is not the server's
+        known, began = self._endpoint(), time.monotonic()
+        cost, requests = Usage(), 0
+        last: ModelAnswer | None = None
+        for number in range(max(known.rung, self._first), len(RUNGS)):
+            completion = await self._completion(question, RUNGS[number], known)
+            requests += 1
+            if completion is None:  # the server does not know this rung
+                continue
+            last = _answer_of(completion, RUNGS[number], self._model)
+            cost += last.usage
+            last = replace(last, usage=cost, requests=requests, seconds=time.monotonic() - began)
+            if last.reading.value is not None:
+                known.rung = number
+                return last
+            if last.cut_off or completion.refusal:  # another rung would end the same way
+                return last
+        if last is None:
+            raise ModelError(f"{self!r} refuses every way to ask for a JSON object")
+        return last
+
+    async def probe(self) -> Probe:
+        """Ask a trivial question with everything that a draft may ask with; raises ModelError where no object comes back."""
+        schema: dict[str, JsonValue] = {
+            "type": "object",
+            "properties": {"ready": {"type": "boolean"}},
+            "required": ["ready"],
+            "additionalProperties": False,
+        }
+        messages = (Message("user", 'Answer with the JSON object {"ready": true}.'),)
+        answer = await self.ask(Question(messages, schema, "readiness", max_tokens=2048, effort="low"))
+        if answer.reading.value is None:
+            raise ModelError(f"{self!r} answers, but not with a JSON object: {answer.reading.problem}")
+        refuses = (*RUNGS[self._first : RUNGS.index(answer.rung)], *sorted(self._endpoint().refuses))
+        return Probe(answer.model, answer.rung, answer.seconds, answer.requests, refuses)
+
+    async def aclose(self) -> None:
+        """Close the connections; the next question opens them anew."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    def _endpoint(self) -> Endpoint:
+        return _ENDPOINTS.setdefault((self._base_url or "", self._model), Endpoint())
+
+    async def _completion(self, question: Question, rung: Rung, known: Endpoint) -> Completion | None:
+        """Return what the server answers; None where it refuses the rung."""
+        import openai
+
+        while True:
+            strict = self._strict_form(question.schema) if rung == "strict_schema" else {}
+            request = request_of(question, rung, known.refuses, strict=strict, stream=self._stream or known.streams)
+            try:
+                return await self._whole(request)
+            except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
+                told = str(error)
+                culprit = next((name for name in OPTIONAL if name in request and name in told), None)
+                if culprit is not None:
+                    known.refuses.add(culprit)
+                elif not request["stream"] and _WANTS_STREAM.search(told):
+                    known.streams = True
+                elif rung == "text":
+                    raise ModelError(f"{self!r} refuses the request: {self._told(error)}{_what_to_do(error.status_code, told)}") from None
+                else:
+                    return None
+            except openai.APIStatusError as error:
+                raise ModelError(
+                    f"{self!r} answers {error.status_code}: {self._told(error)}{_what_to_do(error.status_code, str(error))}"
+                ) from None
+            except (openai.APITimeoutError, TimeoutError):
+                within = f"within {self._timeout:g} s, {self._max_retries + 1} times"
+                raise ModelError(f"{self!r} did not answer {within}; PLAN_ADAPTER_MODEL_TIMEOUT_SECONDS gives it longer") from None
+            except openai.APIConnectionError as error:
+                raise ModelError(f"{self!r} cannot be reached: {self._told(error.__cause__ or error)}; {_IS_IT_THERE}") from None
+            except openai.OpenAIError as error:
+                raise ModelError(f"{self!r}: {self._told(error)}") from None
+            except BrokenAnswerError as error:
+                often = f"{self._max_retries + 1} times: {self._told(error)}"
+                raise ModelError(f"{self!r} broke its answer off, {often}{'' if request['stream'] else _IDLE}") from None
+            except (ValueError, TypeError, AttributeError):  # an answer that is no chat completion
+                raise ModelError(f"{self!r} answers with what is no chat completion; {_IS_IT_RIGHT}") from None
+
+    def _strict_form(self, schema: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+        """Return the strict form of `schema`, made once for all rounds of a draft, which have the same one."""
+        if self._strict is None or self._strict[0] is not schema:
+            self._strict = schema, strict_form(schema)
+        return self._strict[1]
+
+    async def _whole(self, request: dict[str, Any]) -> Completion:
+        """Return one whole answer; one that is broken off is asked for again, as the client itself does before anything has come."""
+        client = self._connected()
+        for retry in range(self._max_retries + 1):
+            try:
+                async with cast(
+                    "AbstractAsyncContextManager[AsyncAPIResponse[Any]]",
+                    client.chat.completions.with_streaming_response.create(model=self._model, **request),
+                ) as response:
+                    async with asyncio.timeout(self._timeout):
+                        return await read_completion(_pieces(response))
+            except (BrokenAnswerError, TimeoutError):
+                if retry == self._max_retries:
+                    raise
+            await asyncio.sleep(min(_FIRST_DELAY_SECONDS * 2**retry, _LONGEST_DELAY_SECONDS))
+        raise AssertionError("unreachable")
+
+    def _connected(self) -> "AsyncOpenAI":
+        if self._client is None:
+            from openai import AsyncOpenAI, OpenAIError
+
+            key = self._api_key or (None if self._base_url is None else _NO_KEY)
+            try:
+                self._client = AsyncOpenAI(api_key=key, base_url=self._base_url, timeout=self._timeout, max_retries=self._max_retries)
+            except OpenAIError as error:
+                raise ModelError(f"{self!r}: {error}") from None
+        return self._client
+
+    def _told(self, error: BaseException) -> str:
+        key = self._client.api_key if self._client is not None else None  # it may be OPENAI_API_KEY
+        text = _CODE.sub("", str(error)) or type(error).__name__
+        return without_passwords(text.replace(key.strip(), MASK) if key and key.strip() not in (_NO_KEY, "") else text)[:1000]
+
+
+_NO_KEY = "none"
+"""What the client is given where a server of one's own needs no key: it wants one."""
+
+_WANTS_STREAM = re.compile(r"\bstream", re.IGNORECASE)
+_CODE = re.compile(r"\AError code: \d+ - ")  # which is told before it
+_TOO_MUCH = re.compile(r"context|too (?:long|large|many tokens)", re.IGNORECASE)
+_IS_IT_THERE = "look whether it is up, and at the URL (PLAN_ADAPTER_MODEL_URL)"
+_IS_IT_RIGHT = "look at the URL, which mostly ends in /v1 (PLAN_ADAPTER_MODEL_URL)"
+_IDLE = "; where a gateway cuts connections on which nothing comes, PLAN_ADAPTER_MODEL_STREAM=true helps"
+_FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.5, 8.0
+
+
+async def _pieces(response: "AsyncAPIResponse[Any]") -> AsyncIterator[bytes]:
+    """Return the body as it comes; raises BrokenAnswerError where the connection is cut."""
+    try:
+        async for piece in response.iter_bytes():
+            yield piece
+    except Exception as error:  # of whichever HTTP library the client uses
+        raise BrokenAnswerError(str(error) or type(error).__name__) from None
+
+
+def _answer_of(completion: Completion, rung: Rung, name: str) -> ModelAnswer:
+    model, usage = completion.model or name, completion.usage
+    if not completion.has_choice:
+        return ModelAnswer("", Reading(None, "the server sent no choice"), model, rung, usage)
+    called = rung == "tool_call" and bool(completion.calls)
+    text = completion.calls[0] if called else completion.text
+    cut_off = completion.finish == "length"
+    if completion.refusal:
+        reading = Reading(None, f"the model declines: {completion.refusal}")
+    elif called and len(completion.calls) > 1:
+        reading = Reading(None, f"the answer holds {len(completion.calls)} calls: make exactly one")
+    else:
+        reading = read_answer(text, mend=rung == "text" and not cut_off)
+        if cut_off and reading.value is None:
+            reading = Reading(None, "the answer was cut off at the limit of tokens: write less")
+    return ModelAnswer(text, reading, model, rung, usage, cut_off=cut_off)
+
+
+def _what_to_do(status: int, told: str) -> str:
+    match status:
+        case 401 | 403:
+            return "; give another key (PLAN_ADAPTER_MODEL_KEY)"
+        case 404:
+            return "; look at the model's name and the URL (PLAN_ADAPTER_MODEL, PLAN_ADAPTER_MODEL_URL)"
+        case 429:
+            return "; go on in a while, or look at the quota of the key"
+        case 400 | 413 | 422 if status == 413 or _TOO_MUCH.search(told):
+            return "; with less context, or fewer tools, there is less to read"
+        case _:
+            return ""
+
+
+def known_endpoint(base_url: str | None, model: str) -> Rung | None:
+    """Return the rung that carried the last answer in this process, None if nothing was asked yet."""
+    known = _ENDPOINTS.get((base_url or "", model))
+    return RUNGS[known.rung] if known is not None else None
+
+
+def forget_endpoints() -> None:
+    """Forget what was learnt about servers: for tests, and after a server was replaced."""
+    _ENDPOINTS.clear()

@@ -1,0 +1,89 @@
+"""`step_gate_text`: what an approval of one call covers."""
+
+from collections.abc import Mapping, Sequence
+
+from pydantic import JsonValue
+
+from plan_adapter.expressions import Foresight
+from plan_adapter.gate_text.phrases import EFFECTS_SHOWN, expiry, retries, uses_secrets
+from plan_adapter.gate_text.sections import call_heading, digests_section, document, masked_note, notice_lines, parameters_section, quoted
+from plan_adapter.gate_text.values import Values, value_lines
+from plan_adapter.plan import Effect, Step
+from plan_adapter.preview import RollbackPreview, preview_rollback
+from plan_adapter.readable import code, duration, words
+from plan_adapter.validation import BoundPlan
+
+
+def step_gate_text(
+    bound: BoundPlan,
+    step: Step,
+    *,
+    effect: Effect,
+    parameters: Mapping[str, JsonValue],
+    item: int | None,
+    approval_digest: str,
+    expires_ms: int,
+    results: Mapping[str, JsonValue] | None = None,
+    ends: Mapping[str, str] | None = None,
+    notices: Sequence[str] = (),
+) -> str:
+    """Return what an approval of one call covers: the parameters as they will be handed to the tool, and what led here.
+
+    `results` are those of the steps that it depends on, `ends` how these ended (`completed`, `skipped`); `item` counts from 0.
+    """
+    validated = bound.validated
+    secrets = sorted(validated.parameters[step.id].secrets)
+    # Of this call everything is resolved but secrets; of what would undo it, what uses inputs alone.
+    values, known = Values.of(bound, expressions=bool(secrets)), Values.of(bound)
+    undo = preview_rollback(step.id, validated, Foresight(bound.inputs))
+    lines = [*notice_lines(notices), call_heading(step.id, item, validated.plan), "", *quoted(step.description)]
+    lines += [
+        f"**Asked: may this one call be made now?** It calls {code(step.tool_name or '')} with the parameters below.",
+        "",
+        _danger(step.id, effect, undo),
+        f"- {_tries(step, validated.plan.timeout_ms_of(step))}",
+        expiry(validated.plan, expires_ms, step),
+        *uses_secrets(secrets),
+        "",
+    ]
+    lines += parameters_section(validated.tools[step.id].name, parameters, values)
+    lines += _rollback_section(undo, known)
+    values.has_masked = values.has_masked or known.has_masked
+    lines += masked_note(values)
+    lines += _what_came_before(validated.dependencies[step.id], results or {}, ends or {}, Values(bound.inputs, expressions=False))
+    return document([*lines, *digests_section(validated.digest, approval_digest=approval_digest)])
+
+
+def _danger(step_id: str, effect: Effect, undo: RollbackPreview | None) -> str:
+    if undo is not None:
+        does = "reads" if effect == "read" else "**writes**"
+        return f"- {code(step_id)} {does}; if the run fails after it, it is undone as below"
+    if effect == "write":
+        return f"- **{code(step_id)} writes and cannot be undone by this plan**"
+    return f"- {code(step_id)} " + (
+        "reads, and changes nothing" if effect == "read" else "writes, may be repeated safely, and **cannot be undone by this plan**"
+    )
+
+
+def _tries(step: Step, timeout_ms: int) -> str:
+    timeout = f"at most {duration(timeout_ms)}" if timeout_ms else "no timeout"
+    return f"{timeout} an attempt, {retries(step)}" if step.max_retries else f"{timeout}, no retries"
+
+
+def _rollback_section(undo: RollbackPreview | None, values: Values) -> list[str]:
+    """Return what undoes a call: it is approved with the plan, and nobody is asked again before."""
+    if undo is None:
+        return []
+    how = f"By {code(undo.tool_name)} ({EFFECTS_SHOWN[undo.effect]}), without asking again"
+    lines = ["### How it is undone", "", f"{how}: if the run fails, or if who may approve asks for it:", ""]
+    for name, value in values.parameters(undo.tool_name, undo.parameters):
+        lines += value_lines(code(name), value)
+    return [*lines, ""]
+
+
+def _what_came_before(after: Sequence[str], results: Mapping[str, JsonValue], ends: Mapping[str, str], values: Values) -> list[str]:
+    lines = ["### What it depends on", ""] if after else []
+    for name in after:
+        end = f" {words(ends[name])}" if name in ends else " completed" if name in results else " has no result"
+        lines += value_lines(f"{code(name)}{end}", values.masked("result", results[name])) if name in results else [f"- {code(name)}{end}"]
+    return [*lines, ""] if lines else []

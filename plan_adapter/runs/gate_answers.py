@@ -1,0 +1,69 @@
+"""`GateAnswers`: takes what is answered at gates, once its giver is proved and allowed."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pydantic import JsonValue
+
+from plan_adapter.errors import NotApprovedError
+from plan_adapter.identity.codes import SecretSource
+from plan_adapter.identity.known import Means, approval_from, proved, recheck
+from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, Receipt
+from plan_adapter.settings import Settings
+from plan_adapter.store.outcomes import Word
+from plan_adapter.store.store import PlanStore
+
+
+@dataclass(slots=True)
+class GateAnswers:
+    """Takes the answers at the gates of one run in one process, whichever way they come."""
+
+    store: PlanStore
+    settings: Settings
+    secrets: SecretSource | None  # of one-time codes
+    clean: Callable[[JsonValue], JsonValue] = lambda value: value  # takes secrets out of what people say of a call
+    _verified: set[str] = field(default_factory=set[str])  # ids of answers that were proved in this process
+
+    async def close(self, gate: Gate, answer: Answer, request: ApprovalRequest) -> Gate:
+        """Return `gate` closed by `answer`, whose giver is proved and allowed.
+
+        Raises NotApprovedError with why it is not taken, RunConflictError where somebody else was first.
+        """
+        if gate.kind == "approval" or gate.step_id is None:
+            return await self.store.answer_gate(gate.id, await self._taken(answer, request))
+        await self.store.resolve(gate.run_id, gate.step_id, await self._word(answer, request), item=gate.item)
+        return await self.store.gate(gate.id)
+
+    async def prove(self, approval: Approval, asked: ApprovalRequest | Gate) -> None:
+        """Return if `approval`, which may come from elsewhere, is signed by who it says, where it says so; raises NotApprovedError."""
+        if approval.id not in self._verified:
+            await asyncio.to_thread(recheck, approval, asked, self.settings)
+            self._verified.add(approval.id)
+
+    async def word_at(self, gate: Gate) -> Receipt | None:
+        """Return the receipt that is what was said at `gate`, which asked how a call ended; None for any other one."""
+        if gate.kind != "outcome" or gate.closed_at is None:
+            return None
+        of_gate = [row for row in await self.store.receipts(gate.run_id) if (row.step_id, row.item) == (gate.step_id, gate.item)]
+        return next((row for row in of_gate if row.ended_at == gate.closed_at and row.by is not None), None)
+
+    async def _taken(self, answer: Answer, request: ApprovalRequest) -> Approval:
+        """Return `answer` as an approval, its giver proved and allowed; raises NotApprovedError with why not."""
+        approval = await approval_from(answer, request, await self._means())
+        self._verified.add(approval.id)
+        return approval
+
+    async def _word(self, answer: Answer, request: ApprovalRequest) -> Word:
+        if answer.decision not in ("done", "again", "abort"):
+            raise NotApprovedError(
+                f"what is asked is how the call ended, and `{answer.decision}` does not say it: done, again or abort does"
+            )
+        known_by = await proved(answer, request, await self._means())
+        said = (str(self.clean(answer.note)), self.clean(answer.result))
+        if answer.signature is not None and said[1] != answer.result:  # no record could show that this is what was signed
+            raise NotApprovedError("the result that was signed holds the value of a secret: say it without, and sign that")
+        return Word(answer.decision, answer.by, known_by, *said, digest=request.approval_digest, signature=answer.signature)
+
+    async def _means(self) -> Means:
+        return Means(self.settings, self.secrets, self.store, (await self.store.now()).timestamp())

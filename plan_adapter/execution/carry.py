@@ -84,9 +84,9 @@ class Past:
     def of(cls, attempts: Iterable[Attempt], receipts: Iterable[Receipt]) -> "Past":
         """Return what `attempts` and `receipts` say: a write without a receipt is unknown; a read without one may be repeated.
 
-        Attempts that have receipts may be left out.
+        What a person says of an idempotent write holds for its earlier attempts, too. Attempts that have receipts may be left out.
         """
-        past, ended = cls(), set[str]()
+        past, ended, told = cls(), set[str](), dict[Unit, int]()
         for receipt in receipts:
             ended.add(receipt.attempt_id)
             unit = (receipt.step_id, receipt.item)
@@ -97,10 +97,15 @@ class Past:
                 past.aborted.add(unit)
             else:  # somebody has looked since
                 past.aborted.discard(unit)
+                told[unit] = max(told.get(unit, 0), receipt.number if receipt.by is not None else 0)
         for attempt in attempts:
             unit = (attempt.step_id, attempt.item)
             past.attempts[unit] = max(past.attempts.get(unit, 0), attempt.number)
-            if attempt.id not in ended and unit not in past.succeeded:
-                {"write": past.unknown, "read": past.cut_reads}.get(attempt.effect, past.repeatable)[unit] = attempt
+            if attempt.id in ended or unit in past.succeeded:
+                continue
+            if attempt.effect != "idempotent_write":
+                (past.unknown if attempt.effect == "write" else past.cut_reads)[unit] = attempt
+            elif attempt.number > told.get(unit, 0):
+                past.repeatable[unit] = attempt
         past.aborted.difference_update(past.succeeded)
         return past

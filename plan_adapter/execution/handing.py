@@ -1,6 +1,7 @@
 """What a call makes, and what it hands its tool: parameters, with secrets and without, and what the tool may know of the attempt."""
 
 import hashlib
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -78,11 +79,11 @@ class Handing:
             raise ToolError("its parameters would be others now")
         return await self.with_secrets(parameters)
 
-    def context(self, attempt: int, *, timeout_seconds: float | None) -> ToolContext:
-        """Return what the tool may know of the attempt of this number, which may take `timeout_seconds` from now."""
+    def context(self, parameters: dict[str, JsonValue], *, attempt: int, timeout_seconds: float | None) -> ToolContext:
+        """Return what the tool may know of an attempt with `parameters`, of this number, which may take `timeout_seconds` from now."""
         run = self._scope.run
-        seed = f"{run.id}\n{self._called.id}\n{'' if self._item is None else self._item}\n{run.digest}"
-        # A new version of the plan leaves the key of what was begun before it as it is.
+        # Of the call alone: whoever is called sees a repeat also where a new version changed the rest of the plan.
+        seed = json.dumps([run.id, self._called.id, self._item, self._called.tool.name, parameters], sort_keys=True)
         past, unit = self._scope.past, (self._called.id, self._item)
         begun = past.repeatable.get(unit) or past.cut_reads.get(unit)
         limits = [time.monotonic() + timeout_seconds] if timeout_seconds else []

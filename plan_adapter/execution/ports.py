@@ -16,7 +16,7 @@ class AttemptEnd:
     """How one attempt of a call came out.
 
     `cancelled` and `timed_out` mean that the run ended the attempt (cancellation, total timeout); a step's own timeout is
-    `failed` for a read or an idempotent write and `unknown` for a write.
+    `failed` for a read or an idempotent write and `unknown` for a write. Only what is not `in_middle` is known to be as it says.
     """
 
     outcome: Literal["succeeded", "failed", "unknown", "cancelled", "timed_out"]
@@ -24,7 +24,7 @@ class AttemptEnd:
     result: JsonValue = None
     error: str | None = None
     can_retry: bool = True  # false where another attempt could only fail the same way
-    in_middle: bool = False  # the run's stop ended a call that had begun
+    in_middle: bool = False  # the call had begun, and nobody waited for its end, or it was lost
     not_done: bool = False  # the tool's probe says that nothing was done: the next attempt costs no retry
     said: str | None = None  # by whom, where not the tool has told that it succeeded
 

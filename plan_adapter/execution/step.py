@@ -103,7 +103,7 @@ class Call:
         """Return the call as it would be made now, to be asked about; raises ToolError, which says what keeps it from being made at all."""
         try:
             parameters = self._handing.parameters()
-            self._tool.bind(await self._handing.with_secrets(parameters), self._context())
+            self._tool.bind(await self._handing.with_secrets(parameters), self._context(parameters))
         except Exception as error:
             raise ToolError(self._told(error)) from None
         return GatedCall(
@@ -156,9 +156,9 @@ class Call:
         return end
 
     async def _attempt(self) -> AttemptEnd:
-        context = self._context()
         try:
             parameters = self._handing.parameters()
+            context = self._context(parameters)
             arguments = self._tool.bind(await self._handing.with_secrets(parameters), context)
         except Exception as error:  # nothing was called: no intent, and the next attempt would mostly end the same way
             may_pass = isinstance(error, SecretUnavailableError)
@@ -186,7 +186,7 @@ class Call:
             end = await self._act(arguments)
         reached("after-effect", self._place)
         self.lost = None
-        if end.outcome in ("succeeded", "failed") or (end.outcome != "unknown" and self.effect != "write"):
+        if not end.in_middle or self.effect == "read":
             self._scope.recorder.receipt(self._receipt(intent, end, round((time.monotonic() - started) * 1000)))
         elif end.outcome == "unknown" and (found := await self.probed(intent)) is not None:
             return found
@@ -210,7 +210,7 @@ class Call:
         """
         if self._tool.probe is None:
             return None
-        context = replace(self._context(), attempt=lost.number, idempotency_key=lost.idempotency_key)
+        context = replace(self._context(lost.parameters), attempt=lost.number, idempotency_key=lost.idempotency_key)
         try:
             parameters = await self._handing.parameters_of(lost)
             said = await ask_probe(
@@ -256,9 +256,9 @@ class Call:
         except CallStoppedError:
             return self._stopped_end(in_middle=True)
         except CallTimedOutError:
-            return AttemptEnd(interrupted, number, error=self._timeout_text())
+            return AttemptEnd(interrupted, number, error=self._timeout_text(), in_middle=True)
         except UnknownOutcomeError as error:
-            return AttemptEnd(interrupted, number, error=self._told(error))
+            return AttemptEnd(interrupted, number, error=self._told(error), in_middle=True)
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError):
                 raise
@@ -325,8 +325,8 @@ class Call:
             duration_ms=duration_ms,
         )
 
-    def _context(self) -> ToolContext:
-        return self._handing.context(self._number + 1, timeout_seconds=self.timeout_seconds)
+    def _context(self, parameters: dict[str, JsonValue]) -> ToolContext:
+        return self._handing.context(parameters, attempt=self._number + 1, timeout_seconds=self.timeout_seconds)
 
     @property
     def _isolation(self) -> Isolation:

@@ -74,7 +74,8 @@ def resolve(connection: Connection, tenant: str | None, run_id: str, step_id: st
     """Keep what a person says about the outcome of a step and return it as the receipt that it is.
 
     A step of which nothing is unknown and that has not succeeded can be said to be done, too: somebody did it by hand; and of one that
-    was left in doubt by `abort` it can be said that it is to be done again. So it is with what undoes a step. Where a process executes
+    was left in doubt by `abort`, or of an idempotent write that may have been done, it can be said that it is to be done again. So it is
+    with what undoes a step. Where a process executes
     the run only what it asks about can be told, at a gate that is closed by the word. Raises RunConflictError for anything
     else then, for other words about a step of which nothing is unknown, and where an item must be named.
     """
@@ -144,7 +145,7 @@ def _subject(
                 f"run {run['id']} is executed by {holder}, which says itself how its steps end; wait for its end, or cancel it"
             )
     if all(attempt.step_id != step_id for attempt in unknown) and (
-        resolution == "done" or (resolution == "again" and _is_aborted(connection, run["id"], step_id, item))
+        resolution == "done" or (resolution == "again" and _is_left(connection, run["id"], step_id, item))
     ):
         by_hand = _by_hand(connection, run, step_id, item, at=at)
         return by_hand, by_hand_digest(run_id=run["id"], step_id=step_id, item=item, number=by_hand.number)
@@ -179,9 +180,10 @@ def _has_succeeded(connection: Connection, run_id: str, step_id: str, item: int 
     return connection.scalar(select(receipts.c.number).where(*same, receipts.c.outcome == Outcome.SUCCEEDED.value)) is not None
 
 
-def _is_aborted(connection: Connection, run_id: str, step_id: str, item: int | None) -> bool:
-    """Return whether nobody has said more of a step, or an item, since a person ended the run over it."""
-    return (step_id, item) in Past.of(attempts_of(connection, run_id), receipts_of(connection, run_id)).aborted
+def _is_left(connection: Connection, run_id: str, step_id: str, item: int | None) -> bool:
+    """Return whether nobody has said more of a step, or an item, since the run was ended over it, or an idempotent write was cut off."""
+    past = Past.of(attempts_of(connection, run_id), receipts_of(connection, run_id))
+    return (step_id, item) in past.aborted or (step_id, item) in past.repeatable
 
 
 def _meant(unknown: Sequence[Attempt], run_id: str, step_id: str, item: int | None) -> Attempt:

@@ -10,20 +10,25 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from plan_adapter.canonical import canonical_document
 from plan_adapter.errors import RunConflictError
+from plan_adapter.execution.carry import Past
+from plan_adapter.execution.standing import resolve_command
 from plan_adapter.plan import PlanStatus, StepStatus
-from plan_adapter.record import ABORTED, Outcome, PlanRun, StepRun
+from plan_adapter.record import PlanRun, StepRun
 from plan_adapter.store import chain, entries, gates, leases, runs
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now
 from plan_adapter.store.digests import Plain, plain
 from plan_adapter.store.plans import plan_row, put_plan
 from plan_adapter.store.rows import Row, context_of, dump_json, load_json, whose
-from plan_adapter.store.steps import fixed_parts
-from plan_adapter.store.tables import attempts, plans, receipts, revisions, step_runs
+from plan_adapter.store.steps import attempts_of, fixed_parts, receipts_of
+from plan_adapter.store.tables import plans, revisions, step_runs
 from plan_adapter.store.tables import runs as run_table
 
 if TYPE_CHECKING:
     from plan_adapter.validation import ValidatedPlan
+
+
+_LIMITS = frozenset({"timeout_ms", "max_retries", "retry_delay_ms", "retry_backoff", "retry_jitter"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,32 +135,31 @@ def _locked(connection: Connection, tenant: str | None, run_id: str) -> Row:
 def _refuse_changes_of_begun_steps(connection: Connection, run: Row, validated: "ValidatedPlan") -> None:
     """Raise RunConflictError where a step differs, or is missing, that has done something or may have.
 
-    One all of whose attempts have failed may change: the numbers of its attempts go on, the keys of its calls follow from the new
-    version, and an approval of its old call is none of the new one.
+    One all of whose attempts have failed may change: the numbers of its attempts go on, another call has another key, and an approval of
+    its old call is none of the new one. How often and how long one is tried that may have done something may change, too.
     """
     same_plan = (plans.c.tenant_id == run["tenant_id"], plans.c.digest == run["digest"])
     old = _steps_of(json.loads(connection.execute(select(plans.c.document).where(*same_plan)).scalar_one()))
     new = _steps_of(canonical_document(validated.plan))
-    ends = (attempts.c.step_id, attempts.c.effect, receipts.c.outcome, receipts.c.error, receipts.c.by)
-    rows = connection.execute(select(*ends).outerjoin_from(attempts, receipts).where(attempts.c.run_id == run["id"])).mappings().all()
-    changed = [row for row in rows if old.get(row["step_id"]) != new.get(row["step_id"])]
-    done = {row["step_id"] for row in changed if row["outcome"] == Outcome.SUCCEEDED}
-    doubted = {row["step_id"] for row in changed if _may_be_done(row)} - done
+    past = Past.of(attempts_of(connection, run["id"]), receipts_of(connection, run["id"]))
+    done = {step_id for step_id, _ in past.succeeded if old.get(step_id) != new.get(step_id)}
+    doubted = {step_id for step_id, _ in (*past.unknown, *past.repeatable, *past.aborted)} - done
+    doubted = {step_id for step_id in doubted if _call_of(old.get(step_id)) != _call_of(new.get(step_id))}
     why = [f"what has succeeded: {', '.join(sorted(done))}"] if done else []
     why += [f"what may have been done, as far as anybody knows: {', '.join(sorted(doubted))}"] if doubted else []
     if why:
         hint = f"; `plan show {run['id']}` tells how each stands, and what to type" if doubted else ""
+        if repeatable := [unit for unit in past.repeatable if unit[0] in doubted]:
+            hint += f"; `{resolve_command(run['id'], repeatable[0], 'done|again')}` says whether it was done"
         raise RunConflictError(f"steps must stay as they are in a new version: {'; '.join(why)}; start a new run to change them{hint}")
 
 
-def _may_be_done(row: Row) -> bool:
-    """Return whether an attempt may have had its effect, and nobody has said."""
-    if row["outcome"] is None:
-        return row["effect"] != "read"
-    return row["by"] is not None and row["error"] == ABORTED
+def _call_of(step: dict[str, JsonValue] | None) -> dict[str, JsonValue] | None:
+    """Return of the document of a step what says more than how often and how long it is tried."""
+    return None if step is None else {name: value for name, value in step.items() if name not in _LIMITS}
 
 
-def _steps_of(document: dict[str, Any]) -> dict[str, JsonValue]:
+def _steps_of(document: dict[str, Any]) -> dict[str, dict[str, JsonValue]]:
     return {step["id"]: step for name in ("steps", "finally") for step in document.get(name, ())}
 
 

@@ -5,14 +5,19 @@ from uuid import UUID
 
 import httpx
 from prefect import get_client
-from prefect.client.schemas.objects import State
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
+from prefect.client.schemas.objects import State, StateType
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Crashed, Running
+from prefect.states import Cancelled, Crashed, Running
 
-from plan_adapter.engine.states import INTERRUPTED, state_of_run
+from plan_adapter.engine.states import INTERRUPTED, state_of_run, state_of_step
 from plan_adapter.errors import NoServerError
-from plan_adapter.plan import PlanStatus
+from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import PlanRun, RunReason
+
+_ENDED = "the run has ended"
+_OPEN = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED, StateType.CANCELLING)
 
 MAX_REASON_CHARACTERS = 1000
 """As much of a run's reason as its flow run's message, which is cut, has in any case."""
@@ -34,11 +39,28 @@ async def mend_flow_run(run: PlanRun, *, hint: str, is_so: Callable[[], Awaitabl
             if shown is None or wanted is None or (_fits(shown, wanted) and _says_why(shown, run)) or not await is_so():
                 return None
             await client.set_flow_run_state(UUID(run.flow_run_id), wanted, force=True)
+            if run.completed_at is not None:
+                await _end_what_is_open(client, UUID(run.flow_run_id), run)
             return shown.name
     except ObjectNotFound:
         return None
     except httpx.HTTPError as error:
         raise NoServerError(f"Prefect cannot be asked how run {run.id} stands: {type(error).__name__}: {error}") from error
+
+
+async def _end_what_is_open(client: PrefectClient, flow_run_id: UUID, run: PlanRun) -> None:
+    """End the gates and the steps of `run` that its process has left as open: it was killed."""
+    of_run, is_open = {"id": {"any_": [flow_run_id]}}, {"state": {"type": {"any_": _OPEN}}}
+    gates = FlowRunFilter.model_validate({"parent_flow_run_id": {"any_": [flow_run_id]}, **is_open})
+    for gate in await client.read_flow_runs(flow_run_filter=gates):
+        await client.set_flow_run_state(gate.id, Cancelled(message=_ENDED), force=True)
+    steps = {step.id: step for step in run.steps}
+    calls = TaskRunFilter.model_validate(is_open)
+    for call in await client.read_task_runs(flow_run_filter=FlowRunFilter.model_validate(of_run), task_run_filter=calls):
+        step = steps.get(call.task_key)
+        tells = step is not None and step.status in (StepStatus.FAILED, StepStatus.SKIPPED)
+        state = state_of_step(step) if step is not None and tells else Cancelled(message=_ENDED)
+        await client.set_task_run_state(call.id, state, force=True)
 
 
 def _state_of(run: PlanRun, hint: str) -> State | None:

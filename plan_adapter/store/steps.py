@@ -1,7 +1,7 @@
 """The steps of runs, put together from what was known before, from the ends that were written, and from attempts and receipts.
 
-A step with an end has ended; one without an end but with an attempt of the current start is running; one of a run that
-ended before it was begun is skipped; any other is pending.
+A step with an end has ended; one without an end but with an attempt of the current start is running. Of a run that somebody ended while
+no process executed it such a step was cut off, and one that was not begun is skipped; any other is pending.
 """
 
 from collections import defaultdict
@@ -27,7 +27,7 @@ class _Found:
     """What the tables say about the steps of one run, by step id."""
 
     claimed_at: datetime | None
-    never_begun: str | None = None  # why, of a run that was cancelled, rejected or has expired before any process executed it
+    why_ended: str | None = None  # of a run that was cancelled or rejected, or has expired
     ends: dict[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
     attempts: defaultdict[str, list[Row]] = field(default_factory=lambda: defaultdict[str, list[Row]](list))
     results: defaultdict[str, dict[int, str]] = field(default_factory=lambda: defaultdict[str, dict[int, str]](dict))
@@ -45,11 +45,12 @@ def step_runs_of(
     connection: Connection, rows: Sequence[Row], *, interrupted: Collection[str], with_results: bool
 ) -> dict[str, list[StepRun]]:
     """Return the step runs of each run of `rows`, by run id; writes in the middle of an interrupted run are unknown."""
-    found = {row["id"]: _Found(row["claimed_at"], _never_begun(row)) for row in rows}
+    found = {row["id"]: _Found(row["claimed_at"], _why_ended(row)) for row in rows}
     ended = select(step_runs.c.run_id, step_runs.c.step_id, *END).where(step_runs.c.run_id.in_(found))
     for run_id, step_id, *end in connection.execute(ended).all():
         found[run_id].ends[step_id] = end
-    for attempt in _current_attempts(connection, rows):
+    unended = [row for row in rows if row["status"] == PlanStatus.EXECUTING or _lacks_ends(row, found[row["id"]])]
+    for attempt in _current_attempts(connection, unended):
         found[attempt["run_id"]].attempts[attempt["step_id"]].append(attempt)
     if with_results:
         _read_results(connection, found)
@@ -85,8 +86,8 @@ def receipts_of(connection: Connection, run_id: str) -> list[Receipt]:
 
 
 def _current_attempts(connection: Connection, rows: Sequence[Row]) -> list[Row]:
-    """Return the attempts that runs which are executing made since they were last begun."""
-    since = {row["id"]: row["claimed_at"] for row in rows if row["status"] == PlanStatus.EXECUTING and row["claimed_at"] is not None}
+    """Return the attempts that these runs made since they were last begun."""
+    since = {row["id"]: row["claimed_at"] for row in rows if row["claimed_at"] is not None}
     if not since:
         return []
     columns = (attempts.c.run_id, attempts.c.step_id, attempts.c.item, attempts.c.effect, attempts.c.started_at, receipts.c.outcome)
@@ -115,16 +116,26 @@ def _step_run(fixed: dict[str, Any], found: _Found, is_interrupted: bool, with_r
     elif tries:
         step.status, step.started_at, step.attempts = StepStatus.RUNNING, tries[0]["started_at"], len(tries)
         step.retry_count = len(tries) - len({row["item"] for row in tries})
-        if is_interrupted and any(row["outcome"] is None and row["effect"] == "write" for row in tries):
+        is_unknown = any(row["outcome"] is None and row["effect"] == "write" for row in tries)
+        if found.why_ended is not None and any(row["outcome"] == Outcome.SUCCEEDED and row["item"] == NO_ITEM for row in tries):
+            step.status, step.outcome = StepStatus.COMPLETED, Outcome.SUCCEEDED
+            step.result = _result(found.results[step.id], is_list=False) if with_results else None
+        elif found.why_ended is not None:
+            step.status, step.error = StepStatus.FAILED, found.why_ended
+            step.outcome = Outcome.UNKNOWN if is_unknown else Outcome.FAILED
+        elif is_interrupted and is_unknown:
             step.outcome = Outcome.UNKNOWN
-    elif found.never_begun is not None:
-        step.status, step.reason = StepStatus.SKIPPED, found.never_begun
+    elif found.why_ended is not None:
+        step.status, step.reason = StepStatus.SKIPPED, found.why_ended
     return step
 
 
-def _never_begun(row: Row) -> str | None:
-    is_so = row["status"] == PlanStatus.CANCELLED and row["claimed_at"] is None
-    return (row["message"] or row["reason"]) if is_so else None
+def _why_ended(row: Row) -> str | None:
+    return (row["message"] or row["reason"]) if row["status"] == PlanStatus.CANCELLED else None
+
+
+def _lacks_ends(row: Row, found: _Found) -> bool:
+    return found.why_ended is not None and len(found.ends) < len(load_json(row["steps"]))
 
 
 def _is_before(step: StepRun, claimed_at: datetime | None) -> bool:

@@ -94,7 +94,9 @@ async def test_an_answer_that_comes_while_other_branches_go_on_is_taken_at_once(
 async def test_a_run_that_was_left_can_be_cancelled_and_revised(world: World) -> None:
     run = await left(world)
     await world.store.cancel(run.id, "no more")
-    assert (await world.store.run(run.id)).status is PlanStatus.CANCELLED
+    ended = await world.store.run(run.id)
+    assert (ended.status, ended.step("look").status) == (PlanStatus.CANCELLED, StepStatus.COMPLETED)
+    assert (ended.step("strike").status, ended.step("strike").reason) == (StepStatus.SKIPPED, "no more")
     assert await world.store.gates(run_id=run.id) == []
     second = await left(world)
     plan = branches(world)
@@ -206,7 +208,8 @@ async def over(world: World, run: PlanRun) -> PlanRun:
 async def test_a_step_whose_time_is_over_while_no_process_waits_ends_the_run_as_expired(world: World) -> None:
     ended = await over(world, await left(world, branches(world, timeout_ms=60_000)))
     assert (ended.status, ended.reason) == (PlanStatus.CANCELLED, RunReason.EXPIRED)
-    assert ended.message == "nobody answered within 0 ms at the gate of `strike`"
+    assert ended.message == ended.step("strike").reason == "nobody answered within 0 ms at the gate of `strike`"
+    assert ended.step("strike").status is StepStatus.SKIPPED
     with pytest.raises(RunConflictError, match="has expired"):
         await resumed(world, ended.id)
 

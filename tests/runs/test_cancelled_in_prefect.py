@@ -5,13 +5,15 @@ from dataclasses import replace
 from uuid import UUID
 
 import pytest
-from prefect import get_client
-from prefect.client.schemas.objects import State
-from prefect.states import Cancelled, Cancelling, Running
+from prefect import Flow, get_client
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.states import Cancelled, Cancelling, Pending, Running
 
 from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, ToolRegistry, aresume_run, arevise_run, tool
 from plan_adapter.cli.app import main
-from plan_adapter.record import RunReason
+from plan_adapter.plan import StepStatus
+from plan_adapter.record import Outcome, RunReason
 from plan_adapter.runner import Occasion, acancel_run, execute_plan
 from plan_adapter.runs.reconciling import find_interrupted, reconcile
 from plan_adapter.store import tables
@@ -85,9 +87,10 @@ async def test_a_run_that_waits_without_a_process_ends_with_the_reason(store: Pl
     assert REASON in finding.message
     now = await store.run(run.id)
     assert (now.status, now.reason, now.message) == (PlanStatus.CANCELLED, RunReason.CANCELLED, REASON)
+    assert [(step.status, step.reason) for step in now.steps] == [(StepStatus.COMPLETED, None), (StepStatus.SKIPPED, REASON)]
     assert await store.gates(run_id=run.id) == []
     shown = await state_of(run)
-    assert (shown.is_cancelled(), shown.name, REASON in (shown.message or "")) == (True, "Cancelled", True)
+    assert (shown.name, shown.message) == ("Cancelled", f"1 of 2 steps completed, 1 skipped: {REASON}")
     assert await reconcile(store, with_prefect=True) == []
     assert (await store.verify(run.id)).ok
 
@@ -101,6 +104,30 @@ async def test_a_cancellation_that_killed_the_process_is_never_shown_as_an_inter
     assert (now.status, now.message) == (PlanStatus.CANCELLED, REASON)
     shown = await state_of(run)
     assert (shown.name, REASON in (shown.message or "")) == ("Cancelled", True)
+
+
+async def test_what_a_killed_process_has_left_as_open_ends_with_its_run(store: PlanStore) -> None:
+    run = await interrupted(store)
+    cut_off = [
+        tables.receipts.delete().where(tables.receipts.c.run_id == run.id, tables.receipts.c.step_id == "again"),
+        tables.step_runs.delete().where(tables.step_runs.c.run_id == run.id, tables.step_runs.c.step_id == "again"),
+        tables.attempts.update().where(tables.attempts.c.step_id == "again").values(effect="write"),
+    ]
+    await store._database.write(lambda connection: [connection.execute(statement) for statement in cut_off] and None)  # pyright: ignore[reportPrivateUsage]
+    of_run = FlowRunFilter.model_validate({"id": {"any_": [run.flow_run_id]}})
+    async with get_client() as client:
+        task_runs: dict[str, TaskRun] = {}
+        while "again" not in task_runs or task_runs["again"].state_name != "Completed":  # the server learns of it by events
+            task_runs = {one.name: one for one in await client.read_task_runs(flow_run_filter=of_run)}
+        task_run = task_runs["again"]
+        await client.set_task_run_state(task_run.id, Running(), force=True)
+        gate = await client.create_flow_run(Flow(lambda: None, name="approve"), parent_task_run_id=task_runs["look"].id, state=Pending())
+        await show(run, Cancelling(message=REASON))
+        await reconcile(store, with_prefect=True)
+        ends = [(await client.read_task_run(task_run.id)).state, (await client.read_flow_run(gate.id)).state]
+    assert [(state.name, state.message) for state in ends if state is not None] == [("Unknown", REASON), ("Cancelled", "the run has ended")]
+    step = (await store.run(run.id)).step("again")
+    assert (step.status, step.outcome, step.error) == (StepStatus.FAILED, Outcome.UNKNOWN, REASON)
 
 
 async def test_the_words_of_a_worker_do_not_stay_over_the_reason(store: PlanStore) -> None:

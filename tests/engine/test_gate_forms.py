@@ -130,7 +130,10 @@ async def test_a_released_run_gives_its_worker_back_and_finds_the_answer_when_it
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(flow_run_id))
     with pytest.raises(Pause):
         await run_flow(flow, {}, flow_run_id=str(flow_run_id))
-    assert (await flow_run(flow_run_id)).state_name == "Suspended"
+    state = (await flow_run(flow_run_id)).state
+    assert state is not None
+    words = f"waits for an approval: answer in the menu ⋮ → Resume, or `plan approve {gate.request.run_id}`"
+    assert (state.name, state.message) == ("Suspended", f"`{gate.request.name}` {words}; it gives its worker back until then")
     await answer_form(await form_at(gate), Answer("approve", "ana"))
     assert (await flow_run(flow_run_id)).state_name == "Resuming"
     assert (await run_flow(flow, {}, flow_run_id=str(flow_run_id))).is_completed()

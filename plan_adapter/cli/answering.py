@@ -13,6 +13,7 @@ from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import answer_command, gate_json, gate_place
 from plan_adapter.cli.servers import has_only_the_api, show_end
 from plan_adapter.cli.waiting import after_changes
+from plan_adapter.execution.standing import resume_asked
 from plan_adapter.plan import PlanStatus
 from plan_adapter.record import Decision, Resolution
 from plan_adapter.settings import Settings
@@ -86,7 +87,7 @@ async def answer_here(place: Place, words: Words, store: "PlanStore", settings: 
     if words.decision == "reject" and gate.step_id is None and gate.attended is False:
         await _end_rejected(run, approval, store)
         await show_end(run.id, store, settings)
-    follows = what_follows(gate, words.decision)
+    follows = what_follows(gate, run, words.decision)
     if words.decision != "request_changes" and gate.rules.release and not await _wake(closed, approval, settings) and gate.is_released:
         follows = "its run was released, and no Prefect server could be told from here: `plan reconcile` lets it go on"
     tell(closed, approval, follows, as_json=as_json)
@@ -129,27 +130,26 @@ def tell(gate: "Gate", approval: "Approval", follows: str, *, as_json: bool) -> 
     output.note(follows)
 
 
-def what_follows(gate: "Gate", decision: Decision | Resolution) -> str:
-    """Return what happens now that `gate` was answered; `gate` is as it was before."""
-    run = gate.run_id
+def what_follows(gate: "Gate", run: "PlanRun", decision: Decision | Resolution) -> str:
+    """Return what happens now that `gate` of `run` was answered; both are as they were before."""
     if decision == "request_changes" and gate.attended is False:
         return after_changes(run)
     if decision == "request_changes" and gate.step_id is not None:
         return (
             "the process that waits for it asks again, with your note; it takes no new version of the plan: "
-            f"`plan cancel {run}` ends it, `plan revise {run} FILE` and `plan resume {run}` go on with what is done"
+            f"`plan cancel {run.id}` ends it, `plan revise {run.id} FILE` and `{resume_asked(run)}` go on with what is done"
         )
     if decision == "request_changes":
-        return f"`plan revise {run} FILE` puts a new version in its place, which is asked about then"
+        return f"`plan revise {run.id} FILE` puts a new version in its place, which is asked about then"
     if gate.attended:
         return "the process that waits for it goes on at once" if decision == "approve" else "the process that waits for it ends the run"
     if gate.attended is None:
         return "the process that waits for it, on another host, has the answer at once"
     if decision == "reject" and gate.step_id is None:
-        return f"`plan show {run}` tells more"
+        return f"`plan show {run.id}` tells more"
     if gate.is_released:
         return "its run was released, and goes on by itself: a worker starts it again"
-    return f"nobody waits for it now: `plan resume {run}` goes on"
+    return f"nobody waits for it now: `{resume_asked(run)}` goes on"
 
 
 async def show_gate(place: Place, store: "PlanStore", *, as_json: bool) -> int:
@@ -245,7 +245,7 @@ async def _why_none(run: "PlanRun", place: Place, store: "PlanStore") -> str:
                 return f"run {run.id}: {error}"
             answer = await store.answer_to_gate(closed[-1].id)
             is_changes = answer is not None and answer.decision == "request_changes"
-            return f"run {run.id}: {error}; " + (after_changes(run.id) if is_changes else f"`plan resume {run.id}` goes on")
+            return f"run {run.id}: {error}; " + (after_changes(run) if is_changes else f"`{resume_asked(run)}` goes on")
     if run.status is PlanStatus.PENDING_APPROVAL:
         return f"nobody has been asked about run {run.id} yet: `plan resume {run.id}` asks"
     return f"run {run.id} waits for no approval: it is {run.status}" + (f" ({run.reason})" if run.reason else "")

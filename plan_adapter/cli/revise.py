@@ -10,7 +10,7 @@ from plan_adapter.cli.differences import difference_lines, difference_title
 from plan_adapter.cli.drafting import Person, call_line, draft_json, tell
 from plan_adapter.cli.records import run_json
 from plan_adapter.cli.sources import drafting_tools_of, is_plan, is_words, model_of, open_store, plan_of, tools_of
-from plan_adapter.execution.standing import resume_command
+from plan_adapter.execution.standing import resume_asked
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
@@ -145,6 +145,6 @@ def _tell_next(run: "PlanRun", *, is_attended: bool, is_asked: bool) -> None:
     if is_attended:
         output.note("the process that waits for its approval asks about the new version")
     elif not is_asked:
-        output.note(f"it needs no approval: `{resume_command(run)}` goes on")
+        output.note(f"it needs no approval: `{resume_asked(run)}` goes on")
     else:
-        output.note(f"`plan approve {run.id}` approves it, then `{resume_command(run)}` goes on")
+        output.note(f"`plan approve {run.id}` approves it, then `{resume_asked(run)}` goes on")

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from plan_adapter.cli.records import answer_command, gate_place
-from plan_adapter.execution.standing import resume_command
+from plan_adapter.execution.standing import resume_asked, resume_command
 from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import duration, moment, prose
 from plan_adapter.record import Approval, Gate, PlanRun, StandingApproval
@@ -70,7 +70,7 @@ class Standing:
         if self.gates:
             commands = ", ".join(f"`{answer_command(gate)}`" for gate in self.gates[:5])
             is_left = all(gate.attended is False and not gate.is_released for gate in self.gates)
-            then = f", then `{resume_command(run, offline=self.offline)}` goes on" if is_left else ""
+            then = f", then `{self._resumes}` goes on" if is_left else ""
             asked = {gate.kind for gate in self.gates}
             what = "an answer" if len(asked) > 1 else "an approval" if "approval" in asked else "somebody to say how a write ended"
             give = "gives" if len(self.gates) == 1 else "give"
@@ -78,15 +78,20 @@ class Standing:
         if run.status is not PlanStatus.PENDING_APPROVAL:
             return None
         if self.answer is None:
-            return f"nobody has been asked yet: `{resume_command(run, offline=self.offline)}` asks"
+            return f"nobody has been asked yet: `{self._resumes}` asks"
         if self.changes is not None:
-            return after_changes(run.id)
-        return f"it was answered, and no process goes on with it: `{resume_command(run, offline=self.offline)}` does"
+            return after_changes(run)
+        return f"it was answered, and no process goes on with it: `{self._resumes}` does"
+
+    @property
+    def _resumes(self) -> str:
+        was_asked = bool(self.gates) or any(row.gate_id is not None for row in self.answers)
+        return resume_asked(self.run) if was_asked else resume_command(self.run, offline=self.offline)
 
 
-def after_changes(run_id: str) -> str:
+def after_changes(run: PlanRun) -> str:
     """Return what can be done with a run that somebody wants changed."""
-    return f"`plan revise {run_id} FILE` puts a new version in its place, `plan resume {run_id}` asks about this one again"
+    return f"`plan revise {run.id} FILE` puts a new version in its place, `{resume_asked(run)}` asks about this one again"
 
 
 async def standing_of(run: PlanRun, store: "PlanStore", *, offline: bool = False) -> Standing:

@@ -101,6 +101,11 @@ def resume_command(run: PlanRun, *, offline: bool = False) -> str:
     return f"plan resume {run.id}{' --offline' if offline else offline_option(run)}"
 
 
+def resume_asked(run: PlanRun) -> str:
+    """Return what a person types so that `run`, at whose gate somebody was asked, goes on: one without a flow run by then has none."""
+    return resume_command(run, offline=run.flow_run_id is None)
+
+
 def rollback_command(run: PlanRun) -> str:
     """Return what a person types so that what `run` did is undone, where it ran."""
     return f"plan cancel {run.id} --rollback{offline_option(run)}"

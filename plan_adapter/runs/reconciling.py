@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
+from plan_adapter.execution.standing import resume_asked
 from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import one_line
 from plan_adapter.record import Approval, Gate, PlanRun, RunReason
@@ -128,7 +129,7 @@ async def _answered(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[F
             if await _resume_released(gates[-1], answer, with_prefect=with_prefect):
                 yield Finding("answered", run.id, run.name, f"{message}: its deployment goes on with it", is_mended=True)
             else:
-                yield Finding("answered", run.id, run.name, message, is_mended=False, command=f"plan resume {run.id}")
+                yield Finding("answered", run.id, run.name, message, is_mended=False, command=resume_asked(run))
 
 
 async def _answered_step(run: PlanRun, store: PlanStore) -> Finding | None:
@@ -138,7 +139,7 @@ async def _answered_step(run: PlanRun, store: PlanStore) -> Finding | None:
     if not (answers := await _unused_answers(run, store)):
         return None
     message = f"answered while no process waited: {answers}"
-    return Finding("answered", run.id, run.name, message, is_mended=False, command=f"plan resume {run.id}")
+    return Finding("answered", run.id, run.name, message, is_mended=False, command=resume_asked(run))
 
 
 async def _unused_answers(run: PlanRun, store: PlanStore) -> str:

@@ -70,7 +70,7 @@ def test_an_approved_run_goes_on_when_it_is_resumed(plan: Plan) -> None:
     assert "**greet**" in said.err
     assert "approval digest: `" in said.err
     assert "cannot be undone" in said.err.casefold()
-    assert f"`plan resume {run_id}` goes on" in said.err
+    assert f"`plan resume {run_id} --offline` goes on" in said.err
     assert plan("gates", "--json").lines == []
     done = resumed(plan, run_id)
     assert (done.code, done.run["status"], done.run["approved_by"]) == (0, "completed", ME)
@@ -99,7 +99,7 @@ def test_a_second_answer_is_refused_with_the_first_one(plan: Plan) -> None:
     said = plan("reject", run_id)
     assert said.code == 2
     assert f"{ME} answered at" in said.err
-    assert said.err.splitlines()[0].endswith(f": approve; `plan resume {run_id}` goes on")
+    assert said.err.splitlines()[0].endswith(f": approve; `plan resume {run_id} --offline` goes on")
 
 
 def test_who_may_not_answer_is_told_who_may(plan: Plan) -> None:
@@ -192,7 +192,7 @@ def test_who_looks_at_a_run_that_waits_is_told_at_what_since_when_and_what_to_ty
     run_id = waiting(plan, options={"require_approval": True, "approval_timeout_ms": 600_000})
     said = plan("show", run_id)
     assert re.search(r"\*\*waits for an approval of the plan\*\* since .* \(.* s\), until .* \(in .* min.*\); no process waits", said.out)
-    assert f"`plan approve {run_id}` gives it, then `plan resume {run_id}` goes on; `plan gates` lists all that waits" in said.err
+    assert f"`plan approve {run_id}` gives it, then `plan resume {run_id} --offline` goes on; `plan gates` lists all that waits" in said.err
     assert "pending_approval (no process waits)" in plan("runs").out
     assert [gate["step"] for gate in plan("show", run_id, "--json").run["gates"]] == [None]
 
@@ -202,7 +202,7 @@ def test_an_answer_with_which_no_process_goes_on_is_told(plan: Plan) -> None:
     plan("approve", run_id, "--note", "看过了")
     said = plan("show", run_id)
     assert re.search(rf"- approved by {ME} \(os_user\) at .*: 看过了", said.out)
-    assert said.err == f"it was answered, and no process goes on with it: `plan resume {run_id}` does\n"
+    assert said.err == f"it was answered, and no process goes on with it: `plan resume {run_id} --offline` does\n"
     assert "pending_approval (approved, no process goes on)" in plan("runs").out
     assert "看过了" in plan("show", run_id, "--json").run["approvals"][0]["note"]
 
@@ -210,7 +210,7 @@ def test_an_answer_with_which_no_process_goes_on_is_told(plan: Plan) -> None:
 def test_a_run_that_somebody_wants_changed_says_so_wherever_it_is_met(plan: Plan) -> None:
     run_id = waiting(plan)
     plan("reject", run_id, "--changes", "--note", "greet everybody")
-    both = f"`plan revise {run_id} FILE` puts a new version in its place, `plan resume {run_id}` asks about this one again"
+    both = f"`plan revise {run_id} FILE` puts a new version in its place, `plan resume {run_id} --offline` asks about this one again"
     assert "greet everybody" in plan("show", run_id).out
     assert "changes requested, no process goes on" in plan("runs").out
     for arguments in (("show", run_id), ("approve", run_id), ("resume", run_id, "--detach", "--offline", *TOOLS)):

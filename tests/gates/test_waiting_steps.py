@@ -63,7 +63,8 @@ async def test_a_run_that_waits_for_nobody_is_left_once_nothing_but_gates_is_ope
     assert [(open_gate.id, open_gate.openings) for open_gate in await world.store.gates(run_id=run.id)] == [(gate.id, 2)]
     await world.answer(await world.gate(step="strike"))
     (finding,) = await reconcile(world.store, with_prefect=False)
-    assert (finding.message, finding.command) == ("answered while no process waited: approve of `strike` by ana", f"plan resume {run.id}")
+    assert finding.message == "answered while no process waited: approve of `strike` by ana"
+    assert finding.command == f"plan resume {run.id} --offline"
     done = await resumed(world, run.id)
     assert (done.status, world.struck) == (PlanStatus.COMPLETED, ["a"])
 

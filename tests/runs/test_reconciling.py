@@ -152,7 +152,7 @@ async def test_a_run_that_was_approved_while_no_process_waited_is_named(store: P
     run = await _answered(store, "approve")
     [finding] = await reconcile(store, with_prefect=False)
     assert (finding.kind, finding.message, finding.command) == (
-        "answered", "安娜 approved it while no process waited", f"plan resume {run.id}",
+        "answered", "安娜 approved it while no process waited", f"plan resume {run.id} --offline",
     )  # fmt: skip
 
 

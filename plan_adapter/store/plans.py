@@ -54,11 +54,11 @@ def put_plan(connection: Connection, row: dict[str, Any]) -> None:
 
 
 def save(connection: Connection, row: dict[str, Any], *, name: str, author: str, context: RunContext) -> PlanVersion:
-    """Store the content of `row` as the next version of `name`, unless it is that of the newest one; return that version."""
+    """Store the content of `row` as the next version of `name`, unless `author` saved the newest one with it; return that version."""
     _one_at_a_time(connection, name)
     put_plan(connection, row)
     newest = next(iter(versions_of(connection, context.tenant_id, name)), None)
-    if newest is not None and newest.digest == row["digest"]:
+    if newest is not None and (newest.digest, newest.author) == (row["digest"], author):
         return newest
     version = {
         **whose(context),

@@ -128,7 +128,8 @@ class PlanStore:
     async def save(self, plan: ExecutionPlan, *, author: str, name: str | None = None, context: RunContext | None = None) -> PlanVersion:
         """Save `plan` as the next version of `name` (default: the plan's own) and return that version.
 
-        Where the newest version has the same digest that one is returned.
+        Where the newest version has the same digest, and is by the same author, that one is returned; whoever else saves the same content
+        makes a version, which says that they did, and when.
         """
         whose = self._whose(context or RunContext())
         row = plans.plan_row(plan, plan_digest(plan), whose)

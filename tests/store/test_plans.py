@@ -39,9 +39,17 @@ async def test_a_saved_plan_comes_back_with_the_same_content_and_digest(store: P
     assert loaded.options.continue_on_error is True
 
 
+async def test_who_else_saves_the_newest_content_is_recorded_with_a_version_of_their_own(store: PlanStore):
+    first = await store.save(a_plan("one"), author="ana")
+    again = await store.save(a_plan("one"), author="本")
+    assert (again.version, again.digest, again.author, again.created_at > first.created_at) == (2, first.digest, "本", True)
+    assert await store.save(a_plan("one"), author="本") == again
+    assert await store.versions("site") == [again, first]
+
+
 async def test_saving_the_newest_content_again_makes_no_new_version(store: PlanStore):
     first = await store.save(a_plan("one"), author="ana")
-    assert await store.save(a_plan("one"), author="ben") == first
+    assert await store.save(a_plan("one"), author="ana") == first
     second = await store.save(a_plan("two"), author="ben")
     third = await store.save(a_plan("one"), author="ana")
     assert [one.version for one in (first, second, third)] == [1, 2, 3]

@@ -5,6 +5,7 @@ import threading
 import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -21,6 +22,9 @@ T = TypeVar("T")
 
 ANSWER_SECONDS = 60.0
 """How long a statement may take before the server counts as gone."""
+
+CONNECT_TO_READ_SECONDS = 4.0
+"""How long a silent server is waited for by who only reads, unless the URL's `timeout` says otherwise: who looks is to be told soon."""
 
 CLOSE_SECONDS = 0.25
 """How long what is only read is waited for when the store is closed, by Ctrl-C for one; what is written always is."""
@@ -80,6 +84,7 @@ class PostgresDatabase(Database):
         """Keep `url` with the asyncpg driver, and libpq's parameters under asyncpg's names."""
         query = {_AS_ASYNCPG.get(name, name): value for name, value in url.query.items()}
         super().__init__(url.set(drivername="postgresql+asyncpg", query=query), known=_KNOWN)
+        self._connects_to_read = self.timeout if "timeout" in query else CONNECT_TO_READ_SECONDS
         self._is_current = False
         self._pool: _Pool | None = None
         self._starting = threading.Lock()
@@ -124,12 +129,13 @@ class PostgresDatabase(Database):
         return create_async_engine(self.url, connect_args=limits, pool_pre_ping=True, hide_parameters=True, **options)
 
     async def _run(self, engine: AsyncEngine, work: Callable[[Connection], T], *, writes: bool) -> T:
+        connects = None if writes else self._connects_to_read  # None: as the engine does
         with as_store_errors(self.label, timeout=self.timeout):
             if not self._is_current:
-                found = await _transact(engine, schema.found_revision, writes=False)
+                found = await _transact(engine, schema.found_revision, writes=False, connects=connects)
                 schema.refuse_unless_current(found, self.label)
                 self._is_current = True
-            return await _transact(engine, work, writes=writes)
+            return await _transact(engine, work, writes=writes, connects=connects)
 
     async def _upgrade(self, engine: AsyncEngine) -> str:
         with as_store_errors(self.label, timeout=self.timeout):
@@ -138,7 +144,11 @@ class PostgresDatabase(Database):
                 return await _transact(engine, lambda connection: schema.upgrade(connection, self.label), writes=True)
 
 
-async def _transact(engine: AsyncEngine, work: Callable[[Connection], T], *, writes: bool) -> T:
+async def _transact(engine: AsyncEngine, work: Callable[[Connection], T], *, writes: bool, connects: float | None = None) -> T:
+    """Do `work` in a transaction; raises TimeoutError where there is no connection after `connects` seconds."""
     level = "READ COMMITTED" if writes else "REPEATABLE READ"
-    async with engine.execution_options(isolation_level=level).begin() as connection:
-        return await connection.run_sync(work)
+    async with AsyncExitStack() as stack:
+        async with asyncio.timeout(connects):
+            connection = await stack.enter_async_context(engine.execution_options(isolation_level=level).connect())
+        async with connection.begin():
+            return await connection.run_sync(work)

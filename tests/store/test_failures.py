@@ -15,6 +15,7 @@ import pytest
 from sqlalchemy import Engine, event
 
 from plan_adapter.errors import StoreError
+from plan_adapter.store import postgresql
 from plan_adapter.store.store import PlanStore
 from tests.postgres import PASSWORD, PostgresServer
 from tests.store.builders import a_plan, an_attempt, begun
@@ -239,6 +240,22 @@ async def test_a_server_that_does_not_answer_in_time_is_named():
         async with PlanStore(f"postgresql://plans@127.0.0.1:{silent.getsockname()[1]}/plans?timeout=0.2") as store:
             with pytest.raises(StoreError, match=r"the store on PostgreSQL .* did not answer in time"):
                 await store.runs()
+
+
+@pytest.mark.parametrize("timeout", ["", "?timeout=3600"])
+async def test_who_only_reads_is_told_of_a_silent_server_before_who_writes_gives_up(timeout: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(postgresql, "CONNECT_TO_READ_SECONDS", 0.1)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        async with PlanStore(f"postgresql://plans@127.0.0.1:{silent.getsockname()[1]}/plans{timeout}") as store:
+            reading, writing = asyncio.ensure_future(store.runs()), asyncio.ensure_future(store.save(a_plan(), author="ana"))
+            done, _ = await asyncio.wait({reading, writing}, timeout=0.5 if timeout else None, return_when=asyncio.FIRST_COMPLETED)
+            silent.close()  # which ends what waits
+            ends = await asyncio.gather(reading, writing, return_exceptions=True)
+    assert done == (set() if timeout else {reading})
+    assert ("did not answer in time" in str(ends[0]), "did not answer in time" in str(ends[1])) == (not timeout, False)
+    assert all(isinstance(end, StoreError) for end in ends)
 
 
 async def test_a_wrong_password_is_named_but_not_shown(postgres_server: PostgresServer, postgres_database: str):

@@ -67,6 +67,7 @@ class Desk:
         model: OpenAIModel | None = None,
         name: str = "agent",
         secrets: Sequence[str] = (),
+        offline: bool = True,
     ) -> AsyncIterator["Talk"]:
         """Yield a client of the SDK, connected to a server in this process."""
         from mcp import Client
@@ -74,7 +75,7 @@ class Desk:
         from plan_adapter.cli.mcp.server import plan_server
 
         who = Agent(name, context or RunContext())
-        workers = CountedWorkers(Settings().home, who.by, IMPORTS, offline=True)
+        workers = CountedWorkers(Settings().home, who.by, IMPORTS, offline=offline)
         workers.started = self.started
         async with PlanStore(self.url, tenant_id=who.context.tenant_id) as store:
             operations = Operations(store, type(registry)([deploy, look]), who, workers, Settings(), model, secrets)
@@ -96,9 +97,9 @@ class Desk:
                 request = request_of(await store.gate(gate.id))
                 await store.answer_gate(gate.id, answer_to(request, decision=decision, by="ana", known_by="os_user"))
 
-    async def work(self, run_id: str, *, by: str = "mcp/agent") -> PlanRun:
+    async def work(self, run_id: str, *, by: str = "mcp/agent", offline: bool = True) -> PlanRun:
         """Do what the process of a run does, in this one."""
-        await go_on_with(run_id, by, IMPORTS, offline=True)
+        await go_on_with(run_id, by, IMPORTS, offline=offline)
         return await self.run(run_id)
 
     async def run(self, run_id: str) -> PlanRun:

@@ -16,10 +16,12 @@ from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Budget, Planner
 from plan_adapter.approval import refuse_operation, requires_approval
 from plan_adapter.cli import output
+from plan_adapter.cli.aside import aside
 from plan_adapter.cli.codes import UsageError
 from plan_adapter.cli.drafting import call_line
 from plan_adapter.cli.mcp.telling import gate_told, run_line, run_told
 from plan_adapter.cli.mcp.workers import Workers
+from plan_adapter.cli.servers import known_server
 from plan_adapter.cli.sources import STORED, plan_of
 from plan_adapter.cli.waiting import standing_of
 from plan_adapter.documents import dump_plan, read_document
@@ -239,6 +241,8 @@ class Operations:
             raise RunConflictError(f"{MOST_WAITING} runs of yours wait for people: list_gates names them, cancel_run takes one back")
         # A call that is taken back in the middle must not leave a run that nobody was asked about.
         run = await asyncio.shield(asyncio.ensure_future(self._begin(bound)))
+        if not self.workers.offline and await self._waits(run) and await aside(lambda: known_server(self.settings)) is not None:
+            self.workers.start(run.id)  # which puts the form up on the page of a flow run, and leaves it
         return await self._settled(run.id, wait_seconds)
 
     async def _begin(self, bound: BoundPlan) -> PlanRun:
@@ -251,13 +255,19 @@ class Operations:
             await open_detached(bound, run, self.store, self.settings)
         return run
 
+    async def _waits(self, run: PlanRun) -> bool:
+        """Return whether `run` is at gates and nothing of it goes on, whatever its process still does."""
+        return run.status is PlanStatus.PENDING_APPROVAL and bool(await self.store.gates(run_id=run.id))
+
     async def _settled(self, run_id: str, seconds: float) -> Told:
         """Return how a run stands once no process has to do with it, at the latest after some seconds."""
         deadline = time.monotonic() + seconds
         while True:
             was_running = self.workers.is_running(run_id)  # before it is read: what the process wrote last is then seen
             run = await end_overdue(await self.store.run(run_id), self.store)
-            is_running = was_running or (run.status is PlanStatus.EXECUTING and run.reason is not RunReason.INTERRUPTED)
+            is_running = (was_running and not await self._waits(run)) or (
+                run.status is PlanStatus.EXECUTING and run.reason is not RunReason.INTERRUPTED
+            )
             left = deadline - time.monotonic()
             if run.completed_at is not None or not is_running or left <= 0:
                 break

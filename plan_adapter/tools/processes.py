@@ -188,15 +188,20 @@ def _exit_of(process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop) 
 async def _end_group(group: int, exited: "asyncio.Future[int]", logger: Logger) -> None:
     """End every process of the group, at once if this, too, is cancelled."""
     try:
-        is_left = _signal(group, signal.SIGTERM, logger)
-        for _ in range(int(TERM_SECONDS / 0.05)):
-            if not is_left:
-                break
-            await asyncio.sleep(0.05)
-            is_left = _signal(group, 0, logger)
+        _signal(group, signal.SIGTERM, logger)
+        await _gone(group, TERM_SECONDS, logger)
     finally:
         _signal(group, signal.SIGKILL, logger)
     await asyncio.wait((exited,), timeout=1.0)
+    await _gone(group, 0.2, logger)  # what was killed still takes a moment to end; where nobody reaps orphans the group stays for longer
+
+
+async def _gone(group: int, seconds: float, logger: Logger) -> None:
+    """Return once nobody is in the group, or after `seconds`."""
+    for _ in range(int(seconds / 0.05)):
+        if not _signal(group, 0, logger):
+            return
+        await asyncio.sleep(0.05)
 
 
 def _signal(group: int, number: int, logger: Logger) -> bool:

@@ -1,5 +1,6 @@
 """`plan`: its verbs, and the only place where errors become messages and exit codes."""
 
+import gc
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -64,11 +65,16 @@ OPTIONS = (
 COMPLETION = {"--install-completion", "__complete"}
 """What cyclopts itself answers: the second is what installed completion scripts call."""
 
+LOOKS_FOR_GARBAGE = (50_000, 10, 10)
+"""After how many new objects Python looks for garbage (700 by itself): what a command imports and reads it keeps, and to look through
+that again and again would take nearly as long as to read it."""
+
 ISSUE_HINT = "`--debug` shows the whole traceback"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: this process's) and return its exit code."""
+    gc.set_threshold(*LOOKS_FOR_GARBAGE)
     arguments = list(sys.argv[1:] if argv is None else argv)
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     debug = "--debug" in options

@@ -96,7 +96,7 @@ async def _resume(run: str, tools: list[str], wanted: Wanted, asked: "Redrive | 
     pending = begin_server(settings, offline=offline)
     registry = tools_of(tools)
     async with open_store(settings) as store:
-        found = await store.run(run)
+        found = await store.run(run, with_steps=False)
         server = await aside(pending.wait) if pending is not None else None
         while True:
             now = await until_free(found, store) if waits else found

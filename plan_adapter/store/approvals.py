@@ -81,7 +81,8 @@ def _is_told(connection: Connection, run_id: str, approval_id: str) -> bool:
 
 
 def _context_of_run(connection: Connection, run_id: str | None) -> RunContext | None:
-    row = connection.execute(select(runs).where(runs.c.id == run_id)).mappings().first() if run_id is not None else None
+    columns = (runs.c.agent_id, runs.c.org_id, runs.c.tenant_id, runs.c.task_id)
+    row = connection.execute(select(*columns).where(runs.c.id == run_id)).mappings().first() if run_id is not None else None
     return None if row is None else context_of(row)
 
 

@@ -1,6 +1,9 @@
 """Resuming a long run that is half done, offline on SQLite, beside running as many steps; and what the store keeps of each step."""
 
+import os
 import statistics
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -70,6 +73,28 @@ async def test_the_first_new_step_of_a_long_run_starts_soon(shape: Shape, tmp_pa
         f"\n{shape.name}: first new step after {found:.0f} ms, as long as {ratio:.0f} steps take to run (at most {len(shape.steps) // 10})"
     )
     assert ratio <= len(shape.steps) / 10
+
+
+@pytest.mark.benchmark
+async def test_a_command_comes_to_the_first_new_step_of_a_long_run_nearly_as_soon_as_to_that_of_a_short_one(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/plans.db"
+    shapes = {"short": layered(2, 2), "layered-5000": layered(100, 50), "chain-5000": chain(5000)}
+    async with PlanStore(url) as store:
+        runs = {name: await half_done(shape, store) for name, shape in shapes.items()}
+    found = {name: statistics.median(command_to_first_step(run_id, url, tmp_path) for _ in range(ROUNDS)) for name, run_id in runs.items()}
+    print("\n" + ", ".join(f"{name}: {seconds * 1000:.0f} ms from the command to the first new step" for name, seconds in found.items()))
+    assert max(found.values()) <= 2 * found["short"]
+
+
+def command_to_first_step(run_id: str, url: str, folder: Path) -> float:
+    """Return how many seconds after `plan resume` was typed the first new step is called."""
+    noted = folder / "first"
+    noted.unlink(missing_ok=True)
+    given = {"FIRST_CALL": str(noted), "PLAN_ADAPTER_DATABASE_URL": url, "PLAN_ADAPTER_HOME": str(folder / "home")}
+    command = [str(Path(sys.executable).with_name("plan")), "resume", run_id, "--offline", "--tools", "tests.benchmarks.resumed:TOOLS"]
+    began = time.time()
+    subprocess.run(command, env=os.environ | given, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    return float(noted.read_text(encoding="utf-8")) - began
 
 
 async def test_what_is_kept_of_a_step_does_not_grow_with_the_plan(tmp_path: Path) -> None:

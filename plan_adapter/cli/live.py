@@ -14,7 +14,7 @@ from rich.text import Text
 
 from plan_adapter.approvers.conversation import Conversation
 from plan_adapter.cli import output
-from plan_adapter.cli.progress import LinkOnce, Links, form_lines, gate_line, how_to_answer, recent_lines, replanning_line
+from plan_adapter.cli.progress import CarriedInShort, LinkOnce, Links, form_lines, gate_line, how_to_answer, recent_lines, replanning_line
 from plan_adapter.cli.records import ASCII_MARKS, MARKS, step_end
 from plan_adapter.hooks import Event
 from plan_adapter.plan import StepStatus
@@ -43,6 +43,7 @@ class LiveDisplay:
         """`links` names the run's page; while a question of `conversation` is open, nothing moves."""
         self._links = links
         self._once = LinkOnce()
+        self._carried = CarriedInShort()
         self._conversation = conversation or Conversation()
         self._conversation.pause, self._conversation.go_on = self._pause, self._go_on
         self._moves = self._paused = False
@@ -75,6 +76,7 @@ class LiveDisplay:
     def _start(self, event: Event) -> None:
         steps = event.run.steps
         self._total, self._ended = len(steps), 0
+        self._carried.lines(event)
         self._width = min(WIDEST_ID, max((Text(step.id).cell_len for step in steps), default=0))
         self._print(Text.assemble((one_line(event.run.name), "bold"), f"  run {event.run.id}"))
         self._print(*(Text(visible(link)) for link in self._once.lines(event, self._links)))
@@ -121,8 +123,9 @@ class LiveDisplay:
                 known.log.extend((event.message or "").splitlines())
             case "step_completed" | "step_failed" | "step_skipped":
                 self._open = {name: opened for name, opened in self._open.items() if name != step.id}
-                self._ended += any(step.id == planned.id for planned in event.run.steps)  # what undoes a step is none
-                self._print(*self._last_lines(step, known))
+                self._ended += step.undoes is None
+                short = self._carried.lines(event)
+                self._print(*(self._last_lines(step, known) if short is None else map(Text, short)))
             case _:
                 return
 

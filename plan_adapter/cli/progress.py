@@ -19,6 +19,9 @@ Above = Callable[[Callable[[], object]], None]
 KEPT_LOG_LINES = 8
 """How many of a failed step's last log lines a live display shows."""
 
+CARRIED_LINES = 20
+"""How many carried steps are told of in a line each; more are told of in one line for all."""
+
 
 class Display(Protocol):
     """Takes the events of a run; `close` gives the terminal back."""
@@ -86,6 +89,26 @@ class JsonDisplay:
         """Nothing is open."""
 
 
+class CarriedInShort:
+    """Tells people of the steps that a start of a run carries in one line, where they are many."""
+
+    def __init__(self) -> None:
+        self._count: int | None = None
+
+    def lines(self, event: Event) -> list[str] | None:
+        """Return what is told in place of `event`; None where it is told as it is."""
+        if event.kind == "run_started":
+            self._count = None
+        if event.kind != "step_completed" or event.step is None or not event.step.carried:
+            return None
+        is_first = self._count is None
+        if self._count is None:
+            self._count = sum(step.carried for step in event.run.steps)
+        if self._count <= CARRIED_LINES:
+            return None
+        return [f"{counted(self._count, 'step')} carried from the earlier start of this run"] if is_first else []
+
+
 class PlainDisplay:
     """One line per event on stderr, without escapes: for logs and pipes."""
 
@@ -93,13 +116,19 @@ class PlainDisplay:
         """`links` names the run's page; `above` writes above a question that is open on the same terminal."""
         self._links = links
         self._once = LinkOnce()
+        self._carried = CarriedInShort()
         self._above = above
 
     def __call__(self, event: Event) -> None:
         """Print the event."""
         links = self._once.lines(event, self._links) if event.kind in ("run_started", "gate_opened") else []
         links += form_lines(event, self._links) if event.kind == "gate_shown" else []
-        lines = [*plain_lines(event), *links, *([how_to_answer(event)] if event.kind == "gate_opened" else [])]
+        short = self._carried.lines(event)
+        lines = [
+            *(plain_lines(event) if short is None else short),
+            *links,
+            *([how_to_answer(event)] if event.kind == "gate_opened" else []),
+        ]
         if lines:
             self._above(lambda: output.note("\n".join(lines)))
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from plan_adapter.cli.codes import ExitCode, code_of_run
 from plan_adapter.cli.live import LiveDisplay
 from plan_adapter.cli.performing import choose_display
-from plan_adapter.cli.progress import JsonDisplay, PlainDisplay
+from plan_adapter.cli.progress import CARRIED_LINES, JsonDisplay, PlainDisplay
 from plan_adapter.cli.records import run_end, step_end
 from plan_adapter.hooks import Event
 from plan_adapter.plan import PlanStatus, StepStatus
@@ -51,6 +51,28 @@ def test_plain_lines_tell_the_whole_story_without_escapes(capsys: pytest.Capture
         "test: failed: exit code 1",
         "ship: skipped: `test` failed",
     ]
+
+
+@pytest.mark.parametrize(("count", "lines"), [(CARRIED_LINES, CARRIED_LINES), (CARRIED_LINES + 1, 1)])
+def test_many_carried_steps_are_told_of_in_one_line(
+    count: int, lines: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    carried = [a_step(f"s{number}", status=StepStatus.COMPLETED, carried=True) for number in range(count)]
+    run = a_run(steps=[*carried, last := a_step("last", status=StepStatus.COMPLETED, duration_ms=72)])
+    events = [Event("run_started", run), *(Event("step_completed", run, step) for step in [*carried, last])]
+    plain, screen = PlainDisplay(links), Screen()
+    for event in [*events, *events]:  # a new version of the plan starts again
+        plain(event)
+    said = capsys.readouterr().err.splitlines()
+    assert sum("carried from the earlier start of this run" in line for line in said) == 2 * lines
+    assert said.count("last: completed in 72 ms") == 2
+    monkeypatch.setattr(sys, "stderr", screen)
+    live = LiveDisplay(links)
+    for event in events:
+        live(event)
+    live.close()
+    assert screen.getvalue().count("carried from the earlier start of this run") == lines
+    assert live._ended == count + 1
 
 
 def test_the_attempts_of_items_are_no_retries() -> None:

@@ -4,7 +4,7 @@
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Coroutine, Generator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,17 +20,16 @@ from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.carry import Past
 from plan_adapter.execution.redrive import Redrive
 from plan_adapter.execution.rollback import units_to_undo
-from plan_adapter.execution.standing import aborted_steps, leaves_to_undo, resolve_command, unit_names
 from plan_adapter.hooks import Hooks
 from plan_adapter.plan import ExecutionPlan, PlanStatus
 from plan_adapter.readable import one_line
 from plan_adapter.record import Approval, PlanRun, Resolution, RunContext, RunReason
 from plan_adapter.runs.approving import end_overdue, is_answered, not_approved, open_detached, refuse_approver
 from plan_adapter.runs.cancelled import cancelled_before, is_cancelled
+from plan_adapter.runs.going_on import must_be_asked, refuse_missing_now, refuse_resume, rolled_back, work_left
 from plan_adapter.runs.occasion import Occasion
-from plan_adapter.runs.performing import Work, create_run, past_of, perform, perform_anywhere, prefect_way
+from plan_adapter.runs.performing import create_run, past_of, perform, perform_anywhere, prefect_way
 from plan_adapter.runs.permitting import refuse_going_on, require_approver, require_operator
-from plan_adapter.runs.redrive import fates_of
 from plan_adapter.runs.reopening import askable
 from plan_adapter.runs.replanning import Replanner, refuse_replanning, tools_of_plan
 from plan_adapter.runs.retooling import as_recorded, is_same_but_for_tools, take_tools
@@ -65,7 +64,6 @@ __all__ = [
     "revise_run",
     "run_plan",
     "undo_run",
-    "work_on",
 ]
 
 T = TypeVar("T")
@@ -168,13 +166,13 @@ async def go_on(
         run = await end_overdue(await opened.run(run_id, with_steps=False), opened)
         plan = await opened.get(run.digest)
         await refuse_going_on(run, plan, opened, occasion)
-        await _refuse_resume(run, opened)  # first: a process that has it is told by Prefect itself
+        await refuse_resume(run, opened)  # first: a process that has it is told by Prefect itself
         if not offline and run.flow_run_id is not None and run.completed_at is None and await _was_cancelled(run, opened, occasion):
             return await opened.run(run.id)
-        work, past = await _work_left(run, plan, opened, asked=asked)
+        work, past = await work_left(run, plan, opened, asked=asked)
         bound = as_recorded(run, plan, tools)
         occasion = replace(occasion, tools=tools)
-        asks = work is perform and await _must_be_asked(bound, run, opened, occasion)
+        asks = work is perform and await must_be_asked(bound, run, opened, occasion)
         if work is not perform or asks or asked is not None or bound.validated.secrets:  # else nobody looks at them before it goes on
             run.steps = (await opened.run(run.id, with_results=work is not perform)).steps  # what undoes steps may use their results
         if asked is not None:
@@ -184,7 +182,7 @@ async def go_on(
             bound = await with_approved_rollbacks(bound, run, past, opened)
         else:
             with _known(server):
-                await _refuse_missing_now(bound, run, past, occasion)
+                await refuse_missing_now(bound, run, past, occasion)
         if asks:
             await refuse_approver(bound, opened, occasion, run=run)
             with _known(server):
@@ -391,7 +389,7 @@ async def arevise_run(
         run = await opened.run(run_id)
         await require_operator(await opened.get(run.digest), run, opened, settings, by=by, operation="revise")
         if (await past_of(run, opened)).has_rollbacks:
-            raise _rolled_back(run)
+            raise rolled_back(run)
         bound = bind_inputs(validate(plan, tools), run.inputs)
         attended = any(gate.attended is not False for gate in await opened.gates(run_id=run.id))
         revised = await opened.revise_run(run.id, bound.validated, bound.approval_digest, by=by, note=note)
@@ -422,7 +420,7 @@ async def draft_revision(
         await require_operator(plan, run, opened, settings, by=by, operation="revise")
         past = await past_of(run, opened)
         if past.has_rollbacks:
-            raise _rolled_back(run)
+            raise rolled_back(run)
         await refuse_replanning(run, plan, past, opened)
         return await replanner.drafted(run, words, validated=validate(plan, tools), tools=tools, past=past, store=opened)
 
@@ -482,14 +480,14 @@ async def _flow_body(
             return run
         else:
             await refuse_going_on(run, bound.validated.plan, opened, occasion)
-            await _refuse_resume(run, opened)
+            await refuse_resume(run, opened)
             if not is_same_but_for_tools(bound, run):
                 bound, occasion = await _revised(bound, run, opened, occasion), replace(occasion, approval=None)
-            work, past = await _work_left(run, bound.validated.plan, opened)
+            work, past = await work_left(run, bound.validated.plan, opened)
             if work is not perform:
                 bound = await with_approved_rollbacks(bound, run, past, opened)
             else:
-                await _refuse_missing_now(bound, run, past, occasion)
+                await refuse_missing_now(bound, run, past, occasion)
                 if bound.approval_digest != run.approval_digest:
                     run = await take_tools(bound, run, opened, by=occasion.requested_by)
         way = prefect_way(flow_run_id, opened, occasion.settings)
@@ -529,84 +527,6 @@ async def _was_cancelled(run: PlanRun, store: PlanStore, occasion: Occasion) -> 
 
     with use_server(await _server(occasion)):
         return await cancelled_before(run, store) is not None
-
-
-async def _must_be_asked(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Occasion) -> bool:
-    """Return whether `run` may have to be asked about before it goes on: it waits for that, its tools are others, or nobody approved it."""
-    is_as_it_was = run.status is not PlanStatus.PENDING_APPROVAL and bound.approval_digest == run.approval_digest
-    return not is_as_it_was or not await is_answered(bound, store, replace(occasion, approver=None, asks_in_form=False), run=run)
-
-
-async def _refuse_missing_now(bound: BoundPlan, run: PlanRun, past: Past, occasion: Occasion) -> None:
-    """Raise InvalidPlanError where `run` cannot go on for want of secrets of the steps that are still to be called."""
-    validated = bound.validated
-    if validated.secrets:
-        fates = {**fates_of(run, validated, past, Redrive()), **past.fates}
-        done = [step_id for step_id, fate in fates.items() if fate.kind != "run"]
-        await refuse_missing(validated, occasion.settings, done=done)
-
-
-async def work_on(run: PlanRun, plan: ExecutionPlan, store: PlanStore, *, asked: Redrive | None = None) -> tuple[Work, Past]:
-    """Return what goes on with `run`, its steps or its interrupted rollback, and what its earlier starts have left.
-
-    Raises RunConflictError, which says why, where nothing goes on.
-    """
-    await _refuse_resume(run, store)
-    return await _work_left(run, plan, store, asked=asked)
-
-
-async def _work_left(run: PlanRun, plan: ExecutionPlan, store: PlanStore, *, asked: Redrive | None = None) -> tuple[Work, Past]:
-    """Do what `work_on` does, of a run that may be resumed."""
-    past = await past_of(run, store)
-    work = await _work_for(run, past, store)
-    _refuse_what_was_aborted(run, plan, past, left_out=(asked or Redrive()).left_out(past.left_out))
-    return work, past
-
-
-async def _work_for(run: PlanRun, past: Past, store: PlanStore) -> Work:
-    """Return what goes on with `run`: its steps, or its rollback where that was interrupted; raises RunConflictError after a rollback."""
-    # A run that is undone keeps why it ends, from before the first call on; one whose steps are executed has no reason, or is in doubt.
-    kept = await store.reason_of(run.id) if run.reason is RunReason.INTERRUPTED else None
-    is_ending = kept not in (None, RunReason.UNKNOWN, RunReason.INTERRUPTED)
-    if not past.has_rollbacks and not is_ending:
-        return perform
-    if run.status is PlanStatus.EXECUTING:
-        refuse_doubt(run, past)
-        return roll_back
-    raise _rolled_back(run)
-
-
-def _rolled_back(run: PlanRun) -> RunConflictError:
-    return RunConflictError(
-        f"run {run.id} was rolled back, so that its steps cannot go on: start a new run (`plan show {run.id}` says what is undone"
-        + (f", `plan cancel {run.id} --rollback` undoes what is left)" if leaves_to_undo(run.message) else ")")
-    )
-
-
-async def _refuse_resume(run: PlanRun, store: PlanStore) -> None:
-    if run.status is PlanStatus.COMPLETED:
-        raise RunConflictError(f"run {run.id} has completed; there is nothing to resume")
-    if run.reason in (RunReason.REJECTED, RunReason.EXPIRED):
-        how = "was rejected" if run.reason is RunReason.REJECTED else "has expired"
-        raise RunConflictError(f"run {run.id} {how}; resuming approves nothing, start a new run", ended=run.reason)
-    if run.status is PlanStatus.PENDING_APPROVAL and any(gate.attended for gate in await store.gates(run_id=run.id)):
-        raise RunConflictError(
-            f"a process on this host waits for an approval of run {run.id}: `plan approve {run.id}` answers there, and "
-            f"`plan resume {run.id} --wait` waits for its end"
-        )
-    if run.status is PlanStatus.EXECUTING and (holder := await store.holder(run.id)) is not None:
-        raise RunConflictError(f"run {run.id} is executed by {holder}; cancel it first, or `plan resume {run.id} --wait` waits for its end")
-
-
-def _refuse_what_was_aborted(run: PlanRun, plan: ExecutionPlan, past: Past, *, left_out: Collection[str]) -> None:
-    """Raise RunConflictError where a step that is still to be done may have been: who ended the run over it did not say."""
-    left = [unit for unit in aborted_steps(plan, past) if unit[0] not in left_out]
-    if left and not past.has_rollbacks:
-        names, command = ", ".join(unit_names(left)), resolve_command(run.id, left[0], "done|again")
-        raise RunConflictError(
-            f"run {run.id} was ended by `abort`, and whether {names} was done was never known, so it is not called again: look, and "
-            f"say it with `{command}`, or leave it out (`plan resume {run.id} --skip {left[0][0]} --because …`)"
-        )
 
 
 @asynccontextmanager

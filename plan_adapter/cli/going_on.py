@@ -28,8 +28,8 @@ async def preview_resume(run: str, asked: "Redrive | None", *, tools: list[str],
     """Print what would become of each step of a run that goes on, without doing anything; raises as `plan resume` would."""
     from plan_adapter.execution.redrive import Redrive
     from plan_adapter.execution.rollback import units_to_undo
-    from plan_adapter.runner import work_on
     from plan_adapter.runs.approving import end_overdue
+    from plan_adapter.runs.going_on import work_on
     from plan_adapter.runs.redrive import fates_of
     from plan_adapter.runs.retooling import as_recorded, changes_of_tools, code_notices
     from plan_adapter.runs.rollback import roll_back, with_approved_rollbacks

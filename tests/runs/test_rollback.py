@@ -42,8 +42,8 @@ from plan_adapter.plan import ApprovalPolicy, Rollback
 from plan_adapter.preview import preview_plan
 from plan_adapter.preview_text import preview_text
 from plan_adapter.record import Outcome, RunReason
-from plan_adapter.runner import work_on
 from plan_adapter.runs import performing
+from plan_adapter.runs.going_on import work_on
 from plan_adapter.runs.rollback import roll_back
 from plan_adapter.validation import bind_inputs, validate
 from tests.engine.calls import task_runs

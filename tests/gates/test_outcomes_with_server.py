@@ -107,8 +107,10 @@ async def test_a_word_from_elsewhere_closes_the_form(world: Doubtful) -> None:
     state = (await flow_run(flow_run_id)).state
     assert state is not None
     assert state.name == "Done"
-    while ("Unknown", "the line went dead") in (found := await states_of_task_runs(run, "send")):
-        await asyncio.sleep(0.1)  # the server takes the states of task runs in a little later
+    found = await states_of_task_runs(run, "send")
+    while not found or ("Unknown", "the line went dead") in found:
+        await asyncio.sleep(0.1)  # the server takes in task runs and their states a little later
+        found = await states_of_task_runs(run, "send")
     assert found == [("Completed", "bo says of `send`: done")]
 
 

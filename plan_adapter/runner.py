@@ -20,6 +20,7 @@ from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.carry import Past
 from plan_adapter.execution.redrive import Redrive
 from plan_adapter.execution.rollback import units_to_undo
+from plan_adapter.garbage import uncollected
 from plan_adapter.hooks import Hooks
 from plan_adapter.plan import ExecutionPlan, PlanStatus
 from plan_adapter.readable import one_line
@@ -163,14 +164,15 @@ async def go_on(
     word.
     """
     async with _opened(store, occasion.settings) as opened:
-        run = await end_overdue(await opened.run(run_id, with_steps=False), opened)
-        plan = await opened.get(run.digest)
-        await refuse_going_on(run, plan, opened, occasion)
-        await refuse_resume(run, opened)  # first: a process that has it is told by Prefect itself
-        if not offline and run.flow_run_id is not None and run.completed_at is None and await _was_cancelled(run, opened, occasion):
-            return await opened.run(run.id)
-        work, past = await work_left(run, plan, opened, asked=asked)
-        bound = as_recorded(run, plan, tools)
+        with uncollected():
+            run = await end_overdue(await opened.run(run_id, with_steps=False), opened)
+            plan = await opened.get(run.digest)
+            await refuse_going_on(run, plan, opened, occasion)
+            await refuse_resume(run, opened)  # first: a process that has it is told by Prefect itself
+            if not offline and run.flow_run_id is not None and run.completed_at is None and await _was_cancelled(run, opened, occasion):
+                return await opened.run(run.id)
+            work, past = await work_left(run, plan, opened, asked=asked)
+            bound = as_recorded(run, plan, tools)
         occasion = replace(occasion, tools=tools)
         asks = work is perform and await must_be_asked(bound, run, opened, occasion)
         if work is not perform or asks or asked is not None or bound.validated.secrets:  # else nobody looks at them before it goes on

@@ -21,7 +21,7 @@ PACKAGE = ROOT / "plan_adapter"
 ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "problems graph readable crash_points",
+        "problems graph readable crash_points garbage",
         "errors values",
         "plan expressions",
         "settings",

@@ -14,6 +14,7 @@ from plan_adapter.execution.standing import NEVER_KNOWN
 from plan_adapter.execution.status import NOT_APPROVED
 from plan_adapter.execution.step import Call
 from plan_adapter.execution.task_set import TaskSet
+from plan_adapter.garbage import uncollected
 from plan_adapter.plan import Step, StepStatus
 from plan_adapter.record import Attempt, Outcome, StepRun
 
@@ -26,9 +27,10 @@ async def execute(scope: RunScope, call_step: CallStep) -> None:
     other cancellation; it is raised again after the running steps have ended.
     """
     scope.clock = clock = _start_clock(scope)
-    scheduler = Scheduler(scope, call_step, clock)
     try:
-        await scheduler.carry()
+        with uncollected():
+            scheduler = Scheduler(scope, call_step, clock)
+            await scheduler.carry()
         scheduler.begin()
         await scheduler.tasks.ended()
     finally:

@@ -21,6 +21,7 @@ from plan_adapter.execution.scheduler import execute
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.slots import Slots
 from plan_adapter.execution.status import conclude, rolls_back
+from plan_adapter.garbage import uncollected
 from plan_adapter.plan import PlanStatus, new_id
 from plan_adapter.record import PlanRun, Recorder, RunReason, StepRun
 from plan_adapter.runs.approving import approve_run, open_detached, renewed
@@ -138,9 +139,10 @@ async def _perform(approved: ApprovedPlan, keeper: GateKeeper, *, past: Past, wa
     """Execute the steps of what is approved; return the new version of the rest where a failure has one drafted, which waits then."""
     run, store, occasion = keeper.run, keeper.store, keeper.occasion
     run.status, run.reason, run.message, run.completed_at = PlanStatus.EXECUTING, None, None, None
-    past = replace(past, ended={} if run.started_at is None else await store.ended_steps(run.id))
+    with uncollected():
+        past = replace(past, ended={} if run.started_at is None else await store.ended_steps(run.id))
+        run.steps = _step_runs(approved.bound.validated, past)
     run.started_at = run.started_at or await store.now()
-    run.steps = _step_runs(approved.bound.validated, past)
     await store.claim(run)
     reached("claimed")
     scope = scope_of(approved, run, await store.recorder(run), occasion, past=past, way=way)

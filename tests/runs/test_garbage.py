@@ -1,0 +1,26 @@
+"""Python looks for garbage again once a run has been read, however that ended."""
+
+import gc
+
+import pytest
+
+from plan_adapter.garbage import uncollected
+
+
+def test_garbage_is_not_looked_for_within_and_is_again_afterwards() -> None:
+    with pytest.raises(ValueError, match="unread"), uncollected():
+        with uncollected():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+        raise ValueError("unread")
+    assert gc.isenabled()
+
+
+def test_who_has_switched_it_off_keeps_it_so() -> None:
+    gc.disable()
+    try:
+        with uncollected():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

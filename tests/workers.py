@@ -7,6 +7,10 @@ import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import UUID
+
+from prefect.client.orchestration import PrefectClient
+from pydantic import JsonValue
 
 from plan_adapter.engine.connection import Server
 
@@ -38,3 +42,17 @@ def worker(server: Server, *, pool: str, log: Path, environment: Mapping[str, st
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+
+
+async def deployed(client: PrefectClient, *, pool: str, parameters: Mapping[str, JsonValue] | None = None) -> UUID:
+    """Return a deployment of the flow that runs any plan, with `parameters`, in the checkout and for the worker of `pool`."""
+    from plan_adapter.flows import run_plan
+
+    return await client.create_deployment(
+        flow_id=await client.create_flow(run_plan),
+        name=f"{pool}-worker",
+        work_pool_name=pool,
+        entrypoint="plan_adapter.flows.run_plan",
+        path=str(ROOT),
+        parameters=dict(parameters or {}),
+    )

@@ -11,13 +11,13 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.events.filters import EventFilter, EventNameFilter, EventRelatedFilter
 from prefect.states import Scheduled
 
-from plan_adapter import ExecutionPlan, PlanStatus, dump_plan
+from plan_adapter import PlanStatus, dump_plan
 from plan_adapter.engine.connection import Server
 from tests.faults.child import CANARY, resolve
 from tests.faults.deployed import FOLDER, faults_in, leave
 from tests.faults.harness import TARGETS, Each, Target, Trial, opened
 from tests.faults.plans import EVERYTHING
-from tests.workers import ROOT, worker
+from tests.workers import deployed, worker
 
 pytestmark = pytest.mark.thorough
 
@@ -44,7 +44,8 @@ async def test_a_worker_brings_a_run_to_its_end_that_is_killed_at_every_place(pr
         leave(faults, trial.place.folder)
         with worker(prefect_server, pool=POOL, log=trial.place.home / "worker.log", environment=of_runs(trial)):
             async with get_client() as client:
-                started = await client.create_flow_run_from_deployment(await deployed(client, trial.scenario.plan))
+                parameters = {"plan": dump_plan(trial.scenario.plan), "tools": ["tests.faults.deployed:TOOLS"]}
+                started = await client.create_flow_run_from_deployment(await deployed(client, pool=POOL, parameters=parameters))
                 for number, fault in enumerate(faults, start=1):
                     ended = await left_by_its_worker(client, started.id, processes=number)
                     assert (ended.state_name, ended.run_count, faults_in(trial.place.folder)) == ("Crashed", number, faults[number:]), fault
@@ -68,20 +69,6 @@ def of_runs(trial: Trial) -> dict[str, str]:
         "PLAN_ADAPTER_SECRET_CANARY": CANARY,
         FOLDER: str(trial.place.folder),
     }
-
-
-async def deployed(client: PrefectClient, plan: ExecutionPlan) -> UUID:
-    """Return the deployment that runs `plan`."""
-    from plan_adapter.flows import run_plan
-
-    return await client.create_deployment(
-        flow_id=await client.create_flow(run_plan),
-        name="faults",
-        work_pool_name=POOL,
-        entrypoint="plan_adapter.flows.run_plan",
-        path=str(ROOT),
-        parameters={"plan": dump_plan(plan), "tools": ["tests.faults.deployed:TOOLS"]},
-    )
 
 
 async def left_by_its_worker(client: PrefectClient, flow_run_id: UUID, *, processes: int) -> FlowRun:

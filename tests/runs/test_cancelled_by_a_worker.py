@@ -25,7 +25,7 @@ from plan_adapter.record import RunReason
 from plan_adapter.runs.reconciling import reconcile
 from plan_adapter.store.holder import Holder
 from plan_adapter.store.leases import of_run
-from tests.workers import ROOT, worker
+from tests.workers import ROOT, deployed, worker
 
 pytestmark = pytest.mark.thorough
 
@@ -55,7 +55,7 @@ async def under(place: Place, server: Server, home: Path) -> AsyncGenerator[Call
     of_place = worker(server, pool=POOL, log=home / LOG, environment=found) if place == "worker" else served(server, found, home / LOG)
     with of_place:
         async with get_client() as client:
-            deployment = await (deployed(client) if place == "worker" else serving(client))
+            deployment = await (deployed(client, pool=POOL) if place == "worker" else serving(client))
 
             async def start(plan: ExecutionPlan) -> UUID:
                 parameters = {"plan": dump_plan(plan), "tools": []}
@@ -76,18 +76,6 @@ def served(server: Server, environment: dict[str, str], log: Path) -> Generator[
         finally:
             process.terminate()
             process.wait()
-
-
-async def deployed(client: PrefectClient) -> UUID:
-    from plan_adapter.flows import run_plan
-
-    return await client.create_deployment(
-        flow_id=await client.create_flow(run_plan),
-        name="under-a-worker",
-        work_pool_name=POOL,
-        entrypoint="plan_adapter.flows.run_plan",
-        path=str(ROOT),
-    )
 
 
 async def serving(client: PrefectClient) -> UUID:

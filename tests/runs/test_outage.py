@@ -10,7 +10,6 @@ from uuid import UUID
 
 import pytest
 from prefect import get_client
-from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from pydantic import JsonValue
 
@@ -18,7 +17,6 @@ from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, ToolCont
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.engine.delivery import drop
 from plan_adapter.engine.local_server import ensure_server, stop_server
-from plan_adapter.flows import run_plan
 from plan_adapter.record import Gate
 from plan_adapter.runner import Occasion, execute_plan
 from plan_adapter.runs.reconciling import reconcile
@@ -26,7 +24,7 @@ from plan_adapter.settings import Settings
 from plan_adapter.validation import bind_inputs, validate
 from tests.conftest import PrepareServer
 from tests.engine.gates import resume
-from tests.workers import ROOT, worker
+from tests.workers import deployed, worker
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]
 
@@ -183,7 +181,8 @@ async def test_a_worker_and_its_run_outlast_their_server(outage: Outage, store: 
     environment = {"PLAN_ADAPTER_HOME": str(home)}
     with use_server(outage.server), worker(outage.server, pool="outage", log=home / "worker.log", environment=environment):
         async with get_client() as client:
-            started = await client.create_flow_run_from_deployment(await _deployed(client, plan))
+            deployment = await deployed(client, pool="outage", parameters={"plan": dump_plan(plan)})
+            started = await client.create_flow_run_from_deployment(deployment)
             while not (found := await store.runs()) or not await store.receipts(found[0].id):
                 await asyncio.sleep(0.2)
             outage.begin()
@@ -196,14 +195,3 @@ async def test_a_worker_and_its_run_outlast_their_server(outage: Outage, store: 
         completed = dict.fromkeys(["", *(step.id for step in plan.steps)], "Completed")
         assert await shown(ended, wanted=completed.__eq__) == completed, (home / "worker.log").read_text()[-5000:]
         assert await reconcile(store, with_prefect=True) == []
-
-
-async def _deployed(client: PrefectClient, plan: ExecutionPlan) -> UUID:
-    return await client.create_deployment(
-        flow_id=await client.create_flow(run_plan),
-        name="outage",
-        work_pool_name="outage",
-        entrypoint="plan_adapter.flows.run_plan",
-        path=str(ROOT),
-        parameters={"plan": dump_plan(plan)},
-    )

@@ -59,6 +59,11 @@ def counted(count: int, one: str, several: str = "") -> str:
     return f"{count} {one if count == 1 else several or one + 's'}"
 
 
+def listed(texts: Sequence[str], most: int) -> str:
+    """Return the first `most` of some texts with commas, and how many more there are."""
+    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
+
+
 def visible(text: str) -> str:
     r"""Return `text` with every character that could hide or move other text (ESC, bidi overrides, …) written as `\x1b` or `\u202e`."""
     return text if text.isascii() and text.isprintable() else "".join(_shown(character) for character in text)

@@ -14,6 +14,7 @@ from plan_adapter.cli.drafting import Destination, Person, Wish, call_line, draf
 from plan_adapter.cli.drafting_by_hand import draft_by_hand
 from plan_adapter.cli.sources import STDIN, drafting_tools_of, model_of, open_store, text_of
 from plan_adapter.errors import ModelError, ToolDefinitionError
+from plan_adapter.readable import listed
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ async def _plan(wish: Wish, model: "OpenAIModel", *, begun: "Draft | None" = Non
         streams.note(call_line(call) + ("; kept, and not asked for again" if call.number in kept else ""))
 
     going_on = f"what was answered is kept, and not asked for again by: {wish.destination.resume_command(draft_id)}"
-    streams.note(f"draft {draft_id}: asking {model.name}, which may plan with {_listed(wish.tools.names())}")
+    streams.note(f"draft {draft_id}: asking {model.name}, which may plan with {listed(wish.tools.names(), NAMED)}")
     began = time.monotonic()
     try:
         hide = await hidden_from_models(settings, wish.request.available_secrets)
@@ -210,7 +211,3 @@ async def _plan(wish: Wish, model: "OpenAIModel", *, begun: "Draft | None" = Non
     if drafted.plan is None and time.monotonic() - began >= settings.draft_timeout_seconds:
         streams.note(f"PLAN_ADAPTER_DRAFT_TIMEOUT_SECONDS gives it longer; {going_on}")
     return code
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")

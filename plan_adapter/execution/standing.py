@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from plan_adapter.execution.carry import Past, Unit, is_rollback, rollback_id, undone_by
 from plan_adapter.plan import ExecutionPlan
+from plan_adapter.readable import listed
 from plan_adapter.record import PlanRun
 
 NAMED = 20
@@ -26,7 +27,7 @@ def standing(done: Mapping[str, Sequence[int | None]], undone: Collection[Unit],
         told = {f"`{step_id}`": whys[items[0]]} if len(set(whys.values())) == 1 else {f"`{step_id}[{i}]`": why for i, why in whys.items()}
         gone += [name for name, why in told.items() if not why]
         kept += [f"{name} ({why})" for name, why in told.items() if why]
-    return ["undone: " + (_listed(gone) or "nothing"), *(["not undone: " + _listed(kept)] if kept else [])]
+    return ["undone: " + (listed(gone, NAMED) or "nothing"), *(["not undone: " + listed(kept, NAMED)] if kept else [])]
 
 
 def recorded_standing(plan: ExecutionPlan, past: Past) -> str:
@@ -47,7 +48,7 @@ def recorded_standing(plan: ExecutionPlan, past: Past) -> str:
 def perhaps_done(plan: ExecutionPlan, past: Past) -> list[str]:
     """Return what may have been changed and is not undone, because nobody said whether it was done; nothing where that is said of all."""
     units = [*aborted_steps(plan, past), *((step_id, item) for step_id, item in past.repeatable if not is_rollback(step_id))]
-    return [f"begun, and perhaps done: {_listed(unit_names(units))}"] if units else []
+    return [f"begun, and perhaps done: {listed(unit_names(units), NAMED)}"] if units else []
 
 
 def aborted_steps(plan: ExecutionPlan, past: Past) -> list[Unit]:
@@ -58,7 +59,7 @@ def aborted_steps(plan: ExecutionPlan, past: Past) -> list[Unit]:
 
 def after_abort(run_id: str, units: Sequence[Unit], *, is_undone: bool) -> str:
     """Return what a person may do about `units`, which are left in doubt in a run that has ended; `is_undone`: it was rolled back."""
-    known = f"whether {_listed(unit_names(units))} was done was never known"
+    known = f"whether {listed(unit_names(units), NAMED)} was done was never known"
     undoes = f"`plan cancel {run_id} --rollback` undoes it, where it declares how"
     if is_undone:
         command = resolve_command(run_id, units[0], "done")
@@ -133,8 +134,4 @@ def leaves_to_undo(message: str | None) -> bool:
 
 def names(step_ids: Iterable[str]) -> str:
     """Return the ids as code, with commas; of many the first ones."""
-    return _listed([f"`{step_id}`" for step_id in step_ids])
-
-
-def _listed(texts: list[str]) -> str:
-    return ", ".join(texts[:NAMED]) + (f" and {len(texts) - NAMED} more" if len(texts) > NAMED else "")
+    return listed([f"`{step_id}`" for step_id in step_ids], NAMED)

@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.ports import GateRefusal
 from plan_adapter.plan import ExecutionPlan, PlanStatus, StepStatus
+from plan_adapter.readable import listed
 from plan_adapter.record import Outcome, PlanRun, RunReason, StepRun
 
 NOT_APPROVED = "not_approved"
@@ -66,4 +67,4 @@ def _failure(failed: Sequence[StepRun]) -> str:
 
 
 def _named(step_ids: Sequence[str]) -> str:
-    return ", ".join(f"`{step_id}`" for step_id in step_ids[:5]) + (f" and {len(step_ids) - 5} more" if len(step_ids) > 5 else "")
+    return listed([f"`{step_id}`" for step_id in step_ids], 5)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from plan_adapter.plan import ApprovalPolicy, Effect, ExecutionPlan, Step
-from plan_adapter.readable import code, counted, duration
+from plan_adapter.readable import code, counted, duration, listed
 
 EFFECTS_SHOWN: dict[Effect, str] = {"read": "read", "idempotent_write": "write, repeatable", "write": "**write**"}
 
@@ -13,7 +13,7 @@ NAMED = 12
 
 def named(ids: Sequence[str], limit: int = 5) -> str:
     """Return the first of some names, and how many more there are."""
-    return ", ".join(code(name) for name in ids[:limit]) + (f" and {len(ids) - limit} more" if len(ids) > limit else "")
+    return listed([code(name) for name in ids], limit)
 
 
 def uses_secrets(secrets: Sequence[str]) -> list[str]:

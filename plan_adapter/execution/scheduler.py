@@ -111,7 +111,7 @@ class Scheduler:
         else:
             run.started_at, run.completed_at, run.duration_ms = kept.started_at, kept.completed_at, kept.duration_ms
             run.retry_count, run.reason = kept.retry_count, kept.reason
-        self._scope.values[step.id] = {"result": result, "status": "completed", "error": None}
+        self._scope.keep_value(run)
         return run
 
     def begin(self) -> None:
@@ -337,7 +337,7 @@ class Scheduler:
     async def _close(self, step: Step, *, show: bool) -> None:
         """Record the end of `step`, show and tell it, and make ready what waited for it."""
         run = self._runs[step.id]
-        self._scope.values[step.id] = {"result": run.result, "status": run.status.value, "error": run.error}
+        self._scope.keep_value(run)
         self._scope.recorder.step_ended(run)
         if show:
             await self._call_step.show(run, self._validated.reduced[step.id])

@@ -47,6 +47,10 @@ class RunScope:
         """Return what an expression may use now; `secrets` only for what is handed to a tool."""
         return Variables(steps=self.values, inputs=self.approved.bound.inputs, item=item, result=result, secrets=secrets or {})
 
+    def keep_value(self, step: StepRun) -> None:
+        """Let expressions use how `step` ended."""
+        self.values[step.id] = {"result": step.result, "status": step.status.value, "error": step.error}
+
     def tell(self, kind: EventKind, step: StepRun | None = None, message: str | None = None, delay_ms: int | None = None) -> None:
         """Hand an event to the listener; one that raises is logged and changes nothing."""
         shown = message if message is None else self.secrets.scrubber.text(message)

@@ -121,4 +121,4 @@ def _end_steps(scope: RunScope) -> None:
                 step.status, step.reason = StepStatus.SKIPPED, scope.run.message
             step.completed_at = scope.recorder.now()
             scope.recorder.step_ended(step)
-        scope.values[step.id] = {"result": step.result, "status": step.status.value, "error": step.error}
+        scope.keep_value(step)

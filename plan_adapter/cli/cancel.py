@@ -55,7 +55,7 @@ async def cancel(
     if sign or code:
         raise UsageError("--sign, --code and --by say who asks for a rollback: they go with --rollback")
     async with open_store(Settings()) as store:
-        is_left = all(gate.attended is False for gate in await store.gates(run_id=(await store.run(run)).id))
+        is_left = all(gate.attended is False for gate in await store.gates(run_id=(await store.run(run, with_steps=False)).id))
         found = await acancel_run(run, reason=said, store=store)
         if is_left and found.status is PlanStatus.CANCELLED:
             await show_end(found.id, store, Settings())
@@ -87,7 +87,7 @@ async def _roll_back(run: str, reason: str, tools: list[str], words: Words, *, o
         if code == ExitCode.INTERRUPTED:
             return code
         past = await past_of(found, store)
-        plan = await store.get((await store.run(found.id, with_results=False)).digest)  # that of the version that was approved
+        plan = await store.get((await store.run(found.id, with_steps=False)).digest)  # that of the version that was approved
         left, doubtful = units_to_undo(plan, past), aborted_steps(plan, past)
         if not left and not past.has_rollbacks:
             output.note("nothing was undone: no step that has completed declares a rollback")

@@ -76,7 +76,7 @@ class LiveDisplay:
     def _start(self, event: Event) -> None:
         steps = event.run.steps
         self._total, self._ended = len(steps), 0
-        self._carried.lines(event)
+        self._carried = CarriedInShort()
         self._width = min(WIDEST_ID, max((Text(step.id).cell_len for step in steps), default=0))
         self._print(Text.assemble((one_line(event.run.name), "bold"), f"  run {event.run.id}"))
         self._print(*(Text(visible(link)) for link in self._once.lines(event, self._links)))

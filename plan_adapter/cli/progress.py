@@ -90,15 +90,13 @@ class JsonDisplay:
 
 
 class CarriedInShort:
-    """Tells people of the steps that a start of a run carries in one line, where they are many."""
+    """Tells people of the steps that one start of a run carries in one line, where they are many."""
 
     def __init__(self) -> None:
         self._count: int | None = None
 
     def lines(self, event: Event) -> list[str] | None:
         """Return what is told in place of `event`; None where it is told as it is."""
-        if event.kind == "run_started":
-            self._count = None
         if event.kind != "step_completed" or event.step is None or not event.step.carried:
             return None
         is_first = self._count is None
@@ -121,6 +119,8 @@ class PlainDisplay:
 
     def __call__(self, event: Event) -> None:
         """Print the event."""
+        if event.kind == "run_started":
+            self._carried = CarriedInShort()
         links = self._once.lines(event, self._links) if event.kind in ("run_started", "gate_opened") else []
         links += form_lines(event, self._links) if event.kind == "gate_shown" else []
         short = self._carried.lines(event)

@@ -63,7 +63,7 @@ async def leave_waiting(run: PlanRun, store: PlanStore) -> None:
     if (reason := await store.cancel_request(run.id)) is not None:  # it came too late for the steps to see it
         await store.cancel(run.id, reason)
         run.status, run.reason, run.message = PlanStatus.CANCELLED, RunReason.CANCELLED, reason
-        run.completed_at = (await store.run(run.id, with_results=False)).completed_at
+        run.completed_at = (await store.run(run.id, with_steps=False)).completed_at
 
 
 async def let_go(run: PlanRun, store: PlanStore) -> None:

@@ -174,7 +174,7 @@ async def _mended(run: PlanRun, store: PlanStore, *, hint: str) -> str | None:
     from plan_adapter.engine.reconciling import mend_flow_run
 
     async def is_so() -> bool:
-        now = await store.run(run.id, with_results=False)
+        now = await store.run(run.id, with_steps=False)
         return (now.status, now.reason) == (run.status, run.reason)
 
     return await mend_flow_run(run, hint=hint, is_so=is_so)

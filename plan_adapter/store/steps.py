@@ -49,14 +49,15 @@ def step_runs_of(
     ended = select(step_runs.c.run_id, step_runs.c.step_id, *END).where(step_runs.c.run_id.in_(found))
     for run_id, step_id, *end in connection.execute(ended).all():
         found[run_id].ends[step_id] = end
-    unended = [row for row in rows if row["status"] == PlanStatus.EXECUTING or _lacks_ends(row, found[row["id"]])]
+    fixed: dict[str, list[dict[str, Any]]] = {row["id"]: load_json(row["steps"]) for row in rows}
+    lack_ends = {run_id for run_id, one in found.items() if one.why_ended is not None and len(one.ends) < len(fixed[run_id])}
+    unended = [row for row in rows if row["status"] == PlanStatus.EXECUTING or row["id"] in lack_ends]
     for attempt in _current_attempts(connection, unended):
         found[attempt["run_id"]].attempts[attempt["step_id"]].append(attempt)
     if with_results:
         _read_results(connection, found)
     return {
-        row["id"]: [_step_run(fixed, found[row["id"]], row["id"] in interrupted, with_results) for fixed in load_json(row["steps"])]
-        for row in rows
+        run_id: [_step_run(step, found[run_id], run_id in interrupted, with_results) for step in steps] for run_id, steps in fixed.items()
     }
 
 
@@ -132,10 +133,6 @@ def _step_run(fixed: dict[str, Any], found: _Found, is_interrupted: bool, with_r
 
 def _why_ended(row: Row) -> str | None:
     return (row["message"] or row["reason"]) if row["status"] == PlanStatus.CANCELLED else None
-
-
-def _lacks_ends(row: Row, found: _Found) -> bool:
-    return found.why_ended is not None and len(found.ends) < len(load_json(row["steps"]))
 
 
 def _is_before(step: StepRun, claimed_at: datetime | None) -> bool:

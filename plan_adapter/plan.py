@@ -54,6 +54,11 @@ class StepStatus(StrEnum):
     FAILED = "failed"
     SKIPPED = "skipped"  # never started; its `reason` says why
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more comes of the step in this start of its run."""
+        return self not in (StepStatus.PENDING, StepStatus.RUNNING)
+
 
 def new_id() -> str:
     """Return a new UUIDv7 as text: unique, and sorted by the time of its making."""

@@ -3,10 +3,11 @@
 Times are aware datetimes in UTC by the store's clock; durations are milliseconds.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from pydantic import JsonValue
 
@@ -120,6 +121,16 @@ class StepRun:
     completed_at: datetime | None = None
     duration_ms: int = 0
     metadata: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+
+
+class StepEnd(NamedTuple):
+    """How a step that was completed in an earlier start of the run did that, as the record has kept it."""
+
+    reason: str | None
+    retry_count: int
+    started_at: datetime | None
+    completed_at: datetime | None
+    duration_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,6 +398,10 @@ class Recorder(Protocol):
 
     def step_ended(self, step: StepRun) -> None:
         """Hand over the end of a step (completed, failed or skipped). Never blocks."""
+        ...
+
+    async def earlier_ends(self) -> Mapping[str, StepEnd]:
+        """Return how the steps of the run were completed, by id, as far as that is durable; raises StoreError."""
         ...
 
     async def flush(self) -> None:

@@ -29,7 +29,7 @@ from plan_adapter.runs.approving import end_overdue, is_answered, not_approved, 
 from plan_adapter.runs.cancelled import cancelled_before, is_cancelled
 from plan_adapter.runs.going_on import must_be_asked, refuse_missing_now, refuse_resume, rolled_back, work_left
 from plan_adapter.runs.occasion import Occasion
-from plan_adapter.runs.performing import create_run, past_of, perform, perform_anywhere, prefect_way
+from plan_adapter.runs.performing import create_run, perform, perform_anywhere, prefect_way
 from plan_adapter.runs.permitting import refuse_going_on, require_approver, require_operator
 from plan_adapter.runs.reopening import askable
 from plan_adapter.runs.replanning import Replanner, refuse_replanning, tools_of_plan
@@ -252,14 +252,14 @@ async def undo_run(
     if run.status is PlanStatus.COMPLETED:
         raise RunConflictError(f"run {run.id} has completed: only a run that failed or was cancelled is rolled back")
     await ask_for("undo", (), reason, run, plan, store, occasion, is_guarded=is_guarded(plan, occasion.settings))
-    past = await past_of(run, store)
+    past = await store.past(run.id)
     was_interrupted = run.reason is RunReason.INTERRUPTED and past.has_rollbacks
     if run.completed_at is None and not was_interrupted:
         await store.cancel(run.id, reason, rollback=True)
     if await store.holder(run.id) is not None:  # who executes it undoes it
         return await store.run(run.id)
     run = await store.run(run.id)
-    past = await past_of(run, store)
+    past = await store.past(run.id)
     refuse_doubt(run, past)
     if not units_to_undo(plan, past) and not was_interrupted:
         return run
@@ -390,7 +390,7 @@ async def arevise_run(
     async with _opened(store, settings) as opened:
         run = await opened.run(run_id)
         await require_operator(await opened.get(run.digest), run, opened, settings, by=by, operation="revise")
-        if (await past_of(run, opened)).has_rollbacks:
+        if (await opened.past(run.id)).has_rollbacks:
             raise rolled_back(run)
         bound = bind_inputs(validate(plan, tools), run.inputs)
         attended = any(gate.attended is not False for gate in await opened.gates(run_id=run.id))
@@ -420,7 +420,7 @@ async def draft_revision(
         run = await opened.run(run_id)
         plan = await opened.get(run.digest)
         await require_operator(plan, run, opened, settings, by=by, operation="revise")
-        past = await past_of(run, opened)
+        past = await opened.past(run.id)
         if past.has_rollbacks:
             raise rolled_back(run)
         await refuse_replanning(run, plan, past, opened)

@@ -72,7 +72,6 @@ async def _roll_back(run: str, reason: str, tools: list[str], words: Words, *, o
     from plan_adapter.execution.rollback import units_to_undo
     from plan_adapter.execution.standing import aborted_steps, after_abort
     from plan_adapter.runner import undo_run
-    from plan_adapter.runs.performing import past_of
 
     settings, registry = Settings(), tools_of(tools)
     async with open_store(settings) as store:
@@ -86,7 +85,7 @@ async def _roll_back(run: str, reason: str, tools: list[str], words: Words, *, o
             return ExitCode.DONE
         if code == ExitCode.INTERRUPTED:
             return code
-        past = await past_of(found, store)
+        past = await store.past(found.id)
         plan = await store.get((await store.run(found.id, with_steps=False)).digest)  # that of the version that was approved
         left, doubtful = units_to_undo(plan, past), aborted_steps(plan, past)
         if not left and not past.has_rollbacks:

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
-from typing import NamedTuple, TypeAlias
+from typing import Protocol, TypeAlias
+
+from pydantic import JsonValue
 
 from plan_adapter.execution.redrive import Fate
-from plan_adapter.plan import StepStatus
-from plan_adapter.record import Attempt, Outcome, Receipt
+from plan_adapter.record import Attempt, Outcome
 
 Unit: TypeAlias = tuple[str, int | None]
 """A step, or one item of its `for_each`; or the rollback of one."""
@@ -30,28 +30,37 @@ def is_rollback(step_id: str) -> bool:
     return step_id.startswith(_ROLLBACK)
 
 
-class StepEnd(NamedTuple):
-    """How a step ended in an earlier start of the run, as the record has kept it."""
+class AttemptEnded(Protocol):
+    """What of a receipt a run that goes on needs: all of it, or what the store reads of those of a long run."""
 
-    status: StepStatus
-    reason: str | None
-    retry_count: int
-    started_at: datetime | None
-    completed_at: datetime | None
-    duration_ms: int
+    @property
+    def step_id(self) -> str: ...  # noqa: D102
+    @property
+    def item(self) -> int | None: ...  # noqa: D102
+    @property
+    def number(self) -> int: ...  # noqa: D102
+    @property
+    def outcome(self) -> Outcome: ...  # noqa: D102
+    @property
+    def result(self) -> JsonValue: ...  # noqa: D102
+    @property
+    def by(self) -> str | None: ...  # noqa: D102
+    @property
+    def is_abort(self) -> bool: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
     """The earlier attempts of a run by unit; empty for a first start."""
 
-    succeeded: dict[Unit, Receipt] = field(default_factory=dict[Unit, Receipt])
+    succeeded: dict[Unit, AttemptEnded] = field(default_factory=dict[Unit, AttemptEnded])
     attempts: dict[Unit, int] = field(default_factory=dict[Unit, int])
     unknown: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])
     fates: Mapping[str, Fate] = field(default_factory=dict[str, Fate])  # of steps about which a person asked for something, ever or now
     repeatable: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # idempotent writes that may have been done
     cut_reads: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # reads without a receipt, which are repeated
-    ended: Mapping[str, StepEnd] = field(default_factory=dict[str, StepEnd])  # by step
+    unkept: frozenset[str] = frozenset()  # steps that have succeeded, perhaps in part, and whose end the record does not have
+    asked: frozenset[str] = frozenset()  # steps that have ended in the last start, and that somebody was asked about
     aborted: set[Unit] = field(default_factory=set[Unit])  # writes that may have been done: a person ended the run, and did not say
 
     @property
@@ -81,27 +90,27 @@ class Past:
         return list(dict.fromkeys(step_id for step_id, _ in self.unknown if not is_rollback(step_id)))
 
     @classmethod
-    def of(cls, attempts: Iterable[Attempt], receipts: Iterable[Receipt]) -> "Past":
+    def of(cls, attempts: Iterable[Attempt], receipts: Iterable[AttemptEnded]) -> "Past":
         """Return what `attempts` and `receipts` say: a write without a receipt is unknown; a read without one may be repeated.
 
         What a person says of an idempotent write holds for its earlier attempts, too. Attempts that have receipts may be left out.
         """
-        past, ended, told = cls(), set[str](), dict[Unit, int]()
+        past, told, ended = cls(), dict[Unit, int](), set[tuple[Unit, int]]()
         for receipt in receipts:
-            ended.add(receipt.attempt_id)
-            unit = (receipt.step_id, receipt.item)
-            past.attempts[unit] = max(past.attempts.get(unit, 0), receipt.number)
+            unit, number = (receipt.step_id, receipt.item), receipt.number
+            past.attempts[unit] = max(past.attempts.get(unit, 0), number)
+            ended.add((unit, number))
             if receipt.outcome is Outcome.SUCCEEDED:
                 past.succeeded[unit] = receipt
             elif receipt.is_abort:
                 past.aborted.add(unit)
             else:  # somebody has looked since
                 past.aborted.discard(unit)
-                told[unit] = max(told.get(unit, 0), receipt.number if receipt.by is not None else 0)
+                told[unit] = max(told.get(unit, 0), number if receipt.by is not None else 0)
         for attempt in attempts:
             unit = (attempt.step_id, attempt.item)
             past.attempts[unit] = max(past.attempts.get(unit, 0), attempt.number)
-            if attempt.id in ended or unit in past.succeeded:
+            if (unit, attempt.number) in ended or unit in past.succeeded:
                 continue
             if attempt.effect != "idempotent_write":
                 (past.unknown if attempt.effect == "write" else past.cut_reads)[unit] = attempt

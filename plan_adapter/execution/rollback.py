@@ -10,7 +10,7 @@ from plan_adapter import graph
 from plan_adapter.errors import ExpressionError
 from plan_adapter.execution.attempts import RetryPolicy
 from plan_adapter.execution.cancellation import Stop
-from plan_adapter.execution.carry import Past, Unit, rollback_id
+from plan_adapter.execution.carry import AttemptEnded, Past, Unit, rollback_id
 from plan_adapter.execution.handing import Called
 from plan_adapter.execution.ports import AttemptEnd, CallStep, Doubt, Said
 from plan_adapter.execution.scope import RunScope
@@ -18,7 +18,7 @@ from plan_adapter.execution.standing import ROLLBACK_NEVER_KNOWN, names, perhaps
 from plan_adapter.execution.step import Call
 from plan_adapter.execution.task_set import TaskSet
 from plan_adapter.plan import ExecutionPlan, Step, StepStatus
-from plan_adapter.record import Attempt, Outcome, Receipt, StepRun
+from plan_adapter.record import Attempt, Outcome, StepRun
 
 SHOWN_CHARACTERS = 300
 """How much of an error the message of a run tells; the receipt keeps all of it."""
@@ -148,7 +148,7 @@ class Rollback:
         if not undoing.open:
             self._tasks.spawn(self._close(undoing))
 
-    def _request(self, undoing: _Undoing, receipt: Receipt) -> None:
+    def _request(self, undoing: _Undoing, receipt: AttemptEnded) -> None:
         unit = (rollback_id(undoing.step.id), receipt.item)
         if unit in self._past.aborted:  # what may have been done is not called again before somebody says more
             command = resolve_command(self.scope.run.id, unit, "done|again")
@@ -271,7 +271,7 @@ class Rollback:
         self._open -= 1
         self._end_steps(self._released(step.id))
 
-    def _finish(self, undoing: _Undoing, left: list[Receipt]) -> None:
+    def _finish(self, undoing: _Undoing, left: list[AttemptEnded]) -> None:
         """Write how the rollback of a step came out: completed only if nothing is left of it."""
         step, run, ends = undoing.step, undoing.run, undoing.ends
         worst = next((end for end in ends if end.outcome != "succeeded"), None)
@@ -288,7 +288,7 @@ class Rollback:
 
     # What is called, and what is said of its end.
 
-    def _call_of(self, undoing: _Undoing, receipt: Receipt) -> Call:
+    def _call_of(self, undoing: _Undoing, receipt: AttemptEnded) -> Call:
         """Return the call that undoes a step or an item; raises ExpressionError where its item cannot be told any more."""
         step, rollback = undoing.step, self._validated.rollbacks[undoing.step.id]
         called = Called(
@@ -360,8 +360,8 @@ class Rollback:
         return [step_id for step_id in without if self._done.get(step_id) and effects[step_id] != "read"]
 
 
-def _by_step(succeeded: Mapping[Unit, Receipt]) -> dict[str, list[Receipt]]:
-    done = dict[str, list[Receipt]]()
+def _by_step(succeeded: Mapping[Unit, AttemptEnded]) -> dict[str, list[AttemptEnded]]:
+    done = dict[str, list[AttemptEnded]]()
     for _, receipt in sorted(succeeded.items(), key=lambda entry: -1 if entry[0][1] is None else entry[0][1]):
         done.setdefault(receipt.step_id, []).append(receipt)
     return done

@@ -15,6 +15,7 @@ from plan_adapter.execution.status import NOT_APPROVED
 from plan_adapter.execution.step import Call
 from plan_adapter.execution.task_set import TaskSet
 from plan_adapter.garbage import uncollected
+from plan_adapter.hooks import Hooks
 from plan_adapter.plan import Step, StepStatus
 from plan_adapter.record import Attempt, Outcome, StepRun
 
@@ -32,10 +33,14 @@ async def execute(scope: RunScope, call_step: CallStep) -> None:
             scheduler = Scheduler(scope, call_step, clock)
             await scheduler.carry()
         scheduler.begin()
-        await scheduler.tasks.ended()
+        try:
+            await scheduler.tasks.ended()
+        finally:
+            scheduler.recall_results()
     finally:
         clock.end()
     await scope.recorder.flush()
+    await scheduler.recall_times()
 
 
 def _start_clock(scope: RunScope) -> RunClock:
@@ -65,54 +70,86 @@ class Scheduler:
         self._missing = {step_id: len(dependencies) for step_id, dependencies in self._validated.reduced.items()}
         self._urgency = self._urgencies()
         self._open = len(self._steps)
+        self._carried = list[StepRun]()
         self._halted = ""
         self._without_call = set[str]()  # skipped by their own `when`: what depends on them goes on
         self.tasks = TaskSet(scope, "the run", is_over=lambda: not self._open or scope.is_left, after_each=self._leave_if_idle)
 
     async def carry(self) -> None:
-        """End what succeeded in an earlier start of the run and stands on nothing that did not; returns when it is shown and told."""
+        """End what succeeded in an earlier start of the run and stands on nothing that did not; returns when it is shown and told.
+
+        Results are read of what others stand on that are still to be done; all the rest of them, and times, when the steps have ended,
+        or here where hooks are told of it.
+        """
         if not self._scope.past.succeeded:
             return
-        carried = list[StepRun]()
         for step_id in self._validated.order:
-            step = self._steps[step_id]
-            if not self._missing[step_id] and (result := self._carried_result(step)) is not None:
-                carried.append(self._carry(step, result[0]))
+            if not self._missing[step_id] and self._has_succeeded(step := self._steps[step_id]):
+                self._carry(step)
                 for successor in self._after[step_id]:
                     self._missing[successor] -= 1
-        self._open -= len(carried)
-        if carried:
-            await self._call_step.show_carried(carried, self._validated.reduced)
+        self._open -= len(self._carried)
+        for step_id, step in self._runs.items():
+            if not step.carried:
+                self._recall_what_it_stands_on(step_id)
+        if self._scope.hooks != Hooks():
+            self.recall_results()
+            await self.recall_times()
+        if self._carried:
+            await self._call_step.show_carried(self._carried, self._validated.reduced)
         if self._scope.has_listeners:
-            for run in carried:
+            for run in self._carried:
                 await self._scope.tell_end(run)
 
-    def _carried_result(self, step: Step) -> tuple[JsonValue] | None:
-        """Return the result of `step` where all of it has succeeded before, else None."""
+    def recall_results(self) -> None:
+        """Read the results of all steps that were carried."""
+        for run in self._carried:
+            self._recall(run)
+
+    async def recall_times(self) -> None:
+        """Read when the steps ran that were carried, and how long; raises StoreError."""
+        if not any(run.completed_at is None for run in self._carried):
+            return
+        ends = await self._scope.recorder.earlier_ends()
+        for run in self._carried:
+            if run.completed_at is None and run.id in ends:
+                run.reason, run.retry_count, run.started_at, run.completed_at, run.duration_ms = ends[run.id]
+
+    def _has_succeeded(self, step: Step) -> bool:
+        """Return whether all of `step` has succeeded before."""
         succeeded = self._scope.past.succeeded
         if step.for_each is None:
-            receipt = succeeded.get((step.id, None))
-            return None if receipt is None else (receipt.result,)
+            return (step.id, None) in succeeded
         if (step.id, 0) not in succeeded:
-            return None
+            return False
+        self._recall_what_it_stands_on(step.id)
         try:
-            receipts = [succeeded.get((step.id, item)) for item, _ in self._items_of(step)]
+            items = self._items_of(step)
         except ExpressionError:  # told when its turn comes
-            return None
-        found = [receipt.result for receipt in receipts if receipt is not None]
-        return (found,) if found and len(found) == len(receipts) else None
+            return False
+        if not items or not all((step.id, item) in succeeded for item, _ in items):
+            return False
+        self._runs[step.id].result = [succeeded[step.id, item].result for item, _ in items]
+        return True
 
-    def _carry(self, step: Step, result: JsonValue) -> StepRun:
-        run, kept = self._runs[step.id], self._scope.past.ended.get(step.id)
-        run.status, run.outcome, run.result, run.carried = StepStatus.COMPLETED, Outcome.SUCCEEDED, result, True
-        if kept is None or kept.status is not StepStatus.COMPLETED:  # its process died before it had written the end
+    def _carry(self, step: Step) -> None:
+        run = self._runs[step.id]
+        run.status, run.outcome, run.carried = StepStatus.COMPLETED, Outcome.SUCCEEDED, True
+        self._carried.append(run)
+        if step.id in self._scope.past.unkept:  # its process died before it had written the end
             run.completed_at = self._scope.recorder.now()
             self._scope.recorder.step_ended(run)
-        else:
-            run.started_at, run.completed_at, run.duration_ms = kept.started_at, kept.completed_at, kept.duration_ms
-            run.retry_count, run.reason = kept.retry_count, kept.reason
-        self._scope.keep_value(run)
-        return run
+
+    def _recall_what_it_stands_on(self, step_id: str) -> None:
+        for dependency in self._validated.dependencies[step_id]:
+            if (run := self._runs[dependency]).carried:
+                self._recall(run)
+
+    def _recall(self, run: StepRun) -> None:
+        if run.id not in self._scope.values:
+            if (receipt := self._scope.past.succeeded.get((run.id, None))) is not None:
+                run.result = receipt.result
+            self._scope.keep_value(run)
 
     def begin(self) -> None:
         """Start every step that depends on nothing, or on nothing but what was carried."""

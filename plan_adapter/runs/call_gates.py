@@ -23,7 +23,7 @@ class CallGates:
     approved: ApprovedPlan
     keeper: GateKeeper
     stop: Stop
-    ended: Collection[str] = ()  # steps that an earlier start of the run has brought to an end
+    asked: Collection[str] = ()  # steps that an earlier start of the run has ended, and that somebody was asked about
     _before: list[Gate] | None = field(default=None, init=False)  # gates that were closed before this start
 
     @property
@@ -136,7 +136,7 @@ class CallGates:
 
     async def _expired(self, call: GatedCall) -> Gate | None:
         """Return the gate of this call at which nobody answered in time while no process waited; None where that is not so."""
-        if call.step.id in self.ended:
+        if call.step.id in self.asked:
             return None
         if self._before is None:
             gates = await self.keeper.store.gates(run_id=self.keeper.run.id, open_only=False)

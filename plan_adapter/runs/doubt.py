@@ -15,7 +15,6 @@ from plan_adapter.execution.standing import (
 )
 from plan_adapter.plan import PlanStatus
 from plan_adapter.record import PlanRun, RunReason
-from plan_adapter.runs.performing import past_of
 from plan_adapter.store.store import PlanStore
 
 
@@ -49,7 +48,7 @@ async def hint_of(run: PlanRun, store: PlanStore) -> str | None:
         return f"{doubt.message}: {says}"
     if run.completed_at is None:
         return None
-    past = await past_of(run, store)
+    past = await store.past(run.id)
     if run.status is PlanStatus.CANCELLED and (units := aborted_steps(await store.get(run.digest), past)):
         return after_abort(run.id, units, is_undone=past.has_rollbacks)
     left = aborted_rollbacks(past)

@@ -11,7 +11,7 @@ from plan_adapter.plan import ExecutionPlan, PlanStatus
 from plan_adapter.record import PlanRun, RunReason
 from plan_adapter.runs.approving import is_answered
 from plan_adapter.runs.occasion import Occasion
-from plan_adapter.runs.performing import Work, past_of, perform
+from plan_adapter.runs.performing import Work, perform
 from plan_adapter.runs.redrive import fates_of
 from plan_adapter.runs.rollback import refuse_doubt, roll_back
 from plan_adapter.runs.secrets import refuse_missing
@@ -45,7 +45,7 @@ async def work_on(run: PlanRun, plan: ExecutionPlan, store: PlanStore, *, asked:
 
 async def work_left(run: PlanRun, plan: ExecutionPlan, store: PlanStore, *, asked: Redrive | None = None) -> tuple[Work, Past]:
     """Do what `work_on` does, of a run that may be resumed."""
-    past = await past_of(run, store)
+    past = await store.past(run.id)
     work = await _work_for(run, past, store)
     _refuse_what_was_aborted(run, plan, past, left_out=(asked or Redrive()).left_out(past.left_out))
     return work, past

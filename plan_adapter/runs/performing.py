@@ -118,7 +118,7 @@ async def perform(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Oc
             version = await _perform(approved, keeper, past=past, way=way)
             if version is None:
                 return run
-            bound, past = version, await past_of(run, store)
+            bound, past = version, await store.past(run.id)
             keeper.occasion = _for_drafted(keeper.occasion)
             if keeper.occasion.approver is None and not keeper.occasion.asks_in_form:
                 await open_detached(bound, run, store, occasion.settings)
@@ -140,13 +140,12 @@ async def _perform(approved: ApprovedPlan, keeper: GateKeeper, *, past: Past, wa
     run, store, occasion = keeper.run, keeper.store, keeper.occasion
     run.status, run.reason, run.message, run.completed_at = PlanStatus.EXECUTING, None, None, None
     with uncollected():
-        past = replace(past, ended={} if run.started_at is None else await store.ended_steps(run.id))
         run.steps = _step_runs(approved.bound.validated, past)
     run.started_at = run.started_at or await store.now()
     await store.claim(run)
     reached("claimed")
     scope = scope_of(approved, run, await store.recorder(run), occasion, past=past, way=way)
-    scope.gates = CallGates(approved, keeper, scope.stop, past.ended.keys())
+    scope.gates = CallGates(approved, keeper, scope.stop, past.asked)
     ask_about_doubts(scope, keeper)
     scope.tell("run_started")
     rollback = undrafted = None
@@ -165,7 +164,7 @@ async def _perform(approved: ApprovedPlan, keeper: GateKeeper, *, past: Past, wa
             was_in_prefect = scope.stop.kind == "cancelled" and scope.stop.message != await store.cancel_request(run.id)
             await undo(rollback, store, None if was_in_prefect else way.cancellation)
     finally:
-        if all(step.completed_at for step in run.steps) and not (way.is_cut_short() and scope.stop.is_set):
+        if all(step.status.has_ended for step in run.steps) and not (way.is_cut_short() and scope.stop.is_set):
             await conclude_run(scope, store, rollback, undrafted)
         elif run.status is PlanStatus.EXECUTING:
             await let_go(run, store)
@@ -184,7 +183,7 @@ async def _replanned(scope: RunScope, keeper: GateKeeper, way: Way) -> tuple[Bou
     run.message = scope.secrets.scrubber.text(run.message or "")  # a model is told it, and the note of the version holds it
     scope.tell("replanning", message=run.message)
     ended = await store.now()
-    drafting = asyncio.ensure_future(drafted_by_itself(run, validated, await past_of(run, store), store, keeper.occasion))
+    drafting = asyncio.ensure_future(drafted_by_itself(run, validated, await store.past(run.id), store, keeper.occasion))
     try:
         async with watched(scope, store, partial(store.cancel_request, run.id), way.cancellation):
             await asyncio.wait({drafting, scope.stop.future}, return_when=asyncio.FIRST_COMPLETED)
@@ -245,7 +244,7 @@ async def _rollback_of(scope: RunScope, store: PlanStore, way: Way) -> Rollback 
     asked = await store.asks_rollback(run.id) if run.reason is RunReason.CANCELLED else None
     if asked is None and not rolls_back(run, plan):
         return None
-    rollback = Rollback(scope, await past_of(run, store), way.call_step)
+    rollback = Rollback(scope, await store.past(run.id), way.call_step)
     if not rollback.left:
         return None
     if asked is False:  # and then called off: it only says where things stand
@@ -266,12 +265,6 @@ async def undo(rollback: Rollback, store: PlanStore, in_prefect: Callable[[], Aw
         rollback.halt.set("cancelled", reason)
     async with watched(rollback.scope, store, told_to_end, in_prefect, ends=rollback.halt):
         await rollback.undo()
-
-
-async def past_of(run: PlanRun, store: PlanStore) -> Past:
-    """Return what every start of `run` has left in the record."""
-    past = Past.of(await store.open_attempts(run.id), await store.receipts(run.id))
-    return past.leaving_out(await store.left_out(run.id))
 
 
 async def create_run(bound: BoundPlan, store: PlanStore, occasion: Occasion, *, flow_run_id: str | None = None) -> PlanRun:

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from sqlalchemy import Connection, func, insert, select, update
 
 from plan_adapter.errors import RunConflictError
-from plan_adapter.execution.carry import Past, is_rollback, undone_by
+from plan_adapter.execution.carry import is_rollback, undone_by
 from plan_adapter.execution.standing import NEVER_KNOWN
 from plan_adapter.plan import PlanStatus, StepStatus, new_id
 from plan_adapter.record import ABORTED, Attempt, Outcome, Receipt, Resolution, RunReason
@@ -21,7 +21,7 @@ from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.digests import plain
 from plan_adapter.store.rows import Row, attempt_of, attempt_row, context_of, item_column, load_json, receipt_row, whose
-from plan_adapter.store.steps import attempts_of, receipts_of
+from plan_adapter.store.steps import past_of
 from plan_adapter.store.tables import attempts, audit, receipts, step_runs
 from plan_adapter.store.tables import runs as run_table
 
@@ -182,7 +182,7 @@ def _has_succeeded(connection: Connection, run_id: str, step_id: str, item: int 
 
 def _is_left(connection: Connection, run_id: str, step_id: str, item: int | None) -> bool:
     """Return whether nobody has said more of a step, or an item, since the run was ended over it, or an idempotent write was cut off."""
-    past = Past.of(attempts_of(connection, run_id), receipts_of(connection, run_id))
+    past = past_of(connection, run_id)
     return (step_id, item) in past.aborted or (step_id, item) in past.repeatable
 
 

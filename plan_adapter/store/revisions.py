@@ -10,7 +10,6 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from plan_adapter.canonical import canonical_document
 from plan_adapter.errors import RunConflictError
-from plan_adapter.execution.carry import Past
 from plan_adapter.execution.standing import resolve_command
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import PlanRun, StepRun
@@ -20,7 +19,7 @@ from plan_adapter.store.columns import database_now
 from plan_adapter.store.digests import Plain, plain
 from plan_adapter.store.plans import plan_row, put_plan
 from plan_adapter.store.rows import Row, context_of, dump_json, load_json, whose
-from plan_adapter.store.steps import attempts_of, fixed_parts, receipts_of
+from plan_adapter.store.steps import fixed_parts, past_of
 from plan_adapter.store.tables import plans, revisions, step_runs
 from plan_adapter.store.tables import runs as run_table
 
@@ -141,7 +140,7 @@ def _refuse_changes_of_begun_steps(connection: Connection, run: Row, validated: 
     same_plan = (plans.c.tenant_id == run["tenant_id"], plans.c.digest == run["digest"])
     old = _steps_of(json.loads(connection.execute(select(plans.c.document).where(*same_plan)).scalar_one()))
     new = _steps_of(canonical_document(validated.plan))
-    past = Past.of(attempts_of(connection, run["id"]), receipts_of(connection, run["id"]))
+    past = past_of(connection, run["id"])
     done = {step_id for step_id, _ in past.succeeded if old.get(step_id) != new.get(step_id)}
     doubted = {step_id for step_id, _ in (*past.unknown, *past.repeatable, *past.aborted)} - done
     doubted = {step_id for step_id in doubted if _call_of(old.get(step_id)) != _call_of(new.get(step_id))}

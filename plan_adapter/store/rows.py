@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from pydantic import JsonValue
 from sqlalchemy import RowMapping
 
 from plan_adapter.plan import StepStatus
-from plan_adapter.record import Approval, Attempt, Outcome, Receipt, RunContext, StepRun
+from plan_adapter.record import ABORTED, Approval, Attempt, Outcome, Receipt, RunContext, StepRun
 from plan_adapter.store.tables import receipts, step_runs
 
 Row: TypeAlias = RowMapping
@@ -130,6 +130,36 @@ def receipt_of(row: Sequence[Any]) -> Receipt:
     attempt_id, run_id, step_id, item, number, outcome, result, *rest = row
     end = Outcome.SUCCEEDED if outcome == "succeeded" else Outcome.FAILED
     return Receipt(attempt_id, run_id, step_id, None if item == NO_ITEM else item, number, end, load_json(result), *rest)
+
+
+class ShortReceipt(NamedTuple):
+    """What of a receipt a run that goes on needs; implements `carry.AttemptEnded`. Its result is read when it is asked for."""
+
+    step_id: str
+    item: int | None
+    number: int
+    outcome: Outcome
+    text: str  # its result as JSON
+    by: str | None
+    is_abort: bool
+
+    @property
+    def result(self) -> JsonValue:
+        """What the tool gave."""
+        return load_json(self.text)
+
+
+SHORT_RECEIPT = [receipts.c[name] for name in ("step_id", "item", "number", "outcome", "result", "by", "error")]
+"""What `short_receipt_of` is given."""
+
+_OUTCOMES = {outcome.value: outcome for outcome in Outcome}
+
+
+def short_receipt_of(row: Sequence[Any]) -> ShortReceipt:
+    """Return what a run that goes on needs of the receipt that `receipt_row` wrote, of the columns SHORT_RECEIPT."""
+    step_id, item, number, outcome, text, by, error = row
+    is_abort = by is not None and error == ABORTED
+    return ShortReceipt(step_id, None if item == NO_ITEM else item, number, _OUTCOMES[outcome], text, by, is_abort)
 
 
 def item_column(item: int | None) -> int:

@@ -6,18 +6,29 @@ no process executed it such a step was cut off, and one that was not begun is sk
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from pydantic import JsonValue
-from sqlalchemy import Connection, select
+from sqlalchemy import ColumnElement, Connection, Table, and_, select
 
-from plan_adapter.execution.carry import StepEnd
+from plan_adapter.execution.carry import Past
 from plan_adapter.plan import PlanStatus, StepStatus
-from plan_adapter.record import Attempt, Outcome, Receipt, StepRun
-from plan_adapter.store.rows import END, NO_ITEM, RECEIPT, STATUSES, Row, attempt_of, load_json, put_end, receipt_of
-from plan_adapter.store.tables import attempts, receipts, step_runs
+from plan_adapter.record import Attempt, Outcome, Receipt, StepEnd, StepRun
+from plan_adapter.store.rows import (
+    END,
+    NO_ITEM,
+    RECEIPT,
+    SHORT_RECEIPT,
+    Row,
+    attempt_of,
+    load_json,
+    put_end,
+    receipt_of,
+    short_receipt_of,
+)
+from plan_adapter.store.tables import attempts, gates, receipts, step_runs
 
 _FIXED = ("id", "index", "tool_name", "description", "max_retries", "retry_delay_ms", "metadata")
 
@@ -61,11 +72,28 @@ def step_runs_of(
     }
 
 
-def ends_of(connection: Connection, run_id: str) -> dict[str, StepEnd]:
-    """Return the ends that were written of the steps of a run."""
-    columns = [step_runs.c[name] for name in ("step_id", "status", *StepEnd._fields[1:])]
-    rows = connection.execute(select(*columns).where(step_runs.c.run_id == run_id)).all()
-    return {step_id: StepEnd(STATUSES[status], *rest) for step_id, status, *rest in rows}
+def past_of(connection: Connection, run_id: str) -> Past:
+    """Return what the earlier starts of a run have left in its record; what people have left out is not among it."""
+    query = select(*SHORT_RECEIPT).where(receipts.c.run_id == run_id).order_by(receipts.c.ended_at, receipts.c.attempt_id)
+    past = Past.of(open_attempts_of(connection, run_id), map(short_receipt_of, connection.execute(query).all()))
+    if not past.attempts:
+        return past
+    completed = and_(_is_same_step(receipts), step_runs.c.status == StepStatus.COMPLETED.value)
+    succeeded = (receipts.c.run_id == run_id, receipts.c.outcome == Outcome.SUCCEEDED.value)
+    unkept = select(receipts.c.step_id).outerjoin_from(receipts, step_runs, completed).where(*succeeded, step_runs.c.run_id.is_(None))
+    asked = select(gates.c.step_id).join_from(gates, step_runs, _is_same_step(gates)).where(gates.c.run_id == run_id)
+    return replace(past, unkept=frozenset(connection.scalars(unkept)), asked=frozenset(connection.scalars(asked)))
+
+
+def _is_same_step(table: Table) -> ColumnElement[bool]:
+    return and_(step_runs.c.run_id == table.c.run_id, step_runs.c.step_id == table.c.step_id)
+
+
+def completed_ends_of(connection: Connection, run_id: str) -> dict[str, StepEnd]:
+    """Return how the steps of a run were completed, by id."""
+    columns = [step_runs.c[name] for name in ("step_id", *StepEnd._fields)]
+    rows = connection.execute(select(*columns).where(step_runs.c.run_id == run_id, step_runs.c.status == StepStatus.COMPLETED.value))
+    return {step_id: StepEnd(*rest) for step_id, *rest in rows.all()}
 
 
 def attempts_of(connection: Connection, run_id: str) -> list[Attempt]:

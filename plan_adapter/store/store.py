@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from plan_adapter.canonical import plan_digest
 from plan_adapter.errors import PlanAdapterError, RunConflictError
-from plan_adapter.execution.carry import StepEnd
+from plan_adapter.execution.carry import Past
 from plan_adapter.plan import ExecutionPlan, PlanStatus
 from plan_adapter.record import (
     Approval,
@@ -180,17 +180,17 @@ class PlanStore:
         """Return the intents of a run in their order."""
         return await self._read_of_run(run_id, steps.attempts_of)
 
-    async def open_attempts(self, run_id: str) -> list[Attempt]:
-        """Return the intents of a run that have no receipt, in their order."""
-        return await self._read_of_run(run_id, steps.open_attempts_of)
-
     async def receipts(self, run_id: str) -> list[Receipt]:
         """Return the receipts of a run in their order."""
         return await self._read_of_run(run_id, steps.receipts_of)
 
-    async def ended_steps(self, run_id: str) -> dict[str, StepEnd]:
-        """Return how the steps of a run that have ended did, by id."""
-        return await self._read_of_run(run_id, steps.ends_of)
+    async def past(self, run_id: str) -> Past:
+        """Return what the earlier starts of a run have left, without the steps that people have left out."""
+
+        def read(connection: Connection, found: str) -> Past:
+            return steps.past_of(connection, found).leaving_out(wishes.left_out_of(connection, found))
+
+        return await self._read_of_run(run_id, read)
 
     async def definitions(self, run_id: str) -> list[dict[str, JsonValue]]:
         """Return the tool definitions that the run's approval digest covers."""

@@ -12,20 +12,20 @@ from plan_adapter.record import RunReason
 from plan_adapter.store import plans
 from plan_adapter.store.columns import database_now
 from plan_adapter.store.rows import Row
-from plan_adapter.store.steps import attempts_of, receipts_of
+from plan_adapter.store.steps import past_of
 from plan_adapter.store.tables import runs, step_runs
 
 
 def end(connection: Connection, run_id: str, why: str) -> dict[str, Any]:
     """Return with which values a run ends whose rollback was interrupted: its own reason stays; nothing for any other run."""
     run = connection.execute(select(runs).where(runs.c.id == run_id)).mappings().one()
-    past = Past.of(attempts_of(connection, run_id), receipts_of(connection, run_id))
+    past = past_of(connection, run_id)
     return _ended(connection, run, past, why) if past.has_rollbacks else {}
 
 
 def told(connection: Connection, run: Row, said: str, *, ends: bool) -> dict[str, Any]:
     """Return the values of a run about whose rollback somebody has `said` something, with `ends` that it is not to go on."""
-    past = Past.of(attempts_of(connection, run["id"]), receipts_of(connection, run["id"]))
+    past = past_of(connection, run["id"])
     if ends and run["completed_at"] is None:
         return _ended(connection, run, past, said)
     return {"message": _message(connection, run, past, said)}

@@ -18,7 +18,6 @@ from plan_adapter.execution.rollback import units_to_undo
 from plan_adapter.plan import Effect, ExecutionPlan, new_id
 from plan_adapter.record import ApprovalRequest, RunContext, RunReason, StandingApproval
 from plan_adapter.runner import arevise_run
-from plan_adapter.runs.performing import past_of
 from plan_adapter.standing import standing_of
 from plan_adapter.validation import validate
 from tests.faults.check import Evidence, Violation, items_of, violations
@@ -138,7 +137,7 @@ class Trial:
             return self.order("start", fault=self.choose(self))
         run = await self.store.run(self.run_id)
         unknown = await self.store.unknown(run.id)
-        past = await past_of(run, self.store)
+        past = await self.store.past(run.id)
         if unknown and (self.has_looked or not self.scenario.looks_first):
             self.has_looked = False
             return self.order("resolve", fault=self._fault_of_resolve())

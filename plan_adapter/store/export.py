@@ -13,7 +13,7 @@ from sqlalchemy.dialects import sqlite
 
 from plan_adapter.store.columns import Instant
 from plan_adapter.store.digests import Plain, plain
-from plan_adapter.store.tables import approvals, attempts, audit, gates, leases, plans, receipts, revisions, runs, step_runs
+from plan_adapter.store.tables import approvals, attempts, audit, gates, leases, plans, receipts, revisions, runs, step_lists, step_runs
 
 FORMAT = "plan-adapter-run/1"
 
@@ -60,6 +60,7 @@ def parts_of(connection: Connection, run_id: str) -> dict[str, Any]:
     # In the database, not by what was read: a digest that somebody altered need not be text that can be asked for.
     digests = union_all(select(runs.c.digest).where(runs.c.id == run_id), select(revisions.c.digest).where(revisions.c.run_id == run_id))
     tenant = select(runs.c.tenant_id).where(runs.c.id == run_id).scalar_subquery()
+    steps = select(runs.c.steps).where(runs.c.id == run_id).scalar_subquery()
     newest = select(audit.c.number).where(audit.c.run_id == run_id).order_by(audit.c.number.desc()).limit(1).scalar_subquery()
     head = Rows(connection, audit, and_(audit.c.run_id == run_id, audit.c.number == newest)).first()
     listed = (approvals, gates, attempts, receipts, step_runs, revisions, audit)
@@ -67,6 +68,7 @@ def parts_of(connection: Connection, run_id: str) -> dict[str, Any]:
         "format": FORMAT,
         "run": Rows(connection, runs, runs.c.id == run_id).first(),
         "plans": Rows(connection, plans, and_(plans.c.tenant_id == tenant, plans.c.digest.in_(digests))),
+        "step_lists": Rows(connection, step_lists, and_(step_lists.c.tenant_id == tenant, step_lists.c.digest == steps)),
         "lease": Rows(connection, leases, leases.c.run_id == run_id).first(),
         **{table.name: Rows(connection, table, table.c.run_id == run_id) for table in listed},
         "head": None if head is None else head["digest"],

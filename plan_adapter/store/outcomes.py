@@ -20,7 +20,8 @@ from plan_adapter.store import chain, entries, gates, plans, runs, undoing
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.digests import plain
-from plan_adapter.store.rows import Row, attempt_of, attempt_row, context_of, item_column, load_json, receipt_row, whose
+from plan_adapter.store.rows import Row, attempt_of, attempt_row, context_of, item_column, receipt_row, whose
+from plan_adapter.store.step_lists import lists_of
 from plan_adapter.store.steps import past_of
 from plan_adapter.store.tables import attempts, audit, receipts, step_runs
 from plan_adapter.store.tables import runs as run_table
@@ -155,7 +156,7 @@ def _subject(
 
 def _by_hand(connection: Connection, run: Row, step_id: str, item: int | None, *, at: datetime) -> Attempt:
     """Return the attempt of a step, or of what undoes it, that a person made in place of its tool."""
-    step = next((step for step in load_json(run["steps"]) if step["id"] == undone_by(step_id)), None)
+    step = next((step for step in lists_of(connection, [run])[run["id"]] if step["id"] == undone_by(step_id)), None)
     if step is None:
         raise RunConflictError(f"no step of run {run['id']} is called `{undone_by(step_id)}`")
     tool_name = step["tool_name"]

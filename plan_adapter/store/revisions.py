@@ -12,14 +12,15 @@ from plan_adapter.canonical import canonical_document
 from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.standing import resolve_command
 from plan_adapter.plan import PlanStatus, StepStatus
-from plan_adapter.record import PlanRun, StepRun
+from plan_adapter.record import PlanRun
 from plan_adapter.store import chain, entries, gates, leases, runs
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now
 from plan_adapter.store.digests import Plain, plain
 from plan_adapter.store.plans import plan_row, put_plan
 from plan_adapter.store.rows import Row, context_of, dump_json, load_json, whose
-from plan_adapter.store.steps import fixed_parts, past_of
+from plan_adapter.store.step_lists import list_row, put_list
+from plan_adapter.store.steps import past_of
 from plan_adapter.store.tables import plans, revisions, step_runs
 from plan_adapter.store.tables import runs as run_table
 
@@ -60,7 +61,7 @@ def revise(
         raise RunConflictError(f"the new version is the one that run {run['id']} has: nothing would change")
     _refuse_changes_of_begun_steps(connection, run, validated)
     put_plan(connection, plan_row(validated.plan, validated.digest, context_of(run)))
-    told, now = _replace(connection, run, _content(validated, approval_digest) | _unended(), by=by, note=note)
+    told, now = _replace(connection, run, _content(connection, run, validated, approval_digest) | _unended(), by=by, note=note)
     if validated.digest != run["digest"]:  # else the ends of its steps are still those of its steps
         connection.execute(delete(step_runs).where(step_runs.c.run_id == run["id"], step_runs.c.status != StepStatus.COMPLETED))
     leases.let_go(connection, run["id"])
@@ -81,7 +82,7 @@ def put_back(connection: Connection, tenant: str | None, run_id: str, version: R
     if run["completed_at"] is None or version.definitions is None:
         why = "it has not ended" if run["completed_at"] is None else "what its tools were is not known any more"
         raise RunConflictError(f"version {version.number} of the plan cannot be put back into run {run['id']}: {why}")
-    content = _content(validated, version.approval_digest) | {
+    content = _content(connection, run, validated, version.approval_digest) | {
         "definitions": dump_json([*version.definitions]),
         "updated_at": database_now(),
     }
@@ -162,28 +163,16 @@ def _steps_of(document: dict[str, Any]) -> dict[str, dict[str, JsonValue]]:
     return {step["id"]: step for name in ("steps", "finally") for step in document.get(name, ())}
 
 
-def _content(validated: "ValidatedPlan", approval_digest: str) -> dict[str, Any]:
-    """Return what a run holds of its plan and tools."""
-    plan = validated.plan
-    steps = [
-        StepRun(
-            id=step.id,
-            index=step.index,
-            tool_name=step.tool_name or "",
-            description=step.description,
-            depends_on=tuple(validated.dependencies[step.id]),
-            max_retries=step.max_retries,
-            retry_delay_ms=step.retry_delay_ms,
-            metadata=dict(step.metadata),
-        )
-        for step in plan.steps
-    ]
+def _content(connection: Connection, run: Row, validated: "ValidatedPlan", approval_digest: str) -> dict[str, Any]:
+    """Return what `run` holds of its plan and tools from now on; its step list is stored."""
+    plan, steps = validated.plan, list_row(validated, context_of(run))
+    put_list(connection, steps)
     return {
         "digest": validated.digest,
         "approval_digest": approval_digest,
         "name": plan.name,
         "description": plan.description,
-        "steps": dump_json(fixed_parts(steps, lists={step.id for step in plan.steps if step.for_each is not None})),
+        "steps": steps["digest"],
         "definitions": dump_json(list(validated.definitions)),
         "metadata": dump_json(dict(plan.metadata)),
     }

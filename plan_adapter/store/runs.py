@@ -16,7 +16,8 @@ from plan_adapter.store.digests import plain
 from plan_adapter.store.holder import Holder
 from plan_adapter.store.plans import put_plan, seen_by
 from plan_adapter.store.rows import Row, dump_json, load_json, whose
-from plan_adapter.store.steps import fixed_parts, step_runs_of
+from plan_adapter.store.step_lists import put_list
+from plan_adapter.store.steps import step_runs_of
 from plan_adapter.store.tables import runs, step_runs
 
 if TYPE_CHECKING:
@@ -26,15 +27,16 @@ if TYPE_CHECKING:
 _UNENDED = (PlanStatus.DRAFT, PlanStatus.PENDING_APPROVAL, PlanStatus.APPROVED, PlanStatus.EXECUTING)
 
 
-def create(connection: Connection, plan: dict[str, Any], run: dict[str, Any]) -> None:
-    """Store a new run, and its plan unless it is there; of the rows of both."""
+def create(connection: Connection, plan: dict[str, Any], steps: dict[str, Any], run: dict[str, Any]) -> None:
+    """Store a new run, and its plan and its step list unless they are there; of the rows of all three."""
     put_plan(connection, plan)
+    put_list(connection, steps)
     connection.execute(insert(runs).values(run))
     chain.append(connection, run["id"], [entries.of_run(plain(runs, run), "run_created", message=run["name"])])
 
 
-def run_row(run: PlanRun, validated: "ValidatedPlan") -> dict[str, Any]:
-    """Return the row of a new run."""
+def run_row(run: PlanRun, validated: "ValidatedPlan", steps: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of a new run; `steps` is that of its step list."""
     return {
         **whose(run),
         "id": run.id,
@@ -45,7 +47,7 @@ def run_row(run: PlanRun, validated: "ValidatedPlan") -> dict[str, Any]:
         "approval_digest": run.approval_digest,
         "requested_by": run.requested_by,
         "inputs": dump_json(run.inputs),
-        "steps": dump_json(fixed_parts(run.steps, lists={step.id for step in validated.plan.steps if step.for_each is not None})),
+        "steps": steps["digest"],
         "definitions": dump_json(list(validated.definitions)),
         "created_at": run.created_at,
         "updated_at": run.updated_at,

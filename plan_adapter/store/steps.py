@@ -28,9 +28,8 @@ from plan_adapter.store.rows import (
     receipt_of,
     short_receipt_of,
 )
+from plan_adapter.store.step_lists import lists_of
 from plan_adapter.store.tables import attempts, gates, receipts, step_runs
-
-_FIXED = ("id", "index", "tool_name", "description", "max_retries", "retry_delay_ms", "metadata")
 
 
 @dataclass(slots=True)
@@ -44,14 +43,6 @@ class _Found:
     results: defaultdict[str, dict[int, str]] = field(default_factory=lambda: defaultdict[str, dict[int, str]](dict))
 
 
-def fixed_parts(steps: Collection[StepRun], *, lists: Collection[str]) -> list[JsonValue]:
-    """Return as JSON what of `steps` does not change; `lists` are the ids of those with `for_each`, whose results are lists."""
-    return [
-        {**{name: getattr(step, name) for name in _FIXED}, "depends_on": list(step.depends_on), "is_list": step.id in lists}
-        for step in steps
-    ]
-
-
 def step_runs_of(
     connection: Connection, rows: Sequence[Row], *, interrupted: Collection[str], with_results: bool
 ) -> dict[str, list[StepRun]]:
@@ -60,7 +51,7 @@ def step_runs_of(
     ended = select(step_runs.c.run_id, step_runs.c.step_id, *END).where(step_runs.c.run_id.in_(found))
     for run_id, step_id, *end in connection.execute(ended).all():
         found[run_id].ends[step_id] = end
-    fixed: dict[str, list[dict[str, Any]]] = {row["id"]: load_json(row["steps"]) for row in rows}
+    fixed = lists_of(connection, rows)
     lack_ends = {run_id for run_id, one in found.items() if one.why_ended is not None and len(one.ends) < len(fixed[run_id])}
     unended = [row for row in rows if row["status"] == PlanStatus.EXECUTING or row["id"] in lack_ends]
     for attempt in _current_attempts(connection, unended):
@@ -134,7 +125,7 @@ def _read_results(connection: Connection, found: dict[str, _Found]) -> None:
 
 def _step_run(fixed: dict[str, Any], found: _Found, is_interrupted: bool, with_results: bool) -> StepRun:
     step = StepRun(fixed["id"], fixed["index"], fixed["tool_name"], fixed["description"], tuple(fixed["depends_on"]))
-    step.max_retries, step.retry_delay_ms, step.metadata = fixed["max_retries"], fixed["retry_delay_ms"], fixed["metadata"]
+    step.max_retries, step.retry_delay_ms, step.metadata = fixed["max_retries"], fixed["retry_delay_ms"], dict(fixed["metadata"])
     tries = found.attempts.get(step.id)
     if (end := found.ends.get(step.id)) is not None:
         put_end(step, end)

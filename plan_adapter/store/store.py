@@ -43,6 +43,7 @@ from plan_adapter.store.plans import PlanVersion
 from plan_adapter.store.recorder import Clock, StoreRecorder
 from plan_adapter.store.revisions import Revision
 from plan_adapter.store.rows import HasContext
+from plan_adapter.store.step_lists import list_row
 from plan_adapter.store.tables import runs as run_table
 from plan_adapter.store.urls import open_database, refuse_local_under_worker
 from plan_adapter.store.verification import Verification, verify
@@ -228,8 +229,8 @@ class PlanStore:
     async def create_run(self, run: PlanRun, validated: "ValidatedPlan") -> None:
         """Keep a new run, with its plan and tool definitions; a store of one tenant makes it that tenant's."""
         run.tenant_id = self._whose(run).tenant_id
-        plan = plans.plan_row(validated.plan, run.digest, run)
-        await self._database.write(partial(runs.create, plan=plan, run=runs.run_row(run, validated)))
+        plan, steps = plans.plan_row(validated.plan, run.digest, run), list_row(validated, run)
+        await self._database.write(partial(runs.create, plan=plan, steps=steps, run=runs.run_row(run, validated, steps)))
 
     async def update_run(self, run: PlanRun) -> None:
         """Keep the status, reason, message, outputs, times and approval of `run`; unless it is executing, nobody holds it then.

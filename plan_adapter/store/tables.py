@@ -23,7 +23,7 @@ from sqlalchemy import (
 
 from plan_adapter.store.columns import Instant, Words
 
-REVISION = "0004"
+REVISION = "0005"
 """The newest migration; a test holds that it is."""
 
 REVISION_TABLE = "plan_adapter_revision"
@@ -85,6 +85,14 @@ versions = Table(
     ForeignKeyConstraint(["tenant_id", "digest"], ["plans.tenant_id", "plans.digest"]),
 )
 
+step_lists = Table(
+    "step_lists",
+    metadata,
+    *_whose(is_key=True),
+    Column("digest", Text, primary_key=True),
+    Column("steps", Text, nullable=False),  # what of each step of a run is known before it runs, which the digest is of
+)
+
 runs = Table(
     "runs",
     metadata,
@@ -96,7 +104,7 @@ runs = Table(
     Column("digest", Text, nullable=False),
     Column("approval_digest", Text, nullable=False),
     Column("inputs", Text, nullable=False),
-    Column("steps", Text, nullable=False),  # what of each step run is known before it runs
+    Column("steps", Text, nullable=False),  # the digest of its step list; of a run of an earlier version the list itself
     Column("definitions", Text, nullable=False),  # of the tools, as the approval digest covers them
     Column("metadata", Text, nullable=False),
     Column("status", Text, nullable=False),

@@ -15,6 +15,7 @@ from plan_adapter.store.digests import Plain, row_digest
 from plan_adapter.store.entries import RUN_KINDS, Entry
 from plan_adapter.store.newest import Key, Newest, Place
 from plan_adapter.store.rows import NO_ITEM
+from plan_adapter.store.step_lists import has_step_list
 
 ENDED = ("completed", "failed", "cancelled", "partial")
 
@@ -109,6 +110,7 @@ def _problems(document: Mapping[str, Any], told: _Told) -> Iterator[Alteration]:
             yield Alteration("audit", "all entries are missing: the run was audited from its beginning")
         return
     yield from _of_plans(document)
+    yield from _of_steps(document)
     yield from _of_rows(document, told)
     yield from _of_run(run, told)
     yield from _of_lease(document["lease"], told)
@@ -142,6 +144,17 @@ def _of_plans(document: Mapping[str, Any]) -> Iterator[Alteration]:
             yield Alteration("plans", f"the plan {digest} is missing")
         elif kept[digest] != digest:
             yield Alteration("plans", f"the document of the plan {digest} was altered: that is not its digest")
+
+
+def _of_steps(document: Mapping[str, Any]) -> Iterator[Alteration]:
+    wanted: str = document["run"]["steps"]
+    if not has_step_list(wanted):
+        return
+    kept = [row["steps"] for row in document["step_lists"] if row["digest"] == wanted]
+    if not kept:
+        yield Alteration("step_lists", f"the step list {wanted} is missing")
+    elif sha256(str(kept[0]).encode(errors="surrogatepass")).hexdigest() != wanted:
+        yield Alteration("step_lists", f"the step list {wanted} was altered: that is not its digest")
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ def a_plan(
             description=f"步骤 {name}",
             depends_on=list(steps[index - 1 : index]) if index else [],
             for_each="${{ [1, 2, 3] }}" if name in lists else None,
+            metadata={"owner": "运维"},
         )
         for index, name in enumerate(steps)
     ]
@@ -51,7 +52,7 @@ def a_run(plan: ExecutionPlan, **fields: Any) -> PlanRun:
             description=step.description,
             depends_on=tuple(step.depends_on),
             max_retries=step.max_retries,
-            metadata={"owner": "运维"},
+            metadata=dict(step.metadata),
         )
         for step in plan.steps
     ]

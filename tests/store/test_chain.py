@@ -196,6 +196,21 @@ ALTERED: dict[str, tuple[str, str, str]] = {
         "plans",
         "altered",
     ),
+    "what is known of the steps": (
+        "UPDATE step_lists SET steps = replace(steps, 'note', 'other') WHERE digest = (SELECT steps FROM runs WHERE id = '{run}')",
+        "step_lists",
+        "altered",
+    ),
+    "what is known of the steps, deleted": (
+        "DELETE FROM step_lists WHERE digest = (SELECT steps FROM runs WHERE id = '{run}')",
+        "step_lists",
+        "missing",
+    ),
+    "what is known of the steps, in the row of the run": (
+        "UPDATE runs SET steps = (SELECT steps FROM step_lists WHERE digest = runs.steps) WHERE id = '{run}'",
+        "runs",
+        "altered",
+    ),
     "the epoch of the lease": ("UPDATE leases SET epoch = 9 WHERE run_id = '{run}'", "leases", "has the epoch 9"),
     "a lease that is deleted": ("DELETE FROM leases WHERE run_id = '{run}'", "leases", "is missing"),
     "the words of an entry": (

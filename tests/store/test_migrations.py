@@ -93,6 +93,18 @@ async def test_the_newest_migration_can_be_taken_back(store: PlanStore):
     assert (await store.run(run.id)).id == run.id
 
 
+async def test_a_run_keeps_its_steps_over_a_downgrade_and_back(store: PlanStore):
+    run = await begun(store)
+    for which, change in (
+        ("0004", command.downgrade),
+        ("head", command.upgrade),
+    ):  # in the row of the run, as in those that were made by that revision
+        await store._database.write(lambda connection, change=change, which=which: change(schema._config(connection), which))
+        kept = await store._database.read(lambda connection: connection.exec_driver_sql("SELECT steps FROM runs").scalar_one())
+        assert kept.startswith("[")
+    assert (await store.run(run.id)).steps == run.steps
+
+
 async def _make_first(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a store of revision 0001 with a run, an attempt and an approval."""
     monkeypatch.setattr(schema, "REVISION", "0001")

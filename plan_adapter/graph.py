@@ -14,7 +14,7 @@ def successors(graph: Graph) -> dict[str, list[str]]:
     """Return for each id the ids that depend on it, in the order of `graph`."""
     after: dict[str, list[str]] = {node: [] for node in graph}
     for node, dependencies in graph.items():
-        for dependency in dict.fromkeys(dependencies):
+        for dependency in dependencies if len(dependencies) < 2 else dict.fromkeys(dependencies):
             if dependency in after:
                 after[dependency].append(node)
     return after
@@ -114,11 +114,15 @@ def _may_imply(graph: Graph, order: Collection[str]) -> bool:
     """Return whether an id may have dependencies that it need not: only those at unequal depths can stand on each other."""
     depth: dict[str, int] = {}
     for node in order:
-        dependencies = graph[node]
-        depths = {depth.get(dependency, -1) for dependency in dependencies}
-        if len(depths) > 1 or -1 in depths or (len(dependencies) > 1 and len(set(dependencies)) < len(dependencies)):
+        dependencies, above = graph[node], -1
+        for dependency in dependencies:
+            found = depth.get(dependency, -1)
+            if found < 0 or (above >= 0 and found != above):
+                return True
+            above = found
+        if len(dependencies) > 1 and len(set(dependencies)) < len(dependencies):
             return True
-        depth[node] = 1 + (depths.pop() if depths else -1)
+        depth[node] = above + 1
     return False
 
 

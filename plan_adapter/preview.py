@@ -132,7 +132,7 @@ def preview_plan(
     `gate_effects` are those of the settings: steps that have one wait at a gate of their own, beside those that the plan names.
     """
     plan = validated.plan
-    written = {step.id: step for step in plan.steps}
+    written = validated.steps
     foresight = Foresight(inputs)
     steps = {step_id: _preview_step(written[step_id], validated, foresight, gate_effects) for step_id in validated.order}
     return Preview(

@@ -13,6 +13,7 @@ from pydantic import JsonValue
 
 from plan_adapter.errors import RunFailedError
 from plan_adapter.plan import Effect, PlanStatus, StepStatus
+from plan_adapter.stored_plan import Outline
 
 AUTHOR = "author"
 """By whom a run is approved whose plan says that it needs no approval."""
@@ -121,6 +122,14 @@ class StepRun:
     completed_at: datetime | None = None
     duration_ms: int = 0
     metadata: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+
+    @classmethod
+    def of(cls, outline: Outline, *, attempts: int = 0) -> "StepRun":
+        """Return a step that has not begun in this start, with the attempts that were made before."""
+        step_id, place, tool_name, description, depends_on, max_retries, retry_delay_ms, metadata, _ = outline
+        step = cls(step_id, place, tool_name, description, depends_on, metadata=dict(metadata))
+        step.max_retries, step.retry_delay_ms, step.attempts = max_retries, retry_delay_ms, attempts
+        return step
 
 
 class StepEnd(NamedTuple):

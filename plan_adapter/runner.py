@@ -166,7 +166,7 @@ async def go_on(
     async with _opened(store, occasion.settings) as opened:
         with uncollected():
             run = await end_overdue(await opened.run(run_id, with_steps=False), opened)
-            plan = await opened.get(run.digest)
+            plan = await opened.plan_of(run.id)
             await refuse_going_on(run, plan, opened, occasion)
             await refuse_resume(run, opened)  # first: a process that has it is told by Prefect itself
             if not offline and run.flow_run_id is not None and run.completed_at is None and await _was_cancelled(run, opened, occasion):
@@ -501,7 +501,7 @@ async def _revised(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: O
     """Return the version that `run` has now, where `bound` is one that it took the place of; raises NotApprovedError for any other plan."""
     if bound.inputs == run.inputs and any(one.digest == bound.validated.digest for one in await store.revisions(run.id)):
         tools = occasion.tools or tools_of_plan(bound.validated)
-        return as_recorded(run, await store.get(run.digest), tools)
+        return as_recorded(run, await store.plan_of(run.id), tools)
     raise NotApprovedError(
         f"the plan or the inputs of run {run.id} are not those that it was made with: start a new run, "
         f"or `plan revise {run.id}` and `plan resume {run.id}`"

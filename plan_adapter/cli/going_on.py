@@ -37,7 +37,7 @@ async def preview_resume(run: str, asked: "Redrive | None", *, tools: list[str],
     asked = asked or Redrive()
     async with open_store(Settings()) as store:
         found = await end_overdue(await store.run(run), store)
-        plan = await store.get(found.digest)
+        plan = await store.plan_of(found.id)
         work, past = await work_on(found, plan, store, asked=asked)
         bound = as_recorded(found, plan, tools_of(tools))
         if work is roll_back:

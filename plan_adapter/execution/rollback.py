@@ -60,7 +60,7 @@ class Rollback:
         self._past = past
         self._call_step = call_step
         self._validated = scope.approved.bound.validated
-        self._steps = {step.id: step for step in self._validated.plan.steps}
+        self._steps = self._validated.steps
         self._runs = {step.id: step for step in scope.run.steps}
         self._after = graph.successors(self._validated.reduced)
         self._missing = {step_id: len(after) for step_id, after in self._after.items()}  # how many are to end before it

@@ -64,7 +64,7 @@ class Scheduler:
         self._asked = dict[str, list[GatedCall | Doubt]]()  # by step, the calls that people are asked about
         self._call_step = call_step
         self._validated = scope.approved.bound.validated
-        self._steps = {step.id: step for step in self._validated.plan.steps}
+        self._steps = self._validated.steps
         self._runs = {step.id: step for step in scope.run.steps}
         self._after = graph.successors(self._validated.reduced)
         self._missing = {step_id: len(dependencies) for step_id, dependencies in self._validated.reduced.items()}
@@ -84,8 +84,8 @@ class Scheduler:
         if not self._scope.past.succeeded:
             return
         for step_id in self._validated.order:
-            if not self._missing[step_id] and self._has_succeeded(step := self._steps[step_id]):
-                self._carry(step)
+            if not self._missing[step_id] and self._has_succeeded(step_id):
+                self._carry(step_id)
                 for successor in self._after[step_id]:
                     self._missing[successor] -= 1
         self._open -= len(self._carried)
@@ -115,28 +115,28 @@ class Scheduler:
             if run.completed_at is None and run.id in ends:
                 run.reason, run.retry_count, run.started_at, run.completed_at, run.duration_ms = ends[run.id]
 
-    def _has_succeeded(self, step: Step) -> bool:
-        """Return whether all of `step` has succeeded before."""
+    def _has_succeeded(self, step_id: str) -> bool:
+        """Return whether all of a step has succeeded before."""
         succeeded = self._scope.past.succeeded
-        if step.for_each is None:
-            return (step.id, None) in succeeded
-        if (step.id, 0) not in succeeded:
+        if step_id not in self._validated.for_each:
+            return (step_id, None) in succeeded
+        if (step_id, 0) not in succeeded:
             return False
-        self._recall_what_it_stands_on(step.id)
+        self._recall_what_it_stands_on(step_id)
         try:
-            items = self._items_of(step)
+            items = self._items_of(self._steps[step_id])
         except ExpressionError:  # told when its turn comes
             return False
-        if not items or not all((step.id, item) in succeeded for item, _ in items):
+        if not items or not all((step_id, item) in succeeded for item, _ in items):
             return False
-        self._runs[step.id].result = [succeeded[step.id, item].result for item, _ in items]
+        self._runs[step_id].result = [succeeded[step_id, item].result for item, _ in items]
         return True
 
-    def _carry(self, step: Step) -> None:
-        run = self._runs[step.id]
+    def _carry(self, step_id: str) -> None:
+        run = self._runs[step_id]
         run.status, run.outcome, run.carried = StepStatus.COMPLETED, Outcome.SUCCEEDED, True
         self._carried.append(run)
-        if step.id in self._scope.past.unkept:  # its process died before it had written the end
+        if step_id in self._scope.past.unkept:  # its process died before it had written the end
             run.completed_at = self._scope.recorder.now()
             self._scope.recorder.step_ended(run)
 

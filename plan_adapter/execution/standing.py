@@ -53,6 +53,8 @@ def perhaps_done(plan: ExecutionPlan, past: Past) -> list[str]:
 
 def aborted_steps(plan: ExecutionPlan, past: Past) -> list[Unit]:
     """Return the steps, and items, that a person left in doubt when they ended the run, in the order of the plan."""
+    if not past.aborted:
+        return []
     places = {step.id: place for place, step in enumerate(plan.steps)}
     return sorted((unit for unit in past.aborted if unit[0] in places), key=lambda unit: (places[unit[0]], unit[1] or 0))
 

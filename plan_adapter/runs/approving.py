@@ -116,6 +116,8 @@ async def refuse_approver(bound: BoundPlan, store: PlanStore, occasion: Occasion
 
 async def end_overdue(run: PlanRun, store: PlanStore) -> PlanRun:
     """Return `run` as it is once its gates are ended at which nobody answered in time and no process waits."""
+    if run.completed_at is not None:  # its gates were closed then
+        return run
     now = await store.now()
     if not any(gate.is_over(now) for gate in await store.gates(run_id=run.id)):
         return run
@@ -321,7 +323,8 @@ def gated_steps(bound: BoundPlan, settings: Settings) -> Collection[str]:
 async def _used(bound: BoundPlan, run: PlanRun, answer: Approval, keeper: GateKeeper) -> ApprovedPlan:
     store = keeper.store
     approved = approved_plan(bound, replace(answer, expires_at=None) if answer.run_id == run.id else answer, now=await store.now())
-    used = await store.use_approval(answer, run_id=run.id)
+    has_used = answer.run_id == run.id and answer.used_at is not None  # in an earlier start: nobody else can, and it stays so
+    used = answer if has_used else await store.use_approval(answer, run_id=run.id)
     run.status, run.approved_at, run.approved_by = PlanStatus.APPROVED, used.at, used.by
     return approved
 

@@ -298,17 +298,4 @@ def _step_runs(validated: ValidatedPlan, past: Past) -> list[StepRun]:
     tried = Counter[str]()
     for (step_id, _), number in past.attempts.items():
         tried[step_id] += number
-    return [
-        StepRun(
-            id=step.id,
-            index=index,
-            tool_name=step.tool_name or "",
-            description=step.description,
-            depends_on=validated.dependencies[step.id],
-            attempts=tried[step.id],
-            max_retries=step.max_retries,
-            retry_delay_ms=step.retry_delay_ms,
-            metadata=dict(step.metadata),
-        )
-        for index, step in enumerate(validated.plan.steps)  # a step looks its own index up slowly
-    ]
+    return [StepRun.of(outline, attempts=tried.get(outline.id, 0)) for outline in validated.outlines()]

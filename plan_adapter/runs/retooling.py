@@ -8,6 +8,7 @@ from plan_adapter.plan import ExecutionPlan, StepStatus
 from plan_adapter.record import Approval, PlanRun
 from plan_adapter.store.revisions import Revision
 from plan_adapter.store.store import PlanStore
+from plan_adapter.stored_plan import StoredPlan
 from plan_adapter.tool_changes import ToolChange, changed_code, tool_change_lines, tool_changes
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.source import code_digest
@@ -20,8 +21,10 @@ OTHER_TOOLS = "the run was made with other tools than are at hand now: give them
 
 def as_recorded(run: PlanRun, plan: ExecutionPlan, tools: ToolRegistry) -> BoundPlan:
     """Return the recorded `plan` of `run` with its inputs, and with the tools as they are now; raises InvalidPlanError."""
-    if (bound := recall(plan, run.inputs, tools, digest=run.digest, approved=run.approval_digest)) is not None:
-        return bound
+    if isinstance(plan, StoredPlan):
+        bound = recall(plan, run.inputs, tools, digest=run.digest, approved=run.approval_digest)
+        if bound is not None:
+            return bound
     try:
         return bind_inputs(validate_recorded(plan, tools, digest=run.digest), run.inputs)
     except InvalidPlanError as error:

@@ -62,7 +62,7 @@ async def _missing(names: Collection[str], settings: Settings) -> list[Sight]:
 
 def _early_uses(validated: ValidatedPlan, done: Collection[str] = ()) -> dict[str, list[str]]:
     """Return by secret the places of the plan that use it, if for one of them no step that writes comes before, and is still to be done."""
-    steps = {step.id: step for step in validated.plan.steps}
+    steps = validated.steps
     after_writes, uses, early = set[str](), dict[str, list[str]](), set[str]()
     for step_id in validated.order:
         if step_id in done:  # what it may have made is there

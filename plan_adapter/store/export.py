@@ -13,7 +13,19 @@ from sqlalchemy.dialects import sqlite
 
 from plan_adapter.store.columns import Instant
 from plan_adapter.store.digests import Plain, plain
-from plan_adapter.store.tables import approvals, attempts, audit, gates, leases, plans, receipts, revisions, runs, step_lists, step_runs
+from plan_adapter.store.tables import (
+    approvals,
+    attempts,
+    audit,
+    gates,
+    implied_dependencies,
+    leases,
+    plans,
+    receipts,
+    revisions,
+    runs,
+    step_runs,
+)
 
 FORMAT = "plan-adapter-run/1"
 
@@ -68,7 +80,9 @@ def parts_of(connection: Connection, run_id: str) -> dict[str, Any]:
         "format": FORMAT,
         "run": Rows(connection, runs, runs.c.id == run_id).first(),
         "plans": Rows(connection, plans, and_(plans.c.tenant_id == tenant, plans.c.digest.in_(digests))),
-        "step_lists": Rows(connection, step_lists, and_(step_lists.c.tenant_id == tenant, step_lists.c.digest == steps)),
+        "implied_dependencies": Rows(
+            connection, implied_dependencies, and_(implied_dependencies.c.tenant_id == tenant, implied_dependencies.c.digest == steps)
+        ),
         "lease": Rows(connection, leases, leases.c.run_id == run_id).first(),
         **{table.name: Rows(connection, table, table.c.run_id == run_id) for table in listed},
         "head": None if head is None else head["digest"],

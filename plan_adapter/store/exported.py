@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-LISTS = frozenset({"plans", "step_lists", "approvals", "gates", "attempts", "receipts", "step_runs", "revisions", "audit"})
+LISTS = frozenset({"plans", "implied_dependencies", "approvals", "gates", "attempts", "receipts", "step_runs", "revisions", "audit"})
 """The parts of the document that are lists of rows."""
 
 CHUNK_BYTES = 256 * 1024

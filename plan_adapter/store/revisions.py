@@ -17,9 +17,9 @@ from plan_adapter.store import chain, entries, gates, leases, runs
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now
 from plan_adapter.store.digests import Plain, plain
+from plan_adapter.store.outlines import implied_row, put_implied
 from plan_adapter.store.plans import plan_row, put_plan
 from plan_adapter.store.rows import Row, context_of, dump_json, load_json, whose
-from plan_adapter.store.step_lists import list_row, put_list
 from plan_adapter.store.steps import past_of
 from plan_adapter.store.tables import plans, revisions, step_runs
 from plan_adapter.store.tables import runs as run_table
@@ -164,9 +164,9 @@ def _steps_of(document: dict[str, Any]) -> dict[str, dict[str, JsonValue]]:
 
 
 def _content(connection: Connection, run: Row, validated: "ValidatedPlan", approval_digest: str) -> dict[str, Any]:
-    """Return what `run` holds of its plan and tools from now on; its step list is stored."""
-    plan, steps = validated.plan, list_row(validated, context_of(run))
-    put_list(connection, steps)
+    """Return what `run` holds of its plan and tools from now on; what its steps wait for is stored."""
+    plan, steps = validated.plan, implied_row(validated, context_of(run))
+    put_implied(connection, steps)
     return {
         "digest": validated.digest,
         "approval_digest": approval_digest,

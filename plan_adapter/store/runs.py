@@ -14,9 +14,9 @@ from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.digests import plain
 from plan_adapter.store.holder import Holder
+from plan_adapter.store.outlines import put_implied
 from plan_adapter.store.plans import put_plan, seen_by
 from plan_adapter.store.rows import Row, dump_json, load_json, whose
-from plan_adapter.store.step_lists import put_list
 from plan_adapter.store.steps import step_runs_of
 from plan_adapter.store.tables import runs, step_runs
 
@@ -28,15 +28,15 @@ _UNENDED = (PlanStatus.DRAFT, PlanStatus.PENDING_APPROVAL, PlanStatus.APPROVED, 
 
 
 def create(connection: Connection, plan: dict[str, Any], steps: dict[str, Any], run: dict[str, Any]) -> None:
-    """Store a new run, and its plan and its step list unless they are there; of the rows of all three."""
+    """Store a new run, and its plan and what its steps wait for unless they are there; of the rows of all three."""
     put_plan(connection, plan)
-    put_list(connection, steps)
+    put_implied(connection, steps)
     connection.execute(insert(runs).values(run))
     chain.append(connection, run["id"], [entries.of_run(plain(runs, run), "run_created", message=run["name"])])
 
 
 def run_row(run: PlanRun, validated: "ValidatedPlan", steps: dict[str, Any]) -> dict[str, Any]:
-    """Return the row of a new run; `steps` is that of its step list."""
+    """Return the row of a new run; `steps` is that of what its steps wait for."""
     return {
         **whose(run),
         "id": run.id,

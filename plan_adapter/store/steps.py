@@ -11,11 +11,12 @@ from datetime import datetime
 from typing import Any
 
 from pydantic import JsonValue
-from sqlalchemy import ColumnElement, Connection, Table, and_, select
+from sqlalchemy import ColumnElement, Connection, ScalarSelect, Table, and_, func, select
 
 from plan_adapter.execution.carry import Past
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import Attempt, Outcome, Receipt, StepEnd, StepRun
+from plan_adapter.store.outlines import outlines
 from plan_adapter.store.rows import (
     END,
     NO_ITEM,
@@ -28,8 +29,8 @@ from plan_adapter.store.rows import (
     receipt_of,
     short_receipt_of,
 )
-from plan_adapter.store.step_lists import lists_of
 from plan_adapter.store.tables import attempts, gates, receipts, step_runs
+from plan_adapter.stored_plan import Outline
 
 
 @dataclass(slots=True)
@@ -51,7 +52,7 @@ def step_runs_of(
     ended = select(step_runs.c.run_id, step_runs.c.step_id, *END).where(step_runs.c.run_id.in_(found))
     for run_id, step_id, *end in connection.execute(ended).all():
         found[run_id].ends[step_id] = end
-    fixed = lists_of(connection, rows)
+    fixed = outlines(connection, rows)
     lack_ends = {run_id for run_id, one in found.items() if one.why_ended is not None and len(one.ends) < len(fixed[run_id])}
     unended = [row for row in rows if row["status"] == PlanStatus.EXECUTING or row["id"] in lack_ends]
     for attempt in _current_attempts(connection, unended):
@@ -96,7 +97,12 @@ def attempts_of(connection: Connection, run_id: str) -> list[Attempt]:
 def open_attempts_of(connection: Connection, run_id: str) -> list[Attempt]:
     """Return the intents of a run that have no receipt, in the order in which they were written."""
     query = select(attempts).outerjoin_from(attempts, receipts).where(attempts.c.run_id == run_id, receipts.c.run_id.is_(None))
+    query = query.where(_count(attempts, run_id) > _count(receipts, run_id))  # mostly there are none, and to look for them takes longer
     return [attempt_of(row) for row in connection.execute(query.order_by(attempts.c.started_at, attempts.c.id)).mappings()]
+
+
+def _count(table: Table, run_id: str) -> ScalarSelect[int]:
+    return select(func.count()).select_from(table).where(table.c.run_id == run_id).scalar_subquery()
 
 
 def receipts_of(connection: Connection, run_id: str) -> list[Receipt]:
@@ -123,16 +129,15 @@ def _read_results(connection: Connection, found: dict[str, _Found]) -> None:
         found[run_id].results[step_id][item] = result
 
 
-def _step_run(fixed: dict[str, Any], found: _Found, is_interrupted: bool, with_results: bool) -> StepRun:
-    step = StepRun(fixed["id"], fixed["index"], fixed["tool_name"], fixed["description"], tuple(fixed["depends_on"]))
-    step.max_retries, step.retry_delay_ms, step.metadata = fixed["max_retries"], fixed["retry_delay_ms"], dict(fixed["metadata"])
+def _step_run(fixed: Outline, found: _Found, is_interrupted: bool, with_results: bool) -> StepRun:
+    step = StepRun.of(fixed)
     tries = found.attempts.get(step.id)
     if (end := found.ends.get(step.id)) is not None:
         put_end(step, end)
         # What was there when the run was begun again stays as it was written.
         step.carried = step.carried or (step.status is StepStatus.COMPLETED and _is_before(step, found.claimed_at))
         if with_results and step.status is StepStatus.COMPLETED:
-            step.result = _result(found.results[step.id], is_list=fixed["is_list"])
+            step.result = _result(found.results[step.id], is_list=fixed.has_items)
     elif tries:
         step.status, step.started_at, step.attempts = StepStatus.RUNNING, tries[0]["started_at"], len(tries)
         step.retry_count = len(tries) - len({row["item"] for row in tries})

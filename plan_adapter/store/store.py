@@ -38,16 +38,17 @@ from plan_adapter.store.drafts import Drafts
 from plan_adapter.store.export import document_of, parts_of
 from plan_adapter.store.holder import Holder
 from plan_adapter.store.outcomes import Word
+from plan_adapter.store.outlines import OF_STEPS, implied_row, plan_of_texts, stored_texts
 from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.plans import PlanVersion
 from plan_adapter.store.recorder import Clock, StoreRecorder
 from plan_adapter.store.revisions import Revision
 from plan_adapter.store.rows import HasContext
-from plan_adapter.store.step_lists import list_row
 from plan_adapter.store.tables import runs as run_table
 from plan_adapter.store.urls import open_database, refuse_local_under_worker
 from plan_adapter.store.verification import Verification, verify
 from plan_adapter.store.wishes import Wished
+from plan_adapter.stored_plan import StoredPlan
 
 if TYPE_CHECKING:
     from plan_adapter.validation import ValidatedPlan
@@ -140,6 +141,12 @@ class PlanStore:
         """Return a plan by its name (the newest version unless one is given) or by its digest or an unambiguous beginning of it."""
         return await self._database.read(lambda connection: plans.get(connection, self.tenant_id, name_or_digest, version))
 
+    async def plan_of(self, run_id: str) -> StoredPlan:
+        """Return the plan that a run has now, for going on with the run: its steps are made when somebody asks for them."""
+        found = (self.tenant_id, run_id, *OF_STEPS)
+        texts = await self._database.read(lambda connection: stored_texts(connection, runs.row_of(connection, *found)))
+        return plan_of_texts(*texts)  # here, because what a thread of its own allocates much of costs it more
+
     async def versions(self, name: str) -> list[PlanVersion]:
         """Return the versions of a named plan, newest first."""
         return await self._database.read(lambda connection: plans.versions_of(connection, self.tenant_id, name))
@@ -229,7 +236,7 @@ class PlanStore:
     async def create_run(self, run: PlanRun, validated: "ValidatedPlan") -> None:
         """Keep a new run, with its plan and tool definitions; a store of one tenant makes it that tenant's."""
         run.tenant_id = self._whose(run).tenant_id
-        plan, steps = plans.plan_row(validated.plan, run.digest, run), list_row(validated, run)
+        plan, steps = plans.plan_row(validated.plan, run.digest, run), implied_row(validated, run)
         await self._database.write(partial(runs.create, plan=plan, steps=steps, run=runs.run_row(run, validated, steps)))
 
     async def update_run(self, run: PlanRun) -> None:

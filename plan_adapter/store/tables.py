@@ -85,12 +85,12 @@ versions = Table(
     ForeignKeyConstraint(["tenant_id", "digest"], ["plans.tenant_id", "plans.digest"]),
 )
 
-step_lists = Table(
-    "step_lists",
+implied_dependencies = Table(
+    "implied_dependencies",
     metadata,
     *_whose(is_key=True),
     Column("digest", Text, primary_key=True),
-    Column("steps", Text, nullable=False),  # what of each step of a run is known before it runs, which the digest is of
+    Column("steps", Text, nullable=False),  # what steps of a plan wait for because they refer to it; the digest is of this text
 )
 
 runs = Table(
@@ -104,7 +104,7 @@ runs = Table(
     Column("digest", Text, nullable=False),
     Column("approval_digest", Text, nullable=False),
     Column("inputs", Text, nullable=False),
-    Column("steps", Text, nullable=False),  # the digest of its step list; of a run of an earlier version the list itself
+    Column("steps", Text, nullable=False),  # the digest of implied dependencies; of an earlier version what is known of its steps
     Column("definitions", Text, nullable=False),  # of the tools, as the approval digest covers them
     Column("metadata", Text, nullable=False),
     Column("status", Text, nullable=False),
@@ -141,6 +141,8 @@ leases = Table(
     Column("until", Instant),  # when it must have renewed
 )
 
+IS_WISH = text("kind IN ('left_out', 'taken_back')")  # in words, so that the database sees that a query means the index
+
 audit = Table(
     "audit",
     metadata,
@@ -158,6 +160,7 @@ audit = Table(
     Column("row_id", Text),  # of the row that the entry is about, where step, item and attempt do not tell which one it is
     Column("row_digest", Text),  # of that row
     Column("digest", Text, nullable=False),  # of the entry and the digest before it
+    Index("ix_audit_wishes", "run_id", sqlite_where=IS_WISH, postgresql_where=IS_WISH),
     sqlite_with_rowid=False,
 )
 

@@ -14,8 +14,8 @@ from plan_adapter.store.chain import beginning, digest_of_adopted, entry_digest
 from plan_adapter.store.digests import Plain, row_digest
 from plan_adapter.store.entries import RUN_KINDS, Entry
 from plan_adapter.store.newest import Key, Newest, Place
+from plan_adapter.store.outlines import is_digest
 from plan_adapter.store.rows import NO_ITEM
-from plan_adapter.store.step_lists import has_step_list
 
 ENDED = ("completed", "failed", "cancelled", "partial")
 
@@ -110,7 +110,7 @@ def _problems(document: Mapping[str, Any], told: _Told) -> Iterator[Alteration]:
             yield Alteration("audit", "all entries are missing: the run was audited from its beginning")
         return
     yield from _of_plans(document)
-    yield from _of_steps(document)
+    yield from _of_dependencies(document)
     yield from _of_rows(document, told)
     yield from _of_run(run, told)
     yield from _of_lease(document["lease"], told)
@@ -146,15 +146,15 @@ def _of_plans(document: Mapping[str, Any]) -> Iterator[Alteration]:
             yield Alteration("plans", f"the document of the plan {digest} was altered: that is not its digest")
 
 
-def _of_steps(document: Mapping[str, Any]) -> Iterator[Alteration]:
+def _of_dependencies(document: Mapping[str, Any]) -> Iterator[Alteration]:
     wanted: str = document["run"]["steps"]
-    if not has_step_list(wanted):
+    if not is_digest(wanted):
         return
-    kept = [row["steps"] for row in document["step_lists"] if row["digest"] == wanted]
+    kept = [row["steps"] for row in document["implied_dependencies"] if row["digest"] == wanted]
     if not kept:
-        yield Alteration("step_lists", f"the step list {wanted} is missing")
+        yield Alteration("implied_dependencies", f"what steps wait for because they refer to it is missing ({wanted})")
     elif sha256(str(kept[0]).encode(errors="surrogatepass")).hexdigest() != wanted:
-        yield Alteration("step_lists", f"the step list {wanted} was altered: that is not its digest")
+        yield Alteration("implied_dependencies", f"what steps wait for was altered: {wanted} is not its digest")
 
 
 @dataclass(frozen=True, slots=True)

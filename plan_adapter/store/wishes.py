@@ -21,7 +21,7 @@ from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.digests import digest_of, instant_text
 from plan_adapter.store.entries import WISH_KINDS
 from plan_adapter.store.rows import Row
-from plan_adapter.store.tables import audit, plans
+from plan_adapter.store.tables import IS_WISH, audit, plans
 from plan_adapter.store.tables import runs as run_table
 
 
@@ -85,9 +85,8 @@ def keep(connection: Connection, tenant: str | None, run_id: str, wished: Wished
 
 def left_out_of(connection: Connection, run_id: str) -> dict[str, str]:
     """Return the steps that people have left out of the run, and who did so and why; a step that was changed since is another one."""
-    kinds = (WISH_KINDS["leave_out"], WISH_KINDS["take_back"])
     wanted = (audit.c.kind, audit.c.step_id, audit.c.by, audit.c.message, audit.c.row_digest)
-    query = select(*wanted).where(audit.c.run_id == run_id, audit.c.kind.in_(kinds)).order_by(audit.c.number)
+    query = select(*wanted).where(audit.c.run_id == run_id, IS_WISH).order_by(audit.c.number)
     newest = {row["step_id"]: row for row in connection.execute(query).mappings()}
     left_out = {step_id: row for step_id, row in newest.items() if row["kind"] == WISH_KINDS["leave_out"]}
     if not left_out:

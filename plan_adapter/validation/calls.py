@@ -1,7 +1,7 @@
 """What a step calls and when: its fields, its tool, its parameters, its expressions compiled."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 from plan_adapter.expressions import Declarations, Template, compile_template, has_expression
 from plan_adapter.expressions.declarations import Expected
-from plan_adapter.plan import EFFECTS, RESERVED_IDS, STEP_ID, ExecutionPlan, Step
+from plan_adapter.plan import EFFECTS, RESERVED_IDS, STEP_ID, ExecutionPlan, Input, Step
 from plan_adapter.problems import did_you_mean
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool
@@ -26,7 +26,7 @@ _NOT_YET: Mapping[str, tuple[str, str]] = {
 }
 _EMPTY: tuple[object, ...] = (None, False, "", [])
 
-_Declared: TypeAlias = Mapping[tuple[bool, bool, bool], Declarations]
+Declared: TypeAlias = Mapping[tuple[bool, bool, bool], Declarations]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,38 +67,20 @@ def check_calls(plan: ExecutionPlan, tools: ToolRegistry, findings: Findings) ->
     """Return the compiled steps, and add everything that is wrong with each by itself."""
     _check_ids(plan, findings)
     _check_tools_exist(plan, tools, findings)
-    declared = _declarations(plan)
+    declared = declarations((step.id for step in plan.steps), plan.inputs)
     return [_check_call(step, f"steps[{index}]", declared, tools, findings) for index, step in enumerate(plan.steps)]
 
 
-def referring_calls(plan: ExecutionPlan, tools: ToolRegistry, findings: Findings) -> dict[int, Call]:
-    """Return, by their places, the steps that are more than values for a tool, compiled, of a plan that was checked with these `tools`.
-
-    Adds what is wrong with their expressions.
-    """
-    declared = _declarations(plan)
-    return {
-        index: _referring_call(step, f"steps[{index}]", declared, tools, findings)
-        for index, step in enumerate(plan.steps)
-        if not _is_constant(step)
-    }
-
-
-def _is_constant(step: Step) -> bool:
-    """Return whether `step` hands its tool values as they are written, and refers to nothing."""
-    is_plain = step.when is None and step.for_each is None and step.done_when is None and step.rollback is None and not step.input
-    return is_plain and not has_expression(str(step.parameters))
-
-
-def _referring_call(step: Step, at: str, declared: _Declared, tools: ToolRegistry, findings: Findings) -> Call:
+def recorded_call(step: Step, at: str, *, declared: Declared, tools: ToolRegistry, findings: Findings) -> Call:
+    """Return a step compiled that was checked with these `tools` before; adds what is wrong with its expressions."""
     undo_tool = None if step.rollback is None else tools.get(step.rollback.tool_name)
     parameters, place = _parameters(step, at, findings)
     return _compiled(step, (tools.get(step.tool_name or ""), undo_tool), parameters or {}, (at, place), declared, findings)
 
 
-def _declarations(plan: ExecutionPlan) -> _Declared:
+def declarations(steps: Iterable[str], inputs: Mapping[str, Input]) -> Declared:
     """Return what expressions may use, by whether `item`, `result` and `secrets` exist where they stand."""
-    plain = Declarations(frozenset(step.id for step in plan.steps), plan.inputs)
+    plain = Declarations(frozenset(steps), inputs)
     either = (False, True)
     return {
         (item, result, secrets): replace(plain, item=item, result=result, secrets=secrets)
@@ -144,7 +126,7 @@ def _tool_hint(name: str, tools: ToolRegistry) -> str:
     return did_you_mean(name, tools.names())
 
 
-def _check_call(step: Step, at: str, declared: _Declared, tools: ToolRegistry, findings: Findings) -> Call:
+def _check_call(step: Step, at: str, declared: Declared, tools: ToolRegistry, findings: Findings) -> Call:
     for field, (message, hint) in _NOT_YET.items():
         if getattr(step, field) not in _EMPTY and not (field in ("tools", "max_rounds") and step.goal):
             findings.add("not-yet", f"{at}.{field}", message, hint)
@@ -240,7 +222,7 @@ def _compiled(
     tools: tuple[Tool[..., Any] | None, Tool[..., Any] | None],  # its own, and the one that undoes it
     parameters: dict[str, JsonValue],
     places: tuple[str, str],
-    declared: _Declared,
+    declared: Declared,
     findings: Findings,
 ) -> Call:
     at, place = places

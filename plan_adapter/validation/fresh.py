@@ -44,8 +44,8 @@ def _document(model: BaseModel, levels: int = 3) -> dict[str, Any]:
     if isinstance(model, ExecutionOptions):
         return {name: value for name, value in vars(model).items() if name in model.model_fields_set}
     known = fields_of(type(model))
-    written = {name: value for name, value in vars(model).items() if name in known and not _is_default(value, known[name][1])}
-    fields = {known[name][0]: _part(value, levels) for name, value in written.items()}
+    values = {name: getattr(model, name) for name in known}  # a stored plan makes its steps then
+    fields = {known[name][0]: _part(value, levels) for name, value in values.items() if not _is_default(value, known[name][1])}
     if isinstance(model, ExecutionPlan) and "id" not in model.model_fields_set:
         fields.pop("id", None)
     return fields

@@ -1,63 +1,93 @@
 """`recall`: a recorded plan whose tools are as they were, without checking again what was checked when its run was made."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import TypeVar
 
 from pydantic import JsonValue
 
 from plan_adapter.canonical import approval_digest
-from plan_adapter.expressions import Template
-from plan_adapter.plan import ExecutionPlan
+from plan_adapter.graph import topological_order, transitive_reduction
+from plan_adapter.stored_plan import StepDocument, StoredPlan
 from plan_adapter.tools.registry import ToolRegistry
-from plan_adapter.validation.calls import referring_calls
-from plan_adapter.validation.dependencies import dependencies_of
+from plan_adapter.validation.calls import Call, declarations, recorded_call
 from plan_adapter.validation.findings import Findings
-from plan_adapter.validation.validated import BoundPlan, Examined, compiled_outputs, proven, refuse
+from plan_adapter.validation.validated import BoundPlan, ValidatedPlan, compiled_outputs, refuse
 
 T = TypeVar("T")
 
 
-def recall(plan: ExecutionPlan, inputs: dict[str, JsonValue], tools: ToolRegistry, *, digest: str, approved: str) -> BoundPlan | None:
-    """Return the plan of a run with its inputs, fresh from the store, as they were bound when the digest of what is `approved` was made.
+def recall(plan: StoredPlan, inputs: dict[str, JsonValue], tools: ToolRegistry, *, digest: str, approved: str) -> BoundPlan | None:
+    """Return the plan of a run with its inputs as they were bound when the digest of what is `approved` was made.
 
-    None where it is not the digest of the plan, the inputs and the tools as they are now. Else all that was checked would be found to be
-    so again, and only what has expressions is compiled; raises InvalidPlanError for those that this version of the package refuses.
+    None where it is not the digest of the plan, the inputs and the tools as they are now, or where what its steps wait for is not known.
+    Else all that was checked would be found to be so again: a step, and its expressions, are made when somebody asks for them, which of
+    most steps of a long run nobody does.
     """
-    called = {name: tools.get(name) for step in plan.steps for name in (step.tool_name, step.rollback and step.rollback.tool_name) if name}
+    documents, implied = plan.documents, plan.implied
+    names = {document["tool_name"] for document in documents}
+    names |= {document["rollback"]["tool_name"] for document in documents if "rollback" in document}
+    called = {name: tools.get(name) for name in names}
     used = {name: tool for name, tool in sorted(called.items()) if tool is not None}
     definitions = tuple(tool.definition() for tool in used.values())
-    if len(used) < len(called) or approval_digest(digest, inputs, definitions) != approved:
+    if implied is None or len(used) < len(called) or approval_digest(digest, inputs, definitions) != approved:
         return None
-    findings, steps = Findings(), plan.steps
-    place = {step.id: index for index, step in enumerate(steps)}
-    calls = referring_calls(plan, tools, findings)
-    dependencies = {
-        step.id: dependencies_of(calls[index], f"steps[{index}]", place, findings) if index in calls else _each_once(step.depends_on)
-        for index, step in enumerate(steps)
-    }
-    outputs = compiled_outputs(plan, findings)
+    dependencies = {step["id"]: tuple(implied.get(step["id"]) or step.get("depends_on", ())) for step in documents}
+    order = topological_order(dependencies)
+    calls, findings = _Calls(plan, tools), Findings()
+    outputs = compiled_outputs(plan, plan.ids, findings)
     refuse(findings.sorted(plan))
+    validated = ValidatedPlan(
+        plan=plan,
+        digest=digest,
+        order=tuple(order),
+        dependencies=MappingProxyType(dependencies),
+        reduced=MappingProxyType(transitive_reduction(dependencies, order)),
+        tools=MappingProxyType({document["id"]: used[document["tool_name"]] for document in documents}),
+        parameters=_Made(dependencies, lambda step_id: calls[step_id].parameters),
+        when=_Made(_those_with("when", documents), lambda step_id: _there(calls[step_id].when)),
+        for_each=_Made(_those_with("for_each", documents), lambda step_id: _there(calls[step_id].for_each)),
+        done_when=_Made(_those_with("done_when", documents), lambda step_id: _there(calls[step_id].done_when)),
+        rollbacks=_Made(_those_with("rollback", documents), lambda step_id: _there(calls[step_id].rollback)),
+        outputs=MappingProxyType(outputs),
+        definitions=definitions,
+        secrets=calls.secrets() if plan.may_have_secrets else frozenset(),
+        steps=_Made(dependencies, plan.step),
+    )
+    return BoundPlan(validated, inputs, approved)
 
-    def parameters_of(step_id: str) -> Template:
-        index = place[step_id]
-        return calls[index].parameters if index in calls else Template(steps[index].parameters)
 
-    examined = Examined(plan, list(calls.values()), dependencies, outputs)
-    tool_of = {step.id: used[step.tool_name] for step in steps if step.tool_name}
-    return BoundPlan(proven(examined, digest, tool_of, _Made(place, parameters_of), definitions), inputs, approved)
+class _Calls(dict[str, Call]):
+    """The compiled steps of a plan, by id, each made when it is asked for; raises InvalidPlanError for one that cannot be compiled."""
 
+    def __init__(self, plan: StoredPlan, tools: ToolRegistry) -> None:
+        super().__init__()
+        self._plan = plan
+        self._made = partial(recorded_call, declared=declarations(plan.ids, plan.inputs), tools=tools)
 
-def _each_once(names: list[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(names)) if len(names) > 1 else tuple(names)
+    def __missing__(self, step_id: str) -> Call:
+        findings, step = Findings(), self._plan.step(step_id)
+        call = self._made(step, f"steps[{step.index}]", findings=findings)
+        refuse(findings.sorted(self._plan))
+        self[step_id] = call
+        return call
+
+    def secrets(self) -> frozenset[str]:
+        """Return the names of the secrets that the plan uses."""
+        using = [self[document["id"]] for document in self._plan.documents if "secrets" in str(document)]
+        return frozenset(name for call in using for template in (call.parameters, call.undo) if template for name in template.secrets)
 
 
 class _Made(Mapping[str, T]):
     """What `make` makes of each key when it is asked for: for most steps of a long run nobody asks."""
 
-    def __init__(self, keys: Iterable[str], make: Callable[[str], T]) -> None:
-        self._keys, self._make = dict.fromkeys(keys), make
+    def __init__(self, keys: Mapping[str, object], make: Callable[[str], T]) -> None:
+        self._keys, self._make = keys, make
 
     def __getitem__(self, key: str) -> T:
+        if key not in self._keys:
+            raise KeyError(key)
         return self._make(key)
 
     def __contains__(self, key: object) -> bool:
@@ -68,3 +98,14 @@ class _Made(Mapping[str, T]):
 
     def __len__(self) -> int:
         return len(self._keys)
+
+
+def _those_with(field: str, documents: Iterable[StepDocument]) -> dict[str, None]:
+    return {document["id"]: None for document in documents if field in document}
+
+
+def _there(found: T | None) -> T:
+    """Return what the document of a step has, and its call therefore, too."""
+    if found is None:
+        raise KeyError("a step was compiled without what its document says")
+    return found

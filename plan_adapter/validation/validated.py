@@ -1,6 +1,6 @@
 """`validate`, `find_problems`, `lint` and `bind_inputs`, and what they promise: `ValidatedPlan` and `BoundPlan`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -11,9 +11,10 @@ from plan_adapter.canonical import approval_digest, plan_digest
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.expressions import Declarations, Template, compile_template
 from plan_adapter.graph import topological_order, transitive_reduction
-from plan_adapter.plan import ExecutionPlan
+from plan_adapter.plan import ExecutionPlan, Step
 from plan_adapter.problems import Problem
 from plan_adapter.settings import Settings
+from plan_adapter.stored_plan import Outline, StoredPlan, outlines_of
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool
 from plan_adapter.validation.calls import Call, RollbackCall, check_calls
@@ -43,6 +44,26 @@ class ValidatedPlan:
     outputs: Mapping[str, Template]  # by name
     definitions: tuple[dict[str, JsonValue], ...]  # of the tools in use, those of rollbacks too, by name: what an approval covers
     secrets: frozenset[str]  # the names of those that the plan uses
+    steps: Mapping[str, Step]  # of the plan, by id
+
+    def outlines(self) -> Iterator[Outline]:
+        """Give what a run tells of the steps before they run, in the order of the plan."""
+        if isinstance(self.plan, StoredPlan) and self.plan.implied is not None:
+            return outlines_of(self.plan.documents, self.plan.implied)
+        return (
+            Outline(
+                step.id,
+                place,  # a step looks its own up slowly
+                step.tool_name or "",
+                step.description,
+                self.dependencies[step.id],
+                step.max_retries,
+                step.retry_delay_ms,
+                step.metadata,
+                step.for_each is not None,
+            )
+            for place, step in enumerate(self.plan.steps)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,43 +107,30 @@ def _validated(examined: Examined | None, problems: list[Problem], *, digest: st
     refuse(problems)
     calls = examined.calls
     used = {tool.name: tool for call in calls for tool in (call.tool, call.undo_tool) if tool is not None}
-    by_step = {call.step.id: call.tool for call in calls if call.tool is not None}
-    parameters = {call.step.id: call.parameters for call in calls}
-    definitions = tuple(used[name].definition() for name in sorted(used))
-    return proven(examined, digest or plan_digest(examined.plan), by_step, parameters, definitions)
+    order = topological_order(examined.dependencies)
+    return ValidatedPlan(
+        plan=examined.plan,
+        digest=digest or plan_digest(examined.plan),
+        order=tuple(order),
+        dependencies=MappingProxyType(examined.dependencies),
+        reduced=MappingProxyType(transitive_reduction(examined.dependencies, order)),
+        tools=MappingProxyType({call.step.id: call.tool for call in calls if call.tool is not None}),
+        parameters=MappingProxyType({call.step.id: call.parameters for call in calls}),
+        when=MappingProxyType({call.step.id: call.when for call in calls if call.when is not None}),
+        for_each=MappingProxyType({call.step.id: call.for_each for call in calls if call.for_each is not None}),
+        done_when=MappingProxyType({call.step.id: call.done_when for call in calls if call.done_when is not None}),
+        rollbacks=MappingProxyType({call.step.id: call.rollback for call in calls if call.rollback is not None}),
+        outputs=MappingProxyType(examined.outputs),
+        definitions=tuple(used[name].definition() for name in sorted(used)),
+        steps=MappingProxyType({call.step.id: call.step for call in calls}),
+        secrets=frozenset(name for call in calls for template in (call.parameters, call.undo) if template for name in template.secrets),
+    )
 
 
 def refuse(problems: list[Problem]) -> None:
     """Raise InvalidPlanError with the errors among `problems`, if there are any."""
     if errors := [problem for problem in problems if problem.severity == "error"]:
         raise InvalidPlanError(errors)
-
-
-def proven(
-    examined: Examined,
-    digest: str,
-    tools: dict[str, Tool[..., Any]],
-    parameters: Mapping[str, Template],
-    definitions: tuple[dict[str, JsonValue], ...],
-) -> ValidatedPlan:
-    """Return what was `examined`, and found to be sound, with what follows from it; of `calls` those without expressions may be missing."""
-    calls, order = examined.calls, topological_order(examined.dependencies)
-    return ValidatedPlan(
-        plan=examined.plan,
-        digest=digest,
-        order=tuple(order),
-        dependencies=MappingProxyType(examined.dependencies),
-        reduced=MappingProxyType(transitive_reduction(examined.dependencies, order)),
-        tools=MappingProxyType(tools),
-        parameters=MappingProxyType(parameters),
-        when=MappingProxyType({call.step.id: call.when for call in calls if call.when is not None}),
-        for_each=MappingProxyType({call.step.id: call.for_each for call in calls if call.for_each is not None}),
-        done_when=MappingProxyType({call.step.id: call.done_when for call in calls if call.done_when is not None}),
-        rollbacks=MappingProxyType({call.step.id: call.rollback for call in calls if call.rollback is not None}),
-        outputs=MappingProxyType(examined.outputs),
-        definitions=definitions,
-        secrets=frozenset(name for call in calls for template in (call.parameters, call.undo) if template for name in template.secrets),
-    )
 
 
 def find_problems(plan: ExecutionPlan, tools: ToolRegistry) -> list[Problem]:
@@ -163,7 +171,7 @@ def _compiled(fresh: ExecutionPlan, tools: ToolRegistry, findings: Findings) -> 
     calls = check_calls(fresh, tools, findings)
     check_gates(fresh, calls, findings)
     dependencies = check_dependencies(calls, findings)
-    outputs = compiled_outputs(fresh, findings)
+    outputs = compiled_outputs(fresh, dependencies, findings)
     _check_inputs_are_used(fresh, calls, outputs, findings)
     return Examined(fresh, calls, dependencies, outputs)
 
@@ -186,9 +194,9 @@ def _check_plan(plan: ExecutionPlan, findings: Findings) -> None:
         findings.add("not-yet", "concurrency", "runs do not exclude each other yet", "remove it, and start one run at a time")
 
 
-def compiled_outputs(plan: ExecutionPlan, findings: Findings) -> dict[str, Template]:
-    """Return what the plan gives back, compiled, and add what is wrong with it."""
-    declared = Declarations(frozenset(step.id for step in plan.steps), plan.inputs)
+def compiled_outputs(plan: ExecutionPlan, steps: Iterable[str], findings: Findings) -> dict[str, Template]:
+    """Return what the plan, which has these `steps`, gives back, compiled, and add what is wrong with it."""
+    declared = Declarations(frozenset(steps), plan.inputs)
     outputs: dict[str, Template] = {}
     for name, value in plan.outputs.items():
         outputs[name], problems = compile_template(value, declared, at=join("outputs", name))

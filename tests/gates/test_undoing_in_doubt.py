@@ -236,7 +236,7 @@ async def test_a_rollback_that_was_interrupted_asks_when_it_goes_on(world: Undoi
 async def test_a_rollback_on_request_asks_in_the_form_of_its_flow_run(world: Undoing) -> None:
     run = await world.run()
     bound = bind_inputs(validate(await world.store.get(run.digest), world.tools()), {})
-    past = Past.of(await world.store.open_attempts(run.id), await world.store.receipts(run.id))
+    past = await world.store.past(run.id)
     form = FormAnswers((Answer("approve", "ana", channel="form"), Answer("done", "ana", channel="form")))
     way = world.way(form)
     later = await roll_back(bound, await world.store.run(run.id), world.store, world.occasion(), past=past, way=way)

@@ -196,18 +196,19 @@ ALTERED: dict[str, tuple[str, str, str]] = {
         "plans",
         "altered",
     ),
-    "what is known of the steps": (
-        "UPDATE step_lists SET steps = replace(steps, 'note', 'other') WHERE digest = (SELECT steps FROM runs WHERE id = '{run}')",
-        "step_lists",
+    "what steps wait for": (
+        "UPDATE implied_dependencies SET steps = replace(steps, 'steps', 'other') "
+        "WHERE digest = (SELECT steps FROM runs WHERE id = '{run}')",
+        "implied_dependencies",
         "altered",
     ),
-    "what is known of the steps, deleted": (
-        "DELETE FROM step_lists WHERE digest = (SELECT steps FROM runs WHERE id = '{run}')",
-        "step_lists",
+    "what steps wait for, deleted": (
+        "DELETE FROM implied_dependencies WHERE digest = (SELECT steps FROM runs WHERE id = '{run}')",
+        "implied_dependencies",
         "missing",
     ),
     "what is known of the steps, in the row of the run": (
-        "UPDATE runs SET steps = (SELECT steps FROM step_lists WHERE digest = runs.steps) WHERE id = '{run}'",
+        "UPDATE runs SET steps = '[]' WHERE id = '{run}'",
         "runs",
         "altered",
     ),

@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from plan_adapter.canonical import canonical_document, canonical_json
-from plan_adapter.plan import ExecutionPlan, Input, Rollback
+from plan_adapter.plan import Input, Rollback
+from plan_adapter.record import RunContext
+from plan_adapter.store.outlines import implied_row, plan_of_texts
+from plan_adapter.stored_plan import StoredPlan
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import tool
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, recall, validate
@@ -27,8 +30,9 @@ EVERYTHING = plan(
 )
 
 
-def stored(bound: BoundPlan) -> ExecutionPlan:
-    return ExecutionPlan.model_validate_json(canonical_json(canonical_document(bound.validated.plan)))
+def stored(bound: BoundPlan) -> StoredPlan:
+    row = implied_row(bound.validated, RunContext())
+    return plan_of_texts(bound.validated.digest, canonical_json(canonical_document(bound.validated.plan)).decode(), row["steps"])
 
 
 def recalled(bound: BoundPlan, tools: ToolRegistry = TOOLS, inputs: dict[str, JsonValue] | None = None) -> BoundPlan | None:

@@ -1,0 +1,111 @@
+"""What is known of the steps of a run before they run: their plan, and what they wait for because they refer to it.
+
+The latter is kept once for all runs of the same plan. Functions of a connection.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from pydantic import JsonValue
+from sqlalchemy import Connection, Table, select
+
+from plan_adapter.errors import StoreError
+from plan_adapter.expressions import LANGUAGE
+from plan_adapter.store.columns import insert_into
+from plan_adapter.store.rows import HasContext, Row, dump_json, load_json, whose
+from plan_adapter.store.tables import implied_dependencies, plans, runs
+from plan_adapter.stored_plan import Implied, Outline, StoredPlan, outlines_of
+
+if TYPE_CHECKING:
+    from plan_adapter.validation import ValidatedPlan
+
+
+def implied_row(validated: "ValidatedPlan", context: HasContext) -> dict[str, Any]:
+    """Return the row of what the steps of a plan wait for because they refer to it."""
+    implied = dict[str, JsonValue]()
+    for step in validated.plan.steps:
+        if (known := validated.dependencies[step.id]) != tuple(sorted({*step.depends_on})):  # as the canonical document writes them
+            implied[step.id] = list(known)
+    steps = dump_json({"language": LANGUAGE, "steps": implied})
+    return {**whose(context), "digest": sha256(steps.encode()).hexdigest(), "steps": steps}
+
+
+def put_implied(connection: Connection, row: dict[str, Any]) -> None:
+    """Store what steps wait for unless it is there."""
+    connection.execute(insert_into(implied_dependencies, connection.dialect.name).values(row).on_conflict_do_nothing())
+
+
+def is_digest(steps: str) -> bool:
+    """Return whether what a run holds of its steps is the digest of what they wait for; in one of an earlier version stands all of it."""
+    return not steps.startswith("[")
+
+
+def outlines(connection: Connection, rows: Sequence[Row]) -> dict[str, list[Outline]]:
+    """Return what is known of the steps of runs, by run id; those of the same plan share it, so change nothing in it."""
+    newer = [row for row in rows if is_digest(row["steps"])]
+    documents = _texts(connection, plans, plans.c.document, ((row["tenant_id"], row["digest"]) for row in newer))
+    implied = _texts(connection, implied_dependencies, implied_dependencies.c.steps, ((row["tenant_id"], row["steps"]) for row in newer))
+    read, found = dict[tuple[str, str, str], list[Outline]](), dict[str, list[Outline]]()
+    for row in rows:
+        if not is_digest(row["steps"]):
+            found[row["id"]] = [_outline(step) for step in load_json(row["steps"])]
+            continue
+        key = (row["tenant_id"], row["digest"], row["steps"])
+        if key not in read:
+            document, others = documents.get(key[:2]), implied.get((key[0], key[2]))
+            if document is None or others is None:
+                raise StoreError(f"of the steps of run {row['id']} not all is there: `plan runs verify {row['id']}` tells more")
+            read[key] = [*outlines_of(json.loads(document)["steps"], load_json(others)["steps"])]
+        found[row["id"]] = read[key]
+    return found
+
+
+def stored_texts(connection: Connection, run: Row) -> tuple[str, str, str | None]:
+    """Return the digest of the plan of a run, its document, and what its steps wait for, None in a run of an earlier version."""
+    mine = (run["tenant_id"], run["digest"])
+    document = _texts(connection, plans, plans.c.document, [mine]).get(mine)
+    if document is None:
+        raise StoreError(f"the plan {run['digest'][:12]}… of run {run['id']} is missing: `plan runs verify {run['id']}` tells more")
+    if not is_digest(run["steps"]):
+        return run["digest"], document, None
+    mine = (run["tenant_id"], run["steps"])
+    steps = _texts(connection, implied_dependencies, implied_dependencies.c.steps, [mine]).get(mine)
+    if steps is not None and sha256(steps.encode()).hexdigest() != run["steps"]:
+        raise StoreError(f"what the steps of run {run['id']} wait for is not what its digest says; it was altered")
+    return run["digest"], document, steps
+
+
+OF_STEPS = (runs.c.id, runs.c.tenant_id, runs.c.digest, runs.c.steps)
+"""What `stored_texts` needs of a run."""
+
+
+def plan_of_texts(digest: str, document: str, steps: str | None) -> StoredPlan:
+    """Return the plan of what `stored_texts` returned; raises StoreError where it is not what it was, or cannot be read."""
+    # The text is the canonical form itself: to make that again of a large plan would take longer than all that a resume does besides.
+    if sha256(document.encode()).hexdigest() != digest:
+        raise StoreError(f"the stored plan {digest[:12]}… is not what its digest says; it was altered")
+    known = None if steps is None else load_json(steps)
+    implied: Implied | None = None if known is None or known["language"] != LANGUAGE else known["steps"]
+    try:
+        return StoredPlan.read(document, implied)
+    except ValueError as error:  # pydantic's errors are such, too
+        raise StoreError(f"the stored plan {digest[:12]}… cannot be read by this version; a newer one wrote it") from error
+
+
+def _texts(connection: Connection, table: Table, column: Any, keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """Return texts of a table by tenant and digest."""
+    wanted = set(keys)
+    if not wanted:
+        return {}
+    tenants, digests = {tenant for tenant, _ in wanted}, {digest for _, digest in wanted}
+    query = select(table.c.tenant_id, table.c.digest, column).where(table.c.tenant_id.in_(tenants), table.c.digest.in_(digests))
+    return {(tenant, digest): text for tenant, digest, text in connection.execute(query)}
+
+
+def _outline(step: dict[str, Any]) -> Outline:
+    """Return what a run of an earlier version knows of a step."""
+    named = ("id", "index", "tool_name", "description", "depends_on", "max_retries", "retry_delay_ms", "metadata", "is_list")
+    values: list[Any] = [tuple(step[name]) if name == "depends_on" else step[name] for name in named]
+    return Outline(*values)

@@ -1,0 +1,112 @@
+"""`StoredPlan`: a plan as the store keeps it, whose steps are made when they are asked for; `Outline`: what a run tells of a step."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Self, TypeAlias
+
+from pydantic import JsonValue, PrivateAttr
+
+from plan_adapter.plan import ExecutionPlan, Step
+
+StepDocument: TypeAlias = Mapping[str, Any]
+"""A step as the canonical document of its plan writes it: without defaults."""
+
+Implied: TypeAlias = Mapping[str, Sequence[str]]
+"""Of the steps that wait for more than what they write, because they refer to it: by their ids all that they wait for, in order."""
+
+
+class Outline(NamedTuple):
+    """What a run tells of a step before it runs."""
+
+    id: str
+    place: int  # in the plan, from 0
+    tool_name: str
+    description: str
+    depends_on: tuple[str, ...]  # all that it waits for, by references, too
+    max_retries: int
+    retry_delay_ms: int
+    metadata: dict[str, JsonValue]
+    has_items: bool  # whether its result is a list
+
+
+def outlines_of(documents: Iterable[StepDocument], implied: Implied) -> Iterator[Outline]:
+    """Give the outlines of steps that stand in a plan."""
+    return (
+        Outline(
+            (step_id := document["id"]),
+            place,
+            document.get("tool_name") or "",
+            document.get("description", ""),
+            tuple(implied.get(step_id) or document.get("depends_on", ())),
+            document.get("max_retries", 0),
+            document.get("retry_delay_ms", 0),
+            document.get("metadata", {}),
+            "for_each" in document,
+        )
+        for place, document in enumerate(documents)
+    )
+
+
+class StoredPlan(ExecutionPlan):
+    """A plan read from its canonical document, for a run that goes on: most of the steps of a long one were done before.
+
+    A step is made when `step` is asked for it, all of them when `steps` is; nobody adds or removes one before that.
+    """
+
+    _documents: list[StepDocument] = PrivateAttr(default_factory=list[StepDocument])
+    _places: dict[str, int] = PrivateAttr(default_factory=dict[str, int])
+    _made: dict[int, Step] = PrivateAttr(default_factory=dict[int, Step])
+    _implied: Implied | None = PrivateAttr(default=None)
+    _may_have_secrets: bool = PrivateAttr(default=True)
+
+    @classmethod
+    def read(cls, document: str, implied: Implied | None) -> Self:
+        """Return the plan of a canonical document; `implied` is None where it is not known. Raises ValidationError, ValueError."""
+        head: dict[str, Any] = json.loads(document)
+        documents: list[StepDocument] = head.pop("steps")
+        plan = cls.model_validate(head)
+        plan._documents, plan._implied = documents, implied
+        plan._places = {step["id"]: place for place, step in enumerate(documents)}
+        plan._may_have_secrets = "secrets" in document
+        del vars(plan)["steps"]
+        plan.model_fields_set.add("steps")
+        return plan
+
+    @property
+    def ids(self) -> Iterable[str]:
+        """The ids of the steps, in their order."""
+        return self._places
+
+    @property
+    def documents(self) -> Sequence[StepDocument]:
+        """The steps as the document writes them."""
+        return self._documents
+
+    @property
+    def implied(self) -> Implied | None:
+        """What steps wait for because they refer to it, None where nobody looked, or under other rules than today's."""
+        return self._implied
+
+    @property
+    def may_have_secrets(self) -> bool:
+        """False where no expression of the plan can refer to a secret."""
+        return self._may_have_secrets
+
+    def __getattr__(self, name: str) -> Any:
+        """Make all steps when they are asked for the first time."""
+        if name != "steps":
+            return super().__getattr__(name)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportAttributeAccessIssue]  # pydantic's, for private attributes
+        vars(self)["steps"] = steps = [self._step_at(place) for place in range(len(self._documents))]
+        return steps
+
+    def step(self, step_id: str) -> Step:
+        """Return the step called `step_id`; raises KeyError, which names the steps that exist."""
+        if "steps" in vars(self) or step_id not in self._places:
+            return super().step(step_id)
+        return self._step_at(self._places[step_id])
+
+    def _step_at(self, place: int) -> Step:
+        if (made := self._made.get(place)) is None:
+            made = self._made[place] = Step.model_validate(self._documents[place])
+            made.put_at(place)
+        return made

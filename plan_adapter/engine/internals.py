@@ -13,11 +13,14 @@ from contextvars import Context, ContextVar, copy_context
 from copy import copy
 from functools import cache
 from queue import Empty
+from socket import socket
 from typing import Any, cast
-from uuid import UUID, uuid5
+from uuid import UUID, uuid4, uuid5
 
 import httpx
 from prefect import Flow, Task
+from prefect._internal import control_listener
+from prefect._internal.attempt_control import INTENT_FOR_BYTE, EngineOutcomeReceipt, encode_receipt
 from prefect._internal.concurrency.services import _active_services  # pyright: ignore[reportPrivateUsage]
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import PrefectClient
@@ -166,6 +169,43 @@ async def advise_early_retry(response: httpx.Response) -> None:
         response.headers["Retry-After"] = str(EARLY_WAITS[tries])
 
 
+@contextmanager
+def concluded_here() -> Generator[None]:
+    """Let this process alone end its flow run where the worker within which it runs wants that cancelled.
+
+    A worker, or `serve`, announces a cancellation to the process, ends it with SIGTERM, and then sets Cancelled, in words of its own, over
+    whatever state the process has set. One that hears in answer that the attempt is concluded leaves process and state alone, as it does
+    where the process was quicker. A worker that takes no such answer, and a flow with hooks for its cancellation, which the worker calls,
+    are left as they are.
+    """
+    context, session = FlowRunContext.get(), cast("Any", control_listener)
+    if context is None or context.flow is None or context.flow.on_cancellation_hooks:
+        yield
+        return
+    handle: Callable[[socket, bytes], bool | None] = session._handle_intent_byte
+
+    def answered(connection: socket, data: bytes) -> bool | None:
+        is_answered = INTENT_FOR_BYTE.get(data) == "cancel" and _conclude_attempt(session, connection)
+        return False if is_answered else handle(connection, data)  # False: what the worker says to that is still read
+
+    session._handle_intent_byte = answered
+    try:
+        yield
+    finally:
+        session._handle_intent_byte = handle
+
+
+def _conclude_attempt(session: Any, connection: socket) -> bool:
+    """Tell the worker that this process has concluded its attempt; return False where that is too late, or no worker for it."""
+    receipt = encode_receipt(EngineOutcomeReceipt.state_reported(state_id=uuid4(), state_type="CANCELLING", state_name="Cancelling"))
+    with session._send_lock, session._terminal_lock:
+        if session._terminal_claimed or session._outcome_report_started or not session._receipt_capable:
+            return False
+        session._outcome_report_started = session._engine_outcome_handled = True
+        connection.sendall(receipt)
+    return True
+
+
 def undelivered() -> int:
     """Return how many states of task runs this process has not sent yet."""
     items = [getattr(queue, "_queue", None) for queue in delivery_queues() if type(queue) is EventsWorker]
@@ -236,6 +276,7 @@ def broken_promises() -> list[str]:
         *_lacking(TaskRun, {"id", "name", "flow_run_id", "flow_run_run_count", "task_key", "dynamic_key", "task_inputs", "labels"}),
         *_lacking(TaskRun, {"empirical_policy", "expected_start_time", "state", "run_count", "total_run_time", "start_time", "end_time"}),
         *_lacking(TaskRunPolicy, {"retries", "retry_delay"}),
+        *_lacking(cast("Any", control_listener)._handle_intent_byte, {"sock", "data"}),
         *_lacking(TaskRunContext, {"task", "task_run", "parameters", "result_store", "client", "persist_result"}),
     ]
 

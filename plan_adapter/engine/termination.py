@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager
 
 from prefect.exceptions import TerminationSignal
 
+from plan_adapter.engine.internals import concluded_here
+
 KEEP_SECONDS = 0.25
 """How often is looked whether a flow run that began within, a step's gate for one, has put Prefect's handler in front."""
 AGAIN_SECONDS = 2.0
@@ -24,7 +26,8 @@ async def ended_in_order(is_cancelled: Callable[[], Awaitable[bool]]) -> AsyncGe
 
     The first one asks `is_cancelled`, which lets the body end by itself where that is so: it was told to. Else the process is to end for
     another reason: the body is cancelled, and TerminationSignal is raised once it has cleaned up, which Prefect shows as Crashed. A later
-    signal is Prefect's. Nothing is taken outside of the main thread, where Prefect takes none either, nor on Windows.
+    signal is Prefect's. A worker that wants the flow run cancelled sends none, and leaves that to the body. Nothing is taken outside of the
+    main thread, where Prefect takes none either, nor on Windows.
     """
     body = asyncio.current_task()
     assert body is not None  # there always is one around a coroutine
@@ -32,7 +35,8 @@ async def ended_in_order(is_cancelled: Callable[[], Awaitable[bool]]) -> AsyncGe
     if threading.current_thread() is threading.main_thread() and sys.platform != "win32":
         signals.take()
     try:
-        yield lambda: signals.has_cut
+        with concluded_here():
+            yield lambda: signals.has_cut
     except asyncio.CancelledError:
         if not signals.has_cut:
             raise

@@ -1,6 +1,7 @@
 """What a step calls and when: its fields, its tool, its parameters, its expressions compiled."""
 
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -255,6 +256,5 @@ def _template(findings: Findings, value: JsonValue, at: str, declared: Declarati
 
 def _may_have_secrets(tool: Tool[..., Any] | None) -> bool:
     """Whether `tool` may be handed secrets: what run_deployment is handed comes to Prefect's server, which keeps it in clear."""
-    from plan_adapter.tools.deployment import run_deployment
-
-    return tool is None or tool.source is not run_deployment.source
+    deployment = sys.modules.get("plan_adapter.tools.deployment")  # where nobody has imported it, no tool is of it
+    return tool is None or deployment is None or tool.source is not deployment.run_deployment.source

@@ -51,10 +51,11 @@ async def half_done(shape: Shape, store: PlanStore) -> str:
 async def first_step_ms(run_id: str, url: str) -> float:
     """Return how long after resuming the first new step is called, in a store that was opened before."""
     work = Work(0)
+    tools = ToolRegistry([work.tool])
     async with PlanStore(url) as store:
         await store.now()
         began = time.perf_counter()
-        await aresume_run(run_id, tools=ToolRegistry([work.tool]), store=store, offline=True)
+        await aresume_run(run_id, tools=tools, store=store, offline=True)
     assert work.first is not None
     return (work.first - began) * 1000
 

@@ -3,7 +3,7 @@
 Times are aware datetimes in UTC by the store's clock; durations are milliseconds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from plan_adapter.errors import RunFailedError
 from plan_adapter.plan import Effect, PlanStatus, StepStatus
-from plan_adapter.stored_plan import Outline
+from plan_adapter.stored_plan import Implied, StepDocument
 
 AUTHOR = "author"
 """By whom a run is approved whose plan says that it needs no approval."""
@@ -123,13 +123,17 @@ class StepRun:
     duration_ms: int = 0
     metadata: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
 
-    @classmethod
-    def of(cls, outline: Outline, *, attempts: int = 0) -> "StepRun":
-        """Return a step that has not begun in this start, with the attempts that were made before."""
-        step_id, place, tool_name, description, depends_on, max_retries, retry_delay_ms, metadata, _ = outline
-        step = cls(step_id, place, tool_name, description, depends_on, metadata=dict(metadata))
-        step.max_retries, step.retry_delay_ms, step.attempts = max_retries, retry_delay_ms, attempts
-        return step
+
+def pending_steps(documents: Iterable[StepDocument], implied: Implied, attempts: Mapping[str, int]) -> list[StepRun]:
+    """Return the steps of a plan, as its document writes them, as a start of a run finds them; `attempts` are those made before, by id."""
+    pending, steps = StepStatus.PENDING, list[StepRun]()
+    for place, document in enumerate(documents):  # by position, because a long run has thousands
+        step_id, of = document["id"], document.get
+        told = (step_id, place, of("tool_name") or "", of("description", ""), tuple(implied.get(step_id) or of("depends_on", ())))
+        limits = (of("max_retries", 0), of("retry_delay_ms", 0), attempts.get(step_id, 0))
+        rest = (False, False, None, None, None, 0, dict(of("metadata", ())))
+        steps.append(StepRun(*told, pending, None, None, None, None, 0, *limits, *rest))
+    return steps
 
 
 class StepEnd(NamedTuple):

@@ -1,10 +1,10 @@
-"""`StoredPlan`: a plan as the store keeps it, whose steps are made when they are asked for; `Outline`: what a run tells of a step."""
+"""`StoredPlan`: a plan as the store keeps it, whose steps are made when they are asked for."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Self, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self, TypeAlias
 
-from pydantic import JsonValue, PrivateAttr
+from pydantic import PrivateAttr
 
 from plan_adapter.plan import ExecutionPlan, Step
 
@@ -13,38 +13,6 @@ StepDocument: TypeAlias = Mapping[str, Any]
 
 Implied: TypeAlias = Mapping[str, Sequence[str]]
 """Of the steps that wait for more than what they write, because they refer to it: by their ids all that they wait for, in order."""
-
-
-class Outline(NamedTuple):
-    """What a run tells of a step before it runs."""
-
-    id: str
-    place: int  # in the plan, from 0
-    tool_name: str
-    description: str
-    depends_on: tuple[str, ...]  # all that it waits for, by references, too
-    max_retries: int
-    retry_delay_ms: int
-    metadata: dict[str, JsonValue]
-    has_items: bool  # whether its result is a list
-
-
-def outlines_of(documents: Iterable[StepDocument], implied: Implied) -> Iterator[Outline]:
-    """Give the outlines of steps that stand in a plan."""
-    return (
-        Outline(
-            (step_id := document["id"]),
-            place,
-            document.get("tool_name") or "",
-            document.get("description", ""),
-            tuple(implied.get(step_id) or document.get("depends_on", ())),
-            document.get("max_retries", 0),
-            document.get("retry_delay_ms", 0),
-            document.get("metadata", {}),
-            "for_each" in document,
-        )
-        for place, document in enumerate(documents)
-    )
 
 
 class StoredPlan(ExecutionPlan):

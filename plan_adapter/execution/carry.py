@@ -95,11 +95,13 @@ class Past:
 
         What a person says of an idempotent write holds for its earlier attempts, too. Attempts that have receipts may be left out.
         """
-        past, told, ended = cls(), dict[Unit, int](), set[tuple[Unit, int]]()
+        past, told, ended, tried = cls(), dict[Unit, int](), set[tuple[Unit, int]](), list(attempts)
         for receipt in receipts:
             unit, number = (receipt.step_id, receipt.item), receipt.number
-            past.attempts[unit] = max(past.attempts.get(unit, 0), number)
-            ended.add((unit, number))
+            if number > past.attempts.get(unit, 0):
+                past.attempts[unit] = number
+            if tried:
+                ended.add((unit, number))
             if receipt.outcome is Outcome.SUCCEEDED:
                 past.succeeded[unit] = receipt
             elif receipt.is_abort:
@@ -107,7 +109,7 @@ class Past:
             else:  # somebody has looked since
                 past.aborted.discard(unit)
                 told[unit] = max(told.get(unit, 0), number if receipt.by is not None else 0)
-        for attempt in attempts:
+        for attempt in tried:
             unit = (attempt.step_id, attempt.item)
             past.attempts[unit] = max(past.attempts.get(unit, 0), attempt.number)
             if (unit, attempt.number) in ended or unit in past.succeeded:

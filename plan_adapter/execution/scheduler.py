@@ -1,5 +1,6 @@
 """`execute`: every step the moment its dependencies have ended and a slot is free, the longest path first."""
 
+from collections.abc import Callable
 from functools import partial
 
 from pydantic import JsonValue
@@ -66,11 +67,12 @@ class Scheduler:
         self._validated = scope.approved.bound.validated
         self._steps = self._validated.steps
         self._runs = {step.id: step for step in scope.run.steps}
-        self._after = graph.successors(self._validated.reduced)
-        self._missing = {step_id: len(dependencies) for step_id, dependencies in self._validated.reduced.items()}
-        self._urgency = self._urgencies()
-        self._open = len(self._steps)
         self._carried = list[StepRun]()
+        # Of the steps that were not carried: what waits for each, for how many it waits, and which is to be called first.
+        self._after = dict[str, list[str]]()
+        self._missing = dict[str, int]()
+        self._urgency = dict[str, float]()
+        self._open = len(self._steps)
         self._halted = ""
         self._without_call = set[str]()  # skipped by their own `when`: what depends on them goes on
         self.tasks = TaskSet(scope, "the run", is_over=lambda: not self._open or scope.is_left, after_each=self._leave_if_idle)
@@ -81,25 +83,37 @@ class Scheduler:
         Results are read of what others stand on that are still to be done; all the rest of them, and times, when the steps have ended,
         or here where hooks are told of it.
         """
-        if not self._scope.past.succeeded:
-            return
-        for step_id in self._validated.order:
-            if not self._missing[step_id] and self._has_succeeded(step_id):
-                self._carry(step_id)
-                for successor in self._after[step_id]:
-                    self._missing[successor] -= 1
-        self._open -= len(self._carried)
-        for step_id, step in self._runs.items():
-            if not step.carried:
+        reduced, carried = self._validated.reduced, self._carry() if self._scope.past.succeeded else set[str]()
+        left = {step_id: reduced[step_id] for step_id in self._validated.order if step_id not in carried}
+        for step_id, afters in left.items() if carried else ():
+            if not carried.isdisjoint(self._validated.dependencies[step_id]):
                 self._recall_what_it_stands_on(step_id)
+                left[step_id] = tuple(after for after in afters if after not in carried)
+        self._open = len(left)
+        self._after, self._urgency = graph.successors(left), self._urgencies(left)
+        self._missing = {step_id: len(dependencies) for step_id, dependencies in left.items()}
         if self._scope.hooks != Hooks():
             self.recall_results()
             await self.recall_times()
         if self._carried:
-            await self._call_step.show_carried(self._carried, self._validated.reduced)
+            await self._call_step.show_carried(self._carried, reduced)
         if self._scope.has_listeners:
             for run in self._carried:
                 await self._scope.tell_end(run)
+
+    def _carry(self) -> set[str]:
+        """End the steps that were done before, and return their ids."""
+        reduced, unkept, carried = self._validated.reduced, self._scope.past.unkept, set[str]()
+        for step_id in self._validated.order:
+            if carried.issuperset(reduced[step_id]) and self._has_succeeded(step_id):
+                carried.add(step_id)
+                run = self._runs[step_id]
+                run.status, run.outcome, run.carried = StepStatus.COMPLETED, Outcome.SUCCEEDED, True
+                self._carried.append(run)
+                if step_id in unkept:  # its process died before it had written the end
+                    run.completed_at = self._scope.recorder.now()
+                    self._scope.recorder.step_ended(run)
+        return carried
 
     def recall_results(self) -> None:
         """Read the results of all steps that were carried."""
@@ -132,14 +146,6 @@ class Scheduler:
         self._runs[step_id].result = [succeeded[step_id, item].result for item, _ in items]
         return True
 
-    def _carry(self, step_id: str) -> None:
-        run = self._runs[step_id]
-        run.status, run.outcome, run.carried = StepStatus.COMPLETED, Outcome.SUCCEEDED, True
-        self._carried.append(run)
-        if step_id in self._scope.past.unkept:  # its process died before it had written the end
-            run.completed_at = self._scope.recorder.now()
-            self._scope.recorder.step_ended(run)
-
     def _recall_what_it_stands_on(self, step_id: str) -> None:
         for dependency in self._validated.dependencies[step_id]:
             if (run := self._runs[dependency]).carried:
@@ -154,14 +160,14 @@ class Scheduler:
     def begin(self) -> None:
         """Start every step that depends on nothing, or on nothing but what was carried."""
         self._scope.stop.future.add_done_callback(lambda _: self._halt(self._scope.stop.message))
-        for step_id in [step_id for step_id, missing in self._missing.items() if not missing and not self._runs[step_id].carried]:
+        for step_id in [step_id for step_id, missing in self._missing.items() if not missing]:
             self._ready(self._steps[step_id])
         self.tasks.end_if_done()
 
-    def _urgencies(self) -> dict[str, float]:
+    def _urgencies(self, left: graph.Graph) -> dict[str, float]:
         if self._validated.plan.options.parallel_limit > 1:
-            return graph.path_lengths(self._validated.reduced, self._validated.order)
-        return {step_id: -float(position) for position, step_id in enumerate(self._validated.order)}
+            return graph.path_lengths(left, left)
+        return {step_id: -float(position) for position, step_id in enumerate(left)}
 
     def _halt(self, cause: str) -> None:
         """Start no further step; those that have not started are skipped for `cause`."""
@@ -210,18 +216,27 @@ class Scheduler:
         if (receipt := self._scope.past.succeeded.get(unit)) is not None:
             state.carried += 1
             return state.end(item, AttemptEnd("succeeded", receipt.number, result=receipt.result))
-        call = Call(self._scope, state.step, self._runs[state.step.id], urgency=self._urgency[state.step.id], item=item, value=value)
+        made = partial(self._call, state.step, item, value)
         if (lost := self._scope.past.unknown.get(unit)) is not None:
-            return self.tasks.spawn(self._find_out(state, call, lost))
-        return self._offer(state, call)
+            return self.tasks.spawn(self._find_out(state, made(), lost))
+        if (gates := self._gates_of(state.step)) is not None:
+            return self.tasks.spawn(self._ask(gates, state, made()))
+        return self._request(state, item, made)  # it is made when its turn comes: of steps that are ready at once there may be thousands
+
+    def _call(self, step: Step, item: int | None, value: JsonValue) -> Call:
+        return Call(self._scope, step, self._runs[step.id], urgency=self._urgency[step.id], item=item, value=value)
+
+    def _gates_of(self, step: Step) -> StepGates | None:
+        """Return who asks for the approvals of the calls of `step`, None where none is asked for."""
+        gates, effect = self._scope.gates, step.effect or self._validated.tools[step.id].effect
+        return gates if gates is not None and gates.is_gated(step, effect) else None
 
     def _offer(self, state: Items, call: Call) -> None:
         """Have `call` made once it is approved, where that is asked for, and a slot is free."""
-        gates = self._scope.gates
-        if call.approval is None and gates is not None and gates.is_gated(state.step, call.effect):
+        if call.approval is None and (gates := self._gates_of(state.step)) is not None:
             self.tasks.spawn(self._ask(gates, state, call))
         else:
-            self._request(state, call)
+            self._request(state, call.item, lambda: call)
 
     async def _find_out(self, state: Items, call: Call, lost: Attempt) -> None:
         """Ask the tool's probe, and then people, how an attempt of an earlier start ended, and go on from there."""
@@ -297,7 +312,7 @@ class Scheduler:
             self._refuse(state, answer, withdrawn=gated.withdrawn.done())
             return await self._leave_out(state, call)
         call.approval = answer
-        return self._request(state, call)
+        return self._request(state, call.item, lambda: call)
 
     def _leave_if_idle(self) -> None:
         """Wait at gates no more where people are not waited for, and nothing else of the run goes on."""
@@ -326,9 +341,9 @@ class Scheduler:
         if not state.open:
             await self._close_items(state)
 
-    def _request(self, state: Items, call: Call) -> None:
+    def _request(self, state: Items, item: int | None, made: Callable[[], Call]) -> None:
         self._count(working=1)
-        self._scope.slots.request(self._urgency[state.step.id], lambda: self._granted(state, call))
+        self._scope.slots.request(self._urgency[state.step.id], lambda: self._granted(state, item, made))
 
     def _count(self, *, working: int = 0, asking: int = 0) -> None:
         self._working += working
@@ -338,18 +353,19 @@ class Scheduler:
         else:
             self._clock.go_on()
 
-    def _granted(self, state: Items, call: Call) -> None:
+    def _granted(self, state: Items, item: int | None, made: Callable[[], Call]) -> None:
         if self._halted or state.halted:
             self._scope.slots.release()
             self._count(working=-1)
-            state.end(call.item, None)
+            state.end(item, None)
             return None if state.open else self.tasks.spawn(self._close_items(state))
         state.started = True
-        call.hold_slot()
         self._runs[state.step.id].status = StepStatus.RUNNING
-        return self.tasks.spawn(self._perform(state, call))
+        return self.tasks.spawn(self._perform(state, made))
 
-    async def _perform(self, state: Items, call: Call) -> None:
+    async def _perform(self, state: Items, made: Callable[[], Call]) -> None:
+        call = made()
+        call.hold_slot()
         end = await self._call_step(call)
         self._count(working=-1)
         if end.outcome == "unknown" and call.lost is not None:

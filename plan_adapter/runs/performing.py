@@ -23,7 +23,7 @@ from plan_adapter.execution.slots import Slots
 from plan_adapter.execution.status import conclude, rolls_back
 from plan_adapter.garbage import uncollected
 from plan_adapter.plan import PlanStatus, new_id
-from plan_adapter.record import PlanRun, Recorder, RunReason, StepRun
+from plan_adapter.record import PlanRun, Recorder, RunReason, StepRun, pending_steps
 from plan_adapter.runs.approving import approve_run, open_detached, renewed
 from plan_adapter.runs.call_gates import CallGates
 from plan_adapter.runs.ending import conclude_run, leave_waiting, let_go
@@ -36,6 +36,7 @@ from plan_adapter.runs.secrets import secrets_of
 from plan_adapter.runs.watching import answer_soon, watched
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
+from plan_adapter.stored_plan import StoredPlan
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate
 
 if TYPE_CHECKING:
@@ -298,4 +299,20 @@ def _step_runs(validated: ValidatedPlan, past: Past) -> list[StepRun]:
     tried = Counter[str]()
     for (step_id, _), number in past.attempts.items():
         tried[step_id] += number
-    return [StepRun.of(outline, attempts=tried.get(outline.id, 0)) for outline in validated.outlines()]
+    plan = validated.plan
+    if isinstance(plan, StoredPlan) and plan.implied is not None:
+        return pending_steps(plan.documents, plan.implied, tried)
+    return [
+        StepRun(
+            id=step.id,
+            index=index,
+            tool_name=step.tool_name or "",
+            description=step.description,
+            depends_on=validated.dependencies[step.id],
+            attempts=tried[step.id],
+            max_retries=step.max_retries,
+            retry_delay_ms=step.retry_delay_ms,
+            metadata=dict(step.metadata),
+        )
+        for index, step in enumerate(plan.steps)  # a step looks its own index up slowly
+    ]

@@ -14,7 +14,7 @@ from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.digests import plain
 from plan_adapter.store.holder import Holder
-from plan_adapter.store.outlines import put_implied
+from plan_adapter.store.known_steps import put_implied
 from plan_adapter.store.plans import put_plan, seen_by
 from plan_adapter.store.rows import Row, dump_json, load_json, whose
 from plan_adapter.store.steps import step_runs_of

@@ -15,8 +15,8 @@ from sqlalchemy import ColumnElement, Connection, ScalarSelect, Table, and_, fun
 
 from plan_adapter.execution.carry import Past
 from plan_adapter.plan import PlanStatus, StepStatus
-from plan_adapter.record import Attempt, Outcome, Receipt, StepEnd, StepRun
-from plan_adapter.store.outlines import outlines
+from plan_adapter.record import Attempt, Outcome, Receipt, StepEnd, StepRun, pending_steps
+from plan_adapter.store.known_steps import known_steps
 from plan_adapter.store.rows import (
     END,
     NO_ITEM,
@@ -30,7 +30,6 @@ from plan_adapter.store.rows import (
     short_receipt_of,
 )
 from plan_adapter.store.tables import attempts, gates, receipts, step_runs
-from plan_adapter.stored_plan import Outline
 
 
 @dataclass(slots=True)
@@ -41,6 +40,7 @@ class _Found:
     why_ended: str | None = None  # of a run that was cancelled or rejected, or has expired
     ends: dict[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
     attempts: defaultdict[str, list[Row]] = field(default_factory=lambda: defaultdict[str, list[Row]](list))
+    lists: set[str] = field(default_factory=set[str])  # the steps whose results are lists
     results: defaultdict[str, dict[int, str]] = field(default_factory=lambda: defaultdict[str, dict[int, str]](dict))
 
 
@@ -52,15 +52,18 @@ def step_runs_of(
     ended = select(step_runs.c.run_id, step_runs.c.step_id, *END).where(step_runs.c.run_id.in_(found))
     for run_id, step_id, *end in connection.execute(ended).all():
         found[run_id].ends[step_id] = end
-    fixed = outlines(connection, rows)
-    lack_ends = {run_id for run_id, one in found.items() if one.why_ended is not None and len(one.ends) < len(fixed[run_id])}
+    known = known_steps(connection, rows)
+    lack_ends = {run_id for run_id, one in found.items() if one.why_ended is not None and len(one.ends) < len(known[run_id].documents)}
     unended = [row for row in rows if row["status"] == PlanStatus.EXECUTING or row["id"] in lack_ends]
     for attempt in _current_attempts(connection, unended):
         found[attempt["run_id"]].attempts[attempt["step_id"]].append(attempt)
     if with_results:
         _read_results(connection, found)
+    for run_id, (documents, _) in known.items():
+        found[run_id].lists = {document["id"] for document in documents if "for_each" in document}
     return {
-        run_id: [_step_run(step, found[run_id], run_id in interrupted, with_results) for step in steps] for run_id, steps in fixed.items()
+        run_id: [_put(step, found[run_id], run_id in interrupted, with_results) for step in pending_steps(*of_run, attempts={})]
+        for run_id, of_run in known.items()
     }
 
 
@@ -129,15 +132,15 @@ def _read_results(connection: Connection, found: dict[str, _Found]) -> None:
         found[run_id].results[step_id][item] = result
 
 
-def _step_run(fixed: Outline, found: _Found, is_interrupted: bool, with_results: bool) -> StepRun:
-    step = StepRun.of(fixed)
+def _put(step: StepRun, found: _Found, is_interrupted: bool, with_results: bool) -> StepRun:
+    """Write into `step` what the tables say about it, and return it."""
     tries = found.attempts.get(step.id)
     if (end := found.ends.get(step.id)) is not None:
         put_end(step, end)
         # What was there when the run was begun again stays as it was written.
         step.carried = step.carried or (step.status is StepStatus.COMPLETED and _is_before(step, found.claimed_at))
         if with_results and step.status is StepStatus.COMPLETED:
-            step.result = _result(found.results[step.id], is_list=fixed.has_items)
+            step.result = _result(found.results[step.id], is_list=step.id in found.lists)
     elif tries:
         step.status, step.started_at, step.attempts = StepStatus.RUNNING, tries[0]["started_at"], len(tries)
         step.retry_count = len(tries) - len({row["item"] for row in tries})

@@ -37,8 +37,8 @@ from plan_adapter.store.database import Database
 from plan_adapter.store.drafts import Drafts
 from plan_adapter.store.export import document_of, parts_of
 from plan_adapter.store.holder import Holder
+from plan_adapter.store.known_steps import OF_STEPS, implied_row, plan_of_texts, stored_texts
 from plan_adapter.store.outcomes import Word
-from plan_adapter.store.outlines import OF_STEPS, implied_row, plan_of_texts, stored_texts
 from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.plans import PlanVersion
 from plan_adapter.store.recorder import Clock, StoreRecorder

@@ -13,8 +13,8 @@ from plan_adapter.store import entries
 from plan_adapter.store.chain import beginning, digest_of_adopted, entry_digest
 from plan_adapter.store.digests import Plain, row_digest
 from plan_adapter.store.entries import RUN_KINDS, Entry
+from plan_adapter.store.known_steps import is_digest
 from plan_adapter.store.newest import Key, Newest, Place
-from plan_adapter.store.outlines import is_digest
 from plan_adapter.store.rows import NO_ITEM
 
 ENDED = ("completed", "failed", "cancelled", "partial")

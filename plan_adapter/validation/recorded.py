@@ -1,6 +1,6 @@
 """`recall`: a recorded plan whose tools are as they were, without checking again what was checked when its run was made."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
@@ -26,8 +26,9 @@ def recall(plan: StoredPlan, inputs: dict[str, JsonValue], tools: ToolRegistry, 
     most steps of a long run nobody does.
     """
     documents, implied = plan.documents, plan.implied
+    having = _those_having(("when", "for_each", "done_when", "rollback"), documents)
     names = {document["tool_name"] for document in documents}
-    names |= {document["rollback"]["tool_name"] for document in documents if "rollback" in document}
+    names |= {document["rollback"]["tool_name"] for document in having["rollback"].values()}
     called = {name: tools.get(name) for name in names}
     used = {name: tool for name, tool in sorted(called.items()) if tool is not None}
     definitions = tuple(tool.definition() for tool in used.values())
@@ -46,10 +47,10 @@ def recall(plan: StoredPlan, inputs: dict[str, JsonValue], tools: ToolRegistry, 
         reduced=MappingProxyType(transitive_reduction(dependencies, order)),
         tools=MappingProxyType({document["id"]: used[document["tool_name"]] for document in documents}),
         parameters=_Made(dependencies, lambda step_id: calls[step_id].parameters),
-        when=_Made(_those_with("when", documents), lambda step_id: _there(calls[step_id].when)),
-        for_each=_Made(_those_with("for_each", documents), lambda step_id: _there(calls[step_id].for_each)),
-        done_when=_Made(_those_with("done_when", documents), lambda step_id: _there(calls[step_id].done_when)),
-        rollbacks=_Made(_those_with("rollback", documents), lambda step_id: _there(calls[step_id].rollback)),
+        when=_Made(having["when"], lambda step_id: _there(calls[step_id].when)),
+        for_each=_Made(having["for_each"], lambda step_id: _there(calls[step_id].for_each)),
+        done_when=_Made(having["done_when"], lambda step_id: _there(calls[step_id].done_when)),
+        rollbacks=_Made(having["rollback"], lambda step_id: _there(calls[step_id].rollback)),
         outputs=MappingProxyType(outputs),
         definitions=definitions,
         secrets=calls.secrets() if plan.may_have_secrets else frozenset(),
@@ -100,8 +101,14 @@ class _Made(Mapping[str, T]):
         return len(self._keys)
 
 
-def _those_with(field: str, documents: Iterable[StepDocument]) -> dict[str, None]:
-    return {document["id"]: None for document in documents if field in document}
+def _those_having(fields: Sequence[str], documents: Iterable[StepDocument]) -> dict[str, dict[str, StepDocument]]:
+    """Return by field the steps that write it, by id."""
+    found: dict[str, dict[str, StepDocument]] = {field: {} for field in fields}
+    for document in documents:
+        if not document.keys().isdisjoint(fields):
+            for field in document.keys() & fields:
+                found[field][document["id"]] = document
+    return found
 
 
 def _there(found: T | None) -> T:

@@ -1,6 +1,6 @@
 """`validate`, `find_problems`, `lint` and `bind_inputs`, and what they promise: `ValidatedPlan` and `BoundPlan`."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +14,6 @@ from plan_adapter.graph import topological_order, transitive_reduction
 from plan_adapter.plan import ExecutionPlan, Step
 from plan_adapter.problems import Problem
 from plan_adapter.settings import Settings
-from plan_adapter.stored_plan import Outline, StoredPlan, outlines_of
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool
 from plan_adapter.validation.calls import Call, RollbackCall, check_calls
@@ -45,25 +44,6 @@ class ValidatedPlan:
     definitions: tuple[dict[str, JsonValue], ...]  # of the tools in use, those of rollbacks too, by name: what an approval covers
     secrets: frozenset[str]  # the names of those that the plan uses
     steps: Mapping[str, Step]  # of the plan, by id
-
-    def outlines(self) -> Iterator[Outline]:
-        """Give what a run tells of the steps before they run, in the order of the plan."""
-        if isinstance(self.plan, StoredPlan) and self.plan.implied is not None:
-            return outlines_of(self.plan.documents, self.plan.implied)
-        return (
-            Outline(
-                step.id,
-                place,  # a step looks its own up slowly
-                step.tool_name or "",
-                step.description,
-                self.dependencies[step.id],
-                step.max_retries,
-                step.retry_delay_ms,
-                step.metadata,
-                step.for_each is not None,
-            )
-            for place, step in enumerate(self.plan.steps)
-        )
 
 
 @dataclass(frozen=True, slots=True)

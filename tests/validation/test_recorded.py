@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from plan_adapter.canonical import canonical_document, canonical_json
 from plan_adapter.plan import Input, Rollback
 from plan_adapter.record import RunContext
-from plan_adapter.store.outlines import implied_row, plan_of_texts
+from plan_adapter.store.known_steps import implied_row, plan_of_texts
 from plan_adapter.stored_plan import StoredPlan
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import tool

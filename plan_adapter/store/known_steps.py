@@ -6,7 +6,7 @@ The latter is kept once for all runs of the same plan. Functions of a connection
 import json
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import JsonValue
 from sqlalchemy import Connection, Table, select
@@ -16,7 +16,7 @@ from plan_adapter.expressions import LANGUAGE
 from plan_adapter.store.columns import insert_into
 from plan_adapter.store.rows import HasContext, Row, dump_json, load_json, whose
 from plan_adapter.store.tables import implied_dependencies, plans, runs
-from plan_adapter.stored_plan import Implied, Outline, StoredPlan, outlines_of
+from plan_adapter.stored_plan import Implied, StepDocument, StoredPlan
 
 if TYPE_CHECKING:
     from plan_adapter.validation import ValidatedPlan
@@ -26,8 +26,9 @@ def implied_row(validated: "ValidatedPlan", context: HasContext) -> dict[str, An
     """Return the row of what the steps of a plan wait for because they refer to it."""
     implied = dict[str, JsonValue]()
     for step in validated.plan.steps:
-        if (known := validated.dependencies[step.id]) != tuple(sorted({*step.depends_on})):  # as the canonical document writes them
-            implied[step.id] = list(known)
+        written = {*step.depends_on}
+        if others := [after for after in validated.dependencies[step.id] if after not in written]:
+            implied[step.id] = [*sorted(written), *others]  # as they stand in the canonical document
     steps = dump_json({"language": LANGUAGE, "steps": implied})
     return {**whose(context), "digest": sha256(steps.encode()).hexdigest(), "steps": steps}
 
@@ -42,22 +43,29 @@ def is_digest(steps: str) -> bool:
     return not steps.startswith("[")
 
 
-def outlines(connection: Connection, rows: Sequence[Row]) -> dict[str, list[Outline]]:
+class KnownSteps(NamedTuple):
+    """The steps of a run as their plan writes them, and what they wait for because they refer to it."""
+
+    documents: Sequence[StepDocument]
+    implied: Implied
+
+
+def known_steps(connection: Connection, rows: Sequence[Row]) -> dict[str, KnownSteps]:
     """Return what is known of the steps of runs, by run id; those of the same plan share it, so change nothing in it."""
     newer = [row for row in rows if is_digest(row["steps"])]
     documents = _texts(connection, plans, plans.c.document, ((row["tenant_id"], row["digest"]) for row in newer))
     implied = _texts(connection, implied_dependencies, implied_dependencies.c.steps, ((row["tenant_id"], row["steps"]) for row in newer))
-    read, found = dict[tuple[str, str, str], list[Outline]](), dict[str, list[Outline]]()
+    read, found = dict[tuple[str, str, str], KnownSteps](), dict[str, KnownSteps]()
     for row in rows:
         if not is_digest(row["steps"]):
-            found[row["id"]] = [_outline(step) for step in load_json(row["steps"])]
+            found[row["id"]] = KnownSteps([_document(step) for step in load_json(row["steps"])], {})
             continue
         key = (row["tenant_id"], row["digest"], row["steps"])
         if key not in read:
             document, others = documents.get(key[:2]), implied.get((key[0], key[2]))
             if document is None or others is None:
                 raise StoreError(f"of the steps of run {row['id']} not all is there: `plan runs verify {row['id']}` tells more")
-            read[key] = [*outlines_of(json.loads(document)["steps"], load_json(others)["steps"])]
+            read[key] = KnownSteps(json.loads(document)["steps"], load_json(others)["steps"])
         found[row["id"]] = read[key]
     return found
 
@@ -104,8 +112,6 @@ def _texts(connection: Connection, table: Table, column: Any, keys: Iterable[tup
     return {(tenant, digest): text for tenant, digest, text in connection.execute(query)}
 
 
-def _outline(step: dict[str, Any]) -> Outline:
-    """Return what a run of an earlier version knows of a step."""
-    named = ("id", "index", "tool_name", "description", "depends_on", "max_retries", "retry_delay_ms", "metadata", "is_list")
-    values: list[Any] = [tuple(step[name]) if name == "depends_on" else step[name] for name in named]
-    return Outline(*values)
+def _document(step: dict[str, Any]) -> StepDocument:
+    """Return what a run of an earlier version knows of a step, as a plan would write it."""
+    return {**step, "for_each": ""} if step["is_list"] else step

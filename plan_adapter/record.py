@@ -127,12 +127,27 @@ class StepRun:
 def pending_steps(documents: Iterable[StepDocument], implied: Implied, attempts: Mapping[str, int]) -> list[StepRun]:
     """Return the steps of a plan, as its document writes them, as a start of a run finds them; `attempts` are those made before, by id."""
     pending, steps = StepStatus.PENDING, list[StepRun]()
-    for place, document in enumerate(documents):  # by position, because a long run has thousands
+    for place, document in enumerate(documents):
         step_id, of = document["id"], document.get
-        told = (step_id, place, of("tool_name") or "", of("description", ""), tuple(implied.get(step_id) or of("depends_on", ())))
-        limits = (of("max_retries", 0), of("retry_delay_ms", 0), attempts.get(step_id, 0))
-        rest = (False, False, None, None, None, 0, dict(of("metadata", ())))
-        steps.append(StepRun(*told, pending, None, None, None, None, 0, *limits, *rest))
+        steps.append(
+            StepRun(  # by position, which is quicker: a long run has thousands
+                step_id,
+                place,
+                of("tool_name") or "",
+                of("description", ""),
+                tuple(implied.get(step_id) or of("depends_on", ())),
+                pending,
+                None,
+                None,
+                None,
+                None,
+                0,
+                of("max_retries", 0),
+                of("retry_delay_ms", 0),
+                attempts.get(step_id, 0),
+                metadata=dict(of("metadata", ())),
+            )
+        )
     return steps
 
 

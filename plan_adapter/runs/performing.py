@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -296,9 +295,9 @@ async def create_run(bound: BoundPlan, store: PlanStore, occasion: Occasion, *, 
 
 
 def _step_runs(validated: ValidatedPlan, past: Past) -> list[StepRun]:
-    tried = Counter[str]()
+    tried = dict[str, int]()
     for (step_id, _), number in past.attempts.items():
-        tried[step_id] += number
+        tried[step_id] = tried.get(step_id, 0) + number
     plan = validated.plan
     if isinstance(plan, StoredPlan) and plan.implied is not None:
         return pending_steps(plan.documents, plan.implied, tried)
@@ -309,7 +308,7 @@ def _step_runs(validated: ValidatedPlan, past: Past) -> list[StepRun]:
             tool_name=step.tool_name or "",
             description=step.description,
             depends_on=validated.dependencies[step.id],
-            attempts=tried[step.id],
+            attempts=tried.get(step.id, 0),
             max_retries=step.max_retries,
             retry_delay_ms=step.retry_delay_ms,
             metadata=dict(step.metadata),

@@ -73,11 +73,16 @@ def past_of(connection: Connection, run_id: str) -> Past:
     past = Past.of(open_attempts_of(connection, run_id), map(short_receipt_of, connection.execute(query).all()))
     if not past.attempts:
         return past
-    completed = and_(_is_same_step(receipts), step_runs.c.status == StepStatus.COMPLETED.value)
-    succeeded = (receipts.c.run_id == run_id, receipts.c.outcome == Outcome.SUCCEEDED.value)
-    unkept = select(receipts.c.step_id).outerjoin_from(receipts, step_runs, completed).where(*succeeded, step_runs.c.run_id.is_(None))
     asked = select(gates.c.step_id).join_from(gates, step_runs, _is_same_step(gates)).where(gates.c.run_id == run_id)
-    return replace(past, unkept=frozenset(connection.scalars(unkept)), asked=frozenset(connection.scalars(asked)))
+    return replace(past, unkept=_unkept(connection, run_id), asked=frozenset(connection.scalars(asked)))
+
+
+def _unkept(connection: Connection, run_id: str) -> frozenset[str]:
+    """Return the steps that have succeeded, perhaps in part, and are not kept as completed; seldom any."""
+    completed = and_(_is_same_step(receipts), step_runs.c.status == StepStatus.COMPLETED.value)
+    query = select(receipts.c.step_id).outerjoin_from(receipts, step_runs, completed)
+    succeeded = (receipts.c.run_id == run_id, receipts.c.outcome == Outcome.SUCCEEDED.value)
+    return frozenset(connection.scalars(query.where(*succeeded, step_runs.c.run_id.is_(None))))
 
 
 def _is_same_step(table: Table) -> ColumnElement[bool]:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from pydantic import PrivateAttr
 
@@ -15,6 +15,17 @@ Implied: TypeAlias = Mapping[str, Sequence[str]]
 """Of the steps that wait for more than what they write, because they refer to it: by their ids all that they wait for, in order."""
 
 
+class Shape(NamedTuple):
+    """What was found out about the steps of a plan when a run of it was made."""
+
+    implied: Implied
+    is_in_order: bool  # whether each stands after those that it waits for
+    is_reduced: bool  # whether none waits for one for which another one waits that it waits for, too
+
+
+_FIELDS = frozenset(Step.model_fields)
+
+
 class StoredPlan(ExecutionPlan):
     """A plan read from its canonical document, for a run that goes on: most of the steps of a long one were done before.
 
@@ -24,16 +35,18 @@ class StoredPlan(ExecutionPlan):
     _documents: list[StepDocument] = PrivateAttr(default_factory=list[StepDocument])
     _places: dict[str, int] = PrivateAttr(default_factory=dict[str, int])
     _made: dict[int, Step] = PrivateAttr(default_factory=dict[int, Step])
-    _implied: Implied | None = PrivateAttr(default=None)
+    _shape: Shape | None = PrivateAttr(default=None)
     _may_have_secrets: bool = PrivateAttr(default=True)
 
     @classmethod
-    def read(cls, document: str, implied: Implied | None) -> Self:
-        """Return the plan of a canonical document; `implied` is None where it is not known. Raises ValidationError, ValueError."""
+    def read(cls, document: str, shape: Shape | None) -> Self:
+        """Return the plan of a canonical document; `shape` is None where it is not known. Raises ValidationError, ValueError."""
         head: dict[str, Any] = json.loads(document)
-        documents: list[StepDocument] = head.pop("steps")
+        documents: list[StepDocument] = head.pop("steps", [])
+        if not all(map(_FIELDS.issuperset, documents)):
+            raise ValueError("a step has fields that are not known here")
         plan = cls.model_validate(head)
-        plan._documents, plan._implied = documents, implied
+        plan._documents, plan._shape = documents, shape
         plan._places = {step["id"]: place for place, step in enumerate(documents)}
         plan._may_have_secrets = "secrets" in document
         del vars(plan)["steps"]
@@ -51,9 +64,9 @@ class StoredPlan(ExecutionPlan):
         return self._documents
 
     @property
-    def implied(self) -> Implied | None:
-        """What steps wait for because they refer to it, None where nobody looked, or under other rules than today's."""
-        return self._implied
+    def shape(self) -> Shape | None:
+        """What is known of the steps; None where nobody looked, or under other rules than today's."""
+        return self._shape
 
     @property
     def may_have_secrets(self) -> bool:

@@ -321,10 +321,12 @@ def gated_steps(bound: BoundPlan, settings: Settings) -> Collection[str]:
 
 
 async def _used(bound: BoundPlan, run: PlanRun, answer: Approval, keeper: GateKeeper) -> ApprovedPlan:
-    store = keeper.store
-    approved = approved_plan(bound, replace(answer, expires_at=None) if answer.run_id == run.id else answer, now=await store.now())
-    has_used = answer.run_id == run.id and answer.used_at is not None  # in an earlier start: nobody else can, and it stays so
-    used = answer if has_used else await store.use_approval(answer, run_id=run.id)
+    store, used = keeper.store, answer
+    if answer.run_id == run.id and answer.used_at is not None:  # in an earlier start: nobody else can use it, and it stays so
+        approved = approved_plan(bound, replace(answer, expires_at=None), now=answer.used_at)
+    else:
+        approved = approved_plan(bound, replace(answer, expires_at=None) if answer.run_id == run.id else answer, now=await store.now())
+        used = await store.use_approval(answer, run_id=run.id)
     run.status, run.approved_at, run.approved_by = PlanStatus.APPROVED, used.at, used.by
     return approved
 

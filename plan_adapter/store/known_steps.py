@@ -16,7 +16,7 @@ from plan_adapter.expressions import LANGUAGE
 from plan_adapter.store.columns import insert_into
 from plan_adapter.store.rows import HasContext, Row, dump_json, load_json, whose
 from plan_adapter.store.tables import implied_dependencies, plans, runs
-from plan_adapter.stored_plan import Implied, StepDocument, StoredPlan
+from plan_adapter.stored_plan import Implied, Shape, StepDocument, StoredPlan
 
 if TYPE_CHECKING:
     from plan_adapter.validation import ValidatedPlan
@@ -29,7 +29,9 @@ def implied_row(validated: "ValidatedPlan", context: HasContext) -> dict[str, An
         written = {*step.depends_on}
         if others := [after for after in validated.dependencies[step.id] if after not in written]:
             implied[step.id] = [*sorted(written), *others]  # as they stand in the canonical document
-    steps = dump_json({"language": LANGUAGE, "steps": implied})
+    is_in_order = validated.order == tuple(validated.steps)
+    is_reduced = all(validated.reduced[step_id] == after for step_id, after in validated.dependencies.items())
+    steps = dump_json({"language": LANGUAGE, "steps": implied, "is_in_order": is_in_order, "is_reduced": is_reduced})
     return {**whose(context), "digest": sha256(steps.encode()).hexdigest(), "steps": steps}
 
 
@@ -95,9 +97,11 @@ def plan_of_texts(digest: str, document: str, steps: str | None) -> StoredPlan:
     if sha256(document.encode()).hexdigest() != digest:
         raise StoreError(f"the stored plan {digest[:12]}… is not what its digest says; it was altered")
     known = None if steps is None else load_json(steps)
-    implied: Implied | None = None if known is None or known["language"] != LANGUAGE else known["steps"]
+    shape = None
+    if known is not None and known["language"] == LANGUAGE:
+        shape = Shape(known["steps"], is_in_order=known["is_in_order"], is_reduced=known["is_reduced"])
     try:
-        return StoredPlan.read(document, implied)
+        return StoredPlan.read(document, shape)
     except ValueError as error:  # pydantic's errors are such, too
         raise StoreError(f"the stored plan {digest[:12]}… cannot be read by this version; a newer one wrote it") from error
 

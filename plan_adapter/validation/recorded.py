@@ -25,17 +25,18 @@ def recall(plan: StoredPlan, inputs: dict[str, JsonValue], tools: ToolRegistry, 
     Else all that was checked would be found to be so again: a step, and its expressions, are made when somebody asks for them, which of
     most steps of a long run nobody does.
     """
-    documents, implied = plan.documents, plan.implied
+    documents, shape = plan.documents, plan.shape
     having = _those_having(("when", "for_each", "done_when", "rollback"), documents)
     names = {document["tool_name"] for document in documents}
     names |= {document["rollback"]["tool_name"] for document in having["rollback"].values()}
     called = {name: tools.get(name) for name in names}
     used = {name: tool for name, tool in sorted(called.items()) if tool is not None}
     definitions = tuple(tool.definition() for tool in used.values())
-    if implied is None or len(used) < len(called) or approval_digest(digest, inputs, definitions) != approved:
+    if shape is None or len(used) < len(called) or approval_digest(digest, inputs, definitions) != approved:
         return None
+    implied = shape.implied
     dependencies = {step["id"]: tuple(implied.get(step["id"]) or step.get("depends_on", ())) for step in documents}
-    order = topological_order(dependencies)
+    order = list(dependencies) if shape.is_in_order else topological_order(dependencies)
     calls, findings = _Calls(plan, tools), Findings()
     outputs = compiled_outputs(plan, plan.ids, findings)
     refuse(findings.sorted(plan))
@@ -44,7 +45,7 @@ def recall(plan: StoredPlan, inputs: dict[str, JsonValue], tools: ToolRegistry, 
         digest=digest,
         order=tuple(order),
         dependencies=MappingProxyType(dependencies),
-        reduced=MappingProxyType(transitive_reduction(dependencies, order)),
+        reduced=MappingProxyType(dependencies if shape.is_reduced else transitive_reduction(dependencies, order)),
         tools=MappingProxyType({document["id"]: used[document["tool_name"]] for document in documents}),
         parameters=_Made(dependencies, lambda step_id: calls[step_id].parameters),
         when=_Made(having["when"], lambda step_id: _there(calls[step_id].when)),

@@ -33,10 +33,14 @@ def a_plan(
 
 def validated(plan: ExecutionPlan) -> Any:
     """Return of a validated plan what a store reads."""
+    dependencies = {step.id: tuple(step.depends_on) for step in plan.steps}
     return SimpleNamespace(
         plan=plan,
         digest=plan_digest(plan),
-        dependencies={step.id: tuple(step.depends_on) for step in plan.steps},
+        steps={step.id: step for step in plan.steps},
+        order=tuple(dependencies),
+        dependencies=dependencies,
+        reduced=dependencies,
         definitions=({"name": "note", "effect": "read", "parameters": {}, "permissions": []},),
     )
 

@@ -24,3 +24,22 @@ def test_who_has_switched_it_off_keeps_it_so() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_what_was_made_within_is_not_looked_through_right_after() -> None:
+    gc.collect()
+    with uncollected():
+        made = [[number] for number in range(5000)]
+    assert gc.get_freeze_count() == 0
+    assert gc.get_count()[0] < len(made)
+
+
+def test_what_somebody_froze_stays_frozen() -> None:
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        with uncollected():
+            pass
+        assert gc.get_freeze_count() == frozen
+    finally:
+        gc.unfreeze()

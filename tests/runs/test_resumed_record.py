@@ -1,0 +1,93 @@
+"""What a run that went on says of its carried steps, which are not looked at before its first new call."""
+
+import pytest
+from alembic import command
+
+from plan_adapter import ExecutionPlan, Hooks, PlanRun, PlanStatus, PlanStore, StepRun, ToolRegistry
+from plan_adapter.runner import aresume_run, arun_plan
+from plan_adapter.store import schema
+from plan_adapter.tools.tool import tool
+
+
+class Once:
+    """A tool that fails the first time that it is called for `n`."""
+
+    def __init__(self) -> None:
+        self.failed = set[str]()
+
+    @property
+    def tools(self) -> ToolRegistry:
+        @tool(effect="read")
+        async def once(value: object = None, fails: str = "") -> dict[str, object]:
+            """Return what it is given, the second time where it `fails`."""
+            if fails and fails not in self.failed:
+                self.failed.add(fails)
+                raise ValueError("not yet")
+            return {"value": value}
+
+        return ToolRegistry([once])
+
+
+def a_plan() -> ExecutionPlan:
+    plan = ExecutionPlan(
+        name="abends", description="Carry", outputs={"all": "${{ steps.each.result }}", "first": "${{ steps.first.result.value }}"}
+    )
+    plan.options.require_approval = False
+    plan.add_step("once", "First", {"value": "一"}, id="first")
+    plan.add_step("once", "Each", {"value": "${{ item }}"}, id="each", for_each="${{ [1, 2] }}", depends_on=["first"])
+    plan.add_step("once", "Aside", {"value": "aside"}, id="aside")
+    plan.add_step("once", "Then", {"value": "${{ steps.first.result.value }}", "fails": "then"}, id="then", depends_on=["each"])
+    plan.add_step("once", "Last", {"value": "${{ steps.then.result.value }}"}, id="last")
+    return plan
+
+
+async def half_done(store: PlanStore) -> tuple[PlanRun, Once]:
+    once = Once()
+    run = await arun_plan(a_plan(), tools=once.tools, store=store, offline=True)
+    assert (run.status, run.step("then").error) == (PlanStatus.PARTIAL, "ValueError: not yet")
+    return run, once
+
+
+async def test_it_is_what_the_store_says(store: PlanStore) -> None:
+    run, once = await half_done(store)
+    again = await aresume_run(run.id, tools=once.tools, store=store, offline=True)
+    assert again.status is PlanStatus.COMPLETED
+    assert [step.id for step in again.steps if step.carried] == ["first", "each", "aside"]
+    assert again.steps == (await store.run(run.id)).steps
+    for before, after in zip(run.steps[:3], again.steps[:3], strict=True):
+        assert (before.result, before.started_at, before.completed_at, before.duration_ms) == (
+            after.result, after.started_at, after.completed_at, after.duration_ms,
+        )  # fmt: skip
+    assert again.outputs == {"all": [{"value": 1}, {"value": 2}], "first": "一"}
+    assert again.step("last").result == {"value": "一"}
+
+
+async def test_hooks_are_told_of_carried_steps_with_all_that_is_known_of_them(store: PlanStore) -> None:
+    run, once = await half_done(store)
+    told = dict[str, tuple[object, bool, bool]]()
+
+    def on_step_complete(_run: PlanRun, step: StepRun) -> None:
+        told[step.id] = (step.result, step.started_at is not None, step.completed_at is not None)
+
+    await aresume_run(run.id, tools=once.tools, store=store, offline=True, hooks=Hooks(on_step_complete=on_step_complete))
+    assert list(told) == ["first", "each", "aside", "then", "last"]
+    assert told["each"] == ([{"value": 1}, {"value": 2}], True, True)
+    assert told["first"] == ({"value": "一"}, True, True)
+
+
+@pytest.mark.parametrize("which", ["0004", "0003"])
+async def test_a_run_of_an_earlier_version_goes_on(store: PlanStore, which: str) -> None:
+    run, once = await half_done(store)
+    await store._database.write(lambda connection: command.downgrade(schema._config(connection), which))  # pyright: ignore[reportPrivateUsage]
+    await store._database.write(lambda connection: command.upgrade(schema._config(connection), "head"))  # pyright: ignore[reportPrivateUsage]
+    assert (await store.plan_of(run.id)).shape is None
+    again = await aresume_run(run.id, tools=once.tools, store=store, offline=True)
+    assert again.status is PlanStatus.COMPLETED
+    assert again.steps == (await store.run(run.id)).steps
+
+
+async def test_a_plan_that_was_checked_under_other_rules_is_checked_again(store: PlanStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, once = await half_done(store)
+    monkeypatch.setattr("plan_adapter.store.known_steps.LANGUAGE", 2)
+    assert (await store.plan_of(run.id)).shape is None
+    assert (await aresume_run(run.id, tools=once.tools, store=store, offline=True)).status is PlanStatus.COMPLETED

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from plan_adapter.errors import RunFailedError
 from plan_adapter.plan import Effect, PlanStatus, StepStatus
-from plan_adapter.stored_plan import Implied, StepDocument
+from plan_adapter.stored_plan import StepDocument
 
 AUTHOR = "author"
 """By whom a run is approved whose plan says that it needs no approval."""
@@ -124,8 +124,13 @@ class StepRun:
     metadata: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
 
 
-def pending_steps(documents: Iterable[StepDocument], implied: Implied, attempts: Mapping[str, int]) -> list[StepRun]:
-    """Return the steps of a plan, as its document writes them, as a start of a run finds them; `attempts` are those made before, by id."""
+def pending_steps(
+    documents: Iterable[StepDocument], dependencies: Mapping[str, tuple[str, ...]], attempts: Mapping[str, int]
+) -> list[StepRun]:
+    """Return the steps of a plan, as its document writes them, as a start of a run finds them.
+
+    By id: the `dependencies` are all that each waits for, and the `attempts` those that were made before.
+    """
     pending, steps = StepStatus.PENDING, list[StepRun]()
     for place, document in enumerate(documents):
         step_id, of = document["id"], document.get
@@ -135,7 +140,7 @@ def pending_steps(documents: Iterable[StepDocument], implied: Implied, attempts:
                 place,
                 of("tool_name") or "",
                 of("description", ""),
-                tuple(implied.get(step_id) or of("depends_on", ())),
+                dependencies[step_id],
                 pending,
                 None,
                 None,

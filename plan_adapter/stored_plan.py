@@ -15,6 +15,11 @@ Implied: TypeAlias = Mapping[str, Sequence[str]]
 """Of the steps that wait for more than what they write, because they refer to it: by their ids all that they wait for, in order."""
 
 
+def dependencies_in(documents: Iterable[StepDocument], implied: Implied) -> dict[str, tuple[str, ...]]:
+    """Return by id all that the steps of a plan wait for, in the order of the plan."""
+    return {step["id"]: tuple(implied.get(step["id"]) or step.get("depends_on", ())) for step in documents}
+
+
 class Shape(NamedTuple):
     """What was found out about the steps of a plan when a run of it was made."""
 

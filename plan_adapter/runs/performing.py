@@ -299,8 +299,8 @@ def _step_runs(validated: ValidatedPlan, past: Past) -> list[StepRun]:
     for (step_id, _), number in past.attempts.items():
         tried[step_id] = tried.get(step_id, 0) + number
     plan = validated.plan
-    if isinstance(plan, StoredPlan) and plan.shape is not None:
-        return pending_steps(plan.documents, plan.shape.implied, tried)
+    if isinstance(plan, StoredPlan):
+        return pending_steps(plan.documents, validated.dependencies, tried)
     return [
         StepRun(
             id=step.id,

@@ -19,16 +19,16 @@ BEGIN
 END
 $$;
 
-REVOKE ALL ON plans, versions, implied_dependencies, runs, leases, step_runs, attempts, receipts, approvals, gates, standing_approvals, used_codes, revisions,
-    drafts, model_calls, audit, plan_adapter_revision FROM PUBLIC, plan_runner, plan_operator, plan_auditor;
+REVOKE ALL ON plans, versions, implied_dependencies, runs, leases, step_runs, attempts, receipts, approvals, gates, standing_approvals,
+    used_codes, revisions, drafts, model_calls, audit, plan_adapter_revision FROM PUBLIC, plan_runner, plan_operator, plan_auditor;
 
-GRANT SELECT ON plans, versions, implied_dependencies, runs, leases, step_runs, attempts, receipts, approvals, gates, standing_approvals, used_codes, revisions,
-    drafts, model_calls, audit, plan_adapter_revision TO plan_runner, plan_operator, plan_auditor;
+GRANT SELECT ON plans, versions, implied_dependencies, runs, leases, step_runs, attempts, receipts, approvals, gates, standing_approvals,
+    used_codes, revisions, drafts, model_calls, audit, plan_adapter_revision TO plan_runner, plan_operator, plan_auditor;
 
-GRANT INSERT ON plans, versions, implied_dependencies, runs, leases, step_runs, attempts, receipts, approvals, gates, standing_approvals, used_codes, revisions,
-    drafts, model_calls, audit TO plan_runner;
-GRANT UPDATE, DELETE ON plans, versions, implied_dependencies, runs, leases, step_runs, approvals, gates, standing_approvals, used_codes, revisions, drafts
-    TO plan_runner;
+GRANT INSERT ON plans, versions, implied_dependencies, runs, leases, step_runs, attempts, receipts, approvals, gates, standing_approvals,
+    used_codes, revisions, drafts, model_calls, audit TO plan_runner;
+GRANT UPDATE, DELETE ON plans, versions, implied_dependencies, runs, leases, step_runs, approvals, gates, standing_approvals, used_codes,
+    revisions, drafts TO plan_runner;
 
 GRANT INSERT ON approvals, standing_approvals, used_codes, receipts, audit TO plan_operator;
 GRANT UPDATE (closed_at, "end") ON gates TO plan_operator;

@@ -4,7 +4,7 @@ The latter is kept once for all runs of the same plan. Functions of a connection
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,9 +14,10 @@ from sqlalchemy import Connection, Table, select
 from plan_adapter.errors import StoreError
 from plan_adapter.expressions import LANGUAGE
 from plan_adapter.store.columns import insert_into
+from plan_adapter.store.plans import read_document
 from plan_adapter.store.rows import HasContext, Row, dump_json, load_json, whose
 from plan_adapter.store.tables import implied_dependencies, plans, runs
-from plan_adapter.stored_plan import Implied, Shape, StepDocument, StoredPlan
+from plan_adapter.stored_plan import Implied, Shape, StepDocument, StoredPlan, dependencies_in
 
 if TYPE_CHECKING:
     from plan_adapter.validation import ValidatedPlan
@@ -46,10 +47,10 @@ def is_digest(steps: str) -> bool:
 
 
 class KnownSteps(NamedTuple):
-    """The steps of a run as their plan writes them, and what they wait for because they refer to it."""
+    """The steps of a run as their plan writes them, and by id all that they wait for."""
 
     documents: Sequence[StepDocument]
-    implied: Implied
+    dependencies: Mapping[str, tuple[str, ...]]
 
 
 def known_steps(connection: Connection, rows: Sequence[Row]) -> dict[str, KnownSteps]:
@@ -60,16 +61,20 @@ def known_steps(connection: Connection, rows: Sequence[Row]) -> dict[str, KnownS
     read, found = dict[tuple[str, str, str], KnownSteps](), dict[str, KnownSteps]()
     for row in rows:
         if not is_digest(row["steps"]):
-            found[row["id"]] = KnownSteps([_document(step) for step in load_json(row["steps"])], {})
+            found[row["id"]] = _known([_document(step) for step in load_json(row["steps"])], {})
             continue
         key = (row["tenant_id"], row["digest"], row["steps"])
         if key not in read:
             document, others = documents.get(key[:2]), implied.get((key[0], key[2]))
             if document is None or others is None:
                 raise StoreError(f"of the steps of run {row['id']} not all is there: `plan runs verify {row['id']}` tells more")
-            read[key] = KnownSteps(json.loads(document)["steps"], load_json(others)["steps"])
+            read[key] = _known(json.loads(document)["steps"], load_json(others)["steps"])
         found[row["id"]] = read[key]
     return found
+
+
+def _known(documents: Sequence[StepDocument], implied: Implied) -> KnownSteps:
+    return KnownSteps(documents, dependencies_in(documents, implied))
 
 
 def stored_texts(connection: Connection, run: Row) -> tuple[str, str, str | None]:
@@ -93,17 +98,11 @@ OF_STEPS = (runs.c.id, runs.c.tenant_id, runs.c.digest, runs.c.steps)
 
 def plan_of_texts(digest: str, document: str, steps: str | None) -> StoredPlan:
     """Return the plan of what `stored_texts` returned; raises StoreError where it is not what it was, or cannot be read."""
-    # The text is the canonical form itself: to make that again of a large plan would take longer than all that a resume does besides.
-    if sha256(document.encode()).hexdigest() != digest:
-        raise StoreError(f"the stored plan {digest[:12]}… is not what its digest says; it was altered")
     known = None if steps is None else load_json(steps)
     shape = None
     if known is not None and known["language"] == LANGUAGE:
         shape = Shape(known["steps"], is_in_order=known["is_in_order"], is_reduced=known["is_reduced"])
-    try:
-        return StoredPlan.read(document, shape)
-    except ValueError as error:  # pydantic's errors are such, too
-        raise StoreError(f"the stored plan {digest[:12]}… cannot be read by this version; a newer one wrote it") from error
+    return read_document(digest, document, lambda text: StoredPlan.read(text, shape))
 
 
 def _texts(connection: Connection, table: Table, column: Any, keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:

@@ -1,11 +1,11 @@
 """Plans by digest and versions by name: functions of a connection and the tenant whose rows are seen."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
 from sqlalchemy import Connection, Select, Table, func, insert, select, text
 
 from plan_adapter.canonical import canonical_document, canonical_json
@@ -18,6 +18,7 @@ from plan_adapter.store.rows import HasContext, whose
 from plan_adapter.store.tables import plans, versions
 
 S = TypeVar("S", bound=Select[Any])
+P = TypeVar("P", bound=ExecutionPlan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +115,17 @@ def _digests(connection: Connection, tenant: str | None, beginning: str) -> list
 
 def _load(connection: Connection, tenant: str | None, digest: str) -> ExecutionPlan:
     query = select(plans.c.document).where(plans.c.digest == digest).limit(1)
-    document: str = connection.execute(seen_by(tenant, query, plans)).scalar_one()
+    return read_document(digest, connection.execute(seen_by(tenant, query, plans)).scalar_one(), ExecutionPlan.model_validate_json)
+
+
+def read_document(digest: str, document: str, read: Callable[[str], P]) -> P:
+    """Return what `read` makes of a plan's document; raises StoreError where it is not what its digest says, or cannot be read."""
     # The text is the canonical form itself: to make that again of a large plan would take longer than all that a resume does besides.
     if sha256(document.encode()).hexdigest() != digest:
         raise StoreError(f"the stored plan {digest[:12]}… is not what its digest says; it was altered")
     try:
-        return ExecutionPlan.model_validate_json(document)
-    except ValidationError as error:
+        return read(document)
+    except ValueError as error:  # pydantic's errors are such, too
         raise StoreError(f"the stored plan {digest[:12]}… cannot be read by this version; a newer one wrote it") from error
 
 

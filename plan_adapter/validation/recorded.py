@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from plan_adapter.canonical import approval_digest
 from plan_adapter.graph import topological_order, transitive_reduction
-from plan_adapter.stored_plan import StepDocument, StoredPlan
+from plan_adapter.stored_plan import StepDocument, StoredPlan, dependencies_in
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation.calls import Call, declarations, recorded_call
 from plan_adapter.validation.findings import Findings
@@ -34,8 +34,7 @@ def recall(plan: StoredPlan, inputs: dict[str, JsonValue], tools: ToolRegistry, 
     definitions = tuple(tool.definition() for tool in used.values())
     if shape is None or len(used) < len(called) or approval_digest(digest, inputs, definitions) != approved:
         return None
-    implied = shape.implied
-    dependencies = {step["id"]: tuple(implied.get(step["id"]) or step.get("depends_on", ())) for step in documents}
+    dependencies = dependencies_in(documents, shape.implied)
     order = list(dependencies) if shape.is_in_order else topological_order(dependencies)
     calls, findings = _Calls(plan, tools), Findings()
     outputs = compiled_outputs(plan, plan.ids, findings)

@@ -23,7 +23,7 @@ from sqlalchemy import (
 
 from plan_adapter.store.columns import Instant, Words
 
-REVISION = "0005"
+REVISION = "0006"
 """The newest migration; a test holds that it is."""
 
 REVISION_TABLE = "plan_adapter_revision"
@@ -160,7 +160,7 @@ audit = Table(
     Column("row_id", Text),  # of the row that the entry is about, where step, item and attempt do not tell which one it is
     Column("row_digest", Text),  # of that row
     Column("digest", Text, nullable=False),  # of the entry and the digest before it
-    Index("ix_audit_wishes", "run_id", sqlite_where=IS_WISH, postgresql_where=IS_WISH),
+    Index("ix_audit_wishes", "run_id", "kind", sqlite_where=IS_WISH, postgresql_where=IS_WISH),
     sqlite_with_rowid=False,
 )
 

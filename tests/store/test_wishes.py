@@ -1,13 +1,15 @@
 """What people ask for of a run, in both databases: it counts once, and no start that has not seen it goes on."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection, event
 
 from plan_adapter.errors import RunConflictError
 from plan_adapter.record import PlanRun
 from plan_adapter.store.store import PlanStore
-from plan_adapter.store.wishes import Wished
+from plan_adapter.store.wishes import Wished, left_out_of
 from tests.store.builders import begun, created
 
 WHY = "它没有用\x00"
@@ -52,3 +54,17 @@ async def test_of_a_run_that_is_executed_a_rollback_is_asked_for_and_no_step_lef
     asked = (await store.audit(run.id))[-1]
     assert (asked.kind, asked.step_id, asked.by, asked.known_by) == ("rollback_asked", None, "安娜", "os_user")
     assert (await store.verify(run.id)).ok
+
+
+async def test_words_about_steps_are_found_without_reading_the_audit(tmp_path: Path) -> None:
+    """Of a long run it has tens of thousands of entries, and SQLite takes an index for them only where that holds all that is asked for."""
+    async with PlanStore(f"sqlite:///{tmp_path}/plans.db") as store:
+
+        def ways(connection: Connection) -> list[str]:
+            asked = list[str]()
+            event.listen(connection, "before_cursor_execute", lambda *given: asked.append(given[2]))
+            assert left_out_of(connection, "r-1") == {}
+            plans = [connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", ("r-1",)).all() for statement in list(asked)]
+            return [str(row[-1]) for plan in plans for row in plan]
+
+        assert await store._database.read(ways) == ["SEARCH audit USING COVERING INDEX ix_audit_wishes (run_id=? AND kind=?)"]

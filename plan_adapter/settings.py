@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from plan_adapter.plan import Effect, KnownBy
 
@@ -102,6 +102,18 @@ class Settings(BaseSettings):
 
     draft_answer_tokens: int = Field(default=8192, gt=0)
     """The most tokens of one answer, what a reasoning model thinks included; a second, deeper pass has twice as many."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Look nowhere but in the environment: not for files either, which takes as long again."""
+        return init_settings, env_settings
 
     @field_validator("tools", "python_prefixes", "approvers", "operators", "known_by", "gate_effects", mode="before")
     @classmethod

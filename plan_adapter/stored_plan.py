@@ -1,10 +1,10 @@
 """`StoredPlan`: a plan as the store keeps it, whose steps are made when they are asked for."""
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias
 
 from pydantic import PrivateAttr
+from pydantic_core import from_json
 
 from plan_adapter.plan import ExecutionPlan, Step
 
@@ -31,42 +31,64 @@ class Shape(NamedTuple):
 _FIELDS = frozenset(Step.model_fields)
 
 
+class StoredSteps(Mapping[str, Step]):
+    """The steps of a stored plan by id, in their order, each made when it is asked for."""
+
+    def __init__(self, documents: Sequence[StepDocument]) -> None:
+        """Make none yet."""
+        self.documents = documents
+        self._places = {step["id"]: place for place, step in enumerate(documents)}
+        self._made = dict[str, Step]()
+
+    def __getitem__(self, step_id: str) -> Step:
+        if (made := self._made.get(step_id)) is None:
+            place = self._places[step_id]
+            made = self._made[step_id] = Step.model_validate(self.documents[place])
+            made.put_at(place)
+        return made
+
+    def __contains__(self, step_id: object) -> bool:
+        return step_id in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def document(self, step_id: str) -> StepDocument:
+        """Return a step as the document of its plan writes it; raises KeyError."""
+        return self.documents[self._places[step_id]]
+
+
 class StoredPlan(ExecutionPlan):
     """A plan read from its canonical document, for a run that goes on: most of the steps of a long one were done before.
 
     A step is made when `step` is asked for it, all of them when `steps` is; nobody adds or removes one before that.
     """
 
-    _documents: list[StepDocument] = PrivateAttr(default_factory=list[StepDocument])
-    _places: dict[str, int] = PrivateAttr(default_factory=dict[str, int])
-    _made: dict[int, Step] = PrivateAttr(default_factory=dict[int, Step])
+    _stored: StoredSteps = PrivateAttr(default_factory=lambda: StoredSteps(()))
     _shape: Shape | None = PrivateAttr(default=None)
     _may_have_secrets: bool = PrivateAttr(default=True)
 
     @classmethod
     def read(cls, document: str, shape: Shape | None) -> Self:
         """Return the plan of a canonical document; `shape` is None where it is not known. Raises ValidationError, ValueError."""
-        head: dict[str, Any] = json.loads(document)
+        head: dict[str, Any] = from_json(document)
         documents: list[StepDocument] = head.pop("steps", [])
         if not all(map(_FIELDS.issuperset, documents)):
             raise ValueError("a step has fields that are not known here")
         plan = cls.model_validate(head)
-        plan._documents, plan._shape = documents, shape
-        plan._places = {step["id"]: place for place, step in enumerate(documents)}
+        plan._stored, plan._shape = StoredSteps(documents), shape
         plan._may_have_secrets = "secrets" in document
         del vars(plan)["steps"]
         plan.model_fields_set.add("steps")
         return plan
 
     @property
-    def ids(self) -> Iterable[str]:
-        """The ids of the steps, in their order."""
-        return self._places
-
-    @property
-    def documents(self) -> Sequence[StepDocument]:
-        """The steps as the document writes them."""
-        return self._documents
+    def stored(self) -> StoredSteps:
+        """The steps as they were stored, by id."""
+        return self._stored
 
     @property
     def shape(self) -> Shape | None:
@@ -82,17 +104,11 @@ class StoredPlan(ExecutionPlan):
         """Make all steps when they are asked for the first time."""
         if name != "steps":
             return super().__getattr__(name)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportAttributeAccessIssue]  # pydantic's, for private attributes
-        vars(self)["steps"] = steps = [self._step_at(place) for place in range(len(self._documents))]
+        vars(self)["steps"] = steps = list(self._stored.values())
         return steps
 
     def step(self, step_id: str) -> Step:
         """Return the step called `step_id`; raises KeyError, which names the steps that exist."""
-        if "steps" in vars(self) or step_id not in self._places:
+        if "steps" in vars(self) or step_id not in self._stored:
             return super().step(step_id)
-        return self._step_at(self._places[step_id])
-
-    def _step_at(self, place: int) -> Step:
-        if (made := self._made.get(place)) is None:
-            made = self._made[place] = Step.model_validate(self._documents[place])
-            made.put_at(place)
-        return made
+        return self._stored[step_id]

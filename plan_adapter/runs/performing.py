@@ -300,7 +300,7 @@ def _step_runs(validated: ValidatedPlan, past: Past) -> list[StepRun]:
         tried[step_id] = tried.get(step_id, 0) + number
     plan = validated.plan
     if isinstance(plan, StoredPlan):
-        return pending_steps(plan.documents, validated.dependencies, tried)
+        return pending_steps(plan.stored.documents, validated.dependencies, tried)
     return [
         StepRun(
             id=step.id,

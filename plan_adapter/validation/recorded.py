@@ -25,7 +25,8 @@ def recall(plan: StoredPlan, inputs: dict[str, JsonValue], tools: ToolRegistry, 
     Else all that was checked would be found to be so again: a step, and its expressions, are made when somebody asks for them, which of
     most steps of a long run nobody does.
     """
-    documents, shape = plan.documents, plan.shape
+    stored, shape = plan.stored, plan.shape
+    documents = stored.documents
     having = _those_having(("when", "for_each", "done_when", "rollback"), documents)
     names = {document["tool_name"] for document in documents}
     names |= {document["rollback"]["tool_name"] for document in having["rollback"].values()}
@@ -37,7 +38,7 @@ def recall(plan: StoredPlan, inputs: dict[str, JsonValue], tools: ToolRegistry, 
     dependencies = dependencies_in(documents, shape.implied)
     order = list(dependencies) if shape.is_in_order else topological_order(dependencies)
     calls, findings = _Calls(plan, tools), Findings()
-    outputs = compiled_outputs(plan, plan.ids, findings)
+    outputs = compiled_outputs(plan, stored, findings)
     refuse(findings.sorted(plan))
     validated = ValidatedPlan(
         plan=plan,
@@ -45,7 +46,7 @@ def recall(plan: StoredPlan, inputs: dict[str, JsonValue], tools: ToolRegistry, 
         order=tuple(order),
         dependencies=MappingProxyType(dependencies),
         reduced=MappingProxyType(dependencies if shape.is_reduced else transitive_reduction(dependencies, order)),
-        tools=MappingProxyType({document["id"]: used[document["tool_name"]] for document in documents}),
+        tools=_Made(dependencies, lambda step_id: used[stored.document(step_id)["tool_name"]]),
         parameters=_Made(dependencies, lambda step_id: calls[step_id].parameters),
         when=_Made(having["when"], lambda step_id: _there(calls[step_id].when)),
         for_each=_Made(having["for_each"], lambda step_id: _there(calls[step_id].for_each)),
@@ -54,7 +55,7 @@ def recall(plan: StoredPlan, inputs: dict[str, JsonValue], tools: ToolRegistry, 
         outputs=MappingProxyType(outputs),
         definitions=definitions,
         secrets=calls.secrets() if plan.may_have_secrets else frozenset(),
-        steps=_Made(dependencies, plan.step),
+        steps=stored,
     )
     return BoundPlan(validated, inputs, approved)
 
@@ -64,11 +65,11 @@ class _Calls(dict[str, Call]):
 
     def __init__(self, plan: StoredPlan, tools: ToolRegistry) -> None:
         super().__init__()
-        self._plan = plan
-        self._made = partial(recorded_call, declared=declarations(plan.ids, plan.inputs), tools=tools)
+        self._plan, self._stored = plan, plan.stored
+        self._made = partial(recorded_call, declared=declarations(plan.stored, plan.inputs), tools=tools)
 
     def __missing__(self, step_id: str) -> Call:
-        findings, step = Findings(), self._plan.step(step_id)
+        findings, step = Findings(), self._stored[step_id]
         call = self._made(step, f"steps[{step.index}]", findings=findings)
         refuse(findings.sorted(self._plan))
         self[step_id] = call
@@ -76,7 +77,7 @@ class _Calls(dict[str, Call]):
 
     def secrets(self) -> frozenset[str]:
         """Return the names of the secrets that the plan uses."""
-        using = [self[document["id"]] for document in self._plan.documents if "secrets" in str(document)]
+        using = [self[document["id"]] for document in self._stored.documents if "secrets" in str(document)]
         return frozenset(name for call in using for template in (call.parameters, call.undo) if template for name in template.secrets)
 
 

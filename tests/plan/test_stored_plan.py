@@ -55,7 +55,7 @@ def test_only_what_is_asked_for_is_made(monkeypatch: pytest.MonkeyPatch) -> None
     validate_step = Step.model_validate
     monkeypatch.setattr(Step, "model_validate", lambda document: made.append(document["id"]) or validate_step(document))
     plan = stored(a_plan(5))
-    assert (list(plan.ids), made) == (["s0", "s1", "s2", "s3", "s4"], [])
+    assert (list(plan.stored), made) == (["s0", "s1", "s2", "s3", "s4"], [])
     assert plan.step("s3").description == "步骤 3"
     plan.step("s3")
     assert made == ["s3"]

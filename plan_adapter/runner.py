@@ -165,13 +165,16 @@ async def go_on(
     """
     async with _opened(store, occasion.settings) as opened:
         with uncollected():
-            run = await end_overdue(await opened.run(run_id, with_steps=False), opened)
-            plan = await opened.plan_of(run.id)
+            recorded = await opened.recorded(run_id)
+            if recorded.has_open_gates:
+                await end_overdue(recorded.run, opened)
+                recorded = await opened.recorded(recorded.run.id)  # all of it: a past that is older than its run would do things again
+            run, plan, past = recorded.run, recorded.plan, recorded.past
             await refuse_going_on(run, plan, opened, occasion)
             await refuse_resume(run, opened)  # first: a process that has it is told by Prefect itself
             if not offline and run.flow_run_id is not None and run.completed_at is None and await _was_cancelled(run, opened, occasion):
                 return await opened.run(run.id)
-            work, past = await work_left(run, plan, opened, asked=asked)
+            work = work_left(run, plan, past, recorded.kept, asked=asked)
             bound = as_recorded(run, plan, tools)
         occasion = replace(occasion, tools=tools)
         asks = work is perform and await must_be_asked(bound, run, opened, occasion)
@@ -485,7 +488,8 @@ async def _flow_body(
             await refuse_resume(run, opened)
             if not is_same_but_for_tools(bound, run):
                 bound, occasion = await _revised(bound, run, opened, occasion), replace(occasion, approval=None)
-            work, past = await work_left(run, bound.validated.plan, opened)
+            past = await opened.past(run.id)
+            work = work_left(run, bound.validated.plan, past, await opened.reason_of(run.id))
             if work is not perform:
                 bound = await with_approved_rollbacks(bound, run, past, opened)
             else:
@@ -501,7 +505,7 @@ async def _revised(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: O
     """Return the version that `run` has now, where `bound` is one that it took the place of; raises NotApprovedError for any other plan."""
     if bound.inputs == run.inputs and any(one.digest == bound.validated.digest for one in await store.revisions(run.id)):
         tools = occasion.tools or tools_of_plan(bound.validated)
-        return as_recorded(run, await store.plan_of(run.id), tools)
+        return as_recorded(run, (await store.recorded(run.id)).plan, tools)
     raise NotApprovedError(
         f"the plan or the inputs of run {run.id} are not those that it was made with: start a new run, "
         f"or `plan revise {run.id}` and `plan resume {run.id}`"

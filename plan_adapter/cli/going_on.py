@@ -29,7 +29,7 @@ async def preview_resume(run: str, asked: "Redrive | None", *, tools: list[str],
     from plan_adapter.execution.redrive import Redrive
     from plan_adapter.execution.rollback import units_to_undo
     from plan_adapter.runs.approving import end_overdue
-    from plan_adapter.runs.going_on import work_on
+    from plan_adapter.runs.going_on import refuse_resume, work_left
     from plan_adapter.runs.redrive import fates_of
     from plan_adapter.runs.retooling import as_recorded, changes_of_tools, code_notices
     from plan_adapter.runs.rollback import roll_back, with_approved_rollbacks
@@ -37,8 +37,9 @@ async def preview_resume(run: str, asked: "Redrive | None", *, tools: list[str],
     asked = asked or Redrive()
     async with open_store(Settings()) as store:
         found = await end_overdue(await store.run(run), store)
-        plan = await store.plan_of(found.id)
-        work, past = await work_on(found, plan, store, asked=asked)
+        _, plan, past, kept, _ = await store.recorded(found.id)
+        await refuse_resume(found, store)
+        work = work_left(found, plan, past, kept, asked=asked)
         bound = as_recorded(found, plan, tools_of(tools))
         if work is roll_back:
             await with_approved_rollbacks(bound, found, past, store)

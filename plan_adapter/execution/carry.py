@@ -7,7 +7,7 @@ from typing import Protocol, TypeAlias
 from pydantic import JsonValue
 
 from plan_adapter.execution.redrive import Fate
-from plan_adapter.record import Attempt, Outcome
+from plan_adapter.record import Attempt
 
 Unit: TypeAlias = tuple[str, int | None]
 """A step, or one item of its `for_each`; or the rollback of one."""
@@ -40,7 +40,7 @@ class AttemptEnded(Protocol):
     @property
     def number(self) -> int: ...  # noqa: D102
     @property
-    def outcome(self) -> Outcome: ...  # noqa: D102
+    def outcome(self) -> str: ...  # noqa: D102
     @property
     def result(self) -> JsonValue: ...  # noqa: D102
     @property
@@ -96,14 +96,15 @@ class Past:
         What a person says of an idempotent write holds for its earlier attempts, too. Attempts that have receipts may be left out.
         """
         past, told, ended, tried = cls(), dict[Unit, int](), set[tuple[Unit, int]](), list(attempts)
-        for receipt in receipts:
+        made, succeeded = past.attempts, past.succeeded
+        for receipt in receipts:  # of which a long run has thousands
             unit, number = (receipt.step_id, receipt.item), receipt.number
-            if number > past.attempts.get(unit, 0):
-                past.attempts[unit] = number
+            if number > made.get(unit, 0):
+                made[unit] = number
             if tried:
                 ended.add((unit, number))
-            if receipt.outcome is Outcome.SUCCEEDED:
-                past.succeeded[unit] = receipt
+            if receipt.outcome == "succeeded":
+                succeeded[unit] = receipt
             elif receipt.is_abort:
                 past.aborted.add(unit)
             else:  # somebody has looked since

@@ -1,7 +1,7 @@
 """`execute`: every step the moment its dependencies have ended and a slot is free, the longest path first."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 
 from pydantic import JsonValue
 
@@ -68,10 +68,8 @@ class Scheduler:
         self._steps = self._validated.steps
         self._runs = {step.id: step for step in scope.run.steps}
         self._carried = list[StepRun]()
-        # Of the steps that were not carried: what waits for each, for how many it waits, and which is to be called first.
-        self._after = dict[str, list[str]]()
-        self._missing = dict[str, int]()
-        self._urgency = dict[str, float]()
+        self._left = dict[str, tuple[str, ...]]()  # the steps that were not carried, and for which others of them each waits
+        self._urgency = dict[str, float]()  # which of them is to be called first
         self._open = len(self._steps)
         self._halted = ""
         self._without_call = set[str]()  # skipped by their own `when`: what depends on them goes on
@@ -84,14 +82,13 @@ class Scheduler:
         or here where hooks are told of it.
         """
         reduced, carried = self._validated.reduced, self._carry() if self._scope.past.succeeded else set[str]()
-        left = {step_id: reduced[step_id] for step_id in self._validated.order if step_id not in carried}
+        self._left = left = {step_id: reduced[step_id] for step_id in self._validated.order if step_id not in carried}
         for step_id, afters in left.items() if carried else ():
             if not carried.isdisjoint(self._validated.dependencies[step_id]):
                 self._recall_what_it_stands_on(step_id)
                 left[step_id] = tuple(after for after in afters if after not in carried)
         self._open = len(left)
-        self._after, self._urgency = graph.successors(left), self._urgencies(left)
-        self._missing = {step_id: len(dependencies) for step_id, dependencies in left.items()}
+        self._urgency = self._urgencies(left)
         if self._scope.hooks != Hooks():
             self.recall_results()
             await self.recall_times()
@@ -101,11 +98,22 @@ class Scheduler:
             for run in self._carried:
                 await self._scope.tell_end(run)
 
+    @cached_property
+    def _after(self) -> dict[str, list[str]]:
+        """What waits for each step; nobody looks before the first has ended."""
+        return graph.successors(self._left)
+
+    @cached_property
+    def _missing(self) -> dict[str, int]:
+        """For how many steps each waits."""
+        return {step_id: len(dependencies) for step_id, dependencies in self._left.items()}
+
     def _carry(self) -> set[str]:
         """End the steps that were done before, and return their ids."""
         reduced, unkept, carried = self._validated.reduced, self._scope.past.unkept, set[str]()
+        begun = {step_id for step_id, _ in self._scope.past.succeeded}
         for step_id in self._validated.order:
-            if carried.issuperset(reduced[step_id]) and self._has_succeeded(step_id):
+            if step_id in begun and carried.issuperset(reduced[step_id]) and self._has_succeeded(step_id):
                 carried.add(step_id)
                 run = self._runs[step_id]
                 run.status, run.outcome, run.carried = StepStatus.COMPLETED, Outcome.SUCCEEDED, True
@@ -160,7 +168,7 @@ class Scheduler:
     def begin(self) -> None:
         """Start every step that depends on nothing, or on nothing but what was carried."""
         self._scope.stop.future.add_done_callback(lambda _: self._halt(self._scope.stop.message))
-        for step_id in [step_id for step_id, missing in self._missing.items() if not missing]:
+        for step_id in [step_id for step_id, dependencies in self._left.items() if not dependencies]:
             self._ready(self._steps[step_id])
         self.tasks.end_if_done()
 

@@ -118,8 +118,9 @@ async def end_overdue(run: PlanRun, store: PlanStore) -> PlanRun:
     """Return `run` as it is once its gates are ended at which nobody answered in time and no process waits."""
     if run.completed_at is not None:  # its gates were closed then
         return run
-    now = await store.now()
-    if not any(gate.is_over(now) for gate in await store.gates(run_id=run.id)):
+    waiting = await store.gates(run_id=run.id)
+    now = await store.now() if waiting else None
+    if now is None or not any(gate.is_over(now) for gate in waiting):
         return run
     await end_expired(store, run_id=run.id)
     return await store.run(run.id)

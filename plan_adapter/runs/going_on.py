@@ -34,28 +34,20 @@ async def refuse_missing_now(bound: BoundPlan, run: PlanRun, past: Past, occasio
         await refuse_missing(validated, occasion.settings, done=done)
 
 
-async def work_on(run: PlanRun, plan: ExecutionPlan, store: PlanStore, *, asked: Redrive | None = None) -> tuple[Work, Past]:
-    """Return what goes on with `run`, its steps or its interrupted rollback, and what its earlier starts have left.
+def work_left(run: PlanRun, plan: ExecutionPlan, past: Past, kept: RunReason | None, *, asked: Redrive | None = None) -> Work:
+    """Return what goes on with `run`, which `refuse_resume` has let pass: its steps, or its interrupted rollback.
 
-    Raises RunConflictError, which says why, where nothing goes on.
+    `kept` is why it ends, as the process that executed it last has kept it. Raises RunConflictError, which says why, where nothing goes on.
     """
-    await refuse_resume(run, store)
-    return await work_left(run, plan, store, asked=asked)
-
-
-async def work_left(run: PlanRun, plan: ExecutionPlan, store: PlanStore, *, asked: Redrive | None = None) -> tuple[Work, Past]:
-    """Do what `work_on` does, of a run that may be resumed."""
-    past = await store.past(run.id)
-    work = await _work_for(run, past, store)
+    work = _work_for(run, past, kept)
     _refuse_what_was_aborted(run, plan, past, left_out=(asked or Redrive()).left_out(past.left_out))
-    return work, past
+    return work
 
 
-async def _work_for(run: PlanRun, past: Past, store: PlanStore) -> Work:
+def _work_for(run: PlanRun, past: Past, kept: RunReason | None) -> Work:
     """Return what goes on with `run`: its steps, or its rollback where that was interrupted; raises RunConflictError after a rollback."""
     # A run that is undone keeps why it ends, from before the first call on; one whose steps are executed has no reason, or is in doubt.
-    kept = await store.reason_of(run.id) if run.reason is RunReason.INTERRUPTED else None
-    is_ending = kept not in (None, RunReason.UNKNOWN, RunReason.INTERRUPTED)
+    is_ending = run.reason is RunReason.INTERRUPTED and kept not in (None, RunReason.UNKNOWN, RunReason.INTERRUPTED)
     if not past.has_rollbacks and not is_ending:
         return perform
     if run.status is PlanStatus.EXECUTING:
@@ -84,7 +76,8 @@ async def refuse_resume(run: PlanRun, store: PlanStore) -> None:
             f"a process on this host waits for an approval of run {run.id}: `plan approve {run.id}` answers there, and "
             f"`plan resume {run.id} --wait` waits for its end"
         )
-    if run.status is PlanStatus.EXECUTING and (holder := await store.holder(run.id)) is not None:
+    is_held = run.status is PlanStatus.EXECUTING and run.reason is not RunReason.INTERRUPTED
+    if is_held and (holder := await store.holder(run.id)) is not None:
         raise RunConflictError(f"run {run.id} is executed by {holder}; cancel it first, or `plan resume {run.id} --wait` waits for its end")
 
 

@@ -1,6 +1,8 @@
 """What differs between SQLite and PostgreSQL: column types that mean the same on both, the database's clock, an insert that yields."""
 
-from datetime import UTC, datetime
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Connection, DateTime, Table, Text, select
@@ -70,6 +72,24 @@ class database_now(FunctionElement[datetime]):  # written like an SQL function
 def now_of(connection: Connection) -> datetime:
     """Return the database's time."""
     return connection.execute(select(database_now())).scalar_one()
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The database's time: read once, then counted on by this process's monotonic clock; never behind the database's."""
+
+    read: datetime
+    at: float
+
+    def now(self) -> datetime:
+        """Return the database's time."""
+        return self.read + timedelta(seconds=time.monotonic() - self.at)
+
+
+def clock_of(connection: Connection) -> Clock:
+    """Return the database's clock."""
+    before = time.monotonic()
+    return Clock(now_of(connection), before)
 
 
 SQLITE_NOW = "plan_store_now"

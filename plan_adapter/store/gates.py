@@ -158,6 +158,11 @@ def listed(connection: Connection, tenant: str | None, *, run_id: str | None, op
     return [gate_of(row, attended=attended) for row in rows]
 
 
+def are_open(connection: Connection, run_id: str) -> bool:
+    """Return whether any gate of the run is open."""
+    return connection.scalar(select(gates.c.id).where(gates.c.run_id == run_id, _is_open()).limit(1)) is not None
+
+
 def changes_asked(connection: Connection, tenant: str | None) -> dict[str, Approval]:
     """Return by open gate the last answer that asked for changes of what the gate asks about."""
     same = [getattr(gates.c, name) == getattr(answers.c, name) for name in ("run_id", "item", "approval_digest")]

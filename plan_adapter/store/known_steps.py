@@ -16,7 +16,7 @@ from plan_adapter.expressions import LANGUAGE
 from plan_adapter.store.columns import insert_into
 from plan_adapter.store.plans import read_document
 from plan_adapter.store.rows import HasContext, Row, dump_json, load_json, whose
-from plan_adapter.store.tables import implied_dependencies, plans, runs
+from plan_adapter.store.tables import implied_dependencies, plans
 from plan_adapter.stored_plan import Implied, Shape, StepDocument, StoredPlan, dependencies_in
 
 if TYPE_CHECKING:
@@ -90,10 +90,6 @@ def stored_texts(connection: Connection, run: Row) -> tuple[str, str, str | None
     if steps is not None and sha256(steps.encode()).hexdigest() != run["steps"]:
         raise StoreError(f"what the steps of run {run['id']} wait for is not what its digest says; it was altered")
     return run["digest"], document, steps
-
-
-OF_STEPS = (runs.c.id, runs.c.tenant_id, runs.c.digest, runs.c.steps)
-"""What `stored_texts` needs of a run."""
 
 
 def plan_of_texts(digest: str, document: str, steps: str | None) -> StoredPlan:

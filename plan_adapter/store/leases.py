@@ -11,7 +11,7 @@ from sqlalchemy import Connection, bindparam, insert, select, update
 
 from plan_adapter.errors import LeaseLostError, RunConflictError
 from plan_adapter.readable import moment
-from plan_adapter.store.columns import now_of
+from plan_adapter.store.columns import Clock, clock_of, now_of
 from plan_adapter.store.holder import Holder
 from plan_adapter.store.rows import Row
 from plan_adapter.store.tables import leases
@@ -48,12 +48,15 @@ def of_runs(connection: Connection, run_ids: Collection[str]) -> Sequence[Row]:
     return connection.execute(select(leases).where(leases.c.run_id.in_(run_ids))).mappings().all()
 
 
-def take(connection: Connection, run_id: str, holder: Holder, *, whose: Mapping[str, str | None], seconds: float) -> int:
-    """Make `holder` the one that executes the run and return the epoch of its lease; raises RunConflictError where another one may be.
+def take(connection: Connection, run_id: str, holder: Holder, *, whose: Mapping[str, str | None], seconds: float) -> tuple[int, Clock]:
+    """Make `holder` the one that executes the run; raises RunConflictError where another one may be.
+
+    Return the epoch of its lease, and the clock by which that began.
 
     The caller has locked the run.
     """
-    lease, now = of_run(connection, run_id, lock=True), now_of(connection)
+    lease, clock = of_run(connection, run_id, lock=True), clock_of(connection)
+    now = clock.read
     if lease is not None and not is_free(lease, now):
         until = lease["until"] + timedelta(seconds=GRACE_SECONDS)
         raise RunConflictError(
@@ -66,7 +69,7 @@ def take(connection: Connection, run_id: str, holder: Holder, *, whose: Mapping[
         connection.execute(insert(leases).values(run_id=run_id, **whose, **values))
     else:
         connection.execute(update(leases).where(leases.c.run_id == run_id).values(**values))
-    return epoch
+    return epoch, clock
 
 
 def renew(connection: Connection, run_id: str, epoch: int, *, seconds: float) -> None:

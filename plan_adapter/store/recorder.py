@@ -1,10 +1,9 @@
 """`StoreRecorder`: keeps the intents and receipts of one run; what is ready together is committed together."""
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import cache
 from typing import Any
 
@@ -14,7 +13,7 @@ from plan_adapter.crash_points import reached
 from plan_adapter.errors import NotApprovedError, StoreError
 from plan_adapter.record import Attempt, PlanRun, Receipt, StepEnd, StepRun
 from plan_adapter.store import chain, entries, leases, permission
-from plan_adapter.store.columns import insert_into
+from plan_adapter.store.columns import Clock, insert_into
 from plan_adapter.store.database import Database
 from plan_adapter.store.digests import Plain, plain
 from plan_adapter.store.patience import PatientDatabase
@@ -24,18 +23,6 @@ from plan_adapter.store.tables import approvals, attempts, receipts, step_runs
 
 GATHER_SECONDS = 0.01
 """How long a receipt waits for an intent to share its commit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """The database's time: read once, then counted on by this process's monotonic clock; never behind the database's."""
-
-    read: datetime
-    at: float
-
-    def now(self) -> datetime:
-        """Return the database's time."""
-        return self.read + timedelta(seconds=time.monotonic() - self.at)
 
 
 @dataclass(frozen=True, slots=True)

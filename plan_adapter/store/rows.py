@@ -133,33 +133,37 @@ def receipt_of(row: Sequence[Any]) -> Receipt:
 
 
 class ShortReceipt(NamedTuple):
-    """What of a receipt a run that goes on needs; implements `carry.AttemptEnded`. Its result is read when it is asked for."""
+    """What of a receipt a run that goes on needs, as its columns SHORT_RECEIPT hold it; implements `carry.AttemptEnded`.
+
+    Nothing is made of it before it is asked for: of most of thousands only whether they succeeded.
+    """
 
     step_id: str
-    item: int | None
+    item_column: int
     number: int
-    outcome: Outcome
-    text: str  # its result as JSON
+    outcome: str
     by: str | None
-    is_abort: bool
+    error: str | None
+    result_column: str
+
+    @property
+    def item(self) -> int | None:
+        """The item that was called, None for none."""
+        return None if self.item_column == NO_ITEM else self.item_column
 
     @property
     def result(self) -> JsonValue:
         """What the tool gave."""
-        return load_json(self.text)
+        return load_json(self.result_column)
+
+    @property
+    def is_abort(self) -> bool:
+        """Whether a person ended the run by it, and did not say whether the call was done."""
+        return self.by is not None and self.error == ABORTED
 
 
-SHORT_RECEIPT = [receipts.c[name] for name in ("step_id", "item", "number", "outcome", "result", "by", "error")]
-"""What `short_receipt_of` is given."""
-
-_OUTCOMES = {outcome.value: outcome for outcome in Outcome}
-
-
-def short_receipt_of(row: Sequence[Any]) -> ShortReceipt:
-    """Return what a run that goes on needs of the receipt that `receipt_row` wrote, of the columns SHORT_RECEIPT."""
-    step_id, item, number, outcome, text, by, error = row
-    is_abort = by is not None and error == ABORTED
-    return ShortReceipt(step_id, None if item == NO_ITEM else item, number, _OUTCOMES[outcome], text, by, is_abort)
+SHORT_RECEIPT = [receipts.c[name.removesuffix("_column")] for name in ShortReceipt._fields]
+"""What a ShortReceipt is made of."""
 
 
 def item_column(item: int | None) -> int:

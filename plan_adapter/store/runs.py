@@ -11,7 +11,7 @@ from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import PlanRun, RunContext, RunReason, StepRun
 from plan_adapter.store import chain, entries, gates, leases, undoing
 from plan_adapter.store.changes import signal
-from plan_adapter.store.columns import database_now, now_of
+from plan_adapter.store.columns import Clock, database_now, now_of
 from plan_adapter.store.digests import plain
 from plan_adapter.store.holder import Holder
 from plan_adapter.store.known_steps import put_implied
@@ -81,8 +81,8 @@ def change(connection: Connection, tenant: str | None, run: PlanRun, epoch: int 
 
 def claim(
     connection: Connection, tenant: str | None, run: PlanRun, holder: Holder, *, lease_seconds: float, keeps_ends: bool = False
-) -> tuple[Row, int]:
-    """Write what changes of `run` and that `holder` executes it from now on; return its new row and the epoch of the lease.
+) -> tuple[Row, int, Clock]:
+    """Write what changes of `run` and that `holder` executes it from now on; return its new row, the epoch of the lease, and the clock.
 
     Raises RunConflictError if another process holds it, or if somebody changed it since `run` was read. What an earlier start
     left undone is pending again, unless it `keeps_ends`; a request to cancel that start is forgotten.
@@ -92,7 +92,7 @@ def claim(
     row = connection.execute(locked).mappings().first()
     if row is None:
         raise RunConflictError(f"there is no run {run.id}")
-    epoch = leases.take(connection, run.id, holder, whose=whose(run), seconds=lease_seconds)
+    epoch, clock = leases.take(connection, run.id, holder, whose=whose(run), seconds=lease_seconds)
     written = {**_changing(run), "cancel_reason": None, "cancel_requested_at": None, "cancel_rollback": None}
     written |= {"claimed_at": database_now(), "updated_at": database_now()}
     statement = update(runs).where(runs.c.id == run.id, runs.c.updated_at == run.updated_at).values(written)
@@ -104,7 +104,7 @@ def claim(
         connection.execute(delete(step_runs).where(step_runs.c.run_id == run.id, step_runs.c.status != StepStatus.COMPLETED))
     words = f"start {epoch}, by process {holder.pid} on {holder.host}"
     chain.append(connection, run.id, [entries.of_run(plain(runs, claimed), "run_started", message=words, row_id=str(epoch))])
-    return claimed, epoch
+    return claimed, epoch, clock
 
 
 def release(connection: Connection, run_id: str, epoch: int) -> None:
@@ -162,8 +162,12 @@ def asks_rollback(connection: Connection, tenant: str | None, run_id: str) -> bo
 
 def reason_of(connection: Connection, run_id: str) -> RunReason | None:
     """Return the reason that the process which executed the run last has kept, also where that process was interrupted since."""
-    reason = connection.execute(select(runs.c.reason).where(runs.c.id == run_id)).scalar_one()
-    return RunReason(reason) if reason else None
+    return kept_reason(connection.execute(select(runs.c.reason).where(runs.c.id == run_id)).mappings().one())
+
+
+def kept_reason(row: Row) -> RunReason | None:
+    """Return the reason that the row of a run has kept."""
+    return RunReason(row["reason"]) if row["reason"] else None
 
 
 def definitions(connection: Connection, run_id: str) -> list[dict[str, JsonValue]]:
@@ -192,7 +196,13 @@ def row_of(connection: Connection, tenant: str | None, beginning: str, *columns:
 
 def find(connection: Connection, tenant: str | None, beginning: str, *, with_steps: bool = True, with_results: bool = True) -> PlanRun:
     """Return the run with this id, or with the only id that begins so."""
-    return _assembled(connection, [row_of(connection, tenant, beginning)], with_steps=with_steps, with_results=with_results)[0]
+    row = row_of(connection, tenant, beginning)
+    return _assembled(connection, [row], with_results=with_results)[0] if with_steps else head_of(connection, row)
+
+
+def head_of(connection: Connection, row: Row) -> PlanRun:
+    """Return the run of `row` without its steps."""
+    return _assembled(connection, [row], with_steps=False, with_results=False)[0]
 
 
 def of_flow(connection: Connection, tenant: str | None, flow_run_id: str) -> PlanRun | None:
@@ -273,7 +283,7 @@ def _assembled(connection: Connection, rows: Sequence[Row], *, with_results: boo
             metadata=load_json(row["metadata"]),
             steps=steps.get(row["id"], []),
             status=PlanStatus(row["status"]),
-            reason=RunReason.INTERRUPTED if row["id"] in interrupted else RunReason(row["reason"]) if row["reason"] else None,
+            reason=RunReason.INTERRUPTED if row["id"] in interrupted else kept_reason(row),
             tenant_id=row["tenant_id"] or None,
             total_duration_ms=_took(row),
         )

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from pydantic import JsonValue
-from sqlalchemy import ColumnElement, Connection, ScalarSelect, Table, and_, func, select
+from sqlalchemy import ColumnElement, Connection, Table, and_, select
 
 from plan_adapter.execution.carry import Past
 from plan_adapter.plan import PlanStatus, StepStatus
@@ -23,11 +23,11 @@ from plan_adapter.store.rows import (
     RECEIPT,
     SHORT_RECEIPT,
     Row,
+    ShortReceipt,
     attempt_of,
     load_json,
     put_end,
     receipt_of,
-    short_receipt_of,
 )
 from plan_adapter.store.tables import attempts, gates, receipts, step_runs
 
@@ -70,7 +70,7 @@ def step_runs_of(
 def past_of(connection: Connection, run_id: str) -> Past:
     """Return what the earlier starts of a run have left in its record; what people have left out is not among it."""
     query = select(*SHORT_RECEIPT).where(receipts.c.run_id == run_id).order_by(receipts.c.ended_at, receipts.c.attempt_id)
-    past = Past.of(open_attempts_of(connection, run_id), map(short_receipt_of, connection.execute(query).all()))
+    past = Past.of(open_attempts_of(connection, run_id), map(ShortReceipt._make, connection.execute(query).all()))
     if not past.attempts:
         return past
     asked = select(gates.c.step_id).join_from(gates, step_runs, _is_same_step(gates)).where(gates.c.run_id == run_id)
@@ -104,15 +104,8 @@ def attempts_of(connection: Connection, run_id: str) -> list[Attempt]:
 
 def open_attempts_of(connection: Connection, run_id: str) -> list[Attempt]:
     """Return the intents of a run that have no receipt, in the order in which they were written."""
-    begun, ended = connection.execute(select(_count(attempts, run_id), _count(receipts, run_id))).one()
-    if begun == ended:  # mostly there are none, and to look for them takes longer
-        return []
     query = select(attempts).outerjoin_from(attempts, receipts).where(attempts.c.run_id == run_id, receipts.c.run_id.is_(None))
     return [attempt_of(row) for row in connection.execute(query.order_by(attempts.c.started_at, attempts.c.id)).mappings()]
-
-
-def _count(table: Table, run_id: str) -> ScalarSelect[int]:
-    return select(func.count()).select_from(table).where(table.c.run_id == run_id).scalar_subquery()
 
 
 def receipts_of(connection: Connection, run_id: str) -> list[Receipt]:

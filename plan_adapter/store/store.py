@@ -1,7 +1,6 @@
 """`PlanStore`: plans, versions, runs, approvals and receipts, in a SQLite file or on PostgreSQL."""
 
 import os
-import time
 from collections.abc import Callable, Sequence
 from copy import copy
 from datetime import datetime
@@ -32,23 +31,23 @@ from plan_adapter.record import (
 from plan_adapter.settings import Settings
 from plan_adapter.store import approvals, audit, codes, gates, leases, outcomes, plans, revisions, runs, standing, steps, wishes
 from plan_adapter.store.audit import AuditEntry, entries_of
-from plan_adapter.store.columns import now_of
+from plan_adapter.store.columns import Clock, clock_of, now_of
 from plan_adapter.store.database import Database
 from plan_adapter.store.drafts import Drafts
 from plan_adapter.store.export import document_of, parts_of
 from plan_adapter.store.holder import Holder
-from plan_adapter.store.known_steps import OF_STEPS, implied_row, plan_of_texts, stored_texts
+from plan_adapter.store.known_steps import implied_row
 from plan_adapter.store.outcomes import Word
 from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.plans import PlanVersion
-from plan_adapter.store.recorder import Clock, StoreRecorder
+from plan_adapter.store.recorded import Recorded, past_of, recorded_of
+from plan_adapter.store.recorder import StoreRecorder
 from plan_adapter.store.revisions import Revision
 from plan_adapter.store.rows import HasContext
 from plan_adapter.store.tables import runs as run_table
 from plan_adapter.store.urls import open_database, refuse_local_under_worker
 from plan_adapter.store.verification import Verification, verify
 from plan_adapter.store.wishes import Wished
-from plan_adapter.stored_plan import StoredPlan
 
 if TYPE_CHECKING:
     from plan_adapter.validation import ValidatedPlan
@@ -73,6 +72,7 @@ class PlanStore:
         self.lease_seconds = settings.lease_seconds
         self._database: Database | PatientDatabase = open_database(url)
         self._epochs = dict[str, int]()  # of the runs that were claimed through this store
+        self._clocks = dict[str, Clock]()  # as they were claimed
 
     def __repr__(self) -> str:
         """Return the store in words, without a password."""
@@ -141,12 +141,6 @@ class PlanStore:
         """Return a plan by its name (the newest version unless one is given) or by its digest or an unambiguous beginning of it."""
         return await self._database.read(lambda connection: plans.get(connection, self.tenant_id, name_or_digest, version))
 
-    async def plan_of(self, run_id: str) -> StoredPlan:
-        """Return the plan that a run has now, for going on with the run: its steps are made when somebody asks for them."""
-        found = (self.tenant_id, run_id, *OF_STEPS)
-        texts = await self._database.read(lambda connection: stored_texts(connection, runs.row_of(connection, *found)))
-        return plan_of_texts(*texts)  # here, because what a thread of its own allocates much of costs it more
-
     async def versions(self, name: str) -> list[PlanVersion]:
         """Return the versions of a named plan, newest first."""
         return await self._database.read(lambda connection: plans.versions_of(connection, self.tenant_id, name))
@@ -180,6 +174,14 @@ class PlanStore:
         found = partial(runs.find, tenant=self.tenant_id, beginning=run_id, with_steps=with_steps, with_results=with_results)
         return await self._database.read(found)
 
+    async def recorded(self, run_id: str) -> Recorded:
+        """Return what going on with a run needs, by its id or an unambiguous beginning of it, all of one moment.
+
+        The run comes without its steps; those of its plan are made when somebody asks for them.
+        """
+        put_together = await self._database.read(partial(recorded_of, tenant=self.tenant_id, beginning=run_id))
+        return put_together()
+
     async def run_of_flow(self, flow_run_id: str) -> PlanRun | None:
         """Return the run that is this flow run, None if there is none."""
         return await self._database.read(lambda connection: runs.of_flow(connection, self.tenant_id, flow_run_id))
@@ -194,11 +196,7 @@ class PlanStore:
 
     async def past(self, run_id: str) -> Past:
         """Return what the earlier starts of a run have left, without the steps that people have left out."""
-
-        def read(connection: Connection, found: str) -> Past:
-            return steps.past_of(connection, found).leaving_out(wishes.left_out_of(connection, found))
-
-        return await self._read_of_run(run_id, read)
+        return await self._read_of_run(run_id, past_of)
 
     async def definitions(self, run_id: str) -> list[dict[str, JsonValue]]:
         """Return the tool definitions that the run's approval digest covers."""
@@ -254,7 +252,7 @@ class PlanStore:
         Raises RunConflictError if another process executes it (until that one has ended, or has not renewed its lease for so long that it
         must be dead or stalled), or if it was changed since it was read.
         """
-        row, self._epochs[run.id] = await self._write(
+        row, self._epochs[run.id], self._clocks[run.id] = await self._write(
             runs.claim, run=run, holder=Holder.this(), lease_seconds=self.lease_seconds, keeps_ends=keeps_ends
         )
         run.updated_at = row["updated_at"]
@@ -268,7 +266,7 @@ class PlanStore:
         """Let go of a run that this store claimed; where it is still executing by its status it is shown as interrupted."""
         if (epoch := self._epochs.get(run_id)) is not None:
             await self._database.write(partial(runs.release, run_id=run_id, epoch=epoch))
-            del self._epochs[run_id]
+            del self._epochs[run_id], self._clocks[run_id]
 
     async def holder(self, run_id: str) -> str | None:
         """Return in words the process that may be executing the run, None if there can be none."""
@@ -339,8 +337,8 @@ class PlanStore:
 
         Of a run that this store has claimed it writes nothing any more once another process has taken it over.
         """
-        before = time.monotonic()  # before the clock is read, so that the recorder's clock is never behind the database's
-        return StoreRecorder(self._database, run, Clock(await self.now(), before), epoch=self._epochs.get(run.id))
+        clock = self._clocks.get(run.id) or await self._database.read(clock_of)
+        return StoreRecorder(self._database, run, clock, epoch=self._epochs.get(run.id))
 
     async def request_cancel(self, run_id: str, reason: str, *, rollback: bool = False) -> None:
         """Ask the process that executes the run to cancel it, with `rollback` also to undo what was done; the first reason stays.

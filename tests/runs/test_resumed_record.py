@@ -80,7 +80,7 @@ async def test_a_run_of_an_earlier_version_goes_on(store: PlanStore, which: str)
     run, once = await half_done(store)
     await store._database.write(lambda connection: command.downgrade(schema._config(connection), which))  # pyright: ignore[reportPrivateUsage]
     await store._database.write(lambda connection: command.upgrade(schema._config(connection), "head"))  # pyright: ignore[reportPrivateUsage]
-    assert (await store.plan_of(run.id)).shape is None
+    assert (await store.recorded(run.id)).plan.shape is None
     again = await aresume_run(run.id, tools=once.tools, store=store, offline=True)
     assert again.status is PlanStatus.COMPLETED
     assert again.steps == (await store.run(run.id)).steps
@@ -89,5 +89,5 @@ async def test_a_run_of_an_earlier_version_goes_on(store: PlanStore, which: str)
 async def test_a_plan_that_was_checked_under_other_rules_is_checked_again(store: PlanStore, monkeypatch: pytest.MonkeyPatch) -> None:
     run, once = await half_done(store)
     monkeypatch.setattr("plan_adapter.store.known_steps.LANGUAGE", 2)
-    assert (await store.plan_of(run.id)).shape is None
+    assert (await store.recorded(run.id)).plan.shape is None
     assert (await aresume_run(run.id, tools=once.tools, store=store, offline=True)).status is PlanStatus.COMPLETED

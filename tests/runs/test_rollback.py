@@ -43,7 +43,7 @@ from plan_adapter.preview import preview_plan
 from plan_adapter.preview_text import preview_text
 from plan_adapter.record import Outcome, RunReason
 from plan_adapter.runs import performing
-from plan_adapter.runs.going_on import work_on
+from plan_adapter.runs.going_on import work_left
 from plan_adapter.runs.rollback import roll_back
 from plan_adapter.validation import bind_inputs, validate
 from tests.engine.calls import task_runs
@@ -493,8 +493,9 @@ async def test_a_rollback_that_was_killed_goes_on_and_nothing_is_undone_twice(
     async with PlanStore(store_url) as store:
         run = (await store.runs())[0]
         assert (run.status, run.reason) == (PlanStatus.EXECUTING, RunReason.INTERRUPTED)
-        work, past = await work_on(run, await store.get(run.digest), store)
-        assert (work, past.has_rollbacks) == (roll_back, True)  # as `plan preview --resume` tells
+        recorded = await store.recorded(run.id)
+        work = work_left(run, recorded.plan, recorded.past, recorded.kept)
+        assert (work, recorded.past.has_rollbacks) == (roll_back, True)  # as `plan preview --resume` tells
         gone_on = await aresume_run(run.id, tools=tools, store=store, offline=True)  # goes on undoing
         assert (gone_on.status, gone_on.reason) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED)
         if effect == "write":

@@ -59,7 +59,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "pydantic_settings": ("settings",),
     "anyio": ("tools", "execution", "engine"),
     "pydantic": ("",),
-    "pydantic_core": ("stored_plan",),
+    "pydantic_core": ("stored_plan", "store.known_steps"),
     "uvicorn": ("engine.server_process",),
     "packaging": ("engine.diagnosis",),
     "mcp": ("cli.mcp.server",),

@@ -9,7 +9,8 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import JsonValue
-from sqlalchemy import Connection, Table, select
+from pydantic_core import from_json
+from sqlalchemy import Connection, Table, and_, select
 
 from plan_adapter.errors import StoreError
 from plan_adapter.expressions import LANGUAGE
@@ -79,22 +80,21 @@ def _known(documents: Sequence[StepDocument], implied: Implied) -> KnownSteps:
 
 def stored_texts(connection: Connection, run: Row) -> tuple[str, str, str | None]:
     """Return the digest of the plan of a run, its document, and what its steps wait for, None in a run of an earlier version."""
-    mine = (run["tenant_id"], run["digest"])
-    document = _texts(connection, plans, plans.c.document, [mine]).get(mine)
-    if document is None:
+    implied, digest = implied_dependencies, run["steps"] if is_digest(run["steps"]) else ""
+    same = and_(implied.c.tenant_id == plans.c.tenant_id, implied.c.digest == digest)
+    query = select(plans.c.document, implied.c.steps).outerjoin_from(plans, implied, same)
+    found = connection.execute(query.where(plans.c.tenant_id == run["tenant_id"], plans.c.digest == run["digest"])).first()
+    if found is None:
         raise StoreError(f"the plan {run['digest'][:12]}… of run {run['id']} is missing: `plan runs verify {run['id']}` tells more")
-    if not is_digest(run["steps"]):
-        return run["digest"], document, None
-    mine = (run["tenant_id"], run["steps"])
-    steps = _texts(connection, implied_dependencies, implied_dependencies.c.steps, [mine]).get(mine)
-    if steps is not None and sha256(steps.encode()).hexdigest() != run["steps"]:
+    document, steps = found
+    if steps is not None and sha256(steps.encode()).hexdigest() != digest:
         raise StoreError(f"what the steps of run {run['id']} wait for is not what its digest says; it was altered")
     return run["digest"], document, steps
 
 
 def plan_of_texts(digest: str, document: str, steps: str | None) -> StoredPlan:
     """Return the plan of what `stored_texts` returned; raises StoreError where it is not what it was, or cannot be read."""
-    known = None if steps is None else load_json(steps)
+    known = None if steps is None else from_json(steps)
     shape = None
     if known is not None and known["language"] == LANGUAGE:
         shape = Shape(known["steps"], is_in_order=known["is_in_order"], is_reduced=known["is_reduced"])

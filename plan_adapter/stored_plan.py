@@ -56,6 +56,10 @@ class StoredSteps(Mapping[str, Step]):
     def __len__(self) -> int:
         return len(self._places)
 
+    def place(self, step_id: str) -> int:
+        """Return the place of a step, from 0; raises KeyError."""
+        return self._places[step_id]
+
     def document(self, step_id: str) -> StepDocument:
         """Return a step as the document of its plan writes it; raises KeyError."""
         return self.documents[self._places[step_id]]

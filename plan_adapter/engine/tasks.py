@@ -58,15 +58,15 @@ class PrefectSteps:
         """Show a step that ended without a call."""
         self._ids[step.id].append(await self._task_runs.show(step, self._upstream(upstream)))
 
-    async def show_carried(self, steps: Sequence[StepRun], upstream: Mapping[str, tuple[str, ...]]) -> None:
+    async def show_carried(self, step_ids: Sequence[str], steps: Mapping[str, StepRun], upstream: Mapping[str, tuple[str, ...]]) -> None:
         """Show the steps that succeeded in earlier starts, each in a task run of its own, or all in one: what follows depends on that."""
-        if len(steps) <= self._carried_task_runs:
-            for step in steps:
-                await self.show(step, upstream[step.id])
+        if len(step_ids) <= self._carried_task_runs:
+            for step_id in step_ids:
+                await self.show(steps[step_id], upstream[step_id])
             return
-        task_run_id = await self._task_runs.show_all(steps)
-        for step in steps:
-            self._ids[step.id].append(task_run_id)
+        task_run_id = await self._task_runs.show_all([steps[step_id] for step_id in step_ids])
+        for step_id in step_ids:
+            self._ids[step_id].append(task_run_id)
 
     def _upstream(self, step_ids: Sequence[str]) -> list[UUID]:
         return list(dict.fromkeys(task_run_id for step_id in step_ids for task_run_id in self._ids[step_id]))

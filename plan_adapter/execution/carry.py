@@ -82,7 +82,7 @@ class Past:
     @property
     def has_rollbacks(self) -> bool:
         """Whether the run began to undo what it had done: then no step of it starts any more."""
-        return any(is_rollback(step_id) for step_id, _ in self.attempts)
+        return any(step_id.startswith(_ROLLBACK) for step_id, _ in self.attempts)
 
     @property
     def unknown_steps(self) -> list[str]:

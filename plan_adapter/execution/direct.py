@@ -23,7 +23,7 @@ class DirectCalls:
     async def show(self, step: StepRun, upstream: tuple[str, ...]) -> None:
         """Show nothing: events and the record tell it."""
 
-    async def show_carried(self, steps: Sequence[StepRun], upstream: Mapping[str, tuple[str, ...]]) -> None:
+    async def show_carried(self, step_ids: Sequence[str], steps: Mapping[str, StepRun], upstream: Mapping[str, tuple[str, ...]]) -> None:
         """Show nothing, too."""
 
 

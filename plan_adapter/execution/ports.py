@@ -172,6 +172,6 @@ class CallStep(Protocol):
         """Show a step that ended without a call: skipped (with its `reason`), carried, or without items."""
         ...
 
-    async def show_carried(self, steps: Sequence[StepRun], upstream: Mapping[str, tuple[str, ...]]) -> None:
-        """Show the steps that succeeded in earlier starts of the run, before any other, each after those that it waited for."""
+    async def show_carried(self, step_ids: Sequence[str], steps: Mapping[str, StepRun], upstream: Mapping[str, tuple[str, ...]]) -> None:
+        """Show those of `steps` that succeeded in earlier starts of the run, before any other, each after those that it waited for."""
         ...

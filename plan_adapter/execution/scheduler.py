@@ -1,6 +1,6 @@
 """`execute`: every step the moment its dependencies have ended and a slot is free, the longest path first."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 
 from pydantic import JsonValue
@@ -18,7 +18,7 @@ from plan_adapter.execution.task_set import TaskSet
 from plan_adapter.garbage import uncollected
 from plan_adapter.hooks import Hooks
 from plan_adapter.plan import Step, StepStatus
-from plan_adapter.record import Attempt, Outcome, StepRun
+from plan_adapter.record import Attempt, Outcome, StepRun, StepRuns
 
 
 async def execute(scope: RunScope, call_step: CallStep) -> None:
@@ -66,8 +66,8 @@ class Scheduler:
         self._call_step = call_step
         self._validated = scope.approved.bound.validated
         self._steps = self._validated.steps
-        self._runs = {step.id: step for step in scope.run.steps}
-        self._carried = list[StepRun]()
+        self._runs = scope.step_runs if scope.step_runs is not None else _by_id(scope.run.steps)
+        self._carried = self._runs.carried
         self._left = dict[str, tuple[str, ...]]()  # the steps that were not carried, and for which others of them each waits
         self._urgency = dict[str, float]()  # which of them is to be called first
         self._open = len(self._steps)
@@ -81,7 +81,9 @@ class Scheduler:
         Results are read of what others stand on that are still to be done; all the rest of them, and times, when the steps have ended,
         or here where hooks are told of it.
         """
-        reduced, carried = self._validated.reduced, self._carry() if self._scope.past.succeeded else set[str]()
+        reduced, carried = self._validated.reduced, self._carried
+        if self._scope.past.succeeded:
+            self._carry()
         self._left = left = {step_id: reduced[step_id] for step_id in self._validated.order if step_id not in carried}
         for step_id, afters in left.items() if carried else ():
             if not carried.isdisjoint(self._validated.dependencies[step_id]):
@@ -92,11 +94,11 @@ class Scheduler:
         if self._scope.hooks != Hooks():
             self.recall_results()
             await self.recall_times()
-        if self._carried:
-            await self._call_step.show_carried(self._carried, reduced)
+        if carried:
+            await self._call_step.show_carried(list(carried), self._runs, reduced)
         if self._scope.has_listeners:
-            for run in self._carried:
-                await self._scope.tell_end(run)
+            for step_id in carried:
+                await self._scope.tell_end(self._runs[step_id])
 
     @cached_property
     def _after(self) -> dict[str, list[str]]:
@@ -108,32 +110,31 @@ class Scheduler:
         """For how many steps each waits."""
         return {step_id: len(dependencies) for step_id, dependencies in self._left.items()}
 
-    def _carry(self) -> set[str]:
-        """End the steps that were done before, and return their ids."""
-        reduced, unkept, carried = self._validated.reduced, self._scope.past.unkept, set[str]()
+    def _carry(self) -> None:
+        """End the steps that were done before."""
+        reduced, done = self._validated.reduced, set[str]()
         begun = {step_id for step_id, _ in self._scope.past.succeeded}
         for step_id in self._validated.order:
-            if step_id in begun and carried.issuperset(reduced[step_id]) and self._has_succeeded(step_id):
-                carried.add(step_id)
-                run = self._runs[step_id]
-                run.status, run.outcome, run.carried = StepStatus.COMPLETED, Outcome.SUCCEEDED, True
-                self._carried.append(run)
-                if step_id in unkept:  # its process died before it had written the end
-                    run.completed_at = self._scope.recorder.now()
-                    self._scope.recorder.step_ended(run)
-        return carried
+            if step_id in begun and done.issuperset(reduced[step_id]) and self._has_succeeded(step_id):
+                done.add(step_id)
+                self._runs.carry(step_id)
+        for step_id in filter(self._scope.past.unkept.__contains__, self._carried):  # its process died before it had written the end
+            run = self._runs[step_id]
+            run.completed_at = self._scope.recorder.now()
+            self._scope.recorder.step_ended(run)
 
     def recall_results(self) -> None:
         """Read the results of all steps that were carried."""
-        for run in self._carried:
-            self._recall(run)
+        for step_id in self._carried:
+            self._recall(step_id)
 
     async def recall_times(self) -> None:
         """Read when the steps ran that were carried, and how long; raises StoreError."""
-        if not any(run.completed_at is None for run in self._carried):
+        carried = [self._runs[step_id] for step_id in self._carried]
+        if all(run.completed_at is not None for run in carried):
             return
         ends = await self._scope.recorder.earlier_ends()
-        for run in self._carried:
+        for run in carried:
             if run.completed_at is None and run.id in ends:
                 run.reason, run.retry_count, run.started_at, run.completed_at, run.duration_ms = ends[run.id]
 
@@ -156,12 +157,13 @@ class Scheduler:
 
     def _recall_what_it_stands_on(self, step_id: str) -> None:
         for dependency in self._validated.dependencies[step_id]:
-            if (run := self._runs[dependency]).carried:
-                self._recall(run)
+            if dependency in self._carried:
+                self._recall(dependency)
 
-    def _recall(self, run: StepRun) -> None:
-        if run.id not in self._scope.values:
-            if (receipt := self._scope.past.succeeded.get((run.id, None))) is not None:
+    def _recall(self, step_id: str) -> None:
+        if step_id not in self._scope.values:
+            run = self._runs[step_id]
+            if (receipt := self._scope.past.succeeded.get((step_id, None))) is not None:
                 run.result = receipt.result
             self._scope.keep_value(run)
 
@@ -413,6 +415,8 @@ class Scheduler:
 
     def _failed_dependency(self, step: Step) -> str:
         for dependency in self._validated.reduced[step.id]:
+            if dependency in self._carried:
+                continue
             run = self._runs[dependency]
             if run.outcome is Outcome.UNKNOWN:
                 return f"the outcome of `{dependency}` is unknown"
@@ -463,3 +467,8 @@ class Scheduler:
 
     def _stops_on_error(self, step: Step) -> bool:
         return (step.on_error or self._validated.plan.options.on_error) == "stop"
+
+
+def _by_id(steps: Sequence[StepRun]) -> StepRuns:
+    by_id = {step.id: step for step in steps}
+    return StepRuns(by_id, by_id.__getitem__)

@@ -22,7 +22,7 @@ from plan_adapter.execution.slots import Slots
 from plan_adapter.execution.status import conclude, rolls_back
 from plan_adapter.garbage import uncollected
 from plan_adapter.plan import PlanStatus, new_id
-from plan_adapter.record import PlanRun, Recorder, RunReason, StepRun, pending_steps
+from plan_adapter.record import PlanRun, Recorder, RunReason, StepRun, StepRuns, pending_step
 from plan_adapter.runs.approving import approve_run, open_detached, renewed
 from plan_adapter.runs.call_gates import CallGates
 from plan_adapter.runs.ending import conclude_run, leave_waiting, let_go
@@ -140,11 +140,13 @@ async def _perform(approved: ApprovedPlan, keeper: GateKeeper, *, past: Past, wa
     run, store, occasion = keeper.run, keeper.store, keeper.occasion
     run.status, run.reason, run.message, run.completed_at = PlanStatus.EXECUTING, None, None, None
     with uncollected():
-        run.steps = _step_runs(approved.bound.validated, past)
+        step_runs = _step_runs(approved.bound.validated, past)
+        run.put_off_steps(step_runs.all)
     run.started_at = run.started_at or await store.now()
     await store.claim(run)
     reached("claimed")
     scope = scope_of(approved, run, await store.recorder(run), occasion, past=past, way=way)
+    scope.step_runs = step_runs
     scope.gates = CallGates(approved, keeper, scope.stop, past.asked)
     ask_about_doubts(scope, keeper)
     scope.tell("run_started")
@@ -278,7 +280,7 @@ async def create_run(bound: BoundPlan, store: PlanStore, occasion: Occasion, *, 
         digest=bound.validated.digest,
         approval_digest=bound.approval_digest,
         inputs=bound.inputs,
-        steps=_step_runs(bound.validated, Past()),
+        steps=_step_runs(bound.validated, Past()).all(),
         created_at=now,
         updated_at=now,
         status=PlanStatus.PENDING_APPROVAL,
@@ -294,24 +296,29 @@ async def create_run(bound: BoundPlan, store: PlanStore, occasion: Occasion, *, 
     return run
 
 
-def _step_runs(validated: ValidatedPlan, past: Past) -> list[StepRun]:
+def _step_runs(validated: ValidatedPlan, past: Past) -> StepRuns:
     tried = dict[str, int]()
     for (step_id, _), number in past.attempts.items():
         tried[step_id] = tried.get(step_id, 0) + number
-    plan = validated.plan
+    plan, dependencies = validated.plan, validated.dependencies
     if isinstance(plan, StoredPlan):
-        return pending_steps(plan.stored.documents, validated.dependencies, tried)
-    return [
-        StepRun(
+        stored = plan.stored
+        return StepRuns(
+            stored,
+            lambda step_id: pending_step(stored.document(step_id), stored.place(step_id), dependencies[step_id], tried.get(step_id, 0)),
+        )
+    by_id = {
+        step.id: StepRun(
             id=step.id,
             index=index,
             tool_name=step.tool_name or "",
             description=step.description,
-            depends_on=validated.dependencies[step.id],
+            depends_on=dependencies[step.id],
             attempts=tried.get(step.id, 0),
             max_retries=step.max_retries,
             retry_delay_ms=step.retry_delay_ms,
             metadata=dict(step.metadata),
         )
         for index, step in enumerate(plan.steps)  # a step looks its own index up slowly
-    ]
+    }
+    return StepRuns(by_id, by_id.__getitem__)

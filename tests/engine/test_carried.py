@@ -44,7 +44,7 @@ async def test_above_the_limit_one_task_run_stands_for_all_and_what_follows_depe
     @flow(persist_result=False)
     async def steps() -> State:
         made = PrefectSteps(plain=way == "plain", carried_task_runs=limit)
-        await made.show_carried(carried(["a", "b", "c"]), {"a": (), "b": ("a",), "c": ("a",)})
+        await made.show_carried(["a", "b", "c"], {run.id: run for run in carried(["a", "b", "c"])}, {"a": (), "b": ("a",), "c": ("a",)})
         await made(WrittenCall("next", upstream=("b", "c")))
         return Completed()
 

@@ -1,10 +1,14 @@
 """What a run that went on says of its carried steps, which are not looked at before its first new call."""
 
+from collections.abc import Callable
+from dataclasses import asdict, replace
+
 import pytest
 from alembic import command
 
 from plan_adapter import ExecutionPlan, Hooks, PlanRun, PlanStatus, PlanStore, StepRun, ToolRegistry
 from plan_adapter.runner import aresume_run, arun_plan
+from plan_adapter.runs import performing
 from plan_adapter.store import schema
 from plan_adapter.tools.tool import tool
 
@@ -14,12 +18,14 @@ class Once:
 
     def __init__(self) -> None:
         self.failed = set[str]()
+        self.look: Callable[[], object] = lambda: None  # what it does besides
 
     @property
     def tools(self) -> ToolRegistry:
         @tool(effect="read")
         async def once(value: object = None, fails: str = "") -> dict[str, object]:
             """Return what it is given, the second time where it `fails`."""
+            self.look()
             if fails and fails not in self.failed:
                 self.failed.add(fails)
                 raise ValueError("not yet")
@@ -73,6 +79,48 @@ async def test_hooks_are_told_of_carried_steps_with_all_that_is_known_of_them(st
     assert list(told) == ["first", "each", "aside", "then", "last"]
     assert told["each"] == ([{"value": 1}, {"value": 2}], True, True)
     assert told["first"] == ({"value": "一"}, True, True)
+
+
+async def test_whoever_looks_at_its_steps_sees_all_of_them_as_they_are_then(store: PlanStore) -> None:
+    run, once = await half_done(store)
+    seen = list[tuple[str, list[tuple[str, str, bool]]]]()
+
+    def on_step_start(run: PlanRun, step: StepRun) -> None:
+        assert run.step(step.id) is step
+        seen.append((step.id, [(step.id, step.status.value, step.carried) for step in run.steps]))
+
+    await aresume_run(run.id, tools=once.tools, store=store, offline=True, hooks=Hooks(on_step_start=on_step_start))
+    carried = [("first", "completed", True), ("each", "completed", True), ("aside", "completed", True)]
+    assert seen == [
+        ("then", [*carried, ("then", "running", False), ("last", "pending", False)]),
+        ("last", [*carried, ("then", "completed", False), ("last", "running", False)]),
+    ]
+
+
+async def test_the_steps_that_were_done_are_put_together_after_the_calls(store: PlanStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, once = await half_done(store)
+    made, pending_step, when = list[str](), performing.pending_step, list[list[str]]()
+    monkeypatch.setattr(performing, "pending_step", lambda document, *given: made.append(document["id"]) or pending_step(document, *given))
+    once.look = lambda: when.append(sorted(made))
+    again = await aresume_run(run.id, tools=once.tools, store=store, offline=True)
+    assert when == [["each", "first", "then"], ["each", "first", "last", "then"]]  # what is called stands on these
+    assert sorted(made) == sorted(step.id for step in again.steps)
+
+
+async def test_steps_that_were_put_off_are_put_together_once_and_copied_like_others(store: PlanStore) -> None:
+    run, _ = await half_done(store)
+    steps, times = run.steps, list[int]()
+    for _ in range(2):  # a run may begin again before anybody has looked
+        run.put_off_steps(lambda: times.append(1) or steps)
+    assert times == []
+    assert run.step("then") is steps[3]
+    assert asdict(replace(run)) == asdict(run) == asdict(await store.run(run.id))
+    assert (run.steps, times) == (steps, [1])
+    run.put_off_steps(list)
+    run.steps = steps
+    assert run.steps is steps
+    with pytest.raises(AttributeError, match="PlanRun has no attribute 'stepz'"):
+        _ = run.stepz  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("which", ["0004", "0003"])

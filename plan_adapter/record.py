@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, KeysView, 
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 from pydantic import JsonValue
 
@@ -171,6 +171,12 @@ class StepRuns(Mapping[str, StepRun]):
         self._make = make
         self._made = dict[str, StepRun]()
         self._carried = dict[str, None]()  # in the order in which that was found
+
+    @classmethod
+    def of(cls, steps: Iterable[StepRun]) -> Self:
+        """Return `steps`, which are made."""
+        made = {step.id: step for step in steps}
+        return cls(made, made.__getitem__)
 
     @property
     def carried(self) -> KeysView[str]:

@@ -37,9 +37,10 @@ async def preview_resume(run: str, asked: "Redrive | None", *, tools: list[str],
     asked = asked or Redrive()
     async with open_store(Settings()) as store:
         found = await end_overdue(await store.run(run), store)
-        _, plan, past, kept, _ = await store.recorded(found.id)
+        recorded = await store.recorded(found.id)
+        plan, past = recorded.plan, recorded.past
         await refuse_resume(found, store)
-        work = work_left(found, plan, past, kept, asked=asked)
+        work = work_left(found, plan, past, recorded.kept, asked=asked)
         bound = as_recorded(found, plan, tools_of(tools))
         if work is roll_back:
             await with_approved_rollbacks(bound, found, past, store)

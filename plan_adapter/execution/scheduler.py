@@ -1,6 +1,6 @@
 """`execute`: every step the moment its dependencies have ended and a slot is free, the longest path first."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property, partial
 
 from pydantic import JsonValue
@@ -18,7 +18,7 @@ from plan_adapter.execution.task_set import TaskSet
 from plan_adapter.garbage import uncollected
 from plan_adapter.hooks import Hooks
 from plan_adapter.plan import Step, StepStatus
-from plan_adapter.record import Attempt, Outcome, StepRun, StepRuns
+from plan_adapter.record import Attempt, Outcome, StepRuns
 
 
 async def execute(scope: RunScope, call_step: CallStep) -> None:
@@ -66,7 +66,7 @@ class Scheduler:
         self._call_step = call_step
         self._validated = scope.approved.bound.validated
         self._steps = self._validated.steps
-        self._runs = scope.step_runs if scope.step_runs is not None else _by_id(scope.run.steps)
+        self._runs = scope.step_runs if scope.step_runs is not None else StepRuns.of(scope.run.steps)
         self._carried = self._runs.carried
         self._left = dict[str, tuple[str, ...]]()  # the steps that were not carried, and for which others of them each waits
         self._urgency = dict[str, float]()  # which of them is to be called first
@@ -467,8 +467,3 @@ class Scheduler:
 
     def _stops_on_error(self, step: Step) -> bool:
         return (step.on_error or self._validated.plan.options.on_error) == "stop"
-
-
-def _by_id(steps: Sequence[StepRun]) -> StepRuns:
-    by_id = {step.id: step for step in steps}
-    return StepRuns(by_id, by_id.__getitem__)

@@ -307,8 +307,8 @@ def _step_runs(validated: ValidatedPlan, past: Past) -> StepRuns:
             stored,
             lambda step_id: pending_step(stored.document(step_id), stored.place(step_id), dependencies[step_id], tried.get(step_id, 0)),
         )
-    by_id = {
-        step.id: StepRun(
+    return StepRuns.of(
+        StepRun(
             id=step.id,
             index=index,
             tool_name=step.tool_name or "",
@@ -320,5 +320,4 @@ def _step_runs(validated: ValidatedPlan, past: Past) -> StepRuns:
             metadata=dict(step.metadata),
         )
         for index, step in enumerate(plan.steps)  # a step looks its own index up slowly
-    }
-    return StepRuns(by_id, by_id.__getitem__)
+    )

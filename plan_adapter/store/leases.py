@@ -49,11 +49,9 @@ def of_runs(connection: Connection, run_ids: Collection[str]) -> Sequence[Row]:
 
 
 def take(connection: Connection, run_id: str, holder: Holder, *, whose: Mapping[str, str | None], seconds: float) -> tuple[int, Clock]:
-    """Make `holder` the one that executes the run; raises RunConflictError where another one may be.
+    """Make `holder` the one that executes the run, and return the epoch of its lease, and the clock by which that began.
 
-    Return the epoch of its lease, and the clock by which that began.
-
-    The caller has locked the run.
+    Raises RunConflictError where another one may be executing it. The caller has locked the run.
     """
     lease, clock = of_run(connection, run_id, lock=True), clock_of(connection)
     now = clock.read

@@ -23,7 +23,7 @@ from sqlalchemy import (
 
 from plan_adapter.store.columns import Instant, Words
 
-REVISION = "0006"
+REVISION = "0007"
 """The newest migration; a test holds that it is."""
 
 REVISION_TABLE = "plan_adapter_revision"

@@ -1,0 +1,51 @@
+"""Whether a Prefect server demands authentication."""
+
+import ssl
+from uuid import UUID
+
+from plan_adapter.engine.connection import quiet_import, without_credentials
+
+ASK_SECONDS = 10.0
+
+_found = dict[str, bool]()  # by API URL; a server does not change its authentication while a process runs
+
+
+def demands_authentication(api_url: str) -> bool | None:
+    """Return whether the Prefect server at `api_url` refuses a request without credentials; None if it gives no clear answer.
+
+    The server itself is asked: a client that has credentials does not prove that the server wants them. A clear answer is kept for the
+    process. Call it in a thread: it may take `ASK_SECONDS`.
+    """
+    url = without_credentials(api_url).rstrip("/")
+    if (known := _found.get(url)) is not None:
+        return known
+    found = _ask(url)
+    if found is not None:
+        _found[url] = found
+    return found
+
+
+def _ask(url: str) -> bool | None:
+    import httpx
+
+    # A flow run that does not exist: read access to flow runs is what reading and answering a gate's form needs.
+    path = f"{url}/flow_runs/{UUID(int=0)}"
+    is_local = httpx.URL(url).host in ("127.0.0.1", "::1", "localhost")
+    try:
+        with httpx.Client(verify=_verify(), trust_env=not is_local, timeout=ASK_SECONDS) as client:
+            status = client.get(path).status_code
+    except (httpx.HTTPError, httpx.InvalidURL, OSError):
+        return None
+    if status in (401, 403) or 300 <= status < 400:  # a redirect leads to a page where one signs in
+        return True
+    return False if status < 300 or status == 404 else None
+
+
+def _verify() -> ssl.SSLContext | bool:
+    """Return how Prefect's settings check the certificate of the server."""
+    with quiet_import():
+        from prefect.settings import get_current_settings
+    api = get_current_settings().api
+    if api.tls_insecure_skip_verify:
+        return False
+    return ssl.create_default_context(cafile=api.ssl_cert_file) if api.ssl_cert_file else True

@@ -78,9 +78,7 @@ def test_a_server_with_default_settings_demands_none_and_one_behind_a_gateway_do
         assert demands_authentication(gateway.url) is True
 
 
-def test_a_certificate_that_cannot_be_checked_gives_no_clear_answer(
-    prefect_server: Server, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_an_unchecked_certificate_gives_no_clear_answer(prefect_server: Server, tmp_path: Path) -> None:
     with Gateway(prefect_server.api_url, certificate=self_signed(tmp_path / "cert.pem")) as gateway:
         assert demands_authentication(gateway.url) is None
         with temporary_settings({"api.tls_insecure_skip_verify": True}):  # pyright: ignore[reportArgumentType]

@@ -27,20 +27,23 @@ steps:
   - id: greet
     tool_name: run_command
     description: Say hello
+    effect: read                  # this command changes nothing; a command counts as a write unless its step says otherwise,
+                                  # and `plan validate` warns that the step does, because nothing but the author's word says so
     parameters: {argv: [printf, "Hello, %s!", "${{ inputs.who }}"]}
     timeout_ms: 5000              # overrides step_timeout_ms
 
   - id: clock
     tool_name: run_command
     description: Read the clock, beside the greeting
+    effect: read
     parameters: {argv: [date, "+%H:%M"]}
-    # effect: read                # says that this command changes nothing (undeclared: it may), so that
-    # max_retries: 2              # a failed attempt may be followed by two more
+    # max_retries: 2              # a failed attempt is followed by up to two more
     # retry_delay_ms: 500
 
   - id: report
     tool_name: run_command
     description: Put both together
+    effect: read
     depends_on: [clock]           # using `steps.greet.result` makes a dependency by itself
     parameters:
       argv: [printf, "%s It is %s", "${{ steps.greet.result.stdout }}", "${{ steps.clock.result.stdout }}"]

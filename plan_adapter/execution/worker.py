@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
 import anyio
 import anyio.to_process
+from anyio.abc import Process
 from pydantic import JsonValue
 
 from plan_adapter.errors import ToolError, UnknownOutcomeError, error_text
@@ -25,6 +26,7 @@ async def call_in_process(tool: Tool[..., Any], arguments: dict[str, Any]) -> Js
     """
     if tool.import_string is None:
         raise ToolError(f"tool `{tool.name}` cannot run in a process of its own: it is not importable from a module")
+    anyio.to_process.open_process = _open_worker  # pyright: ignore[reportPrivateImportUsage]  # it has no option for this
     call = partial(_imported_call, tool.import_string, _with_loggers(arguments, log))
     try:
         answer = await anyio.to_process.run_sync(call, cancellable=True, limiter=anyio.CapacityLimiter(1))
@@ -36,6 +38,11 @@ async def call_in_process(tool: Tool[..., Any], arguments: dict[str, Any]) -> Js
     if answer.error is not None:
         raise (UnknownOutcomeError if answer.is_unknown else ToolError)(answer.error)
     return answer.result
+
+
+async def _open_worker(command: Sequence[str], **options: Any) -> Process:
+    """Start a worker process that never imports a library from the current folder, which `python -m` alone searches first."""
+    return await anyio.open_process([command[0], "-P", *command[1:]], **options)
 
 
 @dataclass(slots=True)

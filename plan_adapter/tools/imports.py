@@ -5,29 +5,39 @@ import pkgutil
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import ModuleType
 
-from plan_adapter.errors import ToolDefinitionError
+from plan_adapter.errors import ToolDefinitionError, error_text
 from plan_adapter.problems import did_you_mean
 
 
 def import_object(import_string: str) -> object:
     """Return what `package.module:name` names; raises ToolDefinitionError with the nearest name that exists.
 
-    The current folder is searched, too, as `python -m` does it.
+    The current folder is searched last, so a file in it never takes the place of an installed module.
     """
     module_name, colon, path = import_string.strip().partition(":")
     if not colon or not module_name or not path:
         raise ToolDefinitionError(f"`{import_string}` is no import string: write `package.module:name`")
     if not {"", str(Path.cwd())} & set(sys.path):
-        sys.path.insert(0, str(Path.cwd()))
-    found: object = _module(module_name, import_string)
+        sys.path.append(str(Path.cwd()))
+    module = _module(module_name, import_string)
+    found: object = module
     for name in path.split("."):
         if not hasattr(found, name):
             offered = [known for known in dir(found) if not known.startswith("_") and _may_hold_tools(getattr(found, known))]
-            hint = did_you_mean(name, offered)
+            hint = _hidden_file(module) or did_you_mean(name, offered)
             raise ToolDefinitionError(f"`{import_string}`: `{module_name}` has no `{name}`" + (f"; {hint}" if hint else ""))
         found = getattr(found, name)
     return found
+
+
+def _hidden_file(module: ModuleType) -> str:
+    """Return a hint where `module` is an installed one and the current folder has a file of the same name; else an empty text."""
+    file, place = Path(f"{module.__name__.replace('.', '/')}.py"), getattr(module, "__file__", None)
+    if not file.exists() or (place is not None and file.resolve() == Path(place).resolve()):
+        return ""
+    return f"this is the installed module ({place or 'built in'}), which comes before ./{file}: rename that file"
 
 
 def _may_hold_tools(value: object) -> bool:
@@ -35,7 +45,7 @@ def _may_hold_tools(value: object) -> bool:
     return callable(value) or (isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping))
 
 
-def _module(module_name: str, import_string: str) -> object:
+def _module(module_name: str, import_string: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -44,7 +54,7 @@ def _module(module_name: str, import_string: str) -> object:
             raise ToolDefinitionError(f"`{import_string}`: `{module_name}` needs the module `{missing}`, which is not installed") from error
         raise ToolDefinitionError(f"`{import_string}`: there is no module `{missing}`; {_near_module(missing)}") from error
     except Exception as error:  # a module is code: it may raise anything
-        raise ToolDefinitionError(f"`{import_string}`: `{module_name}` cannot be imported: {type(error).__name__}: {error}") from error
+        raise ToolDefinitionError(f"`{import_string}`: `{module_name}` cannot be imported: {error_text(error)}") from error
 
 
 def _near_module(missing: str) -> str:
@@ -54,4 +64,4 @@ def _near_module(missing: str) -> str:
     near = did_you_mean(name, siblings)
     if near.startswith("did you mean"):
         return near.replace("`", f"`{package}.", 1) if package else near
-    return "modules are looked for in the current folder and in what is installed"
+    return "modules are looked for in what is installed, then in the current folder"

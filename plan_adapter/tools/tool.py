@@ -15,6 +15,7 @@ from pydantic import ConfigDict, JsonValue, TypeAdapter, ValidationError
 
 from plan_adapter.errors import ToolDefinitionError, ToolError
 from plan_adapter.plan import EFFECTS, Effect, Isolation
+from plan_adapter.problems import did_you_mean
 from plan_adapter.tools.probing import misfits
 from plan_adapter.tools.signature import Misfit, parameter_descriptions, read_signature
 
@@ -22,6 +23,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 NAME_LENGTH = 128
+
+_OPTIONS = ("effect", "name", "description", "isolation", "permissions", "literal_parameters", "probe")
+"""What `@tool` takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +187,15 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
             `permissions` that the tool needs; `literal_parameters`, in which a plan may write no expression, because their
             text is code; `probe`, a function, sync or async, that looks whether a write was done of which nobody knows it, because it
             timed out or its process died: it is given those of the tool's parameters that it names, and a `ToolContext` of the lost
-            attempt if it asks for one, and returns `Done(result)`, `NotDone()`, or None where it cannot tell.
+            attempt if it asks for one, and returns `Done(result)`, `NotDone()`, or None where it cannot tell. Any other option
+            raises ToolDefinitionError, which suggests the nearest one.
 
     """
+    if unknown := options.keys() - _OPTIONS:
+        hints = "; ".join(f"`{name}`: {did_you_mean(name, _OPTIONS)}" for name in sorted(unknown))
+        raise ToolDefinitionError(f"`@tool` has no such option: {hints}")
     if fn is not None:
-        return Tool(fn)
+        return Tool(fn, **options)
 
     def decorate(function: Callable[..., Any]) -> Tool[..., Any]:
         return Tool(function, **options)

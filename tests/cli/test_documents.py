@@ -55,10 +55,11 @@ def broken() -> Path:
     return path
 
 
-def test_the_starter_plan_validates_without_a_warning(plan: Plan) -> None:
+def test_the_starter_plan_validates_with_no_warning_but_that_its_commands_are_called_reads(plan: Plan) -> None:
     assert plan("init").out == "wrote plan.yaml; try `plan run plan.yaml --offline`\n"
     said = plan("validate", "plan.yaml")
-    assert (said.code, said.out, said.err) == (0, "", "plan.yaml: valid\n")
+    assert (said.code, said.err) == (0, "plan.yaml: valid (3 warnings)\n")
+    assert all("warning[lowered-effect]" in line for line in said.out.splitlines())
 
 
 def test_the_starter_plan_runs(plan: Plan) -> None:
@@ -67,6 +68,12 @@ def test_the_starter_plan_runs(plan: Plan) -> None:
     assert said.code == 0
     assert said.run["status"] == "completed"
     assert said.run["outputs"]["report"].startswith("Hello, 小明! It is ")
+
+
+def test_every_step_of_the_starter_plan_is_a_read(plan: Plan) -> None:
+    plan("init")
+    steps = json.loads(plan("show", "plan.yaml", "--json").out)["steps"]
+    assert [step["effect"] for step in steps] == ["read"] * len(steps)
 
 
 def test_init_leaves_an_existing_file_alone(plan: Plan) -> None:

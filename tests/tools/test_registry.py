@@ -80,7 +80,7 @@ def test_every_built_in_tool_describes_itself_and_all_its_parameters() -> None:
         (":shout", "is no import string"),
         ("tests.tools.offered:", "is no import string"),
         ("tests.tools.ofered:shout", "there is no module `tests.tools.ofered`; did you mean `tests.tools.offered`?"),
-        ("nowhere_at_all.x:y", "there is no module `nowhere_at_all`; modules are looked for in the current folder"),
+        ("nowhere_at_all.x:y", "there is no module `nowhere_at_all`; modules are looked for in what is installed"),
         ("tests.tools.offered:shot", "`tests.tools.offered` has no `shot`; did you mean `shout`?"),
         ("tests.tools.offered:registri", "`tests.tools.offered` has no `registri`; did you mean `registry`?"),
         ("tests.tools.offered:severall", "did you mean `several`?"),
@@ -109,6 +109,17 @@ def test_modules_of_the_current_folder_can_be_named(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
     assert import_tool("tools_of_this_folder:greet").name == "greet"
+
+
+def test_the_current_folder_is_searched_after_the_installed_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tools_at_the_end.py").write_text("def greet(name: str) -> str:\n    return name\n", encoding="utf-8")
+    (tmp_path / "calendar.py").write_text("def greet(name: str) -> str:\n    return name\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
+    import_tool("tools_at_the_end:greet")
+    assert sys.path[-1] == str(tmp_path)
+    with pytest.raises(ToolDefinitionError, match=r"this is the installed module .*, which comes before \./calendar\.py: rename that file"):
+        import_tool("calendar:greet")
 
 
 def test_tools_of_installed_packages_are_found_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:

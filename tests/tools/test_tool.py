@@ -299,3 +299,18 @@ def test_a_result_that_contains_itself_is_refused() -> None:
     circular.append(circular)
     with pytest.raises(ToolError, match="no JSON"):
         as_json(circular)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"effct": "read"}, "`@tool` has no such option: `effct`: did you mean `effect`?"),
+        ({"isolaton": "process", "Name": "x"}, "`Name`: did you mean `name`?; `isolaton`: did you mean `isolation`?"),
+        ({"retries": 3}, "`retries`: known: `description`, `effect`"),
+    ],
+)
+def test_an_unknown_option_of_the_decorator_is_named_with_the_nearest_one(options: dict[str, Any], message: str) -> None:
+    decorate: Any = tool
+    with pytest.raises(ToolDefinitionError) as error:
+        decorate(**options)
+    assert message in str(error.value)

@@ -29,6 +29,10 @@ STEP_ID = "[A-Za-z_][A-Za-z0-9_-]{0,63}"
 RESERVED_IDS = ("false", "in", "null", "true")
 """Words of the expression language."""
 
+MAX_TAG_CHARACTERS = 64
+TAGS_SCHEMA: dict[str, Any] = {"items": {"type": "string", "minLength": 1, "maxLength": MAX_TAG_CHARACTERS, "pattern": r"^\S(.*\S)?$"}}
+"""The schema of a list of tags; validation says in words what is wrong with one."""
+
 WHOLE_EXPRESSION = r"^\s*\$\{\{[\s\S]*\}\}\s*$"
 
 
@@ -222,6 +226,9 @@ class Step(_Model):
     requires_approval: bool = Field(default=False, description="Whether the step waits at a gate of its own.")
     on_error: Literal["stop", "continue"] | None = Field(default=None, description="Overrides the options' error policy for this step.")
     rollback: Rollback | None = Field(default=None, description=ROLLBACK_DESCRIPTION)
+    tags: list[str] = Field(
+        default_factory=list, description="Tags of the step's task runs; Prefect's limits on tags hold.", json_schema_extra=TAGS_SCHEMA
+    )
     metadata: dict[str, JsonValue] = Field(default_factory=dict, description="Anything about the step; not read by the engine.")
 
     # Beside the fields, where a cached_property would be: to make a private attribute of each of thousands takes as long as to read them.
@@ -254,6 +261,7 @@ class ExecutionPlan(_Model):
     on_failure: Literal["replan"] | None = Field(default=None, description=ON_FAILURE_DESCRIPTION)
     isolation: Isolation | None = Field(default=None, description="Where sync tools run, for every step that does not say.")
     outputs: dict[str, JsonValue] = Field(default_factory=dict, description="What a run gives back, by name; may hold `${{ }}`.")
+    tags: list[str] = Field(default_factory=list, description="Tags of the flow run.", json_schema_extra=TAGS_SCHEMA)
     metadata: dict[str, JsonValue] = Field(default_factory=dict, description="Anything about the plan; not read by the engine.")
 
     # What came with the document; all of it outside digest and equality.

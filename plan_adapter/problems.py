@@ -109,6 +109,9 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
             "An input's name is a letter, then letters, digits or underscores (ASCII); words of Python, CEL and Prefect's flows are taken."
         ),
         "bad-input-definition": "The definition of an input contradicts itself, for instance a default that its own pattern refuses.",
+        "bad-tag": (
+            "A tag is fixed text of one line and at most 64 characters, without white space at its ends, invisible characters or `${{ }}`."
+        ),
         "contradicting-policies": "`stop_on_error` and `continue_on_error` are both written and equal. Write one of them.",
         # its gates
         "bad-approver": (
@@ -119,7 +122,7 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
             "A name under `operators` is empty, or has white space at an end or an invisible character, so nobody is called so. Write "
             "names, groups and deployments (`flow/deployment`) as the settings, the accounts and Prefect write them."
         ),
-        "duplicate-entry": "A list of the approval's policy names the same thing twice; it counts once.",
+        "duplicate-entry": "A list of tags or of the approval's policy names the same thing twice; it counts once.",
         "idle-policy": (
             "What is written about approvals changes nothing as the plan is: nobody is asked, or no time is set after which it would "
             "count. Set options.require_approval, a step's requires_approval or options.approval_timeout_ms, or remove it."

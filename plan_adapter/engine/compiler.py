@@ -12,11 +12,11 @@ from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
 from pydantic import JsonValue, WithJsonSchema
 
-from plan_adapter.engine.flow_runs import run_flow
+from plan_adapter.engine.flow_runs import run_flow, tag_flow_run
 from plan_adapter.engine.left_forms import left_form
 from plan_adapter.engine.states import state_of_error, state_of_run
 from plan_adapter.errors import PlanAdapterError
-from plan_adapter.plan import Input, InputType
+from plan_adapter.plan import ExecutionPlan, Input, InputType
 from plan_adapter.readable import one_line, prose
 from plan_adapter.record import PlanRun
 from plan_adapter.validation import ValidatedPlan, bind_inputs
@@ -53,7 +53,7 @@ def flow_of(validated: ValidatedPlan, body: FlowBody, *, with_inputs: bool = Tru
     """
     plan = validated.plan
     return Flow(
-        _function(plan.inputs, partial(_bound, validated, body)) if with_inputs else _function({}, body),
+        _function(plan, partial(_bound, validated, body)) if with_inputs else _function(plan, body, with_inputs=False),
         name=safe_name(plan.name),
         description="\n\n".join(prose(paragraph) for paragraph in plan.description.split("\n\n") if paragraph.strip()),
         version=validated.digest[:12],
@@ -83,10 +83,13 @@ async def _bound(validated: ValidatedPlan, body: FlowBody, inputs: dict[str, Jso
     return await body(bind_inputs(validated, inputs).inputs, flow_run_id)
 
 
-def _function(inputs_of_plan: Mapping[str, Input], body: FlowBody) -> Callable[..., Awaitable[State]]:
+def _function(plan: ExecutionPlan, body: FlowBody, *, with_inputs: bool = True) -> Callable[..., Awaitable[State]]:
+    inputs_of_plan = plan.inputs if with_inputs else {}
+
     async def run_steps(**inputs: JsonValue) -> State:
         context = FlowRunContext.get()
         assert context is not None and context.flow_run is not None  # only Prefect calls this
+        await tag_flow_run(context.flow_run, plan.tags)
         with left_form() as form:
             try:
                 return form.on(state_of_run(await body(inputs, str(context.flow_run.id))))

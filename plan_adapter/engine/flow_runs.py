@@ -1,5 +1,6 @@
 """Flow runs: started, run again, asked whether somebody cancelled them."""
 
+import logging
 from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from prefect.exceptions import ObjectNotFound
 
 from plan_adapter.approval import os_user
 from plan_adapter.errors import NoServerError, RunFailedError
+
+log = logging.getLogger(__name__)
 
 PAGE = 100
 NO_REASON = "cancelled in Prefect"
@@ -72,6 +75,24 @@ async def _known(flow_run_id: str) -> FlowRun | None:
             return await client.read_flow_run(UUID(flow_run_id))
         except ObjectNotFound:
             return None
+
+
+async def tag_flow_run(flow_run: FlowRun, tags: Collection[str]) -> None:
+    """Add `tags` to those of `flow_run`; a server that does not take them holds nothing up.
+
+    The tags of a plan are those of its flow run alone: within Prefect's `tags(...)` every task run would have them, too.
+    """
+    missing = [tag for tag in dict.fromkeys(tags) if tag not in flow_run.tags]
+    if not missing:
+        return
+    try:
+        async with get_client() as client:
+            response = await client.update_flow_run(flow_run.id, tags=[*flow_run.tags, *missing])
+        response.raise_for_status()
+    except Exception as error:
+        log.warning("flow run %s lacks the tags of its plan: %s", flow_run.id, error)
+    else:
+        flow_run.tags = [*flow_run.tags, *missing]
 
 
 @dataclass(frozen=True, slots=True)

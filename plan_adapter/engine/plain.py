@@ -25,6 +25,7 @@ class PlainTaskRuns:
         task = Task(
             attempts.next,
             name=call.name,
+            tags=call.step.tags,
             task_run_name=lambda: call.name,  # a text would be taken for a format string
             retries=len(call.retry_delays),
             retry_delay_seconds=0,

@@ -43,13 +43,15 @@ class PrefectSteps:
         flow = FlowRunContext.get()
         if flow is None:
             raise RuntimeError("PrefectSteps is made inside a running flow")
-        self._task_runs: TaskRuns = PlainTaskRuns() if plain else _quickest(flow)
+        self._plain = PlainTaskRuns()
+        self._task_runs: TaskRuns = self._plain if plain else _quickest(flow)
         self._carried_task_runs = carried_task_runs
         self._ids: dict[str, list[UUID]] = defaultdict(list)
 
     async def __call__(self, call: StepCall) -> AttemptEnd:
         """Make attempts of `call` until it succeeded or `retry_delay` gives None; return the last end."""
-        task_run_id, end = await self._task_runs.drive(call, self._upstream(call.upstream))
+        task_runs = self._plain if call.step.tags else self._task_runs  # only Prefect's own engine keeps the limits of tags
+        task_run_id, end = await task_runs.drive(call, self._upstream(call.upstream))
         reached("after-prefect-state")
         self._ids[call.step_run.id].append(task_run_id)
         return end

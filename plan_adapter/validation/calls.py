@@ -12,8 +12,9 @@ from pydantic import JsonValue
 
 from plan_adapter.expressions import Declarations, Template, compile_template, has_expression
 from plan_adapter.expressions.declarations import Expected
-from plan_adapter.plan import EFFECTS, RESERVED_IDS, STEP_ID, ExecutionPlan, Input, Step
+from plan_adapter.plan import EFFECTS, MAX_TAG_CHARACTERS, RESERVED_IDS, STEP_ID, ExecutionPlan, Input, Step
 from plan_adapter.problems import did_you_mean
+from plan_adapter.readable import visible
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool
 from plan_adapter.validation.findings import Findings
@@ -133,6 +134,7 @@ def _check_call(step: Step, at: str, declared: Declared, tools: ToolRegistry, fi
             findings.add("not-yet", f"{at}.{field}", message, hint)
     if not step.tool_name and step.goal is None:
         findings.add("missing-field", f"{at}.tool_name", "the step names no tool", "write `tool_name`")
+    check_tags(step.tags, f"{at}.tags", findings)
     tool = tools.get(step.tool_name or "")
     parameters, place = _parameters(step, at, findings)
     if tool is not None:
@@ -141,6 +143,23 @@ def _check_call(step: Step, at: str, declared: Declared, tools: ToolRegistry, fi
             _check_parameters(tool, parameters, place, findings)
     undo_tool = _check_rollback(step, at, tools, findings)
     return _compiled(step, (tool, undo_tool), parameters or {}, (at, place), declared, findings)
+
+
+def check_tags(tags: list[str], at: str, findings: Findings) -> None:
+    """Add what is wrong with the tags of a plan or a step."""
+    for index, tag in enumerate(tags):
+        place = f"{at}[{index}]"
+        if has_expression(tag):
+            findings.add("bad-tag", place, "a tag is fixed text: `${{ }}` is not evaluated in it", "write the text, or remove the tag")
+        elif not tag.strip():
+            findings.add("bad-tag", place, "the tag is empty", "write a word, or remove the entry")
+        elif len(tag) > MAX_TAG_CHARACTERS:
+            message = f"the tag has {len(tag)} characters; at most {MAX_TAG_CHARACTERS} are taken"
+            findings.add("bad-tag", place, message, "shorten it")
+        elif tag != tag.strip() or visible(tag) != tag or not tag.isprintable():
+            findings.add("bad-tag", place, f"{tag!r} is no tag", "remove line breaks, white space at its ends and invisible characters")
+        elif tag in tags[:index]:
+            findings.warn("duplicate-entry", place, f"`{tag}` is written twice", "remove one of them")
 
 
 def _check_rollback(step: Step, at: str, tools: ToolRegistry, findings: Findings) -> Tool[..., Any] | None:

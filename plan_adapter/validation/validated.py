@@ -16,7 +16,7 @@ from plan_adapter.problems import Problem
 from plan_adapter.settings import Settings
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool
-from plan_adapter.validation.calls import Call, RollbackCall, check_calls
+from plan_adapter.validation.calls import Call, RollbackCall, check_calls, check_tags
 from plan_adapter.validation.dependencies import check_dependencies
 from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.fresh import fresh_copy
@@ -161,6 +161,7 @@ def _check_plan(plan: ExecutionPlan, findings: Findings) -> None:
         findings.add("no-description", "description", "the plan has no description", "say in a sentence what the plan does")
     if not plan.steps:
         findings.add("no-steps", "steps", "the plan has no steps", "write at least one")
+    check_tags(plan.tags, "tags", findings)
     options = plan.options
     if {"stop_on_error", "continue_on_error"} <= options.model_fields_set and options.stop_on_error == options.continue_on_error:
         message = f"`stop_on_error` and `continue_on_error` are both {str(options.stop_on_error).lower()}"

@@ -45,6 +45,14 @@ def test_a_plan_is_shown_with_its_options_and_every_dependency() -> None:
     )
 
 
+def test_a_plan_is_shown_with_its_tags_and_those_of_its_steps() -> None:
+    plan = ExecutionPlan(description="Restart one node", tags=["web", "生产"])
+    plan.add_step("http_get", "Look", {"url": "http://127.0.0.1/"}, tags=["db limit"])
+    text = format_plan(plan)
+    assert "- tags: `web`, `生产`\n" in text
+    assert "   - tags: `db limit`\n" in text
+
+
 def test_a_run_is_shown_with_the_end_of_each_step_and_why() -> None:
     done = a_step(
         "a", status=StepStatus.COMPLETED, attempts=2, retry_count=1, started_at=NOW, completed_at=NOW, duration_ms=1200, result={"n": 1}

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import cloudpickle
 import pytest
-from prefect import Flow, tags
+from prefect import Flow, get_client, tags
 from prefect.client.schemas.objects import TaskRun
 
 from plan_adapter.approval import answer_to, approve
@@ -169,6 +169,47 @@ async def test_a_compiled_plan_is_a_flow_that_gives_its_run(store: PlanStore) ->
     assert run.step("greet").result == "hello 世界"
     shown = (await _shown(run, "greet"))["greet"]
     assert (shown.state_name, shown.tags) == ("Completed", ["nightly"])
+
+
+async def test_tags_of_a_plan_are_on_its_flow_run_and_those_of_a_step_on_its_task_runs(store: PlanStore) -> None:
+    plan = a_plan()
+    plan.tags = ["web", "生产"]
+    plan.add_step("give", "tagged", {"value": 1}, id="tagged", tags=["db limit"])
+    plan.add_step("give", "plain", {"value": 2}, id="plain")
+    run = await arun_plan(plan, tools=ToolRegistry([give]), store=store)
+    shown = await _shown(run, "tagged", "plain")
+    assert {name: task_run.tags for name, task_run in shown.items()} == {"tagged": ["db limit"], "plain": []}
+    assert (await flow_run(UUID(run.flow_run_id or ""))).tags == ["web", "生产"]
+
+
+async def test_tags_of_a_plan_join_those_of_the_caller(store: PlanStore) -> None:
+    plan = a_plan()
+    plan.tags = ["web", "nightly"]
+    plan.add_step("give", "greet", {"value": 1}, id="greet")
+    with tags("nightly"):
+        run = await compile_plan(validate(plan, ToolRegistry([give])), store=store)()
+    assert (await flow_run(UUID(run.flow_run_id or ""))).tags == ["nightly", "web"]
+
+
+async def test_a_concurrency_limit_of_prefect_on_a_steps_tag_holds(store: PlanStore) -> None:
+    together, most = 0, 0
+
+    @tool(effect="read")
+    async def work() -> None:
+        """Note how many work at once."""
+        nonlocal together, most
+        together += 1
+        most = max(most, together)
+        await asyncio.sleep(0.05)
+        together -= 1
+
+    plan = a_plan(allow_parallel=True, max_parallel_steps=3)
+    for name in ("a", "b", "c"):
+        plan.add_step("work", name, id=name, tags=["one-at-a-time"])
+    async with get_client() as client:
+        await client.create_concurrency_limit(tag="one-at-a-time", concurrency_limit=1)
+    run = await arun_plan(plan, tools=ToolRegistry([work]), store=store)
+    assert (run.status, most) == (PlanStatus.COMPLETED, 1)
 
 
 async def test_a_compiled_plan_without_an_approval_waits_for_one_before_its_first_step(store: PlanStore) -> None:

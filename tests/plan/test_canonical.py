@@ -77,6 +77,8 @@ SAME = {
     "a float that is whole": changed("steps.0.retry_backoff", 1.0),
     "what an earlier execution said": changed("status", "approved"),
     "an empty id": changed("id", ""),
+    "no tags": changed("tags", []),
+    "no tags of a step": changed("steps.0.tags", None),
 }
 
 
@@ -110,6 +112,8 @@ OTHER = {
     "a step": changed("steps.1", ...),
     "an output": changed("outputs.ok", "x"),
     "metadata": changed("metadata", {"owner": "platform"}),
+    "tags": changed("tags", ["web"]),
+    "tags of a step": changed("steps.0.tags", ["web"]),
 }
 
 

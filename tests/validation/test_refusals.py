@@ -226,6 +226,25 @@ def test_the_raw_input_of_a_step_is_its_parameters_if_it_is_a_json_object(text: 
     assert found(plan(step("a", input=text), step("b"))) == problems
 
 
+@pytest.mark.parametrize(
+    "tag",
+    ["", " ", " web", "web ", "two\nlines", "\x1b[31m", "a\u202eb", "x" * 65, "${{ inputs.host }}", "${{ secrets.token }}"],
+    ids=ascii,
+)
+def test_a_tag_is_short_fixed_text_of_one_line(tag: str) -> None:
+    assert found(plan(step("a", tags=["sound", tag]), tags=["web", "两个 词", tag])) == [
+        ("bad-tag", "steps[0].tags[1]"),
+        ("bad-tag", "tags[2]"),
+    ]
+
+
+def test_sound_tags_pass_and_one_that_is_written_twice_is_a_warning() -> None:
+    sound = plan(step("a", tags=["x" * 64, "db:limit", "生产 环境"]), tags=["web"])
+    assert found(sound) == []
+    doubled = lint(plan(step("a", tags=["db", "db"])), TOOLS)
+    assert [(problem.code, problem.at, problem.severity) for problem in doubled] == [("duplicate-entry", "steps[0].tags[1]", "warning")]
+
+
 def test_warnings_are_what_runs_and_probably_should_not_run_so() -> None:
     steps = [
         step("a", effect="read", max_retries=3),

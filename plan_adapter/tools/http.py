@@ -41,11 +41,12 @@ async def http_get(
 ) -> dict[str, JsonValue]:
     """Fetch a URL; the result is {status, headers, body}, the body parsed where the answer says that it is JSON.
 
-    Any status but 2xx fails the step unless `expect_status` allows it. Redirects are followed, never from https to http.
+    Any status but 2xx fails the step unless `expect_status` allows it. Redirects are followed, never from https to http. A redirect to
+    another scheme, host or port drops the request headers, the user of the URL and all cookies for the rest of the chain.
 
     Args:
         url: An http or https URL.
-        headers: Request headers.
+        headers: Request headers; sent to the origin of `url` only.
         expect_status: The status, or list of them, that counts as success instead of 2xx.
     """
     timeout = READ_SECONDS if context.deadline is None else None  # else the step's own timeout ends it
@@ -122,7 +123,7 @@ async def _answer(
         raise ToolError(f"{what}: {_said(error, target)}") from error
     text = _text(response, body, is_cut=is_cut)
     if not _is_expected(response.status_code, expect):
-        raise ToolError(_refusal(what, response, text))
+        raise ToolError(_refusal(what, response, text) + _left_origin(target, response.url))
     if is_cut and _is_json(response) and method == "GET":  # what changed something was done all the same: its text is kept
         raise ToolError(f"{what}: the answer is JSON of more than {BODY_LIMIT} bytes; fetch it with a command that writes a file")
     return {
@@ -166,7 +167,11 @@ def _said(error: Exception, url: "httpx.URL") -> str:
 
 
 async def _open(client: "httpx.AsyncClient", request: "httpx.Request", *, may_follow: bool) -> "httpx.Response":
-    """Return the response at the end of a chain of redirects, its body unread; closing the client closes it."""
+    """Return the response at the end of a chain of redirects, its body unread; closing the client closes it.
+
+    The headers of the request, which may hold credentials, go to its own origin only: from the first redirect to another scheme, host or
+    port on no later request carries them, even one that leads back.
+    """
     first = request
     for _ in range(REDIRECTS + 1):
         response = await client.send(request, stream=True)
@@ -174,10 +179,20 @@ async def _open(client: "httpx.AsyncClient", request: "httpx.Request", *, may_fo
         if following is None or not may_follow:
             return response
         await response.aclose()
-        if following.url.scheme not in ("https", request.url.scheme):
-            raise ToolError(f"{request.method} {_place(request.url)} redirects to {following.url.scheme}, which is not followed")
+        target = following.url.copy_with(userinfo=b"")  # credentials that a server names are not taken up
+        if target.scheme not in ("https", request.url.scheme):
+            raise ToolError(f"{request.method} {_place(request.url)} redirects to {target.scheme}, which is not followed")
+        if _origin(target) == _origin(request.url):
+            following.url = target
+        else:
+            client.cookies.clear()  # a cookie knows neither the scheme nor the port that it came from
+            following = client.build_request("GET", target)
         request = following
     raise ToolError(f"{first.method} {_place(first.url)} redirects more than {REDIRECTS} times")
+
+
+def _origin(url: "httpx.URL") -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port  # httpx leaves out a port that is the scheme's own
 
 
 async def _read(response: "httpx.Response") -> tuple[bytes, bool]:
@@ -216,6 +231,13 @@ def _parsed(text: str) -> JsonValue:
 
 def _no_constant(name: str) -> JsonValue:
     raise ValueError(f"{name} is no JSON")
+
+
+def _left_origin(asked: "httpx.URL", answered: "httpx.URL") -> str:
+    """Return a note where redirects led to another origin than the one that was asked, which may be why it refuses."""
+    if _origin(asked) == _origin(answered):
+        return ""
+    return f" (after a redirect to {_place(answered)}: headers and credentials of the step are not sent to another origin)"
 
 
 def _is_expected(status: int, expect: ExpectedStatus) -> bool:

@@ -147,6 +147,22 @@ async def test_http_get_follows_redirects_but_to_no_other_scheme(world: World, c
         await http_get(f"{world.url}/loop", context)
 
 
+async def test_headers_are_kept_on_a_redirect_within_an_origin(world: World, context: ToolContext) -> None:
+    world.answers["/old"] = Answer(301, headers={"location": "/new"})
+    await http_get(world.url.replace("//", "//ana:pw@") + "/old", context, headers={"x-token": "t"})
+    sent = world.seen[-1]["headers"]
+    assert (world.seen[-1]["path"], sent["x-token"], sent["authorization"]) == ("/new", "t", "Basic YW5hOnB3")
+
+
+async def test_a_refusal_after_a_redirect_to_another_origin_says_that_no_header_was_sent(world: World, context: ToolContext) -> None:
+    other = world.url.replace("127.0.0.1", "localhost")
+    world.answers |= {"/": Answer(302, headers={"location": f"{other}/closed?key=s3cret"}), "/closed": Answer(401, b"who?")}
+    with pytest.raises(ToolError) as error:
+        await http_get(f"{world.url}/", context, headers={"x-token": "t"})
+    assert f"401 Unauthorized: who? (after a redirect to {other}/closed: headers and credentials of the step are not" in str(error.value)
+    assert "s3cret" not in str(error.value)
+
+
 async def test_http_send_follows_no_redirect(world: World, context: ToolContext) -> None:
     world.answers["/old"] = Answer(308, headers={"location": "/new"})
     with pytest.raises(ToolError, match=r"answered 308 .*: a redirect, which is not followed here"):

@@ -1,7 +1,6 @@
 """Approvals in code: `approve`, `reject`, the `Approver` protocol, the rules of a gate, and `ApprovedPlan`, which alone can be executed."""
 
 import asyncio
-import getpass
 import hashlib
 import json
 import os
@@ -231,10 +230,15 @@ def _both(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...] | 
 
 
 def os_user() -> str:
-    """Return the name of the operating system's user, its number where it has no name."""
+    """Return the account of this process's real user id, or the id where no account has it.
+
+    The environment has no say: anybody can set LOGNAME and USER.
+    """
+    import pwd
+
     try:
-        return getpass.getuser()
-    except (KeyError, OSError):
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
         return str(os.getuid())
 
 

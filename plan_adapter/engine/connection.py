@@ -14,6 +14,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 from uuid import UUID
 
+from plan_adapter.approval import os_user
 from plan_adapter.errors import NoServerError
 
 ANSWER_SECONDS = 15.0
@@ -143,11 +144,9 @@ def ui_hint(url: str) -> list[str]:
     connection = os.environ.get("SSH_CONNECTION", "").split()
     if parts.hostname not in ("127.0.0.1", "localhost", "::1") or len(connection) != 4:
         return [url]
-    import getpass
-
     host, port = connection[2], connection[3]
     other_port = "" if port == "22" else f" -p {port}"
-    return [url, f"from your own machine, first: ssh -N -L {parts.port}:127.0.0.1:{parts.port}{other_port} {getpass.getuser()}@{host}"]
+    return [url, f"from your own machine, first: ssh -N -L {parts.port}:127.0.0.1:{parts.port}{other_port} {os_user()}@{host}"]
 
 
 def without_credentials(url: str) -> str:

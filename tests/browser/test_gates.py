@@ -1,12 +1,12 @@
 """Gates answered by a person in Prefect's own UI, while a real `plan run` waits in a process of its own."""
 
-import getpass
 import re
 from collections.abc import Callable
 
 import pyotp
 import pytest
 
+from plan_adapter.approval import os_user
 from plan_adapter.engine.connection import Server
 from plan_adapter.engine.secret_blocks import PrefectSecrets
 from plan_adapter.identity.codes import block_name
@@ -164,7 +164,7 @@ async def test_a_rejected_plan_runs_nothing_and_what_it_says_of_itself_is_only_t
 async def test_an_answer_that_does_not_count_is_asked_for_again_with_the_reason_on_top(
     start: Start, browsing: Browsing, workplace: Workplace
 ) -> None:
-    me = getpass.getuser()
+    me = os_user()
     plan = start(RELEASE + f"approval: {{approvers: [ana, {me}], self_approval: false}}\n")
     page = await browsing.open_run(await plan.link())
     form = await page.open_form()

@@ -11,6 +11,7 @@ import pytest
 from prefect.context import root_settings_context
 from prefect.settings import get_current_settings, temporary_settings
 
+from plan_adapter.approval import os_user
 from plan_adapter.engine.connection import (
     Server,
     check_server,
@@ -278,12 +279,12 @@ def test_a_run_of_another_server_opens_in_the_newer_ui_where_it_has_one(prefect_
 
 
 def test_over_ssh_a_loopback_link_comes_with_its_port_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOGNAME", "ana")
+    monkeypatch.setenv("LOGNAME", "mallory")
     monkeypatch.setenv("SSH_CONNECTION", "198.51.100.7 50022 192.0.2.9 22")
-    forward = "from your own machine, first: ssh -N -L 4711:127.0.0.1:4711 ana@192.0.2.9"
+    forward = f"from your own machine, first: ssh -N -L 4711:127.0.0.1:4711 {os_user()}@192.0.2.9"
     assert ui_hint("http://127.0.0.1:4711/v2/runs") == ["http://127.0.0.1:4711/v2/runs", forward]
     monkeypatch.setenv("SSH_CONNECTION", "198.51.100.7 50022 192.0.2.9 2222")
-    assert ui_hint("http://127.0.0.1:4711/")[1].endswith("4711:127.0.0.1:4711 -p 2222 ana@192.0.2.9")
+    assert ui_hint("http://127.0.0.1:4711/")[1].endswith(f"4711:127.0.0.1:4711 -p 2222 {os_user()}@192.0.2.9")
     assert ui_hint("https://prefect.example/runs") == ["https://prefect.example/runs"]
 
 

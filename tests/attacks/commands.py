@@ -1,0 +1,43 @@
+"""`plan` as a process of its own, in an environment that the attacker has chosen."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What one process of `plan` did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The last JSON object of stdout."""
+        return json.loads(self.out.splitlines()[-1])
+
+
+def plan(*arguments: str | Path, cwd: Path, text: str = "", **environment: str) -> Ended:
+    """Run `plan` with `arguments` and these variables besides the environment's, without a terminal, and return how it ended."""
+    ended = subprocess.run(
+        [Path(sys.executable).with_name("plan"), *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, "PLAN_ADAPTER_LOCAL_SERVER": "never", **environment},
+        input=text.encode(),
+        capture_output=True,
+        check=False,
+    )
+    return Ended(ended.returncode, ended.stdout.decode(), ended.stderr.decode())
+
+
+def written(folder: Path, document: dict[str, Any], name: str = "plan.json") -> Path:
+    """Write a plan to `folder` and return its path."""
+    path = folder / name
+    path.write_text(json.dumps(document, ensure_ascii=False), encoding="utf-8")
+    return path

@@ -1,13 +1,16 @@
 """`Hooks`: the caller's functions, told of what happens; and `Event`, what the command line shows.
 
-A hook that raises is logged and changes nothing.
+Hooks and listeners get copies: what they write into a run, a step or a gate reaches nobody else. One that raises is logged and changes
+nothing; KeyboardInterrupt and SystemExit end the process as they do anywhere, and the run can be resumed.
 """
 
+import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
+from typing import Any, Literal, TypeAlias
 
 from plan_adapter.record import Gate, PlanRun, StepRun
 
@@ -54,7 +57,7 @@ GateHook: TypeAlias = Callable[[PlanRun, StepRun | None, Gate], Awaitable[None] 
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """The caller's functions, sync or async; each is given the run, then the step run, then the error or the gate.
+    """The caller's functions, sync or async; each is given the run, then the step run, then the error or the gate, all as copies.
 
     At the gate of a whole plan the step run is None. What undoes a step is told by the same hooks as steps are: its step run is none of
     the run's, its `undoes` is the id of the step, which of a step itself is None.
@@ -71,21 +74,62 @@ class Hooks:
 
 
 def tell(listener: Listener | None, event: Event) -> None:
-    """Hand `event` to the listener; one that raises is logged and changes nothing."""
+    """Hand a copy of `event` to the listener; one that raises is logged and changes nothing."""
     if listener is not None:
         try:
-            listener(event)
-        except Exception:
+            listener(replace(event, run=_copy(event.run), step=_copy(event.step), gate=_copy(event.gate)))
+        except (Exception, asyncio.CancelledError):
             log.exception("the listener failed on %s", event.kind)
 
 
 async def call_hook(hook: Callable[..., object] | None, *arguments: object) -> None:
-    """Call one of the caller's hooks; one that raises is logged and changes nothing."""
+    """Call one of the caller's hooks with copies of `arguments`; one that raises is logged and changes nothing."""
     if hook is None:
         return
     try:
-        answer = hook(*arguments)
+        answer = hook(*map(_copy, arguments))
         if inspect.isawaitable(answer):
             await answer
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # somebody cancels the run; else only something that the hook awaited was cancelled
+            raise
+        log.exception("hook %s failed", getattr(hook, "__name__", hook))
     except Exception:
         log.exception("hook %s failed", getattr(hook, "__name__", hook))
+
+
+def _copy(value: Any) -> Any:
+    match value:
+        case PlanRun():
+            return _run_copy(value)
+        case StepRun():
+            return _step_copy(value)
+        case Gate():
+            return replace(value)
+        case _:
+            return value
+
+
+def _run_copy(run: PlanRun) -> PlanRun:
+    """Return a copy of `run` whose steps are copied when they are asked for, as they are then: a long run has thousands."""
+    copied = PlanRun(**{name: getattr(run, name) for name in _RUN_FIELDS}, steps=[])
+    copied.inputs, copied.outputs, copied.metadata = _json_copy(run.inputs), _json_copy(run.outputs), _json_copy(run.metadata)
+    copied.put_off_steps(lambda: [_step_copy(step) for step in run.steps])
+    return copied
+
+
+def _step_copy(step: StepRun) -> StepRun:
+    copied = StepRun(*_step_values(step))
+    copied.result, copied.metadata = _json_copy(step.result), _json_copy(step.metadata)
+    return copied
+
+
+_RUN_FIELDS = [field.name for field in fields(PlanRun) if field.name != "steps"]
+_step_values: Callable[[StepRun], tuple[Any, ...]] = attrgetter(*(field.name for field in fields(StepRun)))
+
+
+def _json_copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _json_copy(member) for key, member in value.items()}  # pyright: ignore[reportUnknownVariableType]  # any JSON
+    return [_json_copy(member) for member in value] if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType]

@@ -217,7 +217,7 @@ class GateKeeper:
         """Ask `approver` until the gate is closed; one that does not ask a person gets no second try."""
         request, asks_again = asking.request, getattr(approver, "asks_again", False)
         while not asking.closed.done():
-            said = await approver.ask(request)
+            said = await approver.ask(replace(request))  # a copy: what the approver does to it changes nothing
             if not isinstance(said, Approval):  # pyright: ignore[reportUnnecessaryIsInstance]  # an approver is anybody's code
                 raise NotApprovedError(f"the approver {type(approver).__name__} gave no approval but {said!r:.100}")
             if not asks_again:
@@ -231,7 +231,7 @@ class GateKeeper:
         """Ask `person` until the gate is closed; one who has nothing to say closes it, where nobody else is asked."""
         request = asking.request
         while not asking.closed.done():
-            said = await person.ask_outcome(request)
+            said = await person.ask_outcome(replace(request))
             if said is None:
                 return await asking.give_up() if self.door is None else None
             request = replace(request, refused=await asking.submit(said))

@@ -86,7 +86,7 @@ async def test_whoever_looks_at_its_steps_sees_all_of_them_as_they_are_then(stor
     seen = list[tuple[str, list[tuple[str, str, bool]]]]()
 
     def on_step_start(run: PlanRun, step: StepRun) -> None:
-        assert run.step(step.id) is step
+        assert run.step(step.id) == step
         seen.append((step.id, [(step.id, step.status.value, step.carried) for step in run.steps]))
 
     await aresume_run(run.id, tools=once.tools, store=store, offline=True, hooks=Hooks(on_step_start=on_step_start))

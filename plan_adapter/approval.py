@@ -176,9 +176,9 @@ _DOES: dict[Operation, str] = {
 }
 
 
-def needs_gate(step: Step, effect: Effect, plan: ExecutionPlan, settings: Settings) -> bool:
-    """Return whether `step`, which has `effect`, waits at a gate of its own."""
-    return plan.has_gate(step, effect, gate_effects=settings.gate_effects)
+def needs_gate(step: Step, declared: Effect, plan: ExecutionPlan, settings: Settings) -> bool:
+    """Return whether `step`, whose tool declares this effect, waits at a gate of its own."""
+    return plan.has_gate(step, declared, gate_effects=settings.gate_effects)
 
 
 def signed_text(*, approval_digest: str, decision: Decision, run_id: str, gate_id: str) -> str:

@@ -78,8 +78,7 @@ def _plan_lines(plan: ExecutionPlan) -> list[str]:
 
 
 def _gate(plan: ExecutionPlan, step: Step) -> bool:
-    # Without the tools, the effect of a step that does not write one is not known.
-    return plan.has_gate(step, step.effect)
+    return plan.has_gate(step, None)
 
 
 def _is_asked_for(options: ExecutionOptions) -> bool:

@@ -138,7 +138,11 @@ class ApprovalPolicy(_Model):
     )
     self_approval: bool = Field(default=True, description="Whether who started the run may approve it.")
     known_by: list[KnownBy] = Field(default_factory=list, description="How an approver may be known; empty: in any way.")
-    effects: list[Effect] = Field(default_factory=list, description="Steps of these effects wait at a gate of their own, too.")
+    effects: list[Effect] = Field(
+        default_factory=list,
+        description="Steps whose tools have these effects wait at a gate of their own, too, whatever `effect` they say; `write` includes "
+        "`idempotent_write`.",
+    )
     expires: Literal["reject", "skip"] = Field(
         default="reject", description="What happens when nobody answers in time; `skip`: a step is skipped, the plan is rejected."
     )
@@ -307,10 +311,17 @@ class ExecutionPlan(_Model):
         lines = self.description.strip().splitlines()
         return lines[0].strip()[:80].rstrip() if lines else ""
 
-    def has_gate(self, step: Step, effect: Effect | None, *, gate_effects: Collection[Effect] = ()) -> bool:
-        """Return whether `step` waits at a gate of its own; `effect` is what it has, `gate_effects` are those that the settings add."""
-        policy = self.approval
-        return step.requires_approval or effect in gate_effects or (policy is not None and effect in policy.effects)
+    def has_gate(self, step: Step, declared: Effect | None, *, gate_effects: Collection[Effect] = ()) -> bool:
+        """Return whether `step` waits at a gate of its own; `gate_effects` are those that the settings add to the plan's own.
+
+        `declared` is the effect of the step's tool, None where that is not known. A step cannot lower it here: its own `effect` counts
+        beside it only where it is more. `write` includes `idempotent_write`.
+        """
+        asked_of = {*gate_effects, *(self.approval.effects if self.approval is not None else ())}
+        if "write" in asked_of:
+            asked_of.add("idempotent_write")
+        own = step.effect if declared is None or (step.effect and EFFECTS.index(step.effect) > EFFECTS.index(declared)) else None
+        return step.requires_approval or not asked_of.isdisjoint({declared, own})
 
     def timeout_ms_of(self, step: Step) -> int:
         """Return how long an attempt of `step` may take, 0 for no limit: what it says itself, else what the plan says for all."""

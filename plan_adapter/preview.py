@@ -129,7 +129,7 @@ def preview_plan(
 ) -> Preview:
     """Return what a run of `validated` would do; `inputs` None leaves every expression that uses an input as it is.
 
-    `gate_effects` are those of the settings: steps that have one wait at a gate of their own, beside those that the plan names.
+    `gate_effects` are those of the settings: steps whose tools have one wait at a gate of their own, beside those that the plan names.
     """
     plan = validated.plan
     written = validated.steps
@@ -165,7 +165,7 @@ def _preview_step(step: Step, validated: ValidatedPlan, foresight: Foresight, ga
         timeout_ms=timeout,
         items=items,
         worst_case_ms=None if once is None or items is None else once * items,
-        gate=validated.plan.has_gate(step, effect, gate_effects=gate_effects),
+        gate=validated.plan.has_gate(step, validated.tools[step.id].effect, gate_effects=gate_effects),
         rollback=preview_rollback(step.id, validated, foresight),
     )
 

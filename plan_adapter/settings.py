@@ -74,7 +74,8 @@ class Settings(BaseSettings):
     """Whether who started a run may approve it."""
 
     gate_effects: Annotated[tuple[Effect, ...], NoDecode] = ()
-    """Steps of these effects wait at a gate of their own in every plan, as in `write`."""
+    """Steps whose tools have these effects wait at a gate of their own in every plan, whatever effect the step says; `write` includes
+    `idempotent_write`."""
 
     allowed_signers: Path | None = None
     """The file of SSH keys whose signatures count, in the format of `ssh-keygen`'s ALLOWED SIGNERS."""

@@ -94,8 +94,8 @@ class StepGates(Protocol):
         """Whether people are waited for however long they take; else only as long as something else of the run goes on."""
         ...
 
-    def is_gated(self, step: Step, effect: Effect) -> bool:
-        """Return whether `step`, which has `effect`, needs an approval of its own."""
+    def is_gated(self, step: Step, declared: Effect) -> bool:
+        """Return whether `step`, whose tool declares this effect, needs an approval of its own."""
         ...
 
     async def ask(self, call: GatedCall) -> Approval | GateRefusal | None:

@@ -238,8 +238,8 @@ class Scheduler:
 
     def _gates_of(self, step: Step) -> StepGates | None:
         """Return who asks for the approvals of the calls of `step`, None where none is asked for."""
-        gates, effect = self._scope.gates, step.effect or self._validated.tools[step.id].effect
-        return gates if gates is not None and gates.is_gated(step, effect) else None
+        gates = self._scope.gates
+        return gates if gates is not None and gates.is_gated(step, self._validated.tools[step.id].effect) else None
 
     def _offer(self, state: Items, call: Call) -> None:
         """Have `call` made once it is approved, where that is asked for, and a slot is free."""

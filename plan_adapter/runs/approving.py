@@ -318,7 +318,7 @@ def gated_steps(bound: BoundPlan, settings: Settings) -> Collection[str]:
     """Return the ids of the steps that wait at a gate of their own."""
     validated = bound.validated
     steps = validated.plan.steps
-    return [step.id for step in steps if needs_gate(step, step.effect or validated.tools[step.id].effect, validated.plan, settings)]
+    return [step.id for step in steps if needs_gate(step, validated.tools[step.id].effect, validated.plan, settings)]
 
 
 async def _used(bound: BoundPlan, run: PlanRun, answer: Approval, keeper: GateKeeper) -> ApprovedPlan:

@@ -31,9 +31,9 @@ class CallGates:
         """Whether people are waited for however long they take."""
         return self.keeper.occasion.waits
 
-    def is_gated(self, step: Step, effect: Effect) -> bool:
+    def is_gated(self, step: Step, declared: Effect) -> bool:
         """Return whether the step, the plan's policy or the settings ask for an approval of this call."""
-        return needs_gate(step, effect, self._plan, self.keeper.occasion.settings)
+        return needs_gate(step, declared, self._plan, self.keeper.occasion.settings)
 
     async def ask(self, call: GatedCall) -> Approval | GateRefusal | None:
         """Return the approval of exactly this call, why there is none, or None where it was left waiting for one."""

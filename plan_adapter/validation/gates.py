@@ -33,8 +33,7 @@ def check_gates(plan: ExecutionPlan, calls: list[Call], findings: Findings) -> N
 
 
 def _has_gate(plan: ExecutionPlan, call: Call) -> bool:
-    effect = call.step.effect or (call.tool.effect if call.tool is not None else None)
-    return plan.has_gate(call.step, effect)
+    return plan.has_gate(call.step, None if call.tool is None else call.tool.effect)
 
 
 def _check_names(policy: ApprovalPolicy, findings: Findings) -> None:

@@ -36,7 +36,7 @@ def test_an_answer_or_request_in_the_name_of_another_account_is_refused(tmp_path
         refused = plan(*command, "--json", cwd=tmp_path, **LIES)
         assert refused.code == (2 if "--by" in command else 6), refused.out + refused.err
     assert plan("show", run_id, "--json", cwd=tmp_path).last["status"] == "pending_approval"
-    exported = plan("export", run_id, cwd=tmp_path)
+    exported = plan("export", run_id, "--json", cwd=tmp_path)
     assert [row for row in exported.last["audit"] if row["by"] == "ana" and row["known_by"] == "os_user"] == []
 
 

@@ -118,7 +118,8 @@ class World:
 
     def start(self, plan: ExecutionPlan | None = None, *, approver: Any = None, **given: Any) -> "asyncio.Task[PlanRun]":
         """Start a run of `plan` offline; nobody answers unless `approver` does."""
-        work = execute_plan(self.bound(plan), occasion=self.occasion(approver or Silent(), **given), store=self.store, offline=True)
+        bound, occasion = self.bound(plan, tools=given.get("tools")), self.occasion(approver or Silent(), **given)
+        work = execute_plan(bound, occasion=occasion, store=self.store, offline=True)
         self.going.append(asyncio.ensure_future(work))
         return self.going[-1]
 

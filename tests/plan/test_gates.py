@@ -63,6 +63,35 @@ def test_a_step_waits_because_it_says_so_or_because_of_its_effect(
     assert "   - **waits for an approval of its own**, each item\n" in preview_text(shown)
 
 
+@pytest.mark.parametrize(
+    ("declared", "said", "asked", "waits"),
+    [
+        ("write", None, ["write"], True),
+        ("write", "read", ["write"], True),
+        ("write", "idempotent_write", ["write"], True),
+        ("idempotent_write", None, ["write"], True),
+        ("idempotent_write", "read", ["write"], True),
+        ("read", None, ["write"], False),
+        ("read", "write", ["write"], True),
+        ("read", "idempotent_write", ["write"], True),
+        ("idempotent_write", "read", ["idempotent_write"], True),
+        ("write", "idempotent_write", ["idempotent_write"], False),
+        ("write", "read", ["read"], False),
+        (None, "write", ["write"], True),
+        (None, "read", ["write"], False),
+        (None, None, ["write"], False),
+        ("write", "read", [], False),
+    ],
+)
+@pytest.mark.parametrize("asks", ["the plan", "the settings"])
+def test_the_effect_that_a_tool_declares_decides_and_a_step_can_only_raise_it(
+    declared: Effect | None, said: Effect | None, asked: list[Effect], waits: bool, asks: str
+) -> None:
+    step = Step(id="push", tool_name="push", description="Push", effect=said)
+    plan = ExecutionPlan(description="Push", steps=[step], approval=ApprovalPolicy(effects=asked) if asks == "the plan" else None)
+    assert plan.has_gate(step, declared, gate_effects=asked if asks == "the settings" else ()) is waits
+
+
 POLICY = ApprovalPolicy(
     approvers=["sre", "a`b <i>小明"],
     operators=["deployers", "值班/夜间"],

@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from plan_adapter.errors import StoreError
+from plan_adapter.tools.folders import write_below
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +30,8 @@ class ResultLimit:
             return result
         path = self.folder / run_id / f"{name}.json"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            partial = path.with_suffix(".partial")
-            partial.write_bytes(content)
-            partial.chmod(0o600)
-            partial.replace(path)
+            root = self.folder.resolve()
+            write_below(root, root / run_id / path.name, content, mode=0o600, folder_mode=0o700)
         except OSError as error:
             raise StoreError(f"the result of {name} ({len(content)} bytes) cannot be written to {path}: {error.strerror}") from error
         return {"path": str(path), "size": len(content), "digest": "sha256:" + hashlib.sha256(content).hexdigest()}

@@ -2,15 +2,13 @@
 
 import hashlib
 import json
-import os
-import stat
-import uuid
 from pathlib import Path
 
 from pydantic import JsonValue
 
 from plan_adapter.errors import ToolError
 from plan_adapter.settings import Settings
+from plan_adapter.tools.folders import read_below, write_below
 from plan_adapter.tools.tool import tool
 
 READ_LIMIT = 16 * 1024 * 1024
@@ -24,9 +22,9 @@ def read_file(path: str) -> dict[str, JsonValue]:
     Args:
         path: Below the folder of files (`PLAN_ADAPTER_FILES_ROOT`, by default the current one).
     """
-    place = _rooted(path)
+    root, place = _rooted(path)
     try:
-        content = _content(place)
+        content = read_below(root, place, limit=READ_LIMIT)
         text = content.decode()
     except UnicodeDecodeError as error:
         raise ToolError(f"{path} is no UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}") from error
@@ -45,12 +43,11 @@ def write_file(path: str, content: JsonValue) -> dict[str, JsonValue]:
         path: Below the folder of files (`PLAN_ADAPTER_FILES_ROOT`, by default the current one).
         content: Text is written as it is, in UTF-8; anything else as indented JSON.
     """
-    place = _rooted(path)
+    root, place = _rooted(path)
     text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, indent=2) + "\n"
     encoded = text.encode()
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        _replace(place, encoded)
+        write_below(root, place, encoded)
     except OSError as error:
         raise ToolError(f"{path} cannot be written: {error.strerror}") from error
     return _receipt(place, encoded)
@@ -60,8 +57,8 @@ def _receipt(place: Path, content: bytes) -> dict[str, JsonValue]:
     return {"path": str(place), "size": len(content), "digest": "sha256:" + hashlib.sha256(content).hexdigest()}
 
 
-def _rooted(path: str) -> Path:
-    """Return where `path` leads, links followed; raises ToolError unless that is below the folder of files."""
+def _rooted(path: str) -> tuple[Path, Path]:
+    """Return the folder of files, and where `path` leads, both without links; raises ToolError unless that is below the folder."""
     try:
         root = (Settings().files_root or Path.cwd()).expanduser().resolve()
         place = (root / path).resolve()
@@ -70,41 +67,4 @@ def _rooted(path: str) -> Path:
     # From Python 3.13 on a loop of links is left as a link.
     if place == root or not place.is_relative_to(root) or place.is_symlink():
         raise ToolError(f"{path!r} does not lead to a file below {root}, where files are kept (PLAN_ADAPTER_FILES_ROOT)")
-    return place
-
-
-def _content(place: Path) -> bytes:
-    # Non-blocking, because opening a named pipe would wait for its writer for ever.
-    descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise ToolError(f"{place} is {'a folder' if stat.S_ISDIR(status.st_mode) else 'no regular file'}")
-        if status.st_size > READ_LIMIT:
-            raise ToolError(f"{place} has {status.st_size} bytes, and at most {READ_LIMIT} are read; hand its path on instead")
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            return file.read(READ_LIMIT)
-    finally:
-        os.close(descriptor)
-
-
-def _replace(place: Path, content: bytes) -> None:
-    """Make `content` the file at `place`, durably; a file that was there keeps its mode."""
-    if place.is_dir():
-        raise ToolError(f"{place} is a folder")
-    partial = place.with_name(f".{uuid.uuid4().hex}.partial")
-    try:
-        with partial.open("xb") as file:
-            if place.exists():
-                os.fchmod(file.fileno(), stat.S_IMODE(place.stat().st_mode))
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(place)
-    finally:
-        partial.unlink(missing_ok=True)
-    folder = os.open(place.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)  # the name, too, is on the disk
-    finally:
-        os.close(folder)
+    return root, place

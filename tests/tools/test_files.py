@@ -59,6 +59,26 @@ def test_a_link_inside_the_root_is_followed(root: Path) -> None:
     assert (root / "real.txt").read_text() == "new"
 
 
+def test_a_link_to_a_folder_inside_the_root_is_followed(root: Path) -> None:
+    (root / "real" / "deep").mkdir(parents=True)
+    (root / "alias").symlink_to("real/deep")
+    (root / "root").symlink_to(root)
+    assert write_file("alias/a.txt", "x")["path"] == str(root / "real/deep/a.txt")
+    assert read_file("root/alias/../deep/a.txt")["text"] == "x"
+
+
+def test_the_root_may_itself_be_named_by_a_link(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "linked").symlink_to(root)
+    monkeypatch.setenv("PLAN_ADAPTER_FILES_ROOT", str(tmp_path / "linked"))
+    write_file("new/a.txt", "x")
+    assert read_file(str(tmp_path / "linked/new/a.txt"))["path"] == str(root / "new/a.txt")
+
+
+def test_a_root_that_is_missing_is_made_by_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_FILES_ROOT", str(tmp_path / "not/yet"))
+    assert write_file("a.txt", "x")["path"] == str(tmp_path / "not/yet/a.txt")
+
+
 def test_a_file_keeps_its_mode_and_a_new_one_follows_the_umask(root: Path) -> None:
     (root / "run.sh").write_text("")
     (root / "run.sh").chmod(0o750)

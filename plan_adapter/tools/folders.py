@@ -1,0 +1,105 @@
+"""Files below a folder, reached one folder at a time, so that nothing leads out of it, even while its folders are exchanged for links."""
+
+import os
+import stat
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from plan_adapter.errors import ToolError
+
+_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def read_below(root: Path, place: Path, *, limit: int) -> bytes:
+    """Return the content of the file at `place`, below `root`; both hold no links.
+
+    Raises OSError, and ToolError for what is no regular file, or has more bytes than `limit`.
+    """
+    with _folder_of(root, place, make=None) as folder:
+        # Non-blocking, because opening a named pipe would wait for its writer for ever.
+        file = os.open(place.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            raise ToolError(f"{place} is {'a folder' if stat.S_ISDIR(status.st_mode) else 'no regular file'}")
+        if status.st_size > limit:
+            raise ToolError(f"{place} has {status.st_size} bytes, and at most {limit} are read; hand its path on instead")
+        with os.fdopen(file, "rb", closefd=False) as opened:
+            return opened.read(limit)
+    finally:
+        os.close(file)
+
+
+def write_below(root: Path, place: Path, content: bytes, *, mode: int | None = None, folder_mode: int = 0o777) -> None:
+    """Make `content` the file at `place`, below `root`, in one piece and durably; both hold no links.
+
+    Missing folders are made with `folder_mode`. The file gets `mode`; None: that of the file that was there, or what the umask allows a
+    new one. Raises OSError, and ToolError for a folder.
+    """
+    root.mkdir(parents=True, exist_ok=True, mode=folder_mode)
+    with _folder_of(root, place, make=folder_mode) as folder:
+        found = _mode_of(folder, place)
+        kept = found if mode is None else mode
+        partial = f".{uuid.uuid4().hex}.partial"
+        file = os.open(
+            partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666 if mode is None else mode, dir_fd=folder
+        )
+        try:
+            with os.fdopen(file, "wb") as opened:
+                if kept is not None:
+                    os.fchmod(file, kept)
+                opened.write(content)
+                opened.flush()
+                os.fsync(file)
+            os.replace(partial, place.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            os.unlink(partial, dir_fd=folder)
+            raise
+        _sync(folder)  # the name, too, is on the disk
+
+
+@contextmanager
+def _folder_of(root: Path, place: Path, *, make: int | None) -> Iterator[int]:
+    """Yield a descriptor of the folder that holds `place`; folders that are missing are made with the mode `make`, unless it is None.
+
+    Every folder is opened relative to the one before it, and never through a link: one that takes a folder's place raises OSError.
+    """
+    folder = os.open(root, _FOLDER)
+    try:
+        for name in place.relative_to(root).parts[:-1]:
+            if make is not None:
+                _make(name, make, folder)
+            inner = os.open(name, _FOLDER, dir_fd=folder)
+            os.close(folder)
+            folder = inner
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _make(name: str, mode: int, folder: int) -> None:
+    try:
+        os.mkdir(name, mode, dir_fd=folder)
+    except FileExistsError:
+        return
+
+
+def _mode_of(folder: int, place: Path) -> int | None:
+    """Return the mode of the file that is there, None where there is none; raises ToolError for a folder."""
+    try:
+        status = os.stat(place.name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(status.st_mode):
+        raise ToolError(f"{place} is a folder")
+    return stat.S_IMODE(status.st_mode) if stat.S_ISREG(status.st_mode) else None
+
+
+def _sync(folder: int) -> None:
+    readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        os.fsync(readable)
+    finally:
+        os.close(readable)

@@ -3,7 +3,7 @@
 import os
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -61,7 +61,7 @@ def write_below(root: Path, place: Path, content: bytes, *, mode: int | None = N
 
 
 @contextmanager
-def _folder_of(root: Path, place: Path, *, make: int | None) -> Iterator[int]:
+def _folder_of(root: Path, place: Path, *, make: int | None) -> Generator[int]:
     """Yield a descriptor of the folder that holds `place`; folders that are missing are made with the mode `make`, unless it is None.
 
     Every folder is opened relative to the one before it, and never through a link: one that takes a folder's place raises OSError.

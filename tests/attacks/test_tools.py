@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -129,7 +129,7 @@ def handler_of(origin: Origin) -> type[BaseHTTPRequestHandler]:
 
 
 @contextmanager
-def serving() -> Iterator[Origin]:
+def serving() -> Generator[Origin]:
     """Serve an origin for as long as the block lasts."""
     origin = Origin()
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler_of(origin))
@@ -222,7 +222,7 @@ while True:
 
 
 @contextmanager
-def exchanging(one: Path, other: Path) -> Iterator[None]:
+def exchanging(one: Path, other: Path) -> Generator[None]:
     """Have another process exchange two names for as long as the block lasts."""
     process = subprocess.Popen([sys.executable, "-c", EXCHANGE, str(one), str(other)], stdout=subprocess.PIPE)
     assert process.stdout is not None

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import TypeAlias, cast
+from operator import is_
+from typing import Any, TypeAlias, cast
 
 from plan_adapter.problems import Problem
 
@@ -21,6 +22,32 @@ TOO_DEEP: Fault = ("too-deep", f"nested deeper than {MAX_DEPTH} levels", "flatte
 
 _Trail: TypeAlias = tuple[str | int, "_Trail"] | None
 """The keys from a value up to the root, innermost first."""
+
+
+_EXACT = frozenset({str, int, bool, type(None)})
+
+
+def normalize(value: Any) -> Any:
+    """Return the JSON value `value` in the one form that its digest stands for: 1 for 1.0, 0 for -0.0, a list for a tuple.
+
+    RFC 8785 writes 1 and 1.0 alike, so two plans with one digest could otherwise call a tool with different values. Floats beyond 2^53
+    stay floats: integers of that size are refused. What needs no change is returned as it is, not as a copy.
+    """
+    if type(value) in _EXACT:
+        return value
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) <= MAX_INTEGER else float(value)
+    if isinstance(value, dict):
+        members = cast("dict[Any, Any]", value)
+        changed = {key: new for key, member in members.items() if type(member) not in _EXACT and (new := normalize(member)) is not member}
+        return {**members, **changed} if changed or type(members) is not dict else members
+    if isinstance(value, list | tuple):
+        items = cast("list[Any] | tuple[Any, ...]", value)
+        new_items = [item if type(item) in _EXACT else normalize(item) for item in items]
+        return items if type(items) is list and all(map(is_, new_items, items)) else new_items
+    if isinstance(value, str):  # an enum, as is an integer that comes here
+        return str.__str__(value)
+    return int(value) if isinstance(value, int) else value
 
 
 def find_bad_values(value: object, at: str = "") -> list[Problem]:

@@ -7,7 +7,7 @@ from typing import TypeAlias
 from pydantic import JsonValue
 
 from plan_adapter.problems import Problem
-from plan_adapter.values import MAX_DEPTH, TOO_DEEP, Fault, join, key_fault, scalar_fault
+from plan_adapter.values import MAX_DEPTH, TOO_DEEP, Fault, join, key_fault, normalize, scalar_fault
 
 MAX_NODES = 1_000_000
 """Values in one document; 10,000 steps need about 150,000."""
@@ -107,7 +107,7 @@ class TreeBuilder:
         if fault := scalar_fault(value):
             self.report(fault, line, column)
             value = None
-        self._place(Node(line, column, value))
+        self._place(Node(line, column, normalize(value)))
 
     def open(self, container: dict[str, Node] | list[Node], line: int, column: int) -> None:
         """Take the beginning of the empty `container`."""

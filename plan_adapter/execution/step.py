@@ -104,6 +104,7 @@ class Call:
         try:
             parameters = self._handing.parameters()
             self._tool.bind(await self._handing.with_secrets(parameters), self._context(parameters))
+            digest = self._digest(parameters)
         except Exception as error:
             raise ToolError(self._told(error)) from None
         return GatedCall(
@@ -113,7 +114,7 @@ class Call:
             item=self.item,
             effect=self.effect,
             parameters=parameters,
-            approval_digest=self._digest(parameters),
+            approval_digest=digest,
         )
 
     def _digest(self, parameters: dict[str, JsonValue]) -> str:

@@ -8,7 +8,7 @@ from pydantic import JsonValue
 from plan_adapter.errors import ExpressionError
 from plan_adapter.expressions.expression import Expression, Variables
 from plan_adapter.expressions.references import count_names
-from plan_adapter.expressions.template import Template, each_text, joined
+from plan_adapter.expressions.template import Template, each_text
 
 CHARACTERS = 10_000_000
 """How much all that is foreseen for one plan may be together."""
@@ -32,13 +32,14 @@ class Foresight:
 
     def of(self, template: Template) -> JsonValue:
         """Return the value of `template`; a text that uses anything but inputs, or cannot be evaluated, stands as it is written."""
-        return each_text(template.source, lambda text: self._text(text, template.texts.get(text)))
+        return each_text(template.source, lambda text: self._text(text, template))
 
-    def _text(self, text: str, parts: tuple[str | Expression, ...] | None) -> JsonValue:
+    def _text(self, text: str, template: Template) -> JsonValue:
+        parts = template.texts.get(text)
         if parts is None or sum(map(self._longest, parts)) > self._left:
             return text
         try:
-            value = joined(parts, self._variables)
+            value = template.filled(parts, self._variables)
         except ExpressionError:
             return text
         self._left -= _size(value)

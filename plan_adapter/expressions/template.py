@@ -11,7 +11,7 @@ from plan_adapter.expressions.declarations import Declarations, Expected, Refuse
 from plan_adapter.expressions.expression import Expression, Variables, compile_expression
 from plan_adapter.expressions.references import Code, Path, UnclosedError, described, has_expression, pieces, references, shortened
 from plan_adapter.problems import Problem
-from plan_adapter.values import MAX_DEPTH, TOO_DEEP, join
+from plan_adapter.values import MAX_DEPTH, TOO_DEEP, join, normalize
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,22 @@ class Template:
 
     def _text(self, text: str, variables: Variables) -> JsonValue:
         parts = self.texts.get(text)
-        return text if parts is None else joined(parts, variables)
+        return text if parts is None else self.filled(parts, variables)
 
     def _open_text(self, text: str, variables: Variables) -> JsonValue:
         parts = self.texts.get(text)
         if parts is None:
             return text
         secretive = (part.written(variables) if isinstance(part, Expression) and part.secrets else part for part in parts)
-        return joined(tuple(secretive), variables)
+        return self.filled(tuple(secretive), variables)
+
+    def filled(self, parts: tuple[str | Expression, ...], variables: Variables) -> JsonValue:
+        """Return the value of one of the `texts`; numbers of a tool's parameters in the form that an approval's digest stands for.
+
+        The items of a list, which expressions go on calculating with, keep their types: 7.0 / 2 must not become 3.
+        """
+        value = _joined(parts, variables)
+        return normalize(value) if self.expect is None else value
 
 
 def compile_template(
@@ -156,7 +164,7 @@ def each_text(value: JsonValue, fill: Callable[[str], JsonValue]) -> JsonValue:
     return [each_text(member, fill) for member in value] if isinstance(value, list) else value
 
 
-def joined(parts: tuple[str | Expression, ...], variables: Variables) -> JsonValue:
+def _joined(parts: tuple[str | Expression, ...], variables: Variables) -> JsonValue:
     """Return the value of a text in pieces: that of its one expression, else all as text; raises ExpressionError."""
     if len(parts) == 1 and isinstance(parts[0], Expression):
         return parts[0].evaluate(variables)

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 from plan_adapter.documents.findings import build_plan
 from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Step, fields_of
 from plan_adapter.problems import Problem
-from plan_adapter.values import MAX_DEPTH, TOO_DEEP, find_bad_values
+from plan_adapter.values import MAX_DEPTH, TOO_DEEP, find_bad_values, normalize
 
 MAX_VALUES = 1_000_000
 """Values in one plan, each counted as often as it is used."""
@@ -25,6 +25,7 @@ def fresh_copy(plan: ExecutionPlan) -> tuple[ExecutionPlan | None, list[Problem]
     problems = find_bad_values(document)
     if any(problem.code == "wrong-type" for problem in problems):
         return None, problems
+    document = normalize(document)
     try:
         fresh = ExecutionPlan.model_validate(document, strict=True)
         _number(plan)

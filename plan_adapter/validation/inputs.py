@@ -14,7 +14,7 @@ from plan_adapter.problems import Problem, did_you_mean
 from plan_adapter.validation.findings import Findings
 from plan_adapter.validation.fresh import oversize
 from plan_adapter.validation.json_text import parse_json
-from plan_adapter.values import find_bad_values, join
+from plan_adapter.values import find_bad_values, join, normalize
 
 _WORDS: Mapping[str, str] = {
     "string": "text",
@@ -80,6 +80,7 @@ def _read(value: Any, definition: Input, at: str, *, from_text: bool) -> tuple[J
             return None, [Problem("bad-input", at=at, message=f"this is not {_WORDS[definition.type]}{error}", hint=_text_hint(definition))]
     if problems := oversize([(at, value, 1)]) or find_bad_values(value, at):
         return None, problems
+    value = normalize(value)
     faults = [
         Problem("bad-input", at=at, message=f"the value {fault}", hint=definition.description) for fault in _faults(value, definition)
     ]

@@ -4,6 +4,8 @@ import json
 
 from pydantic import JsonValue
 
+from plan_adapter.values import normalize
+
 
 class NotJSONError(ValueError):
     """A text is no JSON; where it nearly is, `code` names the problem and the message says it, to follow a description of the text."""
@@ -17,7 +19,7 @@ class NotJSONError(ValueError):
 def parse_json(text: str) -> JsonValue:
     """Return what `text` stands for; raises NotJSONError."""
     try:
-        return json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
+        return normalize(json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant))
     except NotJSONError:
         raise
     except (ValueError, RecursionError):

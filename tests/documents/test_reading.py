@@ -13,6 +13,7 @@ from plan_adapter.documents import load_plan, place, read_document, read_file, r
 from plan_adapter.documents.nodes import Node
 from plan_adapter.documents.reading import read_text
 from plan_adapter.plan import ExecutionPlan
+from plan_adapter.values import normalize
 from tests.documents.generated import values
 
 PLAN = """\
@@ -58,9 +59,9 @@ def parameters(text: str) -> dict[str, object]:
         ("12:30:45", "12:30:45"),
         ("2024-01-31", "2024-01-31"),
         ("+5", 5),
-        ("1e3", 1000.0),
+        ("1e3", 1000),
         (".5", 0.5),
-        ("-1.", -1.0),
+        ("-1.", -1),
         ("1.2.3", "1.2.3"),
         ("=", "="),
         ("'3'", "3"),
@@ -78,13 +79,13 @@ def test_a_plain_scalar_is_what_yaml_1_2_says(written: str, value: object) -> No
 
 @settings(max_examples=200)
 @given(values)
-def test_json_means_what_the_standard_library_says(value: object) -> None:
+def test_json_means_what_the_standard_library_says_but_for_1_0_which_is_1(value: object) -> None:
     for ascii_only in (True, False):
         text = json.dumps(
             {"description": "d", "steps": [{"tool_name": "t", "parameters": {"v": value}}]}, ensure_ascii=ascii_only, indent=1
         )
         plan = load_plan(text)
-        assert json.dumps(plan.steps[0].parameters["v"]) == json.dumps(value)
+        assert json.dumps(plan.steps[0].parameters["v"]) == json.dumps(normalize(value))
 
 
 @settings(max_examples=200)

@@ -51,10 +51,10 @@ def test_every_wrong_input_is_named_at_once() -> None:
     ("kind", "good", "bad"),
     [
         ("string", ["", "中文"], [1, None, True, ["a"]]),
-        ("integer", [0, -5], [True, 1.0, "1", None]),
+        ("integer", [0, -5, 1.0], [True, 1.5, "1", None]),
         ("number", [1, 2.5, -1e300], [True, "1.5", None]),
         ("boolean", [True, False], [0, 1, "true", None]),
-        ("array", [[], [1, "a"]], [{}, "[]", (1,), None]),
+        ("array", [[], [1, "a"]], [{}, "[]", None]),
         ("object", [{}, {"a": {"b": 1}}], [[], "{}", None]),
     ],
 )
@@ -126,7 +126,8 @@ def test_a_message_never_shows_the_value_which_may_be_a_secret() -> None:
         ("string", "", ""),
         ("integer", "-12", -12),
         ("number", "12", 12),
-        ("number", "1.5e3", 1500.0),
+        ("number", "1.5e3", 1500),
+        ("number", "-0.0", 0),
         ("boolean", "true", True),
         ("boolean", "false", False),
         ("array", '["a", 1]', ["a", 1]),

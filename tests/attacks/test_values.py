@@ -1,0 +1,246 @@
+"""Attacks with values: another call behind the same digest, keys that become one, expressions that fill the memory."""
+
+import json
+from enum import IntEnum, StrEnum
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from plan_adapter import ExecutionPlan, Input, ToolRegistry, run_plan, tool
+from plan_adapter.approval import answer_to
+from plan_adapter.canonical import call_digest
+from plan_adapter.documents import load_plan
+from plan_adapter.errors import ExpressionError, InvalidPlanError
+from plan_adapter.expressions import Variables
+from plan_adapter.plan import Rollback
+from plan_adapter.record import Approval, ApprovalRequest
+from plan_adapter.validation import BoundPlan, bind_inputs, validate
+
+
+@tool(effect="read")
+def take(value: Any = None, share: float = 0.5) -> Any:
+    """Take a value."""
+    return value
+
+
+TOOLS = ToolRegistry([take])
+
+LARGE = [1e15, -1e15, 1e20, 1e21, 1e22, 2.0**53 - 1, 2.0**53, 2.0**53 + 2, 2**53 - 1, 2**53, 2**53 + 1, -(2**53), 10**20, 10**21]
+numbers = (
+    st.sampled_from([0, 0.0, -0.0, 1, 1.0, -1.0, 2.0, 2.0e0, 0.5, 1e-7, True, False, "1", "1.0", "-0", *LARGE])
+    | st.integers(-5, 5)
+    | st.floats(allow_nan=False, allow_infinity=False, width=16)
+)
+trees = st.recursive(
+    st.none() | numbers | st.text("a1.中", max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab1", max_size=2), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def twin(value: Any, draw: Any) -> Any:
+    """Return a value that RFC 8785 writes like `value`: other types of number, tuples for lists."""
+    if isinstance(value, dict):
+        return {key: twin(member, draw) for key, member in reversed(value.items())}
+    if isinstance(value, list):
+        return [twin(member, draw) for member in value]
+    if isinstance(value, bool) or not isinstance(value, int | float) or (isinstance(value, float) and not value.is_integer()):
+        return value
+    return draw(st.sampled_from([int(value), float(value), -0.0 if value == 0 else float(value)]))
+
+
+@st.composite
+def pairs(draw: Any) -> tuple[Any, Any]:
+    """Give two values that mean the same in JSON, or nearly."""
+    value = draw(trees)
+    return value, twin(value, draw) if draw(st.booleans()) else draw(trees)
+
+
+def exact(value: Any) -> str:
+    """Return `value` so that 1, 1.0, True and "1" differ, and the order of keys does not count."""
+    return json.dumps(value, sort_keys=True) + str(type(value))
+
+
+def called(bound: BoundPlan, results: dict[str, Any] | None = None) -> str:
+    """Return what the tools of a plan are called with: the step's call, what undoes it, what the plan gives back."""
+    variables = Variables(steps={"before": {"result": results}}, inputs=bound.inputs, item=0, result=None)
+    templates = [*bound.validated.parameters.values(), *(call.parameters for call in bound.validated.rollbacks.values())]
+    return exact([template.resolve(variables) for template in (*templates, *bound.validated.outputs.values())])
+
+
+def plan_with(value: Any, *, text: bool) -> ExecutionPlan:
+    """Return a plan that holds `value` wherever a plan holds values, made by Python code or read from a document."""
+    plan = ExecutionPlan(description="Take it", inputs={"given": Input(type="object", default={"x": value})}, metadata={"note": value})
+    plan.outputs = {"fixed": value}
+    step = plan.add_step("take", "Take it", {"value": [value, "${{ inputs.given }}"]}, metadata={"note": value})
+    step.rollback = Rollback(tool_name="take", parameters={"value": {"x": [value]}})
+    return load_plan(json.dumps(plan.to_document())) if text else plan
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(pairs(), st.booleans(), st.booleans())
+def test_plans_with_one_digest_make_the_same_call(pair: tuple[Any, Any], first_is_text: bool, second_is_text: bool) -> None:
+    try:
+        one, other = (
+            bind_inputs(validate(plan_with(value, text=text), TOOLS))
+            for value, text in zip(pair, (first_is_text, second_is_text), strict=True)
+        )
+    except InvalidPlanError:
+        return  # no approval, no call
+    if one.approval_digest == other.approval_digest:
+        assert called(one) == called(other)
+        assert exact(one.inputs) == exact(other.inputs)
+        assert exact(one.validated.plan.metadata) == exact(other.validated.plan.metadata)
+    else:
+        assert exact(pair[0]) != exact(pair[1])
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(pairs(), st.sampled_from(["number", "integer", "object", "array", "string"]))
+def test_inputs_with_one_digest_make_the_same_call(pair: tuple[Any, Any], kind: Any) -> None:
+    plan = ExecutionPlan(description="Take it", inputs={"given": Input(type=kind)})
+    plan.add_step("take", "Take it", {"value": "${{ inputs.given }}"})
+    validated = validate(plan, TOOLS)
+    wrapped = ({"x": value} if kind == "object" else [value] if kind == "array" else value for value in pair)
+    try:
+        one, other = (bind_inputs(validated, {"given": value}) for value in wrapped)
+    except InvalidPlanError:
+        return
+    if one.approval_digest == other.approval_digest:
+        assert called(one) == called(other)
+        assert exact(one.inputs) == exact(other.inputs)
+
+
+EXPRESSIONS = ["${{ steps.before.result }}", "${{ [steps.before.result][0] }}", "${{ {'a': [steps.before.result]} }}"]
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(pairs(), st.sampled_from(EXPRESSIONS))
+def test_results_with_one_call_digest_make_the_same_call(pair: tuple[Any, Any], expression: str) -> None:
+    plan = ExecutionPlan(description="Take it")
+    plan.add_step("take", "First", {}, id="before")
+    plan.add_step("take", "Take it", {"value": expression}, id="after")
+    bound = bind_inputs(validate(plan, TOOLS))
+    template, step = bound.validated.parameters["after"], bound.validated.plan.step("after")
+    try:
+        one, other = (template.resolve(Variables(steps={"before": {"result": value}}, inputs={})) for value in pair)
+        digests = [call_digest(step, None, parameters, take.definition()) for parameters in (one, other)]  # type: ignore[arg-type]
+    except (ExpressionError, InvalidPlanError):  # what has no digest cannot be approved
+        return
+    if digests[0] == digests[1]:
+        assert exact(one) == exact(other)
+
+
+class Approves:
+    """Approves whatever it is asked, and keeps what it was shown."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    async def ask(self, request: ApprovalRequest) -> Approval:
+        self.texts.append(request.text)
+        return answer_to(request, decision="approve", by="ana", known_by="os_user")
+
+
+class Level(IntEnum):
+    """A number with a name."""
+
+    HIGH = 3
+
+
+class Word(StrEnum):
+    """A text with a name."""
+
+    GO = "go"
+
+
+ONE_FORM: dict[str, tuple[Any, str]] = {
+    "a float": (1.0, "1"),
+    "a float in exponents": (2.0e0, "2"),
+    "a negative zero": (-0.0, "0"),
+    "a large float": (1e15, "1000000000000000"),
+    "the largest": (2.0**53 - 1, "9007199254740991"),
+    "beyond 2^53": (1e21, "1e+21"),
+    "nested": ({"a": [3.0, {"b": -0.0}]}, '{"a": [3, {"b": 0}]}'),
+    "a fraction": (1.5, "1.5"),
+    "true": (True, "true"),
+    "a text": ("1.0", '"1.0"'),
+    "an enum of numbers": (Level.HIGH, "3"),
+    "an enum of texts": (Word.GO, '"go"'),
+}
+
+
+@pytest.mark.parametrize("name", ONE_FORM)
+@pytest.mark.parametrize("way", ["constant", "input", "default", "result"])
+def test_what_is_digested_shown_and_called_is_one_value(name: str, way: str) -> None:
+    value, written = ONE_FORM[name]
+    got: list[Any] = []
+
+    @tool(effect="read")
+    def give() -> Any:
+        """Give the value."""
+        return value
+
+    @tool(effect="write")
+    def use(value: Any) -> None:
+        """Use the value."""
+        got.append(value)
+
+    plan = ExecutionPlan(description="Use it")
+    plan.options.require_approval = False
+    parameter: Any = value
+    if way in ("input", "default"):
+        plan.inputs = {"x": Input(type="object", default=None if way == "input" else {"y": value})}
+        parameter = "${{ inputs.x.y }}"
+    if way == "result":
+        plan.add_step("give", "Give it", {}, id="give")
+        parameter = "${{ steps.give.result }}"
+    plan.add_step("use", "Use it", {"value": parameter}, id="use", requires_approval=True)
+    asked = Approves()
+    inputs = {"x": {"y": value}} if way == "input" else None
+    run = run_plan(plan, tools=ToolRegistry([give, use]), inputs=inputs, approver=asked, offline=True)
+    assert run.is_completed, run.step("use").error
+    assert json.dumps(got[0]) == written
+    assert type(got[0]) in (int, float, str, bool, dict)
+    assert not isinstance(value, int | float) or f"`{written}`" in asked.texts[0]
+
+
+def test_a_parameter_that_says_float_still_gets_a_float() -> None:
+    plan = ExecutionPlan(description="Take it")
+    plan.add_step("take", "Take it", {"value": 2.0, "share": 1.0})
+    validated = validate(plan, TOOLS)
+    parameters = validated.parameters["step_1"].resolve(Variables(steps={}, inputs={}))
+    arguments = take.bind(parameters, None)  # type: ignore[arg-type]
+    assert (repr(arguments["share"]), repr(arguments["value"])) == ("1.0", "2")
+
+
+def test_expressions_go_on_calculating_with_the_floats_of_a_result() -> None:
+    @tool(effect="read")
+    def measure() -> dict[str, float]:
+        """Measure something."""
+        return {"used": 7.0, "all": 2.0}
+
+    plan = ExecutionPlan(description="Measure")
+    plan.options.require_approval = False
+    plan.add_step("measure", "Measure", {}, id="m", done_when="${{ result.used / result.all == 3.5 }}")
+    plan.add_step("take", "Take", {"value": "${{ item / 2.0 }}"}, id="t", for_each="${{ [7.0, steps.m.result.all] }}")
+    run = run_plan(plan, tools=ToolRegistry([measure, take]), offline=True)
+    assert run.is_completed
+    assert exact(run.step("t").result) == exact([3.5, 1])
+
+
+def test_an_integer_without_a_canonical_form_fails_a_step_with_a_gate_and_nothing_else() -> None:
+    @tool(effect="read")
+    def give() -> int:
+        """Give a large number."""
+        return 2**60
+
+    plan = ExecutionPlan(description="Use it")
+    plan.options.require_approval = False
+    plan.add_step("give", "Give it", {}, id="give")
+    plan.add_step("take", "Use it", {"value": "${{ steps.give.result }}"}, id="use", requires_approval=True)
+    run = run_plan(plan, tools=ToolRegistry([give, take]), approver=Approves(), offline=True)
+    assert run.step("give").status == "completed"
+    assert "the integer is beyond" in (run.step("use").error or "")

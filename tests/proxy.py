@@ -1,8 +1,9 @@
-"""A TCP proxy on loopback in front of PostgreSQL that cuts a connection exactly at the COMMIT of what it has written."""
+"""TCP proxies on loopback: one cuts a connection to PostgreSQL exactly at a COMMIT, one makes a Prefect server look busy."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+import threading
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -64,6 +65,68 @@ async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             writer.write(data)
             await writer.drain()
         writer.close()
+
+
+@dataclass
+class BusyServer:
+    """Forwards to the server at `port`, but answers requests that contain one of the keys of `refusals` with 503, that many times each."""
+
+    port: int
+    refusals: dict[bytes, int] = field(default_factory=dict[bytes, int])
+    own_port: int = 0
+    requests: list[bytes] = field(default_factory=list[bytes])  # the first line of each, refused or not
+
+    @property
+    def url(self) -> str:
+        """The API behind the proxy."""
+        return f"http://127.0.0.1:{self.own_port}/api"
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Forward one connection; a request on it waits for the answer to the one before."""
+        answers, server = await asyncio.open_connection("127.0.0.1", self.port)
+        answering = asyncio.ensure_future(_pipe(answers, writer))
+        try:
+            while data := await reader.read(65536):
+                if data.split(b" ", 1)[0] in (b"GET", b"POST", b"PATCH", b"PUT", b"DELETE"):
+                    data = await self._whole(data, reader)
+                    self.requests.append(data.partition(b"\r\n")[0])
+                    if (key := next((key for key, left in self.refusals.items() if left and key in data), None)) is not None:
+                        self.refusals[key] -= 1
+                        writer.write(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 2\r\n\r\n{}")
+                        continue
+                server.write(data)
+                await server.drain()
+        except ConnectionError:
+            return
+        finally:
+            answering.cancel()
+            writer.transport.abort()
+            server.close()
+
+    async def _whole(self, data: bytes, reader: asyncio.StreamReader) -> bytes:
+        head, _, body = data.partition(b"\r\n\r\n")
+        length = next((int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0)
+        return data + (await reader.readexactly(length - len(body)) if length > len(body) else b"")
+
+
+@contextmanager
+def a_busy_server(port: int) -> Generator[BusyServer]:
+    """Yield a proxy in front of the Prefect server at `port`, on a loop of its own: Prefect blocks the caller's for some requests."""
+    proxy, loop = BusyServer(port), asyncio.new_event_loop()
+    server = loop.run_until_complete(asyncio.start_server(proxy.serve, "127.0.0.1", 0))
+    proxy.own_port = server.sockets[0].getsockname()[1]
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        loop.call_soon_threadsafe(server.close)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
 
 
 @asynccontextmanager

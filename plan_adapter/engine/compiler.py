@@ -12,7 +12,7 @@ from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
 from pydantic import JsonValue, WithJsonSchema
 
-from plan_adapter.engine.flow_runs import run_flow, tag_flow_run
+from plan_adapter.engine.flow_runs import busy_retries, run_flow, tag_flow_run
 from plan_adapter.engine.left_forms import left_form
 from plan_adapter.engine.states import state_of_error, state_of_run
 from plan_adapter.errors import PlanAdapterError
@@ -89,7 +89,8 @@ def _function(plan: ExecutionPlan, body: FlowBody, *, with_inputs: bool = True) 
     async def run_steps(**inputs: JsonValue) -> State:
         context = FlowRunContext.get()
         assert context is not None and context.flow_run is not None  # only Prefect calls this
-        await tag_flow_run(context.flow_run, plan.tags)
+        async with busy_retries():  # also for a flow that somebody else runs, a worker for one: its end comes after this
+            await tag_flow_run(context.flow_run, plan.tags)
         with left_form() as form:
             try:
                 return form.on(state_of_run(await body(inputs, str(context.flow_run.id))))

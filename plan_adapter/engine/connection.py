@@ -21,6 +21,9 @@ ANSWER_SECONDS = 15.0
 UI_SECONDS = 2.0
 """How long a UI may take to say where its pages are, as a link is being made."""
 
+_urls_without_csrf: set[str] = set()
+"""API URLs of servers that have told this process that they use no CSRF tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class Server:
@@ -89,7 +92,7 @@ def check_server() -> Server:
         raise NoServerError("Prefect's settings name no API URL")
     patience: dict[Any, Any] = {"client.max_retries": 0, "server.ephemeral.enabled": False}
     try:
-        with temporary_settings(patience), get_client({"timeout": ANSWER_SECONDS}, sync_client=True) as client:
+        with temporary_settings(patience), get_client({"timeout": ANSWER_SECONDS}, sync_client=True) as client, csrf_remembered(client):
             # /health answers without credentials
             client.read_flows(limit=1)
             client.raise_for_api_version_mismatch_once()
@@ -100,6 +103,26 @@ def check_server() -> Server:
             "Mend it, unset it to get a local server, or run without one: `--offline` (`offline=True` in Python)."
         ) from error
     return Server(api_url=without_credentials(settings.api.url), ui_url=without_credentials(settings.ui_url) if settings.ui_url else None)
+
+
+@contextlib.contextmanager
+def csrf_remembered(client: object) -> Generator[None]:
+    """Let Prefect's `client` ask its server for no CSRF token where the server told this process before that it uses none.
+
+    A new client asks before its first write, and every run has new clients.
+    """
+    http = getattr(client, "_client", None)
+    url, asks = str(getattr(http, "base_url", "")), bool(getattr(http, "enable_csrf_support", False))
+    if http is not None and url in _urls_without_csrf:
+        http.enable_csrf_support = False
+    try:
+        yield
+    except Exception as error:
+        if getattr(getattr(error, "response", None), "status_code", None) == 403:  # it may use tokens by now
+            _urls_without_csrf.discard(url)
+        raise
+    if asks and not getattr(http, "enable_csrf_support", True):
+        _urls_without_csrf.add(url)
 
 
 @contextlib.contextmanager

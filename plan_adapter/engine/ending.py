@@ -14,7 +14,7 @@ from prefect.settings import temporary_settings
 from plan_adapter.engine.compiler import name_of
 from plan_adapter.engine.connection import trouble_with_server
 from plan_adapter.engine.delivery import deliver, drop
-from plan_adapter.engine.flow_runs import run_flow
+from plan_adapter.engine.flow_runs import busy_retries, run_flow
 from plan_adapter.engine.states import state_of_run
 from plan_adapter.errors import NoServerError, PlanAdapterError
 from plan_adapter.record import PlanRun
@@ -91,5 +91,5 @@ async def _untold(flowing: "asyncio.Future[State]", run: PlanRun) -> str | None:
 
 
 async def _tell_end(flow_run_id: UUID, state: State) -> None:
-    async with get_client() as client:
+    async with busy_retries(), get_client() as client:
         await client.set_flow_run_state(flow_run_id, state, force=True)

@@ -34,7 +34,7 @@ async def run_flow(
     Where the server knows no such flow run (any more) a new one is made, called `name`. Raises what the flow's function raised,
     RunFailedError excepted: a run that failed is a result.
     """
-    async with _early_retries():
+    async with busy_retries():
         flow_run = None if flow_run_id is None else await _known(flow_run_id)
         if flow_run is None:
             with _named(flow, name):
@@ -49,13 +49,13 @@ async def run_flow(
     return state
 
 
-def _early_retries() -> AbstractAsyncContextManager[None]:
-    """Return `internals.early_retries`, or nothing special where a later Prefect lacks what the internals need."""
+def busy_retries() -> AbstractAsyncContextManager[None]:
+    """Return `internals.busy_retries`, or nothing special where a later Prefect lacks what the internals need."""
     try:
-        from plan_adapter.engine.internals import early_retries
+        from plan_adapter.engine import internals
     except ImportError:
         return nullcontext()
-    return early_retries()
+    return internals.busy_retries()
 
 
 def _named(flow: Flow[..., Any], name: str | None) -> AbstractContextManager[None]:

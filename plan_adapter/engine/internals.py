@@ -7,6 +7,7 @@ and automations see no difference. `tasks.py` has the way through Prefect's publ
 
 import asyncio
 import inspect
+import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import Context, ContextVar, copy_context
@@ -34,6 +35,8 @@ from prefect.logging.handlers import APILogWorker
 from prefect.types import DateTime
 from prefect.utilities.engine import emit_task_run_state_change_event
 
+from plan_adapter.engine.connection import csrf_remembered
+
 MAX_EDGES = 1000
 """Upstream task runs that one task run names: an event may have 1.5 MB, and the UI draws no more."""
 
@@ -42,8 +45,10 @@ MAX_SHOWN_DELAYS = 50
 
 _name: ContextVar[tuple[Flow[..., Any], str] | None] = ContextVar("plan_adapter_flow_run_name", default=None)
 
-EARLY_WAITS = (0.1, 0.25, 0.5, 2.0)
-"""Seconds before the first retries of a request; Prefect has five, of which the last keeps its own wait of half a minute."""
+BUSY_WAITS = (0.1, 0.25, 0.5, 1.0)
+"""Seconds until a request that a busy server refused is sent again; the last value holds for all further tries."""
+BUSY_SECONDS = 60.0
+"""How long one request is tried that way before it counts as one of the few retries that Prefect's client has."""
 
 
 class StepTaskRun:
@@ -121,17 +126,23 @@ async def rerun(flow: Flow[..., Any], flow_run: FlowRun, parameters: dict[str, A
 
 
 @asynccontextmanager
-async def early_retries() -> AsyncGenerator[None]:
-    """Let Prefect's API client within try again early where the server was busy; Prefect waits 2 s first, then 4, 8, 16, 32.
-
-    A server on SQLite answers 503 whenever a request meets a write of its own, often while it still records the run before.
-    """
+async def busy_retries() -> AsyncGenerator[None]:
+    """Give Prefect's API client within short waits where the server is busy; see `retry_busy_server_soon`."""
     async with AsyncClientContext.get_or_create() as context:
         let_name(context.client)
-        http = getattr(context.client, "_client", None)
-        if isinstance(http, httpx.AsyncClient) and advise_early_retry not in http.event_hooks["response"]:
-            http.event_hooks = {**http.event_hooks, "response": [*http.event_hooks["response"], advise_early_retry]}
-        yield
+        retry_busy_server_soon(context.client)
+        with csrf_remembered(context.client):
+            yield
+
+
+def retry_busy_server_soon(client: PrefectClient) -> None:
+    """Let `client` repeat a request within a second when a busy server answers 503; Prefect waits 2 s first, then 4, 8, 16 and 32.
+
+    A server on SQLite answers 503 to every write that meets a write of its own, mostly while it still records the run before.
+    """
+    http = getattr(client, "_client", None)
+    if isinstance(http, httpx.AsyncClient) and advise_retry not in http.event_hooks["response"]:
+        http.event_hooks = {**http.event_hooks, "response": [*http.event_hooks["response"], advise_retry]}
 
 
 @contextmanager
@@ -159,14 +170,17 @@ def let_name(client: PrefectClient) -> None:
     vars(client)["create_flow_run"] = create_named
 
 
-async def advise_early_retry(response: httpx.Response) -> None:
-    """Add the `Retry-After` that a busy server left out, as long as there are early waits left for this request."""
+async def advise_retry(response: httpx.Response) -> None:
+    """Add the `Retry-After` that a busy server left out, and mark the answer as one that costs none of the retries of Prefect's client."""
     if response.status_code != httpx.codes.SERVICE_UNAVAILABLE.value or "Retry-After" in response.headers:
         return
-    tries: int = response.request.extensions.get("tries", 0)
-    response.request.extensions["tries"] = tries + 1
-    if tries < len(EARLY_WAITS):
-        response.headers["Retry-After"] = str(EARLY_WAITS[tries])
+    extensions = response.request.extensions
+    tries: int = extensions.get("busy_tries", 0)
+    deadline: float = extensions.setdefault("busy_deadline", time.monotonic() + BUSY_SECONDS)
+    extensions["busy_tries"] = tries + 1
+    response.headers["Retry-After"] = str(BUSY_WAITS[min(tries, len(BUSY_WAITS) - 1)])
+    if time.monotonic() < deadline:
+        response.headers["Prefect-Maintenance"] = "true"
 
 
 @contextmanager

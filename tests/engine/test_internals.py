@@ -8,7 +8,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from plan_adapter.engine import internals
-from plan_adapter.engine.internals import EARLY_WAITS, advise_early_retry, broken_promises
+from plan_adapter.engine.internals import BUSY_SECONDS, BUSY_WAITS, advise_retry, broken_promises
 from plan_adapter.engine.plain import PlainTaskRuns
 from plan_adapter.engine.tasks import PrefectSteps
 from tests.engine.calls import WrittenCall, states_of, task_runs
@@ -78,25 +78,31 @@ async def test_where_a_promise_is_broken_the_plain_way_is_taken_and_said(
     assert "steps are driven slowly, because this Prefect differs: TaskRun takes no `labels`" in caplog.text
 
 
-async def test_within_early_retries_prefects_client_is_told_to_try_again_soon(prefect_server: object) -> None:
-    async with internals.early_retries(), get_client() as client:
+async def test_prefects_client_is_told_to_try_again_soon_where_the_server_is_busy(prefect_server: object) -> None:
+    async with internals.busy_retries(), get_client() as client:
         hooks = client._client.event_hooks["response"]
-        assert advise_early_retry in hooks, ADVICE
+        assert advise_retry in hooks, ADVICE
         await client.hello()
 
 
-async def test_a_busy_servers_answer_gets_an_early_retry_until_the_early_waits_are_spent() -> None:
+async def test_every_answer_of_a_busy_server_gets_a_short_wait_and_costs_no_retry_for_a_minute() -> None:
     request = httpx.Request("POST", "http://127.0.0.1/api/flow_runs/")
-    waits: list[str | None] = []
-    for _ in range(len(EARLY_WAITS) + 1):
-        response = httpx.Response(503, request=request)
-        await advise_early_retry(response)
-        waits.append(response.headers.get("Retry-After"))
-    assert waits == [*map(str, EARLY_WAITS), None]
+    answers = [await _advised(request) for _ in range(len(BUSY_WAITS) + 2)]
+    assert [float(wait or 0) for wait, _ in answers] == [*BUSY_WAITS, BUSY_WAITS[-1], BUSY_WAITS[-1]]
+    assert [free for _, free in answers] == ["true"] * len(answers)
+    request.extensions["busy_deadline"] -= BUSY_SECONDS
+    assert await _advised(request) == (str(BUSY_WAITS[-1]), None)
+
+
+async def _advised(request: httpx.Request) -> tuple[str | None, str | None]:
+    response = httpx.Response(503, request=request)
+    await advise_retry(response)
+    return response.headers.get("Retry-After"), response.headers.get("Prefect-Maintenance")
 
 
 @pytest.mark.parametrize(("status", "headers"), [(200, {}), (429, {}), (503, {"Retry-After": "7"})])
 async def test_other_answers_stay_as_they_are(status: int, headers: dict[str, str]) -> None:
     response = httpx.Response(status, headers=headers, request=httpx.Request("GET", "http://127.0.0.1/api/health"))
-    await advise_early_retry(response)
+    await advise_retry(response)
     assert response.headers.get("Retry-After") == headers.get("Retry-After")
+    assert "Prefect-Maintenance" not in response.headers

@@ -1,0 +1,97 @@
+"""A Prefect server on SQLite that answers 503 while it is busy: runs begin and end all the same, and soon."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+from uuid import UUID
+
+import pytest
+from prefect.client.schemas.objects import State
+from prefect.events.worker import EventsWorker
+from prefect.logging.handlers import APILogWorker
+from prefect.settings import temporary_settings
+
+from plan_adapter.engine.connection import Server
+from plan_adapter.plan import ExecutionPlan, PlanStatus
+from plan_adapter.record import PlanRun
+from plan_adapter.runner import arun_plan, compile_plan
+from plan_adapter.store.store import PlanStore
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.validation import validate
+from tests.engine.calls import flow_run, noop
+from tests.proxy import BusyServer, a_busy_server
+
+MORE_THAN_PREFECT_RETRIES = 7  # its client tries six times
+BEGIN = b"POST /api/flow_runs/ HTTP"
+END = b'"type":"COMPLETED"'
+TOOLS = ToolRegistry([noop])
+
+
+@pytest.fixture(scope="module")
+def proxy(prefect_server: Server) -> Iterator[BusyServer]:
+    """A proxy before the session's Prefect server; Prefect's queues of this process stay with the server that they first served."""
+    port = urlsplit(prefect_server.api_url).port
+    assert port is not None
+    with a_busy_server(port) as proxy:
+        yield proxy
+        for queue in (EventsWorker, APILogWorker):
+            queue.drain_all(timeout=10)
+
+
+@pytest.fixture
+def busy(proxy: BusyServer) -> Iterator[BusyServer]:
+    """The proxy with Prefect's settings pointing at it."""
+    proxy.refusals.clear()
+    proxy.requests.clear()
+    with temporary_settings({"api.url": proxy.url}):  # pyright: ignore[reportArgumentType]  # typed for its old names
+        yield proxy
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> PlanStore:
+    return PlanStore(f"sqlite:///{tmp_path / 'plans.db'}")
+
+
+def plan() -> ExecutionPlan:
+    plan = ExecutionPlan(name="busy", description="One step")
+    plan.options.require_approval = False
+    plan.add_step("noop", "nothing", id="a")
+    return plan
+
+
+async def state_of(run: PlanRun) -> State | None:
+    assert run.flow_run_id is not None
+    return (await flow_run(UUID(run.flow_run_id))).state
+
+
+async def test_a_run_begins_however_often_a_busy_server_refuses_its_flow_run(busy: BusyServer, store: PlanStore) -> None:
+    busy.refusals[BEGIN] = MORE_THAN_PREFECT_RETRIES
+    run = await arun_plan(plan(), tools=TOOLS, store=store)
+    assert (run.status, busy.refusals[BEGIN]) == (PlanStatus.COMPLETED, 0)
+    assert sum(BEGIN in line for line in busy.requests) == MORE_THAN_PREFECT_RETRIES + 1
+
+
+async def test_a_run_ends_however_often_a_busy_server_refuses_its_last_state(
+    busy: BusyServer, store: PlanStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    busy.refusals[END] = MORE_THAN_PREFECT_RETRIES
+    run = await arun_plan(plan(), tools=TOOLS, store=store)
+    state = await state_of(run)
+    assert state is not None
+    assert (state.is_completed(), busy.refusals[END]) == (True, 0)
+    assert "went away" not in caplog.text
+
+
+async def test_a_flow_that_somebody_else_runs_ends_on_a_busy_server_too(busy: BusyServer, store: PlanStore) -> None:
+    busy.refusals[END] = MORE_THAN_PREFECT_RETRIES
+    flow = compile_plan(validate(plan(), TOOLS), tools=TOOLS, store=store)
+    state = await flow(return_state=True)
+    assert (state.is_completed(), busy.refusals[END]) == (True, 0)
+
+
+async def test_a_process_asks_a_server_without_csrf_tokens_for_one_only_once(busy: BusyServer, store: PlanStore) -> None:
+    await arun_plan(plan(), tools=TOOLS, store=store)
+    busy.requests.clear()
+    await arun_plan(plan(), tools=TOOLS, store=store)
+    assert any(BEGIN in line for line in busy.requests)
+    assert not any(b"csrf-token" in line for line in busy.requests), busy.requests

@@ -30,6 +30,10 @@ class Settings(BaseSettings):
     local_server: Literal["auto", "never"] = "auto"
     """Whether a local Prefect server may be started where Prefect's settings name none."""
 
+    local_server_auth: Literal["auto", "on", "off"] = "auto"
+    """Whether the local Prefect server demands a password, which is in a file that only this account can read. auto: where other people
+    can log in to this machine, or it is reached over SSH."""
+
     result_limit_bytes: int = Field(default=64 * 1024, ge=1024)
     """A result whose JSON is larger goes to a file; the receipt keeps its path, size and digest."""
 

@@ -17,6 +17,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.engine.local_server import ensure_server, stop_server
+from plan_adapter.private_files import make_folder
 from plan_adapter.settings import Settings
 
 FOREIGN = ("PREFECT_", "PLAN_ADAPTER_", "SSH_CONNECTION")
@@ -33,6 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in [name for name in os.environ if name.startswith(FOREIGN)]:
         del os.environ[name]
     os.environ["PLAN_ADAPTER_HOME"] = f"{home}/plan_adapter"
+    os.environ["PLAN_ADAPTER_LOCAL_SERVER_AUTH"] = "off"  # the same on every machine, whoever else has an account there
     os.environ["PREFECT_HOME"] = f"{home}/prefect"
     os.environ["PREFECT_SERVER_EPHEMERAL_ENABLED"] = "false"
     os.environ["DO_NOT_TRACK"] = "1"
@@ -93,8 +95,8 @@ def prepare_server(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytes
                 _migrate(folder / f"{kept}.draft")
                 (folder / f"{kept}.draft").replace(folder / kept)
             if not database.exists():  # several workers of pytest-xdist share one home
-                database.parent.mkdir(parents=True, exist_ok=True)
-                (home / "server").chmod(0o700)
+                make_folder(home)
+                make_folder(database.parent)
                 shutil.copy(folder / kept, database)
 
     return prepare

@@ -20,14 +20,14 @@ async def export(run: str, /, *, output: Path | None = None, json: bool = False)
 
     Args:
         run: The id of a run, or its beginning.
-        output: The file to write; stdout if it is not given.
+        output: The file to write, which only you can read; stdout if it is not given.
         json: Print the document in one line.
     """
     from plan_adapter.store.export import write_document
 
     only_ascii = output is None and not streams.is_unicode(sys.stdout)
     async with open_store(Settings()) as store:
-        with nullcontext(sys.stdout) if output is None else streams.whole_file(output) as file:
+        with nullcontext(sys.stdout) if output is None else streams.whole_file(output, private=True) as file:
             write = partial(_write, file)
             try:
                 await store.read_export(run, partial(write_document, write=write, in_lines=not json, only_ascii=only_ascii))

@@ -140,17 +140,22 @@ def write_file(path: Path, text: str) -> None:
 
 
 @contextmanager
-def whole_file(path: Path) -> Generator[IO[str]]:
-    """Yield a file that is `path` once the block has ended, and gone if it raised; raises UsageError where it cannot be written."""
+def whole_file(path: Path, *, private: bool = False) -> Generator[IO[str]]:
+    """Yield a file that is `path` once the block has ended, and gone if it raised; raises UsageError where it cannot be written.
+
+    `private`: only this account can read it.
+    """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with unfinished.open("w", encoding="utf-8", newline="\n") as file:
-            yield file
-        unfinished.replace(path)
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if private else 0o666)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+                yield file
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def console(stream: IO[str]) -> "Console":
@@ -185,13 +190,15 @@ def keep_traceback(error: BaseException) -> Path | None:
     """Write the traceback of `error`, without passwords, to a file in the home folder; return it, None if it cannot be written."""
     import traceback
 
+    from plan_adapter.private_files import make_folder, open_file
     from plan_adapter.settings import Settings
 
     text = "".join(traceback.format_exception(error))
     try:
         path = Settings().home / "last-error.txt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(without_passwords(text), encoding="utf-8", errors="backslashreplace")
+        make_folder(path.parent)
+        with os.fdopen(open_file(path, os.O_WRONLY | os.O_TRUNC), "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(without_passwords(text))
     except (OSError, ValueError):
         return None
     return path

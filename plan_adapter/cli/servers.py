@@ -13,15 +13,13 @@ if TYPE_CHECKING:
 
 def answering_server(settings: "Settings") -> "Server | None":
     """Return the server that Prefect's settings name, else the local one if it runs; starts none. Raises NoServerError."""
-    from plan_adapter.engine.connection import Server, check_server, configured_api_url
+    from plan_adapter.engine.connection import check_server, configured_api_url
     from plan_adapter.engine.local_server import server_status
 
     if configured_api_url() is not None:
         return check_server()
     status = server_status(settings)
-    if status.state != "healthy" or status.api_url is None:
-        return None
-    return Server(api_url=status.api_url, ui_url=status.ui_url, log_path=status.log_path, pid=status.pid)
+    return status.server() if status.state == "healthy" else None
 
 
 def known_server(settings: "Settings") -> "Server | None":
@@ -34,10 +32,7 @@ def known_server(settings: "Settings") -> "Server | None":
     if url := os.environ.get("PREFECT_API_URL"):
         ui = os.environ.get("PREFECT_UI_URL") or url.rstrip("/").removesuffix("/api")
         return Server(api_url=without_credentials(url), ui_url=without_credentials(ui))
-    status = server_status(settings)
-    if status.api_url is None:
-        return None
-    return Server(api_url=status.api_url, ui_url=status.ui_url, log_path=status.log_path, pid=status.pid)
+    return server_status(settings).server()
 
 
 def has_only_the_api(settings: "Settings") -> bool:

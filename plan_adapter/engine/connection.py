@@ -7,7 +7,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -34,6 +34,8 @@ class Server:
     started: bool = False
     log_path: Path | None = None
     pid: int | None = None
+    password: str | None = field(default=None, repr=False)
+    """What the local server demands; for any other one Prefect's settings hold it."""
 
     @property
     def is_local(self) -> bool:
@@ -137,7 +139,7 @@ def use_server(server: Server, *, quiet: bool = True) -> Generator[Server]:
     if server.is_local:
         # Credentials of another server are not for this one.
         updates |= {"api.url": server.api_url, "ui_url": server.ui_url}
-        updates |= {"api.key": None, "api.auth_string": None, "client.custom_headers": "{}"}  # a dict would be merged
+        updates |= {"api.key": None, "api.auth_string": server.password, "client.custom_headers": "{}"}  # a dict would be merged
     wants_logs = "level" in get_current_settings().logging.model_fields_set
     with contextlib.ExitStack() as stack:
         stack.enter_context(temporary_settings(updates))

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 from plan_adapter.engine.connection import check_server, configured_api_url, ui_hint, under_worker, url_source
 from plan_adapter.engine.local_server import server_status
+from plan_adapter.engine.server_password import login_hint
 from plan_adapter.engine.server_state import ServerFolder
 from plan_adapter.errors import NoServerError
+from plan_adapter.private_files import UnsafePathError, check_folder
 from plan_adapter.settings import Settings
 
 DISTRIBUTION = "prefect-plan-adapter"
@@ -53,6 +55,12 @@ def _versions() -> Iterator[Finding]:
 def _home(settings: Settings) -> Finding:
     """Whether the home can be written and has room."""
     home = settings.home.expanduser().absolute()
+    try:
+        check_folder(home)
+    except UnsafePathError as error:
+        return Finding(ok=False, what=f"home {home} is not safe", hint=error.strerror or "")
+    except OSError as error:
+        return Finding(ok=False, what=f"home {home} cannot be used: {error.strerror}", hint="set PLAN_ADAPTER_HOME to a folder that can")
     there = next(path for path in (home, *home.parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         return Finding(ok=False, what=f"home {home} cannot be written", hint="set PLAN_ADAPTER_HOME to a folder that can")
@@ -68,11 +76,10 @@ def _server(settings: Settings) -> Iterator[Finding]:
         if configured:
             server = check_server()
             yield Finding(ok=True, what=f"Prefect server {server.api_url} answers (set by {url_source()})")
+        else:
+            yield from _local_server(settings)
     except NoServerError as error:
         yield Finding(ok=False, what=str(error))
-        return
-    if not configured:
-        yield from _local_server(settings)
 
 
 def _local_server(settings: Settings) -> Iterator[Finding]:
@@ -86,7 +93,8 @@ def _local_server(settings: Settings) -> Iterator[Finding]:
         return
     what = f"local Prefect server {status.prefect_version}, process {status.pid}, {status.ui_url}"
     if status.state == "healthy":
-        yield Finding(ok=True, what=f"{what} answers; log: {status.log_path}", hint="; ".join(ui_hint(status.ui_url or "")[1:]))
+        login = [login_hint(status.password_file)] if status.password_file is not None else []
+        yield Finding(ok=True, what=f"{what} answers; log: {status.log_path}", hint="; ".join([*login, *ui_hint(status.ui_url or "")[1:]]))
     else:
         hint = f"`plan down`, then run again; log: {status.log_path}{ServerFolder(status.log_path.parent).log_tail()}"
         yield Finding(ok=False, what=f"{what} does not answer", hint=hint)

@@ -4,24 +4,28 @@ The local server is a process of its own in a session of its own, on loopback, w
 `settings.home / "server"`; it outlives the command that started it and ends with `stop_server`.
 """
 
+import base64
 import contextlib
 import http.client
 import importlib.metadata
+import json
 import logging
 import os
 import re
 import signal
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal, NoReturn
 
 from plan_adapter.engine.connection import Server, check_server, configured_api_url, quiet_import, under_worker
 from plan_adapter.engine.server_launch import launch, server_url
+from plan_adapter.engine.server_password import login_hint, why_password
 from plan_adapter.engine.server_state import ServerFolder, ServerState
 from plan_adapter.errors import NoServerError
+from plan_adapter.private_files import UnsafePathError
 from plan_adapter.settings import Settings
 
 WAYS_OUT = "Set PREFECT_API_URL to a server of yours, or run without one: `--offline` (`offline=True` in Python)."
@@ -30,6 +34,8 @@ ANSWER_SECONDS = 20.0
 STOP_SECONDS = 10.0
 
 Notify = Callable[[str], None]
+AuthMode = Literal["auto", "on", "off"]
+"""`Settings.local_server_auth`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,14 @@ class LocalServerStatus:
     pid: int | None = None
     prefect_version: str | None = None
     started_at: float | None = None
+    password_file: Path | None = None  # None, too, where the server demands none
+    password: str | None = field(default=None, repr=False)
+
+    def server(self) -> Server | None:
+        """Return the server that was found, healthy or not."""
+        if self.api_url is None:
+            return None
+        return Server(api_url=self.api_url, ui_url=self.ui_url, log_path=self.log_path, pid=self.pid, password=self.password)
 
 
 def ensure_server(settings: Settings, *, notify: Notify) -> Server:
@@ -68,7 +82,7 @@ def begin_server(settings: Settings, *, notify: Notify) -> PendingServer:
             return PendingServer(check_server)
         if settings.local_server == "never" or under_worker():
             return PendingServer(partial(_raise, NoServerError(_forbidden(settings))))
-        return PendingServer(_begin(_folder(settings), notify))
+        return PendingServer(_begin(_folder(settings), settings.local_server_auth, notify))
     except NoServerError as error:
         return PendingServer(partial(_raise, error))
 
@@ -105,11 +119,20 @@ def server_status(settings: Settings) -> LocalServerStatus:
         pid=state.pid,
         prefect_version=state.prefect_version,
         started_at=state.started_at,
+        password_file=folder.password_file if state.has_password else None,
+        password=_password(folder, state),
     )
 
 
 def _folder(settings: Settings) -> ServerFolder:
-    return ServerFolder(settings.home.expanduser().absolute() / "server")
+    folder = ServerFolder(settings.home.expanduser().absolute() / "server")
+    with _words_for_os_errors(folder):
+        folder.check()
+    return folder
+
+
+def _password(folder: ServerFolder, state: ServerState) -> str | None:
+    return folder.read_password() if state.has_password else None
 
 
 def _raise(error: NoServerError) -> NoReturn:
@@ -126,13 +149,15 @@ def _words_for_os_errors(folder: ServerFolder) -> Generator[None]:
     """Turn what the system refuses (a full disk, a read-only folder, no sockets) into a NoServerError."""
     try:
         yield
+    except UnsafePathError as error:
+        raise NoServerError(f"the local Prefect server is not used: {error.strerror}. {WAYS_OUT}") from error
     except OSError as error:
         why = error.strerror or str(error)
         where = error.filename or folder.path
         raise NoServerError(f"the local Prefect server cannot be kept in {folder.path}: {where}: {why}. {WAYS_OUT}") from error
 
 
-def _begin(folder: ServerFolder, notify: Notify) -> Callable[[], Server]:
+def _begin(folder: ServerFolder, mode: AuthMode, notify: Notify) -> Callable[[], Server]:
     """Find the living server of `folder` or launch one; return what waits for it."""
     with _words_for_os_errors(folder), folder.starting():
         state = _state_of_living(folder) if folder.is_alive else None
@@ -140,16 +165,66 @@ def _begin(folder: ServerFolder, notify: Notify) -> Callable[[], Server]:
             notify(f"Prefect was upgraded from {state.prefect_version} to {installed}: restarting the local server")
             _stop(folder, state)
             state = None
+        why = why_password(mode) if state is None or not state.has_password else None
+        if state is not None and _is_in_other_mode(state, mode, why) and _may_restart(folder, state, mode, why, notify):
+            _stop(folder, state)
+            state = None
         if state is not None:
-            return partial(_reuse, folder, state, notify)
+            return partial(_reuse, folder, state, mode, notify)
         first = not (folder.prefect_home / "prefect.db").exists()
-        port = launch(folder)
+        port = launch(folder, folder.make_password() if why is not None else None)
+        login = f"; {login_hint(folder.password_file)}" if why is not None else ""
         patience = "; its first start takes about ten seconds" if first else ""
-        notify(f"started a local Prefect server: {server_url(port)} (`plan down` stops it; log: {folder.log}){patience}")
+        notify(f"started a local Prefect server: {server_url(port)} (`plan down` stops it; log: {folder.log}){login}{patience}")
         return partial(_await, folder, port, time.monotonic() + START_SECONDS, started=True)
 
 
-def _reuse(folder: ServerFolder, state: ServerState, notify: Notify) -> Server:
+def _is_in_other_mode(state: ServerState, mode: AuthMode, why: str | None) -> bool:
+    """Whether the running server demands no password although one is wanted, or one that PLAN_ADAPTER_LOCAL_SERVER_AUTH=off does not want.
+
+    `auto` leaves a server that demands one as it is.
+    """
+    return mode == "off" if state.has_password else why is not None
+
+
+def _may_restart(folder: ServerFolder, state: ServerState, mode: AuthMode, why: str | None, notify: Notify) -> bool:
+    """Return whether the server is restarted now, in the other mode; raises NoServerError where that has to wait and is demanded.
+
+    Runs under way know the server as it was: they would lose it.
+    """
+    how = "with a password" if why is not None else "without a password"
+    if _runs_under_way(folder, state) == 0:
+        notify(f"restarting the local Prefect server {how} ({why or 'PLAN_ADAPTER_LOCAL_SERVER_AUTH=off'})")
+        return True
+    has = "runs without a password" if why is not None else "demands a password"
+    told = (
+        f"the local Prefect server {server_url(state.port)} {has}, and has runs that have not ended: when they have, type `plan down`, "
+        f"and the next run starts it {how}"
+    )
+    if mode != "auto":
+        raise NoServerError(f"PLAN_ADAPTER_LOCAL_SERVER_AUTH={mode}, but {told}. {WAYS_OUT}")
+    notify(f"{told} ({why})")
+    return False
+
+
+def _runs_under_way(folder: ServerFolder, state: ServerState) -> int | None:
+    """Return how many flow runs have begun and not ended; None where the server does not say."""
+    wanted = {"flow_runs": {"state": {"type": {"any_": ["PENDING", "RUNNING", "PAUSED", "CANCELLING"]}}}}
+    headers = {"Content-Type": "application/json"}
+    if (password := _password(folder, state)) is not None:
+        headers["Authorization"] = f"Basic {base64.b64encode(password.encode()).decode()}"
+    connection = http.client.HTTPConnection("127.0.0.1", state.port, timeout=ANSWER_SECONDS)
+    try:
+        connection.request("POST", "/api/flow_runs/count", json.dumps(wanted), headers)
+        answer = connection.getresponse()
+        return int(answer.read()) if answer.status == 200 else None
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+
+
+def _reuse(folder: ServerFolder, state: ServerState, mode: AuthMode, notify: Notify) -> Server:
     """Wait for a server that was running; one that ended meanwhile is replaced, once."""
     patience = max(state.started_at + START_SECONDS - time.time(), ANSWER_SECONDS)
     try:
@@ -157,7 +232,7 @@ def _reuse(folder: ServerFolder, state: ServerState, notify: Notify) -> Server:
     except NoServerError:
         if folder.is_alive:
             raise
-    waiting = _begin(folder, notify)
+    waiting = _begin(folder, mode, notify)
     return waiting()
 
 
@@ -182,6 +257,7 @@ def _await(folder: ServerFolder, port: int, deadline: float, *, started: bool) -
         started=started,
         log_path=folder.log,
         pid=state.pid if state is not None else None,
+        password=_password(folder, state) if state is not None else None,
     )
 
 

@@ -25,6 +25,7 @@ def main() -> None:
     """Serve Prefect's API and UI until SIGTERM."""
     # Imports and migrations make objects that stay: collecting them again and again costs a tenth of the start.
     gc.disable()
+    os.umask(0o077)  # what Prefect writes below the folder is for this account alone
     folder, port, listening = Path(sys.argv[1]), int(sys.argv[2]), socket.socket(fileno=int(sys.argv[3]))
     pid = os.getpid()
     ServerFolder(folder).write_state(
@@ -35,6 +36,7 @@ def main() -> None:
             port=port,
             prefect_version=importlib.metadata.version("prefect"),
             started_at=time.time(),
+            has_password="PREFECT_SERVER_API_AUTH_STRING" in os.environ,
         )
     )
     _serve(listening)

@@ -7,10 +7,13 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
 import subprocess
 from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from plan_adapter.private_files import check_folder, make_folder, open_file
 
 LOG_BYTES = 1_000_000
 """A larger log is set aside when a server starts; one older log is kept."""
@@ -26,6 +29,7 @@ class ServerState:
     port: int
     prefect_version: str
     started_at: float
+    has_password: bool = False
 
     @property
     def is_reachable(self) -> bool:
@@ -59,18 +63,49 @@ class ServerFolder:
         """The file that the server's process holds locked as long as it lives."""
         return self.path / "alive.lock"
 
+    @property
+    def password_file(self) -> Path:
+        """Where the password of the server stands, if it demands one."""
+        return self.path / "password"
+
+    def check(self) -> None:
+        """Raise UnsafePathError where other users could have a hand in the folder, or in the home that it is in."""
+        check_folder(self.path.parent)
+        check_folder(self.path)
+
     @contextlib.contextmanager
     def starting(self) -> Generator[None]:
-        """Make the folder if it is missing, and hold the right to start or stop its server."""
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.prefect_home.mkdir(mode=0o700, exist_ok=True)
-        with (self.path / "start.lock").open("w") as file:
+        """Make the folder if it is missing, and hold the right to start or stop its server. Raises UnsafePathError."""
+        for folder in (self.path.parent, self.path, self.prefect_home):
+            make_folder(folder)
+        with os.fdopen(open_file(self.path / "start.lock", os.O_WRONLY), "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
+    def read_password(self) -> str | None:
+        """Return the password of the server, as Prefect's API takes it; None if there is none."""
+        try:
+            return self.password_file.read_text(encoding="ascii").strip() or None
+        except (FileNotFoundError, UnicodeDecodeError):
+            return None
+
+    def make_password(self) -> str:
+        """Return the password of the server, a new one if none was kept or others could read it."""
+        try:
+            was_private = not self.password_file.lstat().st_mode & 0o077
+        except FileNotFoundError:
+            was_private = False
+        if was_private and (kept := self.read_password()) is not None:
+            return kept
+        password = f"plan:{secrets.token_urlsafe(24)}"
+        self.password_file.unlink(missing_ok=True)
+        with os.fdopen(open_file(self.password_file, os.O_WRONLY | os.O_EXCL), "w", encoding="ascii") as file:
+            file.write(f"{password}\n")
+        return password
+
     def hold_alive(self) -> int | None:
         """Return a descriptor that holds `alive_lock`, to be handed to a server's process, or None if a living one holds it."""
-        descriptor = os.open(self.alive_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = open_file(self.alive_lock, os.O_RDWR)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -99,7 +134,8 @@ class ServerFolder:
     def write_state(self, state: ServerState) -> None:
         """Replace the state as a whole."""
         draft = self.state_file.with_suffix(f".{state.pid}")
-        draft.write_text(json.dumps(asdict(state)), encoding="utf-8")
+        with os.fdopen(open_file(draft, os.O_WRONLY | os.O_TRUNC), "w", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(state)))
         draft.replace(self.state_file)
 
     def open_log(self) -> int:
@@ -107,7 +143,7 @@ class ServerFolder:
         with contextlib.suppress(FileNotFoundError):
             if self.log.stat().st_size > LOG_BYTES:
                 self.log.replace(self.log.with_suffix(".log.1"))
-        return os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        return open_file(self.log, os.O_WRONLY | os.O_APPEND)
 
     def log_tail(self, lines: int = 6) -> str:
         """Return the last lines of the log for an error message, without the frames of tracebacks."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from plan_adapter.errors import StoreError
+from plan_adapter.private_files import make_folder
 from plan_adapter.tools.folders import write_below
 
 
@@ -30,6 +31,8 @@ class ResultLimit:
             return result
         path = self.folder / run_id / f"{name}.json"
         try:
+            make_folder(self.folder)
+            make_folder(path.parent)
             root = self.folder.resolve()
             write_below(root, root / run_id / path.name, content, mode=0o600, folder_mode=0o700)
         except OSError as error:

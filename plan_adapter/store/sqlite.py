@@ -14,6 +14,7 @@ from typing import TypeVar
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 
 from plan_adapter.errors import StoreError
+from plan_adapter.private_files import UnsafePathError, make_folder, open_file, refuse_world_writable, tighten_file
 from plan_adapter.store import schema
 from plan_adapter.store.columns import SQLITE_NOW, sqlite_now
 from plan_adapter.store.database import Database
@@ -26,7 +27,7 @@ T = TypeVar("T")
 class SqliteDatabase(Database):
     """One connection in one thread: SQLite lets one transaction write at a time anyway."""
 
-    def __init__(self, url: URL) -> None:
+    def __init__(self, url: URL, *, home: Path) -> None:
         """Keep the path that `url` names, made absolute; raises StoreError for a database in memory."""
         name = url.database or ""
         if name in ("", ":memory:") or name.startswith("file:"):
@@ -34,6 +35,7 @@ class SqliteDatabase(Database):
                 "a plan store is kept in a file: give its path, as in sqlite:////var/lib/plans.db (an absolute path has four slashes)"
             )
         self.path = Path(name).expanduser().absolute()
+        self._home = home.expanduser().absolute()
         super().__init__(url.set(drivername="sqlite+pysqlite", database=str(self.path)), known=frozenset())
         self._engine: Engine | None = None
         self._is_current = False
@@ -77,11 +79,21 @@ class SqliteDatabase(Database):
 
     def _make_file(self) -> None:
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            if self.path.is_relative_to(self._home):
+                make_folder(self._home)
+                make_folder(self.path.parent)
+                for file in (self.path, *(Path(f"{self.path}{end}") for end in ("-wal", "-shm"))):
+                    tighten_file(file)
+            elif not self.path.parent.exists():
+                make_folder(self.path.parent)
+            elif self.path.exists():
+                refuse_world_writable(self.path)
+            os.close(open_file(self.path, os.O_EXCL | os.O_WRONLY))  # SQLite gives its other files the mode of this one
         except FileExistsError:
             if self.path.exists() and not stat.S_ISREG(self.path.stat().st_mode):
                 raise StoreError(f"{self.label} is no file; give the path of one, or of none yet") from None
+        except UnsafePathError as error:
+            raise StoreError(f"{self.label} is not opened: {error.strerror}") from error
         except OSError as error:
             raise StoreError(f"{self.label} cannot be made: {error.strerror}; give another one with PLAN_ADAPTER_DATABASE_URL") from error
 

@@ -70,7 +70,7 @@ class PlanStore:
         refuse_local_under_worker(url, settings, os.environ)
         self.tenant_id = tenant_id or None
         self.lease_seconds = settings.lease_seconds
-        self._database: Database | PatientDatabase = open_database(url)
+        self._database: Database | PatientDatabase = open_database(url, home=settings.home)
         self._epochs = dict[str, int]()  # of the runs that were claimed through this store
         self._clocks = dict[str, Clock]()  # as they were claimed
 

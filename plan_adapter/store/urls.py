@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from importlib.util import find_spec
+from pathlib import Path
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -13,14 +14,17 @@ from plan_adapter.store.database import Database
 _FORMS = "write sqlite:///plans.db, sqlite:////var/lib/plans.db or postgresql://user:password@host/database"
 
 
-def open_database(url: str) -> Database:
-    """Return the database that `url` names, not connected yet. Raises StoreError for what is no such URL, and for a missing driver."""
+def open_database(url: str, *, home: Path) -> Database:
+    """Return the database that `url` names, not connected yet; a file in `home` is kept from other users.
+
+    Raises StoreError for what is no such URL, and for a missing driver.
+    """
     parsed = _parsed(url)
     backend, _, driver = parsed.drivername.partition("+")
     if backend == "sqlite" and driver in ("", "pysqlite", "aiosqlite"):
         from plan_adapter.store.sqlite import SqliteDatabase
 
-        return SqliteDatabase(parsed)
+        return SqliteDatabase(parsed, home=home)
     if backend in ("postgresql", "postgres") and driver in ("", "asyncpg", "psycopg", "psycopg2"):
         if find_spec("asyncpg") is None:
             raise StoreError("a store on PostgreSQL needs the driver asyncpg: pip install asyncpg")

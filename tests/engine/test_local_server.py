@@ -401,7 +401,7 @@ def test_the_servers_environment_has_nothing_that_redirects_it_or_that_is_secret
     for name in foreign:
         monkeypatch.setenv(name, "of the user")
     monkeypatch.setenv("PATH_OF_THE_USER", "kept")
-    environment = server_environment(ServerFolder(tmp_path), 4711)
+    environment = server_environment(ServerFolder(tmp_path), 4711, None)
     assert [value for value in environment.values() if value == "of the user"] == []
     assert environment["PATH_OF_THE_USER"] == "kept"
     assert environment["PREFECT_HOME"] == str(tmp_path / "prefect")

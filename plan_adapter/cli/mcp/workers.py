@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from plan_adapter.private_files import make_folder, open_file
 from plan_adapter.readable import one_line
 
 LOG_CHARACTERS = 2000
@@ -29,9 +30,10 @@ class Workers:
         if self.is_running(run_id):
             return
         path = log_of(run_id, self.home)
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(self.home)
+        make_folder(path.parent)
         words = [run_id, self.by, "offline" if self.offline else "", *self.tools]
-        log = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        log = open_file(path, os.O_WRONLY | os.O_APPEND)
         try:
             process = subprocess.Popen(  # noqa: S603
                 [sys.executable, "-P", "-m", "plan_adapter.cli.mcp.worker", *words],

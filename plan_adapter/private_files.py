@@ -1,0 +1,168 @@
+"""Folders and files of this account alone: modes 0700 and 0600 whatever the umask, and a refusal where other users could have a hand in.
+
+Modes and owners count, as for `StrictModes` of sshd; access control lists are not read.
+"""
+
+import errno
+import grp
+import os
+import pwd
+import shlex
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+LINKS = 40
+"""Symbolic links on the way to a folder, at most."""
+
+
+class UnsafePathError(PermissionError):
+    """Other users could read or replace what is kept at a path; `strerror` says where, why and what to type."""
+
+    def __init__(self, path: Path, message: str) -> None:
+        """Keep the path and the message as any OSError has them."""
+        super().__init__(errno.EPERM, message, str(path))
+
+
+def check_folder(path: Path) -> None:
+    """Raise UnsafePathError unless this account alone decides what is in the folder `path`; one that does not exist yet is fine."""
+    path = path.absolute()
+    _check_way(path)
+    try:
+        found = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if stat.S_ISLNK(found.st_mode):
+        real = path.resolve()
+        raise UnsafePathError(path, f"{path} is a symbolic link: set PLAN_ADAPTER_HOME so that it names the folder itself ({real})")
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(path))
+    if found.st_uid != os.geteuid():
+        raise UnsafePathError(path, f"{path} belongs to {_account(found.st_uid)}: set PLAN_ADAPTER_HOME to a folder of your own")
+    if _others_may_write(found):
+        raise UnsafePathError(path, _writable(path, found))
+
+
+def make_folder(path: Path) -> None:
+    """Make the folder `path`, and the missing ones above it, with mode 0700; one of ours that others may read is closed to them.
+
+    Raises UnsafePathError as `check_folder` does.
+    """
+    path = path.absolute()
+    check_folder(path)
+    for folder in (*reversed(path.parents), path):
+        try:
+            folder.mkdir(mode=0o700)
+        except OSError as error:  # it exists, or stands where nothing can be made
+            if not folder.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(folder)) if folder.exists() else error  # noqa: B904
+        else:
+            folder.chmod(0o700)  # the umask may have taken more away
+    check_folder(path)  # again: somebody else may have been quicker to make it
+    if path.stat().st_mode & 0o077:
+        path.chmod(0o700)
+
+
+def open_file(path: Path, flags: int) -> int:
+    """Return a descriptor of the file `path`, made with mode 0600 if it is missing; one that others may read is closed to them."""
+    descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    if stat.S_IMODE(os.fstat(descriptor).st_mode) != 0o600:
+        os.fchmod(descriptor, 0o600)
+    return descriptor
+
+
+def tighten_file(path: Path) -> None:
+    """Close the file `path` to others who may only read it; raises UnsafePathError for one that they may write."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return
+    if _others_may_write(found):
+        raise UnsafePathError(path, _writable(path, found))
+    if found.st_mode & 0o077 and found.st_uid == os.geteuid():
+        path.chmod(0o600)
+
+
+def refuse_world_writable(path: Path) -> None:
+    """Raise UnsafePathError for a file that everybody may write."""
+    found = path.stat()
+    if found.st_mode & stat.S_IWOTH:
+        raise UnsafePathError(path, _writable(path, found))
+
+
+def _check_way(path: Path) -> None:
+    """Raise UnsafePathError where somebody else could put another folder in the place of `path`, or of one above it."""
+    trusted = _trusted()
+    for folder, entry in _way(path):
+        found = folder.stat()
+        if found.st_uid not in trusted:
+            raise UnsafePathError(
+                folder,
+                f"{folder} belongs to {_account(found.st_uid)}, who could put another folder in the place of {path}: "
+                "set PLAN_ADAPTER_HOME to a folder elsewhere",
+            )
+        if not _others_may_write(found):
+            continue
+        if found.st_mode & stat.S_ISVTX and (not os.path.lexists(entry) or entry.lstat().st_uid in trusted):
+            continue  # as in /tmp: nobody but its owner moves an entry away
+        raise UnsafePathError(
+            folder,
+            f"other users may write to {folder} (mode {stat.S_IMODE(found.st_mode):04o}), and could put another folder in the place of "
+            f"{path}: type `chmod go-w {shlex.quote(str(folder))}`, or set PLAN_ADAPTER_HOME to a folder elsewhere",
+        )
+
+
+def _way(path: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield each existing folder that is looked into to find `path`, with the entry in it; symbolic links above `path` are followed."""
+    here, names, links = Path(path.anchor), list(reversed(path.parts[1:])), 0
+    while names:
+        entry = here / names.pop()
+        yield here, entry
+        if not names:
+            return
+        if entry.is_symlink() and (links := links + 1) <= LINKS:
+            target = entry.readlink()
+            here = Path(target.anchor) if target.is_absolute() else here
+            names += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+        elif entry.name == "..":
+            here = here.parent
+        elif entry.is_dir():
+            here = entry
+        else:
+            return  # missing, or no folder: that is said when it is made
+
+
+def _others_may_write(found: os.stat_result) -> bool:
+    if found.st_mode & stat.S_IWOTH:
+        return True
+    return bool(found.st_mode & stat.S_IWGRP) and _has_others(found.st_gid)
+
+
+def _has_others(gid: int) -> bool:
+    """Whether somebody besides this account and root is in the group; many systems give each user a group of their own."""
+    trusted, accounts = _trusted(), pwd.getpwall()
+    try:
+        members = set(grp.getgrgid(gid).gr_mem)
+    except KeyError:
+        members = set[str]()
+    members -= {one.pw_name for one in accounts if one.pw_uid in trusted}
+    return bool(members) or any(one.pw_gid == gid and one.pw_uid not in trusted for one in accounts)
+
+
+def _trusted() -> set[int]:
+    return {0, os.geteuid(), Path("/").stat().st_uid}  # in a user namespace root may have no number: it owns /
+
+
+def _account(uid: int) -> str:
+    try:
+        return f"the account {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"the account {uid}"
+
+
+def _writable(path: Path, found: os.stat_result) -> str:
+    mode, closed = stat.S_IMODE(found.st_mode), "700" if stat.S_ISDIR(found.st_mode) else "600"
+    return (
+        f"other users may write to {path} (mode {mode:04o}), so what is in it may not be yours: look at it, "
+        f"then type `chmod {closed} {shlex.quote(str(path))}`"
+    )

@@ -103,8 +103,11 @@ def _check_way(path: Path) -> None:
             )
         if not _others_may_write(found):
             continue
-        if found.st_mode & stat.S_ISVTX and (not os.path.lexists(entry) or entry.lstat().st_uid in trusted):
-            continue  # as in /tmp: nobody but its owner moves an entry away
+        if found.st_mode & stat.S_ISVTX:  # as in /tmp: nobody but its owner moves an entry away
+            owner = entry.lstat().st_uid if os.path.lexists(entry) else os.geteuid()
+            if owner in trusted:
+                continue
+            raise UnsafePathError(entry, f"{entry} belongs to {_account(owner)}: set PLAN_ADAPTER_HOME to a folder of your own")
         raise UnsafePathError(
             folder,
             f"other users may write to {folder} (mode {stat.S_IMODE(found.st_mode):04o}), and could put another folder in the place of "

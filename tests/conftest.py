@@ -98,6 +98,7 @@ def prepare_server(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytes
                 make_folder(home)
                 make_folder(database.parent)
                 shutil.copy(folder / kept, database)
+                database.chmod(0o600)
 
     return prepare
 

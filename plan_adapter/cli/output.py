@@ -149,6 +149,8 @@ def whole_file(path: Path, *, private: bool = False) -> Generator[IO[str]]:
     try:
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if private else 0o666)
         try:
+            if private:
+                os.fchmod(descriptor, 0o600)  # the umask may have taken more away
             with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
                 yield file
             unfinished.replace(path)

@@ -32,6 +32,8 @@ WAYS_OUT = "Set PREFECT_API_URL to a server of yours, or run without one: `--off
 START_SECONDS = 120.0  # a new home takes 8 s on a quiet machine, many times that on a crowded one
 ANSWER_SECONDS = 20.0
 STOP_SECONDS = 10.0
+GONE_SECONDS = 5.0
+"""How long the number of a process that has ended may stay taken, which is until its parent has noticed."""
 
 Notify = Callable[[str], None]
 AuthMode = Literal["auto", "on", "off"]
@@ -301,7 +303,7 @@ def _is_older(version: str, installed: str) -> bool:
 
 
 def _stop(folder: ServerFolder, state: ServerState) -> None:
-    """End the process of `state`: SIGTERM to its group, then SIGKILL; return when its lock is free."""
+    """End the process of `state`: SIGTERM to its group, then SIGKILL; return when its lock is free and the process is gone."""
     for word, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
         if state.is_reachable:
             with contextlib.suppress(ProcessLookupError):
@@ -310,5 +312,8 @@ def _stop(folder: ServerFolder, state: ServerState) -> None:
         while folder.is_alive and time.monotonic() < deadline:
             time.sleep(0.05)
         if not folder.is_alive:
+            gone = time.monotonic() + GONE_SECONDS
+            while state.is_reachable and time.monotonic() < gone:
+                time.sleep(0.01)
             return
     raise NoServerError(f"the local Prefect server, process {state.pid}, does not end; its log is {folder.log}")

@@ -1,0 +1,366 @@
+"""What other users of a machine could do to the home, the store and the local server's folder, by modes, owners, links and umasks."""
+
+import os
+import pwd
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from plan_adapter.cli.app import main
+from plan_adapter.engine.diagnosis import diagnose
+from plan_adapter.engine.local_server import ensure_server, server_status, stop_server
+from plan_adapter.engine.server_launch import launch
+from plan_adapter.engine.server_state import ServerFolder, ServerState
+from plan_adapter.errors import NoServerError
+from plan_adapter.execution.results import ResultLimit
+from plan_adapter.private_files import UnsafePathError, check_folder, make_folder
+from plan_adapter.settings import Settings
+
+OTHER = 54321
+"""The number of somebody else's account, which exists nowhere."""
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a folder to somebody else")
+
+PLAN = """
+description: Say something
+options: {require_approval: false}
+steps:
+  - {id: say, tool_name: bash, description: Say it, parameters: {command: "printf '%5000s' x"}}
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home that nobody has made yet, in a folder of nobody else."""
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("PLAN_ADAPTER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PLAN_ADAPTER_RESULT_LIMIT_BYTES", "1024")
+    return tmp_path / "home"
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o027, 0o077, 0o777], ids=lambda mask: f"umask-{mask:03o}")
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Whatever the account's umask is."""
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def modes(folder: Path) -> dict[str, int]:
+    """The modes of a folder and of all that is in it."""
+    return {str(path.relative_to(folder.parent)): mode(path) for path in (folder, *folder.rglob("*"))}
+
+
+def loose(folder: Path) -> dict[str, str]:
+    """What of a folder others may read or write, and what this account could not."""
+    wanted = {True: 0o700, False: 0o600}
+    found = ((path, mode(path), wanted[path.is_dir()]) for path in (folder, *folder.rglob("*")))
+    return {str(path): f"{seen:04o}" for path, seen, right in found if seen & 0o077 or seen & right != right}
+
+
+def plan(*words: str) -> "subprocess.CompletedProcess[str]":
+    """Run `plan` in a process of its own."""
+    command = [sys.executable, "-c", "import sys; from plan_adapter.cli.app import main; sys.exit(main())", *words]
+    return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+
+
+# Modes, whatever the umask is.
+
+
+def test_whatever_the_umask_a_run_leaves_nothing_that_others_can_read(home: Path, umask: int, capsys: pytest.CaptureFixture[str]) -> None:
+    document, exported = home.parent / "plan.yaml", home.parent / "run.json"
+    document.write_text(PLAN)
+    document.chmod(0o600)
+    assert main(["run", str(document), "--offline"]) == 0, capsys.readouterr().err
+    run_id = next((home / "results").iterdir()).name
+    assert len(list((home / "results" / run_id).iterdir())) == 1
+    assert loose(home) == {}
+    assert main(["export", run_id, "--output", str(exported)]) == 0, capsys.readouterr().err
+    assert mode(exported) == 0o600
+
+
+def test_whatever_the_umask_the_servers_files_are_for_this_account_alone(home: Path, umask: int) -> None:
+    folder = ServerFolder(home / "server")
+    with folder.starting():
+        password = folder.make_password()
+        assert folder.make_password() == password
+        folder.write_state(ServerState(pid=1, process_start="", host="", port=1, prefect_version="3", started_at=0.0))
+        for descriptor in (folder.open_log(), folder.hold_alive()):
+            assert descriptor is not None
+            os.close(descriptor)
+    assert loose(home) == {}
+    assert set(modes(home / "server")) >= {
+        "server/start.lock",
+        "server/alive.lock",
+        "server/server.log",
+        "server/server.json",
+        "server/password",
+    }
+
+
+def test_the_folders_above_a_new_home_are_for_this_account_alone(home: Path, umask: int) -> None:
+    make_folder(home / "a" / "b")
+    assert modes(home) == {"home": 0o700, "home/a": 0o700, "home/a/b": 0o700}
+
+
+def test_the_files_that_sqlite_puts_beside_a_store_have_its_mode(home: Path, umask: int) -> None:
+    code = (
+        "import asyncio, os, stat\n"
+        "from plan_adapter import PlanStore\n"
+        "async def main():\n"
+        "    async with PlanStore() as store:\n"
+        "        await store.runs()\n"
+        f"        for name in os.listdir({str(home)!r}):\n"
+        f"            print(name, oct(stat.S_IMODE(os.stat({str(home)!r} + '/' + name).st_mode)))\n"
+        "asyncio.run(main())\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    found = dict(zip(said[::2], said[1::2], strict=True))
+    assert {"plans.db", "plans.db-wal", "plans.db-shm"} <= set(found)
+    assert set(found.values()) == {"0o600"}
+
+
+@pytest.mark.parametrize("before", [0o755, 0o750, 0o711, 0o555 | 0o700], ids=oct)
+def test_a_home_of_ours_that_others_could_only_read_is_closed_to_them(home: Path, before: int) -> None:
+    home.mkdir()
+    (home / "plans.db").touch()
+    home.chmod(before)
+    (home / "plans.db").chmod(0o644)
+    assert plan("runs").returncode == 0
+    assert (mode(home), mode(home / "plans.db")) == (0o700, 0o600)
+
+
+def test_a_password_that_others_could_read_is_replaced(home: Path) -> None:
+    folder = ServerFolder(home / "server")
+    with folder.starting():
+        password = folder.make_password()
+        folder.password_file.chmod(0o644)
+        assert folder.make_password() != password
+    assert mode(folder.password_file) == 0o600
+
+
+def test_a_password_file_that_is_a_link_is_replaced_and_not_followed(home: Path, tmp_path: Path) -> None:
+    folder = ServerFolder(home / "server")
+    (tmp_path / "theirs").write_text("plan:known\n")
+    with folder.starting():
+        folder.password_file.symlink_to(tmp_path / "theirs")
+        assert folder.make_password() != "plan:known"
+    assert not folder.password_file.is_symlink()
+    assert (tmp_path / "theirs").read_text() == "plan:known\n"
+
+
+def test_an_export_never_follows_a_link_that_somebody_has_put_in_its_way(home: Path, tmp_path: Path) -> None:
+    document, victim = tmp_path / "plan.yaml", tmp_path / "victim"
+    document.write_text(PLAN)
+    victim.write_text("precious")
+    assert main(["run", str(document), "--offline"]) == 0
+    (tmp_path / f".run.json.{os.getpid()}").symlink_to(victim)
+    assert main(["export", next((home / "results").iterdir()).name, "--output", str(tmp_path / "run.json")]) == 2
+    assert victim.read_text() == "precious"
+
+
+# Homes that others have, or had, a hand in.
+
+
+def writable(home: Path) -> None:
+    home.mkdir()
+    home.chmod(0o777)
+
+
+def sticky(home: Path) -> None:
+    home.mkdir()
+    home.chmod(0o1777)
+
+
+def link(home: Path) -> None:
+    (home.parent / "real").mkdir(mode=0o700)
+    home.symlink_to(home.parent / "real")
+
+
+def dangling(home: Path) -> None:
+    home.symlink_to(home.parent / "nothing")
+
+
+def swappable(home: Path) -> None:
+    home.mkdir(mode=0o700)
+    home.parent.chmod(0o777)
+
+
+def swappable_and_new(home: Path) -> None:
+    home.parent.chmod(0o777)
+
+
+def of_another(home: Path) -> None:
+    home.mkdir(mode=0o700)
+    os.chown(home, OTHER, OTHER)
+
+
+def in_a_folder_of_another(home: Path) -> None:
+    home.mkdir(mode=0o700)
+    os.chown(home.parent, OTHER, OTHER)
+
+
+def by_a_link_of_another(home: Path) -> None:
+    real = home.parent / "real"
+    real.mkdir(mode=0o700)
+    shared = home.parent / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    (shared / "link").symlink_to(real)
+    os.chown(shared / "link", OTHER, OTHER, follow_symlinks=False)
+    os.environ["PLAN_ADAPTER_HOME"] = str(shared / "link" / "home")
+
+
+def by_a_link_in_a_writable_folder(home: Path) -> None:
+    real = home.parent / "real"
+    real.mkdir(mode=0o700)
+    shared = home.parent / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    (shared / "link").symlink_to(real)
+    os.environ["PLAN_ADAPTER_HOME"] = str(shared / "link" / "home")
+
+
+def squatted(home: Path) -> None:
+    home.parent.chmod(0o1777)
+    home.mkdir()
+    os.chown(home, OTHER, OTHER)
+
+
+def a_writable_store(home: Path) -> None:
+    home.mkdir(mode=0o755)
+    (home / "plans.db").touch()
+    (home / "plans.db").chmod(0o666)
+
+
+UNSAFE = [
+    pytest.param(writable, "other users may write to {home} (mode 0777)", "chmod 700 {home}", id="writable"),
+    pytest.param(sticky, "other users may write to {home} (mode 1777)", "chmod 700 {home}", id="sticky"),
+    pytest.param(link, "{home} is a symbolic link", "set PLAN_ADAPTER_HOME so that it names the folder itself ({parent}/real)", id="link"),
+    pytest.param(dangling, "{home} is a symbolic link", "set PLAN_ADAPTER_HOME", id="dangling-link"),
+    pytest.param(swappable, "other users may write to {parent} (mode 0777)", "chmod go-w {parent}", id="parent-writable"),
+    pytest.param(swappable_and_new, "could put another folder in the place of {home}", "chmod go-w {parent}", id="parent-writable-new"),
+    pytest.param(of_another, "{home} belongs to the account 54321", "a folder of your own", id="another-owner", marks=as_root),
+    pytest.param(
+        in_a_folder_of_another, "{parent} belongs to the account 54321", "a folder elsewhere", id="parent-of-another", marks=as_root
+    ),
+    pytest.param(
+        by_a_link_of_another, "{parent}/shared/link belongs to the account 54321", "your own", id="link-of-another", marks=as_root
+    ),
+    pytest.param(
+        by_a_link_in_a_writable_folder, "other users may write to {parent}/shared", "chmod go-w {parent}/shared", id="link-swappable"
+    ),
+    pytest.param(squatted, "{home} belongs to the account 54321", "a folder of your own", id="squatted-in-tmp", marks=as_root),
+]
+
+
+@pytest.mark.parametrize(("spoil", "why", "way_out"), [*UNSAFE, pytest.param(a_writable_store, "{home}/plans.db", "chmod 600", id="store")])
+def test_the_store_of_an_unsafe_home_is_refused_with_what_to_type(
+    home: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[[Path], None], why: str, way_out: str
+) -> None:
+    spoil(home)
+    assert main(["runs"]) == 2
+    said = capsys.readouterr().err
+    assert "is not opened: " in said
+    for text in (why, way_out):
+        assert text.format(home=home, parent=home.parent) in said
+
+
+@pytest.mark.parametrize(("spoil", "why", "way_out"), UNSAFE)
+def test_no_local_server_is_started_asked_or_stopped_in_an_unsafe_home(
+    home: Path, spoil: Callable[[Path], None], why: str, way_out: str
+) -> None:
+    spoil(home)
+    settings = Settings()
+    for use in (lambda: ensure_server(settings, notify=print), lambda: server_status(settings), lambda: stop_server(settings)):
+        with pytest.raises(NoServerError, match="the local Prefect server is not used: ") as refused:
+            use()
+        for text in (why, way_out):
+            assert text.format(home=home, parent=home.parent) in str(refused.value)
+
+
+@pytest.mark.parametrize(("spoil", "why", "way_out"), UNSAFE)
+def test_the_doctor_says_that_a_home_is_unsafe(home: Path, spoil: Callable[[Path], None], why: str, way_out: str) -> None:
+    spoil(home)
+    bad = [finding for finding in diagnose(Settings()) if not finding.ok]
+    assert any(why.format(home=home, parent=home.parent) in finding.hint for finding in bad)
+
+
+@pytest.mark.parametrize("spoil", [writable, sticky, link], ids=["writable", "sticky", "link"])
+def test_a_server_folder_that_others_could_write_to_is_refused_in_a_safe_home(home: Path, spoil: Callable[[Path], None]) -> None:
+    home.mkdir(mode=0o700)
+    spoil(home / "server")
+    with pytest.raises(NoServerError, match="the local Prefect server is not used: "):
+        server_status(Settings())
+
+
+def test_a_home_below_a_sticky_folder_is_taken(home: Path) -> None:
+    home.parent.chmod(0o1777)
+    make_folder(home)
+    check_folder(home)
+
+
+def test_a_home_below_a_folder_of_the_accounts_own_group_is_taken(home: Path) -> None:
+    own = os.getegid()
+    members = [one for one in pwd.getpwall() if one.pw_gid == own and one.pw_uid not in (0, os.geteuid())]
+    if members:
+        pytest.skip("this account shares its group")
+    home.parent.chmod(0o770)
+    make_folder(home)
+    assert mode(home) == 0o700
+
+
+def test_a_folder_of_a_group_with_others_is_refused(home: Path) -> None:
+    shared = next((one.pw_gid for one in pwd.getpwall() if one.pw_uid not in (0, os.geteuid())), None)
+    if os.geteuid() != 0 or shared is None:
+        pytest.skip("only root gives a folder to another group")
+    os.chown(home.parent, -1, shared)
+    home.parent.chmod(0o770)
+    with pytest.raises(UnsafePathError, match="chmod go-w"):
+        make_folder(home)
+
+
+def test_a_circle_of_links_ends(home: Path) -> None:
+    (home.parent / "a").symlink_to(home.parent / "b")
+    (home.parent / "b").symlink_to(home.parent / "a")
+    with pytest.raises(OSError):
+        make_folder(home.parent / "a" / "home")
+
+
+def test_a_result_is_not_kept_in_a_folder_that_others_could_write_to(home: Path) -> None:
+    from plan_adapter.errors import StoreError
+
+    make_folder(home)
+    (home / "results").mkdir()
+    (home / "results").chmod(0o777)
+    with pytest.raises(StoreError, match="other users may write to"):
+        ResultLimit(1024, home / "results").keep("x" * 5000, run_id="0d8a", name="say-1")
+
+
+def test_a_store_elsewhere_that_everybody_may_write_is_refused(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "elsewhere" / "plans.db"
+    monkeypatch.setenv("PLAN_ADAPTER_DATABASE_URL", f"sqlite:///{file}")
+    assert main(["runs"]) == 0
+    assert (mode(file.parent), mode(file)) == (0o700, 0o600)
+    file.chmod(0o666)
+    capsys.readouterr()
+    assert main(["runs"]) == 2
+    assert f"chmod 600 {file}" in capsys.readouterr().err
+
+
+def test_a_server_whose_folder_became_unsafe_is_not_launched(home: Path) -> None:
+    folder = ServerFolder(home / "server")
+    make_folder(home)
+    writable(home / "server")
+    with pytest.raises(UnsafePathError), folder.starting():
+        launch(folder, None)

@@ -1,0 +1,398 @@
+"""What another account of the machine could do at a local Prefect server that demands a password."""
+
+import base64
+import http.client
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plan_adapter.engine import server_password
+from plan_adapter.engine.connection import Server, use_server
+from plan_adapter.engine.diagnosis import diagnose
+from plan_adapter.engine.local_server import ensure_server, server_status, stop_server
+from plan_adapter.engine.server_auth import demands_authentication
+from plan_adapter.engine.server_launch import server_environment
+from plan_adapter.engine.server_password import other_people, why_password
+from plan_adapter.engine.server_state import ServerFolder
+from plan_adapter.errors import NoServerError
+from plan_adapter.settings import Settings
+from plan_adapter.tools.processes import run_group
+from tests.conftest import PrepareServer
+
+PLAN = [sys.executable, "-c", "import sys; from plan_adapter.cli.app import main; sys.exit(main())"]
+BOUND_SECONDS = 240.0
+
+WAITS = """
+name: release
+description: Release it
+steps:
+  - {id: say, tool_name: bash, description: Say it, parameters: {command: "echo said >> said.txt; env > env.txt"}}
+"""
+
+
+@dataclass(frozen=True)
+class Locked:
+    """A local server that demands a password, and its owner's home."""
+
+    home: Path
+    server: Server
+    notices: list[str]
+
+    @property
+    def folder(self) -> ServerFolder:
+        return ServerFolder(self.home / "server")
+
+    @property
+    def password(self) -> str:
+        return self.folder.password_file.read_text().strip()
+
+    def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, str]:
+        """Send one request as any account of this machine can."""
+        connection = http.client.HTTPConnection(self.server.api_url.split("/")[2], timeout=60)
+        given = {"Content-Type": "application/json", **(headers or {})}
+        try:
+            connection.putrequest(method, path, skip_host="Host" in given)
+            content = b"" if body is None else json.dumps(body).encode()
+            for name, value in {**given, "Content-Length": str(len(content))}.items():
+                connection.putheader(name, value)
+            connection.endheaders(content)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode(errors="replace")
+        finally:
+            connection.close()
+
+    def environment(self) -> dict[str, str]:
+        """What a command of the owner's finds: nothing of the password."""
+        return {**os.environ, "PLAN_ADAPTER_HOME": str(self.home), "PLAN_ADAPTER_LOCAL_SERVER_AUTH": "on", "NO_COLOR": "1"}
+
+
+def basic(password: str) -> dict[str, str]:
+    return {"Authorization": f"Basic {base64.b64encode(password.encode()).decode()}"}
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory, prepare_server: PrepareServer) -> Iterator[Locked]:
+    """A server as PLAN_ADAPTER_LOCAL_SERVER_AUTH=on starts it."""
+    home = tmp_path_factory.mktemp("locked") / "home"
+    prepare_server(home)
+    settings, notices = Settings(home=home, local_server_auth="on"), list[str]()
+    try:
+        yield Locked(home, ensure_server(settings, notify=notices.append), notices)
+    finally:
+        stop_server(settings)
+
+
+# Requests without the password.
+
+RUNS: tuple[str, str, Any] = ("POST", "/api/flow_runs/filter", {})
+REQUESTS: list[tuple[str, str, Any]] = [
+    RUNS,
+    ("POST", "/api/flow_runs/count", {}),
+    ("POST", "/api/flow_runs/", {"flow_id": "0d8ad9c5-0000-0000-0000-000000000000"}),
+    ("GET", "/api/flow_runs/0d8ad9c5-0000-0000-0000-000000000000", None),
+    ("POST", "/api/flow_runs/0d8ad9c5-0000-0000-0000-000000000000/resume", {"run_input": {"decision": "approve"}}),
+    ("POST", "/api/flow_runs/0d8ad9c5-0000-0000-0000-000000000000/set_state", {"state": {"type": "RUNNING"}, "force": True}),
+    ("POST", "/api/flow_runs/0d8ad9c5-0000-0000-0000-000000000000/input", {"key": "x", "value": "x"}),
+    ("DELETE", "/api/flow_runs/0d8ad9c5-0000-0000-0000-000000000000", None),
+    ("POST", "/api/task_runs/filter", {}),
+    ("POST", "/api/deployments/filter", {}),
+    ("POST", "/api/block_documents/filter", {"include_secrets": True}),
+    ("POST", "/api/variables/filter", {}),
+    ("POST", "/api/logs/filter", {}),
+    ("POST", "/api/events/filter", {}),
+    ("POST", "/api/artifacts/filter", {}),
+    ("POST", "/api/automations/filter", {}),
+    ("POST", "/api/work_pools/filter", {}),
+    ("GET", "/api/admin/settings", None),
+    ("POST", "/api/admin/database/clear", {"confirm": True}),
+    ("GET", "/api/csrf-token?client=me", None),
+    ("POST", "/api/ui/flow_runs/history", {}),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body"), REQUESTS, ids=[f"{method} {path[5:45]}" for method, path, _ in REQUESTS])
+def test_a_request_without_the_password_is_refused(locked: Locked, method: str, path: str, body: Any) -> None:
+    assert locked.ask(method, path, body)[0] == 401
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Authorization": "Basic"},
+        {"Authorization": "Basic !!!"},
+        {"Authorization": "Basic " + base64.b64encode(b"\xff\xfe").decode()},
+        {"Authorization": "Bearer x"},
+        basic(""),
+        basic("plan:"),
+        basic("admin:pass"),
+        {"X-Forwarded-For": "127.0.0.1", "X-Forwarded-User": "root"},
+        {"Cookie": "prefect-password=x"},
+    ],
+    ids=["no-value", "no-base64", "no-text", "bearer", "empty", "name-only", "guess", "forwarded", "cookie"],
+)
+def test_other_credentials_are_refused(locked: Locked, headers: dict[str, str]) -> None:
+    assert locked.ask(*RUNS, headers)[0] == 401
+
+
+@pytest.mark.parametrize("cut", [slice(0, -1), slice(5, None), slice(None, None, -1)], ids=["shorter", "without-name", "reversed"])
+def test_what_is_nearly_the_password_is_refused(locked: Locked, cut: slice) -> None:
+    assert locked.ask(*RUNS, basic(locked.password))[0] == 200
+    assert locked.ask(*RUNS, basic(locked.password[cut]))[0] == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "host"),
+    [
+        ("/api/health/../flow_runs/filter", None),
+        ("/api/flow_runs/filter/../../health", None),
+        ("/api//flow_runs/filter", None),
+        ("//api/flow_runs/filter", None),
+        ("/api/%2e%2e/api/flow_runs/filter", None),
+        ("/api/flow_runs/filter?x=/api/health", None),
+        ("/api/flow_runs/filter", "x/api/health?"),
+        ("/api/flow_runs/filter", "127.0.0.1/api/health#"),
+        ("/api/flow_runs/filter;/health", None),
+    ],
+)
+def test_no_spelling_of_a_path_leads_past_the_password(locked: Locked, path: str, host: str | None) -> None:
+    assert locked.ask("POST", path, {}, {} if host is None else {"Host": host})[0] in (307, 400, 401, 404, 405)
+
+
+@pytest.mark.parametrize("path", ["events/in", "events/out", "logs/out"])
+@pytest.mark.parametrize("password", [None, "plan:guess"], ids=["none", "wrong"])
+async def test_a_websocket_without_the_password_gets_nothing(locked: Locked, path: str, password: str | None) -> None:
+    from websockets.asyncio.client import connect
+    from websockets.exceptions import WebSocketException
+    from websockets.typing import Subprotocol
+
+    url = f"{locked.server.api_url.replace('http', 'ws', 1)}/{path}"
+    protocols = None if password is None else [Subprotocol("prefect")]
+    with pytest.raises((WebSocketException, OSError)):
+        async with connect(url, subprotocols=protocols, proxy=None) as socket:
+            await socket.send(json.dumps({"type": "auth", "token": password}))
+            while "auth_success" not in str(await socket.recv()):
+                pass
+
+
+def test_the_health_of_the_server_is_all_that_it_tells_anybody(locked: Locked) -> None:
+    assert locked.ask("GET", "/api/health") == (200, "true")
+    assert demands_authentication(locked.server.api_url) is True
+    told = json.loads(locked.ask("GET", "/ui-settings")[1])
+    assert locked.password not in json.dumps(told)
+    assert told["auth"] == "BASIC"
+
+
+# Where the password could be seen.
+
+
+def test_the_password_is_in_a_file_that_only_its_owner_reads(locked: Locked) -> None:
+    found = locked.folder.password_file.stat()
+    assert (stat.S_IMODE(found.st_mode), found.st_uid) == (0o600, os.geteuid())
+    assert len(locked.password) >= 32
+
+
+def test_no_file_of_the_home_but_that_one_holds_the_password(locked: Locked) -> None:
+    holding = [path for path in locked.home.rglob("*") if path.is_file() and locked.password.encode() in path.read_bytes()]
+    assert holding == [locked.folder.password_file]
+
+
+def test_every_file_of_the_home_is_for_its_owner_alone(locked: Locked) -> None:
+    pages = locked.folder.path / "ui"  # Prefect's own, copied with their modes
+    found = [path for path in (locked.home, *locked.home.rglob("*")) if not path.is_relative_to(pages)]
+    assert {path: oct(path.lstat().st_mode) for path in found if path.lstat().st_mode & 0o077} == {}
+
+
+def test_the_list_of_processes_does_not_show_the_password(locked: Locked) -> None:
+    secret = locked.password.removeprefix("plan:").encode()
+    shown = list[bytes]()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            shown.append((process / "cmdline").read_bytes())
+        except OSError:  # it has ended
+            continue
+    assert len(shown) > 1
+    assert not any(secret in arguments for arguments in shown)
+    assert stat.S_IMODE(Path(f"/proc/{locked.server.pid}/environ").stat().st_mode) == 0o400
+
+
+def test_a_person_is_told_where_the_password_is_and_never_what_it_is(locked: Locked) -> None:
+    (notice,) = locked.notices
+    assert f"its pages ask for a password: `cat {locked.folder.password_file}` prints it" in notice
+    (found,) = [one for one in diagnose(Settings(home=locked.home)) if "local Prefect server" in one.what]
+    assert f"`cat {locked.folder.password_file}` prints it" in found.hint
+    status = server_status(Settings(home=locked.home))
+    for text in (notice, found.what, found.hint, repr(status), repr(status.server()), repr(locked.server)):
+        assert locked.password.removeprefix("plan:") not in text
+
+
+async def test_the_commands_of_a_plan_do_not_inherit_a_password_of_prefect(locked: Locked, monkeypatch: pytest.MonkeyPatch) -> None:
+    import logging
+
+    for name in ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"):
+        monkeypatch.setenv(name, locked.password)
+    with use_server(locked.server):
+        ended = await run_group(["env"], cwd=None, env={}, stdin=None, logger=logging.getLogger("test"))
+    assert locked.password not in ended.stdout
+
+
+def test_the_servers_environment_has_no_password_of_the_caller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING", "prefect_server_api_auth_string"):
+        monkeypatch.setenv(name, "of another server")
+    assert "of another server" not in server_environment(ServerFolder(tmp_path), 4711, None).values()
+    assert server_environment(ServerFolder(tmp_path), 4711, "ours")["PREFECT_SERVER_API_AUTH_STRING"] == "ours"
+
+
+# Its owner's own commands need no password to be typed.
+
+
+class Waiting:
+    """`plan run` without a terminal, which has come to its gate."""
+
+    def __init__(self, locked: Locked, folder: Path) -> None:
+        (folder / "release.yaml").write_text(WAITS)
+        self.process = subprocess.Popen(
+            [*PLAN, "run", "release.yaml"],
+            cwd=folder,
+            env=locked.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stderr is not None
+        self.told = list[str]()
+        for line in self.process.stderr:
+            self.told.append(line)
+            if "`plan approve " in line:
+                break
+        self.run_id = self.told[-1].partition("`plan approve ")[2].partition("`")[0].split()[0]
+
+    def end(self) -> int:
+        _, err = self.process.communicate(timeout=BOUND_SECONDS)
+        assert "Traceback" not in err, err
+        assert "401" not in err, err
+        return self.process.returncode
+
+
+@pytest.fixture
+def waiting(locked: Locked, tmp_path: Path) -> Iterator[Waiting]:
+    run = Waiting(locked, tmp_path)
+    yield run
+    run.process.kill()
+
+
+def plan(locked: Locked, *words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    given = {**locked.environment(), **environment}
+    return subprocess.run([*PLAN, *words], env=given, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+
+
+def test_a_run_with_a_gate_is_answered_in_its_form_and_shown_to_its_end(locked: Locked, waiting: Waiting, tmp_path: Path) -> None:
+    forms = list[dict[str, Any]]()
+    deadline = time.monotonic() + BOUND_SECONDS
+    while not forms and time.monotonic() < deadline:
+        listed = plan(locked, "gates", "--api", "--json")
+        assert listed.returncode == 0, listed.stderr
+        forms = [form for line in listed.stdout.splitlines() if (form := json.loads(line))["run_id"] == waiting.run_id]
+    flow_run = f"/api/flow_runs/{forms[0]['flow_run_id']}"
+    answer = {"run_input": {"decision": "approve"}}
+    assert locked.ask("POST", f"{flow_run}/resume", answer)[0] == 401
+    assert locked.ask("POST", f"{flow_run}/set_state", {"state": {"type": "RUNNING"}, "force": True})[0] == 401
+    assert not (tmp_path / "said.txt").exists()
+    given = plan(locked, "approve", waiting.run_id, "--api")
+    assert given.returncode == 0, given.stderr
+    assert waiting.end() == 0
+    assert (tmp_path / "said.txt").read_text() == "said\n"
+    assert locked.password not in (tmp_path / "env.txt").read_text()
+    shown = json.loads(locked.ask("GET", flow_run, headers=basic(locked.password))[1])
+    assert shown["state"]["type"] == "COMPLETED"
+    steps = {"flow_runs": {"id": {"any_": [forms[0]["flow_run_id"]]}}}
+    deadline = time.monotonic() + BOUND_SECONDS
+    while True:  # states of task runs come as events, over a websocket
+        named = json.loads(locked.ask("POST", "/api/task_runs/filter", steps, basic(locked.password))[1])
+        if [(run["name"], run["state_type"]) for run in named] == [("say", "COMPLETED")]:
+            break
+        assert time.monotonic() < deadline, named
+    logs = plan(locked, "logs", waiting.run_id)
+    assert logs.returncode == 0, logs.stderr
+
+
+def test_a_run_that_was_killed_at_its_gate_is_shown_as_cancelled_once_it_is(locked: Locked, waiting: Waiting) -> None:
+    waiting.process.kill()
+    waiting.process.wait()
+    cancelled = plan(locked, "cancel", waiting.run_id)
+    assert cancelled.returncode == 0, cancelled.stderr
+    reconciled = plan(locked, "reconcile")
+    assert reconciled.returncode == 0, reconciled.stderr
+    open_ones = {"flow_runs": {"state": {"type": {"any_": ["PENDING", "RUNNING", "PAUSED"]}}}}
+    assert locked.ask("POST", "/api/flow_runs/count", open_ones, basic(locked.password)) == (200, "0")
+
+
+def test_a_command_that_is_given_the_servers_url_is_told_what_is_missing(locked: Locked) -> None:
+    said = plan(locked, "doctor", PREFECT_API_URL=locked.server.api_url)
+    assert said.returncode == 2
+    assert "it refuses the credentials (HTTP 401): PREFECT_API_AUTH_STRING or PREFECT_API_KEY is missing or wrong" in said.stdout
+    said = plan(locked, "doctor", PREFECT_API_URL=locked.server.api_url, PREFECT_API_AUTH_STRING=locked.password)
+    assert "answers (set by the environment variable PREFECT_API_URL)" in said.stdout
+
+
+# When a password is demanded.
+
+
+@pytest.mark.parametrize(
+    ("mode", "ssh", "others", "why"),
+    [
+        ("auto", "", [], None),
+        ("auto", "198.51.100.7 50022 192.0.2.9 22", [], "this machine is reached over SSH"),
+        ("auto", "", ["ana"], "other people can log in to this machine (ana)"),
+        ("auto", "", ["ana", "bo", "cy", "di"], "other people can log in to this machine (ana, bo, cy, …)"),
+        ("off", "198.51.100.7 50022 192.0.2.9 22", ["ana"], None),
+        ("on", "", [], "PLAN_ADAPTER_LOCAL_SERVER_AUTH=on"),
+    ],
+)
+def test_a_password_is_demanded_where_others_could_reach_the_server(
+    monkeypatch: pytest.MonkeyPatch, mode: str, ssh: str, others: list[str], why: str | None
+) -> None:
+    monkeypatch.setenv("SSH_CONNECTION", ssh)
+    monkeypatch.setattr(server_password, "other_people", lambda: others)
+    assert why_password(mode) == why
+
+
+def test_people_are_accounts_with_a_shell_that_are_neither_services_nor_root_nor_this_one() -> None:
+    import pwd
+
+    shells = {one.pw_name: one.pw_shell for one in pwd.getpwall()}
+    assert {"root", "daemon", "nobody"}.isdisjoint(other_people())
+    assert pwd.getpwuid(os.geteuid()).pw_name not in other_people()
+    assert all(not shells[name].endswith(("/nologin", "/false")) for name in other_people())
+
+
+def test_a_server_that_demands_a_password_is_used_by_auto_too(locked: Locked) -> None:
+    found = ensure_server(Settings(home=locked.home, local_server_auth="auto"), notify=pytest.fail)
+    assert (found.pid, found.password) == (locked.server.pid, locked.password)
+
+
+def test_a_server_in_the_other_mode_is_kept_while_runs_wait_and_restarted_when_none_does(locked: Locked, waiting: Waiting) -> None:
+    off, on = (Settings(home=locked.home, local_server_auth=mode) for mode in ("off", "on"))
+    with pytest.raises(NoServerError, match=r"AUTH=off, but the local Prefect server .* demands a password, .*type `plan down`"):
+        ensure_server(off, notify=pytest.fail)
+    assert plan(locked, "cancel", waiting.run_id).returncode == 0
+    assert waiting.end() == 4
+    stop_server(on)
+    started = ensure_server(off, notify=lambda _: None)
+    assert started.password is None
+    assert locked.ask(*RUNS)[0] == 200
+    notices = list[str]()
+    again = ensure_server(on, notify=notices.append)
+    assert notices[0] == "restarting the local Prefect server with a password (PLAN_ADAPTER_LOCAL_SERVER_AUTH=on)"
+    assert again.password == locked.password
+    assert again.api_url == locked.server.api_url
+    assert locked.ask(*RUNS)[0] == 401

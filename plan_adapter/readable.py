@@ -86,21 +86,16 @@ def without_passwords(text: str) -> str:
     return re.sub(r"\S+", _without_password, text) if "://" in text and "@" in text else text
 
 
-def words(text: str, *, cell: bool = False) -> str:
-    """Return `text` in one line in which Markdown makes nothing but inline code of what stands between backticks; `cell`: of a table.
+def words(text: str) -> str:
+    """Return `text` in one line in which Markdown makes nothing but inline code of what stands between backticks.
 
     What GFM would make a link by itself (an address) becomes inline code, too.
     """
     parts: list[str] = []
     for index, part in enumerate(_SPAN.split(one_line(text))):
-        parts += [_as_code(part, cell)] if index % 2 and part.strip() else _plain_words(part, cell)
+        parts += [code(part)] if index % 2 and part.strip() else _plain_words(part)
     shown = "".join(_apart(parts))
     return _START.sub(r"\1\\\2", shown, count=1) if _START.match(shown) else shown
-
-
-def code_cell(text: str) -> str:
-    r"""Return `text` as Markdown inline code for a cell of a table; `\|`, which no such code can hold, has a blank in it."""
-    return code(text.replace("\\|", "\\ |")).replace("|", "\\|")
 
 
 def is_secret_name(name: str) -> bool:
@@ -152,15 +147,11 @@ def unescaped(markdown: str) -> str:
     return _ESCAPE.sub(lambda found: found[2] or found[0], markdown)
 
 
-def _as_code(text: str, cell: bool) -> str:
-    return code_cell(text) if cell else code(text)
-
-
-def _plain_words(text: str, cell: bool) -> list[str]:
+def _plain_words(text: str) -> list[str]:
     parts: list[str] = []
     for number, word in enumerate(text.split(" ")):
         parts += [" "] if number else []
-        parts += [_as_code(word, cell) if _LINKED.search(word) else _SPECIAL.sub(r"\\\g<0>", word)] if word else []
+        parts += [code(word) if _LINKED.search(word) else _SPECIAL.sub(r"\\\g<0>", word)] if word else []
     return parts
 
 

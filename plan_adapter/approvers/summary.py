@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from plan_adapter.gate_text import for_terminal
+from plan_adapter.gate_text import without_picture
 from plan_adapter.readable import moment, one_line, visible
 from plan_adapter.record import ApprovalRequest
 
@@ -13,12 +13,12 @@ DIGESTS = "\n### Digests\n"
 
 
 def gate_summary(request: ApprovalRequest) -> str:
-    """Return the beginning of the text, a line per step, all that cannot be undone, the approval digest and the time limit."""
-    text = for_terminal(request.text).rpartition(DIGESTS)[0] or request.text
+    """Return the beginning of the text, all that cannot be undone, the approval digest and the time limit."""
+    text = without_picture(request.text).rpartition(DIGESTS)[0] or request.text
     lines, is_approval = list(_compact(text)), request.kind == "approval"
     shown, rest = lines[:SHOWN_LINES], lines[SHOWN_LINES:]
     if rest:
-        shown += [line for line in rest if ALWAYS_SHOWN in line]
+        shown += [line for line in rest if ALWAYS_SHOWN in line.casefold()]
         shown.append(f"… {len(rest)} more lines; all of it: v" + (f", or `plan approve {request.run_id} --show`" if is_approval else ""))
     if not lines:
         shown.append(one_line(f"{request.name}{f', step {request.step_id}' if request.step_id else ''}: {request.description}"))
@@ -29,24 +29,9 @@ def gate_summary(request: ApprovalRequest) -> str:
 
 
 def _compact(text: str) -> Iterator[str]:
-    """Yield the lines of `text` with the rows of its tables as plain lines, and none that is empty but before a heading."""
-    columns: list[str] = []
+    """Yield the lines of `text` without empty ones but before a heading."""
     for line in text.splitlines():
-        if not line.startswith(("| ", "|-")):
-            columns = []
-            if line.startswith(("## ", "### ")):
-                yield ""
-            if line.strip():
-                yield line
-        elif not columns:
-            columns = _cells(line)
-        elif not line.startswith("|-"):
-            yield "  ".join(_named(column, cell) for column, cell in zip(columns, _cells(line), strict=False) if cell != "-")
-
-
-def _cells(row: str) -> list[str]:
-    return [cell.strip() for cell in row.strip().strip("|").split(" | ")]
-
-
-def _named(column: str, cell: str) -> str:
-    return f"{column}: {cell}" if column == "at most" else cell
+        if line.startswith(("## ", "### ")):
+            yield ""
+        if line.strip():
+            yield line

@@ -11,7 +11,7 @@ from plan_adapter.approval import answer_to, os_user, refusal
 from plan_adapter.approvers.conversation import Conversation
 from plan_adapter.approvers.summary import gate_summary
 from plan_adapter.execution.standing import resolve_command
-from plan_adapter.gate_text import for_terminal
+from plan_adapter.gate_text import without_picture
 from plan_adapter.record import Answer, Approval, ApprovalRequest, Resolution
 
 Edit: TypeAlias = Callable[[ApprovalRequest, Conversation], Awaitable[bool]]
@@ -79,7 +79,7 @@ class TerminalApprover:
                     if word.casefold() in ("done", "again", "abort"):
                         return await self._outcome(cast("Resolution", word.casefold()))
                     if word.casefold() in ("v", "view"):
-                        conversation.say(for_terminal(request.text))
+                        conversation.say(without_picture(request.text))
                     else:
                         conversation.say("\n".join(f"  {key:5}  {text}" for key, text in _OUTCOME_HELP.items()))
         if not self._is_alone:
@@ -130,7 +130,7 @@ class TerminalApprover:
             note = await conversation.ask("Why not? (one line, may be empty) ")
             return self._said(request, approve=False, note=note or "")
         if word in ("v", "view"):
-            conversation.say(for_terminal(request.text))
+            conversation.say(without_picture(request.text))
         elif word in ("e", "edit") and self._edit is not None and self._may_edit(request):
             if await self._edit(request, conversation):
                 return await _never()  # this gate is closed now, and the next one asks

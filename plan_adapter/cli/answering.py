@@ -154,11 +154,13 @@ def what_follows(gate: "Gate", run: "PlanRun", decision: Decision | Resolution) 
 
 async def show_gate(place: Place, store: "PlanStore", *, as_json: bool) -> int:
     """Print the whole text of a gate, and answer nothing."""
+    from plan_adapter.gate_text import without_picture
+
     _, gate = await find_gate(place, store)
     if as_json:
         output.json_line({**gate_json(gate), "text": gate.text})
     else:
-        output.line(gate.text.rstrip("\n"))
+        output.line(without_picture(gate.text).rstrip("\n"))
     return ExitCode.DONE
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, cast, get_args
 from prefect.input import RunInput
 from pydantic import Field, JsonValue, create_model
 
+from plan_adapter.gate_text import split_text, without_picture
 from plan_adapter.readable import counted, prose
 from plan_adapter.record import Answer, ApprovalRequest, Decision, GateKind, GateRules, Resolution
 
@@ -18,6 +19,11 @@ MAX_RESULT_CHARACTERS = 20_000
 MAX_LISTED_APPROVERS = 50
 MAX_TEXT_CHARACTERS = 100_000
 """Of a description. Prefect takes far more and shows it to nobody's use: browsers hang in the picture and the tables."""
+
+ARTIFACT = "plan-to-approve"
+"""The key of the artifact that has the whole text of a plan's gate, with its picture."""
+
+_FOLD = "<details><summary><b>All details: read them before you approve</b></summary>"
 
 _REQUIRED: Any = ...
 _DECISIONS: dict[GateKind, tuple[str, ...]] = {"approval": get_args(Decision), "outcome": get_args(Resolution)}
@@ -42,11 +48,11 @@ def form_of(request: ApprovalRequest) -> type[RunInput]:
     fields: dict[str, Any] = {
         "decision": (
             Literal[get_args(Decision)],
-            Field(title="Decision", description="approve: it runs as shown. reject: it does not. request_changes: say in the note what."),
+            Field(title="Decision", description="For request_changes, say in the note what to change."),
         ),
         "approver": (str, _approver(request.rules)),
         **_proofs(request.rules, signs="plan approve --sign"),
-        "note": (str, _note("Kept with the answer; why, or what to change.")),
+        "note": (str, _note()),
     }
     return create_model("Answer", __base__=RunInput, **fields)
 
@@ -56,7 +62,7 @@ def _outcome_form(rules: GateRules) -> type[RunInput]:
     fields: dict[str, Any] = {
         "decision": (
             Literal[get_args(Resolution)],
-            Field(title="How it ended", description="done: it was done. again: it was not, make it again. abort: end the run here."),
+            Field(title="How it ended"),
         ),
         "result": (
             str,
@@ -69,23 +75,32 @@ def _outcome_form(rules: GateRules) -> type[RunInput]:
         ),
         "approver": (str, _approver(rules)),
         **_proofs(rules, signs="plan resolve --api --sign"),
-        "note": (str, _note("Kept with the answer; how you know.")),
+        "note": (str, _note("How you know.")),
     }
     return create_model("Outcome", __base__=RunInput, **fields)
 
 
-def _note(description: str) -> Any:
+def _note(description: str | None = None) -> Any:
     return Field(default="", max_length=MAX_NOTE_CHARACTERS, title="Note", description=description)
 
 
 def description_of(request: ApprovalRequest, *, refused: str | None = None) -> str:
-    """Return the Markdown above the form: why the answer before was not taken, then what is asked, cut where it is too long."""
-    parts = [_cut(request.text, request.run_id)]
+    """Return the Markdown above the form: why the answer before was not taken, the first screen of what is asked, and the rest folded.
+
+    Prefect's newer UI folds the rest, so that `decision` stays in sight; the older one shows it in a box of its own, which scrolls.
+    """
+    first, rest = split_text(_cut(without_picture(request.text), request))
+    parts = [first, *([_FOLD, rest, "</details>"] if rest else [])]
     if refused:
-        nothing = "That answer started nothing." if request.step_id is None else "This call was not made."
-        nothing = "Nothing was decided." if request.kind == "outcome" else nothing
-        parts.insert(0, f"**The answer before was not taken:** {prose(refused)}\n\n**{nothing} Please answer again.**\n\n---")
-    return "\n\n".join(parts)
+        nothing = "Nothing has run" if request.step_id is None else "This call was not made"
+        nothing = "Nothing was decided" if request.kind == "outcome" else nothing
+        parts.insert(0, f"**The answer before was not taken:** {prose(refused).rstrip('.')}. **{nothing}; please answer again.**")
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def text_shown(description: str) -> str:
+    """Return what `description_of` made without the marks that fold it, for a terminal."""
+    return description.replace(f"\n{_FOLD}\n\n", "\n").replace("\n\n</details>\n", "\n")
 
 
 def answer_of(raw: object, kind: GateKind = "approval") -> Answer:
@@ -153,7 +168,6 @@ def _approver(rules: GateRules) -> Any:
         max_length=MAX_NAME_CHARACTERS,
         pattern=r"\S",
         title="Your name",
-        description="Who answers; recorded with the answer." + (" Only these people may." if listed else ""),
         json_schema_extra={"enum": cast("list[Any]", listed)} if listed else None,
     )
 
@@ -168,7 +182,7 @@ def _proofs(rules: GateRules, *, signs: str) -> dict[str, Any]:
             default=_REQUIRED if only else "",
             pattern=r"^[0-9]{6}$" if only else r"^([0-9]{6})?$",
             title="One-time code",
-            description="The six digits that your authenticator app shows now; each counts once.",
+            description="The six digits that your authenticator app shows now.",
         )
         fields["code"] = (str, code)
     if "ssh_signature" in known_by:
@@ -184,7 +198,7 @@ def _proofs(rules: GateRules, *, signs: str) -> dict[str, Any]:
     return fields
 
 
-def _cut(text: str, run_id: str | None) -> str:
+def _cut(text: str, request: ApprovalRequest) -> str:
     """Return `text`, where it is too long up to the last heading, paragraph or line before the limit, and where the rest is."""
     if len(text) <= MAX_TEXT_CHARACTERS:
         return text
@@ -194,8 +208,15 @@ def _cut(text: str, run_id: str | None) -> str:
     if fence := _open_fence(kept):
         kept += f"\n{fence}"
     rest = counted(len(text) - len(kept), "character")
-    command = f"`plan show {run_id}`" if run_id else "`plan show`"
-    return f"{kept}\n\n**Cut here: {rest} more.** Read all of it before you approve: in the artifact of this flow run, or by {command}."
+    where = f"`{_show(request)}`" if request.step_id is not None else f"`{_show(request)}`, or the artifact `{ARTIFACT}` of this flow run"
+    return f"{kept}\n\n**Cut here: {rest} more.** Read all of it before you approve: {where}."
+
+
+def _show(request: ApprovalRequest) -> str:
+    """Return the command that shows the whole text of a gate."""
+    verb = "resolve" if request.kind == "outcome" else "approve"
+    step = "" if request.step_id is None else f" --step {request.step_id}" + ("" if request.item is None else f" --item {request.item}")
+    return f"plan {verb} {request.run_id or 'RUN'}{step} --show"
 
 
 def _open_fence(text: str) -> str | None:

@@ -16,6 +16,8 @@ from prefect.states import Cancelled, Completed, Failed
 from plan_adapter.approval import Asking
 from plan_adapter.engine.compiler import safe_name
 from plan_adapter.engine.connection import under_worker
+from plan_adapter.engine.form import ARTIFACT
+from plan_adapter.engine.gate_events import publish_text
 from plan_adapter.engine.gate_labels import read_labels
 from plan_adapter.engine.gate_logs import Tell, place_of, teller
 from plan_adapter.engine.gate_prompt import FIRST_WAIT, LAST_WORD_SECONDS, LONGEST_WAIT, TROUBLE, GateCancelledError, Prompt
@@ -58,13 +60,23 @@ async def ask_in_form(asking: Asking, *, poll_seconds: float = POLL_SECONDS, app
     if flow is None or flow.flow_run is None or not isinstance(flow.client, PrefectClient):
         raise RuntimeError("a form is shown inside a running flow")
     if asking.request.step_id is None:
-        tell = teller(flow)
+        tell, published = teller(flow), asyncio.create_task(_publish(asking.request))
         if asking.request.rules.release and flow.flow_run.deployment_id is not None and under_worker():
+            await asyncio.wait({published}, timeout=LAST_WORD_SECONDS)
             await release(asking, flow.flow_run.id, flow.client, tell)
         prompt = Prompt(asking, flow.flow_run.id, flow.client, poll_seconds=poll_seconds, tell=tell)
-        await _on_page_of_run(prompt, asking, approval_of, tell)
+        try:
+            await _on_page_of_run(prompt, asking, approval_of, tell)
+        finally:
+            await asyncio.wait({published}, timeout=LAST_WORD_SECONDS)
+            published.cancel()
     else:
         await _StepGate(asking, flow, poll_seconds=poll_seconds, approval_of=approval_of).run()
+
+
+async def _publish(request: ApprovalRequest) -> None:
+    """Keep the whole text, with the picture that a form does not show, as an artifact of the run."""
+    await publish_text(request.text, key=ARTIFACT, description="What was asked at the plan's gate, with a picture of the order")
 
 
 async def _on_page_of_run(prompt: Prompt, asking: Asking, approval_of: ApprovalOf | None, tell: Tell) -> None:

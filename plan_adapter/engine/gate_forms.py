@@ -18,7 +18,7 @@ from prefect.input import aread_flow_run_input, keyset_from_base_key
 from prefect.states import Cancelled, Scheduled
 
 from plan_adapter.engine.connection import trouble_with_server
-from plan_adapter.engine.form import NotAnAnswerError, answer_of, values_of
+from plan_adapter.engine.form import NotAnAnswerError, answer_of, text_shown, values_of
 from plan_adapter.engine.gate_labels import GateLabels, read_labels
 from plan_adapter.engine.states import WAITING
 from plan_adapter.errors import NoServerError, NotApprovedError, RunConflictError
@@ -84,7 +84,7 @@ async def text_of(form: OpenForm) -> str:
         found: object = await aread_flow_run_input(key, flow_run_id=UUID(form.flow_run_id))
     except httpx.HTTPError as error:
         raise _no_server(error) from error
-    return found if isinstance(found, str) else ""
+    return text_shown(found) if isinstance(found, str) else ""
 
 
 async def collected_answer(gate: Gate) -> Answer | None:

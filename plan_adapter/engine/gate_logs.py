@@ -27,11 +27,15 @@ def place_of(request: ApprovalRequest) -> str:
     return str(request.step_id) if request.item is None else f"{request.step_id} {request.item}"
 
 
+_IN_THE_UI = "answer with the button Resume (in Prefect's newer UI: in the menu ⋮)"
+"""Where each of Prefect's UIs has the button, on the page of the flow run."""
+
+
 def waiting(request: ApprovalRequest) -> str:
     """Return that the gate of `request` is open, and how it is answered."""
     if request.kind == "outcome":
         command = resolve_command(str(request.run_id), (str(request.step_id), request.item))
-        return f"asks how {place_of(request)} ended, of which nobody knows it: answer in the menu ⋮ → Resume, or `{command}`"
+        return f"asks how {place_of(request)} ended, which nobody knows: {_IN_THE_UI}, or with `{command}`"
     step = "" if request.step_id is None else f" --step {request.step_id}" + ("" if request.item is None else f" --item {request.item}")
     until = "" if request.expires_at is None else f", until {request.expires_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-    return f"waits for an approval{until}: answer in the menu ⋮ → Resume, or `plan approve {request.run_id}{step}`"
+    return f"waits for an approval{until}: {_IN_THE_UI}, or with `plan approve {request.run_id}{step}`"

@@ -4,9 +4,9 @@ from collections.abc import Collection, Mapping
 
 from pydantic import JsonValue
 
-from plan_adapter.canonical import Change, PlanDiff, diff_plans
+from plan_adapter.canonical import Change, diff_plans
 from plan_adapter.gate_text.phrases import EFFECTS_SHOWN, NAMED, named
-from plan_adapter.plan import EFFECTS, ExecutionPlan, Step
+from plan_adapter.plan import EFFECTS, ExecutionPlan
 from plan_adapter.preview import Preview, StepPreview
 from plan_adapter.readable import as_text, code, is_secret_name, masked, secret_parameters
 
@@ -18,10 +18,10 @@ CHARACTERS_SHOWN = 200
 def changes_section(
     earlier: ExecutionPlan, preview: Preview, *, kept: Collection[str], schemas: Mapping[str, dict[str, JsonValue]]
 ) -> list[str]:
-    """Return what is otherwise in the plan of `preview` than in `earlier`; `kept` are the steps whose approvals stay valid."""
+    """Return how the plan of `preview` differs from `earlier`; `kept` are the steps whose approvals stay valid."""
     before, now = {step.id: step for step in earlier.steps}, {step.step.id: step for step in preview.steps}
     diff = diff_plans(earlier, preview.plan)
-    lines = ["### What changed", "", *_raised(diff, before, now)]
+    lines = ["### What changed", ""]
     lines += [f"- **added** {code(name)}: {_called(now[name])}" for name in diff.added]
     lines += [f"- **removed** {code(name)}: {code(before[name].tool_name or '')}" for name in diff.removed if name in before]
     secret = {name: secret_parameters(schema) for name, schema in schemas.items()}
@@ -30,23 +30,25 @@ def changes_section(
         lines.append(_change_line(change, secret.get(owner.step.tool_name or "", ()) if owner is not None else ()))
     more = len(diff.changed) - CHANGES_SHOWN
     lines += [f"- … {more} more changes"] if more > 0 else []
-    lines += [f"- **stands elsewhere now**: {named(diff.reordered, NAMED)}"] if diff.reordered else []
+    lines += [f"- **moved**: {named(diff.reordered, NAMED)}"] if diff.reordered else []
     touched = {*diff.added, *diff.reordered, *map(_step_of, diff.changed)}
     same = [name for name in now if name not in touched]
     lines += ["- nothing"] if not diff else []
     lines += [f"- unchanged: {named(same, NAMED)}"] if same else []
-    lines += [f"- approved before, and still: {named(list(kept), NAMED)}"] if kept else []
+    lines += [f"- still approved: {named(list(kept), NAMED)}"] if kept else []
     return [*lines, ""]
 
 
-def _raised(diff: PlanDiff, before: Mapping[str, Step], now: Mapping[str, StepPreview]) -> list[str]:
-    lines = list[str]()
-    for name in diff.raised:
+def raised_notices(earlier: ExecutionPlan, preview: Preview) -> list[str]:
+    """Return which steps may do more than in `earlier`, for the top of the first screen."""
+    before, now = {step.id: step for step in earlier.steps}, {step.step.id: step for step in preview.steps}
+    notices = list[str]()
+    for name in diff_plans(earlier, preview.plan).raised:
         was = before[name].effect
-        # A step without a word of its own has its tool's effect, which may be none more than was written.
+        # A step that names no effect has its tool's, which may be no more than the one that was written.
         if name in now and was is not None and EFFECTS.index(now[name].effect) > EFFECTS.index(was):
-            lines.append(f"- ⚠️ **MAY DO MORE THAN BEFORE: {code(name)}**, {was} → **{now[name].effect}**")
-    return lines
+            notices.append(f"MAY DO MORE THAN BEFORE: {code(name)}, {was} → {now[name].effect}")
+    return notices
 
 
 def _step_of(change: Change) -> str:

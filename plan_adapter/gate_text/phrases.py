@@ -22,11 +22,11 @@ def uses_secrets(secrets: Sequence[str]) -> list[str]:
 
 
 def expiry(plan: ExecutionPlan, expires_ms: int, step: Step | None) -> str:
-    """Return the line that says what happens without an answer at the gate of the plan, or of a step; 0 is no limit."""
+    """Return the sentence that says what happens without an answer at the gate of the plan, or of a step; 0 is no limit."""
     if not expires_ms:
-        return "- waits for an answer without limit"
+        return "It waits for an answer without limit."
     skips = step is not None and (plan.approval or ApprovalPolicy()).expires == "skip"
-    return f"- without an answer within {duration(expires_ms)}: {'the step is skipped' if skips else 'rejected'}"
+    return f"{'Skipped' if skips else 'Rejected'} without an answer within {duration(expires_ms)}."
 
 
 def retries(step: Step) -> str:

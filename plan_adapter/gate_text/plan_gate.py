@@ -4,10 +4,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 from pydantic import JsonValue
 
-from plan_adapter.gate_text.changes import changes_section
+from plan_adapter.gate_text.changes import changes_section, raised_notices
+from plan_adapter.gate_text.first_screen import FEWEST, HEIGHT, first_steps, height_of, opening
 from plan_adapter.gate_text.phrases import NAMED, expiry, named, uses_secrets
-from plan_adapter.gate_text.sections import ORDER, STEPS, digests_section, document, masked_note, notice_lines, quoted, title
-from plan_adapter.gate_text.steps_table import size_of, steps_table
+from plan_adapter.gate_text.sections import ORDER, description_section, digests_section, document, masked_note, notice_lines, title
+from plan_adapter.gate_text.steps_list import size_of, steps_list
 from plan_adapter.gate_text.values import Values, value_lines
 from plan_adapter.listing import REPLAN_FACT, operators_fact
 from plan_adapter.pictures import mermaid
@@ -18,9 +19,6 @@ from plan_adapter.validation import BoundPlan
 
 LIMIT_BYTES = 200_000
 """How large the text of a gate may be before steps of the plan are left out of it."""
-
-FIRST_CHARACTERS, FIRST_LINES = 500, 10
-"""How long a description may be to stand before what is asked."""
 
 _DOES: dict[Effect, str] = {"read": "read", "idempotent_write": "repeatable write", "write": "write"}
 _LEGEND = "Blue reads; yellow writes, and may be repeated safely; **red writes**; a hexagon asks again before it runs."
@@ -39,51 +37,57 @@ def plan_gate_text(
     origin: Sequence[str] = (),
     limit_bytes: int = LIMIT_BYTES,
 ) -> str:
-    """Return what an approval of a plan covers: what it does, what changed since `earlier`, every call, what cannot be undone, digests.
+    """Return what an approval of a plan covers: on the first screen what it calls and what cannot be undone, then every detail.
 
     `gated` are the steps that ask again before they run, `kept` those whose approvals stay valid; `expires_ms` 0 is no limit; `tools` is
     the section that says which tools changed, `origin` the one that says what a model was asked for.
-    Above `limit_bytes` steps at the end of the table are left out, and the text says so; nothing else is.
+    Above `limit_bytes` steps at the end of the list are left out, and the text says so; nothing else is.
     """
     validated, gates = bound.validated, frozenset(gated)
     preview = preview_plan(validated, inputs=bound.inputs, approval_digest=approval_digest, requires_approval=True)
     values = Values.of(bound)
-    head = [*notice_lines(notices), f"## {title(preview.plan)}", "", *_about(preview, gates, expires_ms), *_inputs(bound.inputs, values)]
-    head += origin
-    if earlier is not None:
-        head += changes_section(earlier, preview, kept=kept, schemas=values.schemas)
-    head += [*tools, *_order(bound, preview, gates), STEPS, ""]
-    tail = [*_irreversible(preview), *digests_section(validated.digest, approval_digest=approval_digest)]
-    steps = steps_table(preview, gates, values, limit_bytes=limit_bytes - size_of([*head, *tail]))
-    return document([*head, *steps, *masked_note(values), *tail])
+    first = [
+        *notice_lines([*notices, *([] if earlier is None else raised_notices(earlier, preview))]),
+        *opening(f"Approve {title(preview.plan)}?", preview.plan.description),
+    ]
+    decided = _decided(preview, expires_ms)
+    first += [*first_steps(preview, gates, values, height=max(HEIGHT - height_of([*first, *decided]), FEWEST)), "", *decided]
+    before = [] if earlier is None else changes_section(earlier, preview, kept=kept, schemas=values.schemas)
+    before += [*tools, *_about(preview, gates), *description_section(preview.plan.description), *_inputs(bound.inputs, values), *origin]
+    before += ["### Steps", ""]
+    after = [*_irreversible(preview), *_order(bound, preview, gates), *digests_section(validated.digest, approval_digest=approval_digest)]
+    steps = steps_list(preview, gates, values, limit_bytes=limit_bytes - size_of([*first, *before, *after]))
+    return document(first, [*before, *steps, *masked_note(values), *after])
 
 
-def _about(preview: Preview, gates: frozenset[str], expires_ms: int) -> list[str]:
-    description = preview.plan.description
-    glance, why = _at_a_glance(preview, gates, expires_ms), quoted(description)
-    # Nobody must scroll past a long description to see what is dangerous.
-    return [*why, *glance] if len(description) <= FIRST_CHARACTERS and len(why) <= FIRST_LINES else [*glance, *why]
+def _decided(preview: Preview, expires_ms: int) -> list[str]:
+    """Return the sentences below the steps on the first screen."""
+    final = named([step.step.id for step in preview.irreversible])
+    if preview.irreversible:
+        danger = f"**Cannot be undone: {final}.**"
+    else:
+        danger = "Every write can be undone." if any(step.effect != "read" for step in preview.steps) else "It only reads."
+    return [f"{danger} {expiry(preview.plan, expires_ms, None)}", ""]
 
 
-def _at_a_glance(preview: Preview, gates: frozenset[str], expires_ms: int) -> list[str]:
+def _about(preview: Preview, gates: frozenset[str]) -> list[str]:
+    """Return what is to be known of the run as a whole, a fact a line."""
     plan = preview.plan
     counts = ", ".join(counted(count, _DOES[effect]) for effect, count in preview.effects.items())
-    writes, asks = [step.step.id for step in preview.irreversible], [step.step.id for step in preview.steps if step.step.id in gates]
+    asks = [step.step.id for step in preview.steps if step.step.id in gates]
     undone = [step.step.id for step in preview.steps if step.rollback is not None]
     or_asked = ", or if somebody who may approve it asks for that" if gates else ""
     longest = "no limit" if preview.worst_case_ms is None else duration(preview.worst_case_ms)
     return [
-        "**Asked: may exactly this plan run?**",
+        "### The run",
         "",
         f"- {counted(len(preview.steps), 'step')}: {counts}",
-        f"- **cannot be undone: {named(writes)}**" if writes else "- nothing in it that could not be undone",
         *([f"- undone if the run fails{or_asked}: {named(undone)}"] if undone else []),
         *([f"- asks again before {named(asks)}"] if asks else []),
         *uses_secrets(preview.secrets),
         *([f"- {REPLAN_FACT}"] if plan.on_failure == "replan" else []),
         *([f"- {operators_fact(plan.approval)}"] if plan.approval is not None and plan.approval.operators else []),
-        f"- takes at most: {longest}" + (", waiting for answers apart" if asks else ""),
-        expiry(plan, expires_ms, None),
+        f"- takes at most: {longest}" + (", not counting waits for answers" if asks else ""),
         "",
     ]
 

@@ -1,29 +1,35 @@
 """The sections that the texts of all gates have, from the notices above the heading to the digests at the end."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from pydantic import JsonValue
-
-from plan_adapter.gate_text.values import SHOWN_CHARACTERS, Values, value_lines
+from plan_adapter.gate_text.first_screen import short_description
+from plan_adapter.gate_text.values import SHOWN_CHARACTERS, Values
 from plan_adapter.plan import ExecutionPlan
-from plan_adapter.readable import code, words
+from plan_adapter.readable import words
 
 TITLE_CHARACTERS = 100
 """How much of a plan's name is its heading; the digests cover all of it."""
 
-ORDER, STEPS = "### Order", "### Steps"
+ORDER, DIGESTS = "### Order", "### Digests"
 
 
-def document(lines: Iterable[str]) -> str:
-    """Return a whole text of these lines."""
-    return "\n".join(lines).rstrip() + "\n"
+def document(first: Iterable[str], rest: Iterable[str]) -> str:
+    """Return a whole text: its first screen, which has no section, and its sections."""
+    return "\n".join([*first, *rest]).rstrip() + "\n"
 
 
-def for_terminal(text: str) -> str:
-    """Return the text of a gate without its picture, whose source says nothing to people."""
-    before, order, rest = text.partition(f"{ORDER}\n")
-    _, steps, after = rest.partition(f"{STEPS}\n")
-    return before + steps + after if order else text
+def split_text(text: str) -> tuple[str, str]:
+    """Return the first screen of a gate's text, and its sections."""
+    first, start, rest = text.partition("\n### ")
+    return f"{first.rstrip()}\n", f"{start}{rest}".lstrip("\n")
+
+
+def without_picture(text: str) -> str:
+    """Return the text of a gate without its picture, whose source says nothing to people: for where nobody draws it."""
+    # At the beginning of a line, where no text of a plan stands: it could hide what follows.
+    before, order, rest = text.partition(f"\n{ORDER}\n")
+    _, digests, after = rest.rpartition(f"\n{DIGESTS}\n")
+    return before + digests + after if order else text
 
 
 def title(plan: ExecutionPlan) -> str:
@@ -31,10 +37,9 @@ def title(plan: ExecutionPlan) -> str:
     return words(plan.name if len(plan.name) <= TITLE_CHARACTERS else plan.name[:TITLE_CHARACTERS] + "…")
 
 
-def call_heading(step_id: str, item: int | None, plan: ExecutionPlan) -> str:
-    """Return the heading of a gate that asks about one call; `item` counts from 0."""
-    which = f", item {item + 1}" if item is not None else ""
-    return f"## {words(step_id)}{which}: {title(plan)}"
+def call_name(step_id: str, item: int | None) -> str:
+    """Return how a gate names the call that it asks about; `item` counts from 0."""
+    return words(step_id) + (f", item {item + 1}" if item is not None else "")
 
 
 def notice_lines(notices: Sequence[str]) -> list[str]:
@@ -49,19 +54,18 @@ def quoted(text: str) -> list[str]:
     return [*"\n>\n".join(f"> {line}" for line in lines).split("\n"), ""] if lines else []
 
 
-def parameters_section(tool_name: str, parameters: Mapping[str, JsonValue], values: Values) -> list[str]:
-    """Return what one call hands its tool, value by value."""
-    shown = [line for name, value in values.parameters(tool_name, parameters) for line in value_lines(code(name), value)]
-    return ["### Parameters", "", *(shown or ["None."]), ""]
+def description_section(text: str) -> list[str]:
+    """Return the whole description, where the first screen shows only its beginning."""
+    return [] if short_description(text)[1] else ["### Description", "", *quoted(text)]
 
 
 def masked_note(values: Values) -> list[str]:
     """Return what says that something was masked, where something was."""
-    return ["`***` stands for a secret; the call gets its value.", ""] if values.has_masked else []
+    return ["`***` stands for a secret. The call gets the real value.", ""] if values.has_masked else []
 
 
 def digests_section(plan_digest: str, *, approval_digest: str | None = None) -> list[str]:
     """Return what the answer binds to; None where it approves nothing."""
     approval = ["approval digest", approval_digest] if approval_digest is not None else []
     # In a fence: its letters are small enough for the whole of a digest in the width of a form.
-    return ["### Digests", "", "```", *approval, "plan digest", plan_digest, "```"]
+    return [DIGESTS, "", "```", *approval, "plan digest", plan_digest, "```"]

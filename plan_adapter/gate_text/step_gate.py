@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from pydantic import JsonValue
 
 from plan_adapter.expressions import Foresight
+from plan_adapter.gate_text.first_screen import FEWEST, HEIGHT, first_values, height_of, opening
 from plan_adapter.gate_text.phrases import EFFECTS_SHOWN, expiry, retries, uses_secrets
-from plan_adapter.gate_text.sections import call_heading, digests_section, document, masked_note, notice_lines, parameters_section, quoted
+from plan_adapter.gate_text.sections import call_name, description_section, digests_section, document, masked_note, notice_lines, title
 from plan_adapter.gate_text.values import Values, value_lines
 from plan_adapter.plan import Effect, Step
 from plan_adapter.preview import RollbackPreview, preview_rollback
@@ -36,33 +37,28 @@ def step_gate_text(
     # Of this call everything is resolved but secrets; of what would undo it, what uses inputs alone.
     values, known = Values.of(bound, expressions=bool(secrets)), Values.of(bound)
     undo = preview_rollback(step.id, validated, Foresight(bound.inputs))
-    lines = [*notice_lines(notices), call_heading(step.id, item, validated.plan), "", *quoted(step.description)]
-    lines += [
-        f"**Asked: may this one call be made now?** It calls {code(step.tool_name or '')} with the parameters below.",
-        "",
-        _danger(step.id, effect, undo),
-        f"- {_tries(step, validated.plan.timeout_ms_of(step))}",
-        expiry(validated.plan, expires_ms, step),
-        *uses_secrets(secrets),
-        "",
-    ]
-    lines += parameters_section(validated.tools[step.id].name, parameters, values)
-    lines += _rollback_section(undo, known)
+    first = [*notice_lines(notices), *opening(f"Approve {call_name(step.id, item)}?", step.description)]
+    asked = [f"{_danger(effect, undo)} It calls {code(step.tool_name or '')} with:", ""]
+    closing = [f"A step of {title(validated.plan)}. {expiry(validated.plan, expires_ms, step)}", ""]
+    handed = values.parameters(validated.tools[step.id].name, parameters)
+    shown, is_whole = first_values(handed, height=max(HEIGHT - height_of([*first, *asked, *closing]), FEWEST))
+    first += [*asked, *(shown or ["- no parameters"]), "", *closing]
+    rest = [] if is_whole else ["### Parameters", "", *(line for name, value in handed for line in value_lines(code(name), value)), ""]
+    rest += ["### The call", "", f"- {_tries(step, validated.plan.timeout_ms_of(step))}", *uses_secrets(secrets), ""]
+    rest += [*description_section(step.description), *_rollback_section(undo, known)]
     values.has_masked = values.has_masked or known.has_masked
-    lines += masked_note(values)
-    lines += _what_came_before(validated.dependencies[step.id], results or {}, ends or {}, Values(bound.inputs, expressions=False))
-    return document([*lines, *digests_section(validated.digest, approval_digest=approval_digest)])
+    rest += masked_note(values)
+    rest += _what_came_before(validated.dependencies[step.id], results or {}, ends or {}, Values(bound.inputs, expressions=False))
+    return document(first, [*rest, *digests_section(validated.digest, approval_digest=approval_digest)])
 
 
-def _danger(step_id: str, effect: Effect, undo: RollbackPreview | None) -> str:
+def _danger(effect: Effect, undo: RollbackPreview | None) -> str:
+    """Return what the call may do, as a sentence."""
     if undo is not None:
-        does = "reads" if effect == "read" else "**writes**"
-        return f"- {code(step_id)} {does}; if the run fails after it, it is undone as below"
-    if effect == "write":
-        return f"- **{code(step_id)} writes and cannot be undone by this plan**"
-    return f"- {code(step_id)} " + (
-        "reads, and changes nothing" if effect == "read" else "writes, may be repeated safely, and **cannot be undone by this plan**"
-    )
+        return f"It {'reads' if effect == 'read' else '**writes**'}; if the run fails after it, it is undone as described below."
+    if effect == "read":
+        return "It reads, and changes nothing."
+    return f"**It writes{', may be repeated safely,' if effect == 'idempotent_write' else ''} and cannot be undone.**"
 
 
 def _tries(step: Step, timeout_ms: int) -> str:

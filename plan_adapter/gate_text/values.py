@@ -10,14 +10,11 @@ from pydantic import JsonValue
 from plan_adapter.readable import as_text, code, counted, fenced, is_secret_name, masked, visible
 from plan_adapter.validation import BoundPlan
 
-SHORT_CHARACTERS = 72
-"""What a value may be long to stand in its line; a longer one gets a block of its own."""
+SHORT_COLUMNS = 72
+"""How wide a value in a line may be; a wider one gets a block of its own."""
 
-UNBROKEN_CHARACTERS = 32
-"""How long a word of a value may be: the form of UI V2 is 512 pixels wide, whatever the window."""
-
-FOLD_COLUMNS = 56
-"""How wide a line of a block may be: Prefect's form shows 60 columns, and the rest only to who scrolls aside."""
+FOLD_COLUMNS = 50
+"""How wide a word, or a line of a block, may be: both UIs have a form of 512 pixels, and hide what is further right."""
 
 SHOWN_CHARACTERS = 20_000
 """How much of a single value is shown; what is missing is said."""
@@ -55,16 +52,23 @@ class Values:
         return [(name, self.masked(name, value, schema)) for name, value in parameters.items()]
 
 
+def columns_of(text: str) -> int:
+    """Return how wide `text` is in a font of fixed width."""
+    return sum(2 if east_asian_width(character) in "WF" else 1 for character in text)
+
+
+def fits(text: str, columns: int = SHORT_COLUMNS) -> bool:
+    """Return whether a line can show `text` exactly: browsers show one blank for several, and hide the end of a word that is too wide."""
+    words = text.split(" ")
+    return columns_of(text) <= columns and all(words) and max(map(columns_of, words)) <= FOLD_COLUMNS
+
+
 def line_of(value: JsonValue) -> str | None:
-    """Return a value as it stands in a line, exactly; None for one that is too long for it, or that a line or a cell cannot show."""
-    if isinstance(value, str) and (len(value) > SHORT_CHARACTERS or "\n" in value):
+    """Return a value as it stands in a line, exactly; None for one that needs a block."""
+    if isinstance(value, str) and "\n" in value:
         return None
     text = as_text(value)
-    # A cell of a table cannot show a backslash before a pipe; nor does a browser show blanks side by side; and what has no blank in it
-    # makes the table wider than the form.
-    parts = text.split()
-    fits = len(text) <= SHORT_CHARACTERS and max(map(len, parts), default=0) <= UNBROKEN_CHARACTERS
-    return text if fits and "\\|" not in text and text == " ".join(parts) else None
+    return text if fits(text) else None
 
 
 def extent_of(value: JsonValue) -> str:
@@ -80,22 +84,29 @@ def value_lines(label: str, value: JsonValue) -> list[str]:
     return [f"- {label}: {code(text)}"] if text is not None else block(label, value)
 
 
-def block(label: str, value: JsonValue) -> list[str]:
-    """Return a value in a fence, whose lines are indented: none of them can be taken for a line of ours."""
+def block(label: str, value: JsonValue, *, most_lines: int | None = None) -> list[str]:
+    """Return a value in a fence, whose lines are indented: none of them can be taken for a line of ours.
+
+    Of more than `most_lines` the first are shown, and it says so.
+    """
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
-    shown, more = text[:SHOWN_CHARACTERS], len(text) - SHOWN_CHARACTERS
-    folded = "\n".join(piece for line in visible(shown).split("\n") for piece in _folded(line))
-    lines = fenced(folded, "" if isinstance(value, str) else "json").split("\n")
+    cut = text[:SHOWN_CHARACTERS]
+    pieces = [piece for line in visible(cut).split("\n") for piece in folded(line)]
+    how = "; ↩ the line goes on" if pieces != visible(cut).split("\n") else ""
+    if most_lines is not None and len(pieces) > most_lines:
+        pieces, how = pieces[:most_lines], f"; **cut here, whole below**{how}"
+        cut = text
+    lines = fenced("\n".join(pieces), "" if isinstance(value, str) else "json").split("\n")
+    more = len(text) - len(cut)
     rest = ["", f"  **{more:,} more characters are not shown here.**"] if more > 0 else []
-    how = "; ↩: goes on in the next line" if folded != visible(shown) else ""
     return [f"- {label} ({extent_of(value)}{how}):", "", *(f"  {line}" for line in lines), *rest]
 
 
-def _folded(line: str) -> list[str]:
+def folded(line: str) -> list[str]:
     """Return `line` in pieces of at most FOLD_COLUMNS: the form hides what is further right, and with it what a command does there."""
     pieces, width = [""], 0
     for character in line:
-        columns = 2 if east_asian_width(character) in "WF" else 1
+        columns = columns_of(character)
         if width + columns > FOLD_COLUMNS:
             pieces[-1] += " ↩"
             pieces.append("")

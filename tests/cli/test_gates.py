@@ -67,7 +67,7 @@ def test_an_approved_run_goes_on_when_it_is_resumed(plan: Plan) -> None:
     said = plan("approve", run_id[:-2], "--note", "看过了")
     assert said.code == 0
     assert said.out == f"approved 试运行, by {ME} (os_user): run {run_id}\n"
-    assert "**greet**" in said.err
+    assert "**1. greet**" in said.err
     assert "approval digest: `" in said.err
     assert "cannot be undone" in said.err.casefold()
     assert f"`plan resume {run_id} --offline` goes on" in said.err
@@ -79,7 +79,7 @@ def test_an_approved_run_goes_on_when_it_is_resumed(plan: Plan) -> None:
 def test_show_prints_all_and_answers_nothing(plan: Plan) -> None:
     run_id = waiting(plan)
     said = plan("approve", run_id, "--show")
-    assert (said.code, "Asked: may exactly this plan run?" in said.out) == (0, True)
+    assert (said.code, "## Approve 试运行?" in said.out) == (0, True)
     assert len(plan("gates", "--json").lines) == 1
 
 

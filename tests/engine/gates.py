@@ -16,14 +16,19 @@ from prefect.client.schemas.responses import OrchestrationResult
 
 from plan_adapter.approval import answer_to, refusal
 from plan_adapter.plan import new_id
-from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, GateEnd, GateRules
+from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, GateEnd, GateKind, GateRules
 
 WAIT_SECONDS = 120.0
 GOOD: dict[str, Any] = {"decision": "approve", "approver": "ana", "note": "looks right"}
 
 
 def request_of(
-    *, step_id: str | None = None, rules: GateRules | None = None, text: str = "# Deploy\n\n| step | tool |\n|---|---|\n| a | b |\n"
+    *,
+    step_id: str | None = None,
+    item: int | None = None,
+    kind: GateKind = "approval",
+    rules: GateRules | None = None,
+    text: str = "## Approve deploy?\n\n- **1. a** (read): `b`\n\n### Steps\n\n- **1. a**: `b`\n",
 ) -> ApprovalRequest:
     """A request for an approval of a plan, or of a step."""
     return ApprovalRequest(
@@ -33,6 +38,8 @@ def request_of(
         text=text,
         run_id=new_id(),
         step_id=step_id,
+        item=item,
+        kind=kind,
         gate_id=new_id(),
         opened_at=datetime.now(UTC),
         rules=rules or GateRules(),

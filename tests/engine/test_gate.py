@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pytest
 from prefect import Flow, get_client
+from prefect.client.schemas.filters import ArtifactFilter
 from prefect.client.schemas.objects import State
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.input import acreate_flow_run_input
@@ -17,6 +18,7 @@ from prefect.states import Cancelled, Cancelling, Completed, Running
 from plan_adapter.engine.connection import Server
 from plan_adapter.engine.delivery import drop
 from plan_adapter.engine.flow_runs import run_flow
+from plan_adapter.engine.form import text_shown
 from plan_adapter.engine.gate import GateCancelledError, ask_in_form
 from plan_adapter.engine.run_logs import flow_run_logs
 from plan_adapter.record import GateRules
@@ -62,6 +64,20 @@ async def test_an_answer_in_the_form_closes_the_gate() -> None:
     assert await states(flow_run_id) == ["Pending", "Running", "Paused", "Running", "Completed"]
 
 
+async def test_the_whole_text_with_its_picture_is_an_artifact_of_the_run() -> None:
+    picture = "### Order\n\n```mermaid\nflowchart TD\n```\n\n### Digests\n"
+    gate = AskedGate(request_of(text=f"## Approve deploy?\n\n### Steps\n\n- a\n\n{picture}"))
+    async with asked(gate) as running:
+        flow_run_id = await paused(gate)
+        assert "flowchart" not in await form_text(flow_run_id, gate.openings[0][1])
+        await resume(flow_run_id, GOOD)
+        await running
+    async with get_client() as client:
+        flow_run = ArtifactFilter.model_validate({"flow_run_id": {"any_": [flow_run_id]}})
+        [artifact] = await client.read_artifacts(artifact_filter=flow_run)
+    assert (artifact.key, artifact.type, artifact.data) == ("plan-to-approve", "markdown", gate.request.text)
+
+
 @pytest.mark.parametrize("decision", ["reject", "request_changes"])
 async def test_every_decision_is_handed_on(decision: str) -> None:
     gate = AskedGate(request_of())
@@ -79,7 +95,7 @@ async def test_an_answer_that_is_refused_is_asked_for_again_with_the_reason_on_t
         await paused(gate, 2)
         text = await form_text(flow_run_id, gate.openings[1][1])
         assert text.startswith("**The answer before was not taken:** ana started this run and may not approve it")
-        assert gate.request.text in text
+        assert gate.request.text in text_shown(text)
         await resume(flow_run_id, {**GOOD, "approver": "bo"})
         await running
     assert [answer.by for answer in gate.answers] == ["ana", "bo"]
@@ -97,7 +113,10 @@ async def test_the_log_of_the_page_tells_how_to_answer_what_was_not_taken_and_wh
     async with asyncio.timeout(20):
         while "Rejected by bo (form): not now" not in (said := [line.text for line in await flow_run_logs(str(flow_run_id))]):
             await asyncio.sleep(0.1)  # the server has logs a moment later
-    assert f"waits for an approval: answer in the menu ⋮ → Resume, or `plan approve {gate.request.run_id}`" in said
+    assert (
+        "waits for an approval: answer with the button Resume (in Prefect's newer UI: in the menu ⋮), "
+        f"or with `plan approve {gate.request.run_id}`" in said
+    )
     assert any(line.startswith("not taken: ana started this run and may not approve it") for line in said)
 
 

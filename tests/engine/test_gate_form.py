@@ -1,12 +1,13 @@
 """The form of a gate: what its schema lets through, what of an answer is believed, how long its text may be."""
 
-from typing import Any
+import re
+from typing import Any, get_args
 
 import pytest
 from prefect.utilities.schema_tools.validation import is_valid
 
-from plan_adapter.engine.form import MAX_TEXT_CHARACTERS, NotAnAnswerError, answer_of, description_of, form_of, values_of
-from plan_adapter.record import Answer, GateRules
+from plan_adapter.engine.form import MAX_TEXT_CHARACTERS, NotAnAnswerError, answer_of, description_of, form_of, text_shown, values_of
+from plan_adapter.record import Answer, GateKind, GateRules
 from tests.engine.gates import GOOD, request_of
 
 ANY_WAY = ("ssh_signature", "totp", "os_user", "form", "unverified")
@@ -90,17 +91,42 @@ def test_an_answer_is_read_as_it_was_written() -> None:
 
 def test_why_an_answer_was_not_taken_stands_on_top_and_makes_no_markup() -> None:
     text = description_of(request_of(), refused="<script>\n# no")
-    assert text.startswith("**The answer before was not taken:** \\<script> # no\n")
+    assert text.startswith("**The answer before was not taken:** \\<script> # no. **Nothing has run; please answer again.**\n\n")
+
+
+def test_the_first_screen_stands_above_the_rest_which_the_newer_ui_folds() -> None:
+    text = description_of(request_of(text="## Approve it?\n\n- **1. a**\n\n### Steps\n\n- a\n\n### Digests\n\n```\nd1\n```\n"))
+    summary = "<details><summary><b>All details: read them before you approve</b></summary>"
+    assert text == f"## Approve it?\n\n- **1. a**\n\n{summary}\n\n### Steps\n\n- a\n\n### Digests\n\n```\nd1\n```\n\n</details>\n"
+    assert text_shown(text) == request_of(text="## Approve it?\n\n- **1. a**\n\n### Steps\n\n- a\n\n### Digests\n\n```\nd1\n```\n").text
+
+
+def test_a_form_has_no_picture() -> None:
+    picture = "### Order\n\n```mermaid\nflowchart TD\n```\n\nBlue reads.\n\n"
+    assert "flowchart" not in description_of(
+        request_of(text=f"## Approve it?\n\n### Steps\n\n- a\n\n{picture}### Digests\n\n```\nd1\n```\n")
+    )
+
+
+def test_the_decision_is_the_first_field() -> None:
+    for kind in get_args(GateKind):
+        rules = GateRules(known_by=("totp", "ssh_signature", "form"))
+        assert next(iter(form_of(request_of(kind=kind, rules=rules)).model_json_schema()["properties"])) == "decision"
 
 
 def test_a_text_that_is_too_long_is_cut_before_a_step_and_says_where_the_rest_is() -> None:
     step = "### 部署 step\n\n" + "参数 " * 200 + "\n\n```json\n" + "{}\n" * 20 + "```\n\n"
-    request = request_of(text=step * 300)
-    text = description_of(request)
-    kept, _, rest = text.partition("\n\n**Cut here: ")
-    assert len(text) < MAX_TEXT_CHARACTERS + 1000
+    request = request_of(text=f"## Approve it?\n\n{step * 300}")
+    kept, _, rest = text_shown(description_of(request)).partition("\n\n**Cut here: ")
+    assert len(kept) < MAX_TEXT_CHARACTERS
     assert request.text.startswith(kept) and request.text[len(kept) :].startswith("\n### 部署 step")
-    assert rest.startswith(f"{len(request.text) - len(kept)} characters more.") and f"`plan show {request.run_id}`" in rest
+    assert rest.startswith(f"{len(request.text) - len(kept)} characters more.")
+    assert f"`plan approve {request.run_id} --show`, or the artifact `plan-to-approve` of this flow run." in rest
+
+
+def test_the_rest_of_a_steps_text_that_is_cut_is_shown_by_a_command() -> None:
+    text = description_of(request_of(step_id="部署", item=2, text="x\n" * MAX_TEXT_CHARACTERS))
+    assert re.search(r"Read all of it before you approve: `plan approve \S+ --step 部署 --item 2 --show`\.\n$", text)
 
 
 def test_a_cut_within_a_code_block_closes_it() -> None:

@@ -132,7 +132,10 @@ async def test_a_released_run_gives_its_worker_back_and_finds_the_answer_when_it
         await run_flow(flow, {}, flow_run_id=str(flow_run_id))
     state = (await flow_run(flow_run_id)).state
     assert state is not None
-    words = f"waits for an approval: answer in the menu ⋮ → Resume, or `plan approve {gate.request.run_id}`"
+    words = (
+        "waits for an approval: answer with the button Resume (in Prefect's newer UI: in the menu ⋮), "
+        f"or with `plan approve {gate.request.run_id}`"
+    )
     assert (state.name, state.message) == ("Suspended", f"`{gate.request.name}` {words}; it gives its worker back until then")
     await answer_form(await form_at(gate), Answer("approve", "ana"))
     assert (await flow_run(flow_run_id)).state_name == "Resuming"

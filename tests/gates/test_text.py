@@ -1,5 +1,6 @@
 """What the person who decides reads: complete, exact, without secrets, and no text of a plan can be anything but text."""
 
+import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -10,14 +11,15 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from plan_adapter.errors import InvalidPlanError
-from plan_adapter.gate_text import for_terminal, plan_gate_text, step_gate_text
+from plan_adapter.gate_text import plan_gate_text, split_text, step_gate_text, without_picture
+from plan_adapter.gate_text.first_screen import HEIGHT, height_of
 from plan_adapter.plan import ApprovalPolicy, ExecutionPlan, Step
 from tests.gates.plans import HOSTILE, big_plan, bound, hostile_plan, restart_plan
 
 TEXTS = Path(__file__).parent / "texts"
 DIGEST = "d1" * 32
 MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
-NEVER = {"link_open", "image", "html_block", "html_inline", "s_open", "em_open", "hr", "ordered_list_open"}
+NEVER = {"link_open", "image", "html_block", "html_inline", "s_open", "em_open", "hr", "ordered_list_open", "table_open"}
 
 
 def text_of(plan: ExecutionPlan, *, limit_bytes: int = 200_000, earlier: ExecutionPlan | None = None, **inputs: object) -> str:
@@ -64,25 +66,60 @@ def test_the_whole_text_is_as_it_was_looked_at(name: str) -> None:
     assert texts[name]() == (TEXTS / f"{name}.md").read_text(encoding="utf-8")
 
 
-def test_what_is_asked_and_what_is_dangerous_stands_first() -> None:
-    lines = restart_text().splitlines()
-    assert lines[0] == "## restart-service"
-    assert lines[6:14] == [
-        "**Asked: may exactly this plan run?**",
+def test_what_is_decided_stands_on_the_first_screen() -> None:
+    assert split_text(restart_text())[0].splitlines() == [
+        "## Approve restart-service?",
         "",
-        "- 5 steps: 2 reads, 1 repeatable write, 2 writes",
-        "- **cannot be undone: `drain`, `config`, `restart`**",
-        "- asks again before `restart`",
-        "- takes at most: 22 min 14 s, waiting for answers apart",
-        "- without an answer within 30 min: rejected",
+        "> Restart one web node without dropping requests. Asked for in #ops by 李雷.",
         "",
+        '- **2. drain** (**write**): `run_command` argv `["lbctl", "drain", "web-1"]`',
+        '- **3. config** (write, repeatable): `write_file` path `/etc/nginx/web.conf` content `"server {\\n server_`**…**',
+        '- **4. restart** (**write**, asks again): `run_command` argv `["systemctl", "restart", "web"]`',
+        "- **and 2 more steps**, reads only: all below",
+        "",
+        "**Cannot be undone: `drain`, `config`, `restart`.** Rejected without an answer within 30 min.",
     ]
+
+
+def test_a_small_plan_is_on_the_first_screen_with_every_step_and_its_whole_call() -> None:
+    command = "systemctl reload nginx && curl --fail --silent http://127.0.0.1/health && echo reloaded"
+    plan = ExecutionPlan(name="reload", description="Reload", steps=[Step(id="a", tool_name="run_command", parameters={"argv": [command]})])
+    assert f"- **1. a** (**write**): `run_command` argv `{json.dumps([command])}`\n" in split_text(text_of(plan))[0]
+
+
+@pytest.mark.parametrize("steps", [1, 3, 7, 8, 30, 1000])
+@pytest.mark.parametrize("description", ["Move", "滚动重启所有网页节点。" * 1000])
+def test_the_first_screen_leaves_room_for_the_decision_whatever_the_plan(steps: int, description: str) -> None:
+    plan = big_plan(steps)
+    plan.description = description
+    first, _ = split_text(text_of(plan))
+    assert height_of(first.splitlines()) <= HEIGHT
+
+
+def test_of_a_long_plan_the_first_screen_shows_writes_and_counts_the_rest() -> None:
+    first, _ = split_text(text_of(big_plan(60)))
+    assert re.findall(r"^- \*\*(\d+)\. ", first, re.MULTILINE) == [str(number) for number in range(2, 18, 2)]
+    assert "- **and 52 more steps**, **22 that write**: all below\n" in first
+    assert "**Cannot be undone: `s1`, `s3`, `s5`, `s7`, `s9` and 25 more.**" in first
+
+
+@pytest.mark.parametrize("lines", [1, 2, 9, 300])
+def test_the_first_screen_of_a_step_shows_its_command_and_leaves_room_for_the_decision(lines: int) -> None:
+    command = "\n".join(f"kubectl rollout restart deployment/web-{number}" for number in range(lines))
+    first, rest = split_text(step_text(command, "a second value", expires_ms=60_000))
+    assert height_of(first.splitlines()) <= HEIGHT
+    assert "kubectl rollout restart deployment/web-0" in first
+    is_whole = f"deployment/web-{lines - 1}" in first
+    assert is_whole is (lines <= 2)
+    assert is_whole or ("cut here, whole below" in first and f"deployment/web-{lines - 1}\n" in rest)
 
 
 def test_a_long_description_does_not_push_the_danger_out_of_sight() -> None:
     plan = restart_plan()
     plan.description = "All is well.\n" * 200
-    assert text_of(plan, host="web-1", api_token="t").splitlines()[2].startswith("**Asked")
+    first, rest = split_text(text_of(plan, host="web-1", api_token="t"))
+    assert ("`systemctl" in first or '"systemctl"' in first, "**Cannot be undone" in first) == (True, True)
+    assert "### Description\n\n> All is well.\n>\n> All is well.\n" in rest
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -95,12 +132,10 @@ def test_no_text_of_a_plan_makes_anything_but_text(text: str) -> None:
         reject()  # no plan holds this text
     elements = built(shown)
     assert {kind: elements[kind] for kind in NEVER} == dict.fromkeys(NEVER, 0)
-    assert (elements["table_open"], elements["tr_open"], elements["td_open"]) == (1, 4, 15)
+    known = ("The run", "Description", "Inputs", "Steps", "Long values", "What cannot be undone", "Order", "Digests")
     headings = re.findall(r"^### (.*)$", shown, re.MULTILINE)
     assert elements["heading_open"] == len(headings) + 1
-    assert headings == [
-        name for name in ("Inputs", "Order", "Steps", "Long parameters", "What cannot be undone", "Digests") if name in headings
-    ]
+    assert headings == [name for name in known if name in headings]
     assert shown.splitlines().count(DIGEST) == 1
     assert shown.splitlines().count("approval digest") == 1
 
@@ -111,7 +146,10 @@ def test_no_text_of_a_call_makes_anything_but_text(text: str) -> None:
     shown = step_text(text, [text], {text: text}, results={"drain": text}, ends={"drain": text}, notices=[text])
     elements = built(shown)
     assert {kind: elements[kind] for kind in NEVER} == dict.fromkeys(NEVER, 0)
-    assert (elements["heading_open"], elements["table_open"]) == (4, 0)
+    known = ("Parameters", "The call", "Description", "What it depends on", "Digests")
+    headings = re.findall(r"^### (.*)$", shown, re.MULTILINE)
+    assert elements["heading_open"] == len(headings) + 1
+    assert headings == [name for name in known if name in headings]
     assert shown.splitlines().count(DIGEST) == 1
     assert shown.splitlines().count("approval digest") == 1
 
@@ -129,7 +167,7 @@ def test_no_secret_is_shown() -> None:
     assert not re.search("hunter2|s3cr3t|k1|k2", shown)
     assert '{"Authorization": "***"}' in shown
     assert "https://ops:***@web-1/health" in shown
-    assert "`***` stands for a secret" in shown
+    assert "`***` stands for a secret." in shown
 
 
 def test_a_parameter_is_secret_where_the_tools_schema_says_so() -> None:
@@ -150,9 +188,10 @@ def test_a_new_version_says_what_changed_and_is_loud_about_more_power() -> None:
     earlier.steps[0].effect = "read"  # what its tool does, too: nothing is raised
     earlier.steps[3].effect = "read"
     earlier.steps.append(Step(id="tell", tool_name="http_get", parameters={"url": "http://chat"}))
-    changes = restart_text(earlier).partition("### What changed\n\n")[2].partition("\n\n")[0]
+    shown = restart_text(earlier)
+    assert shown.startswith("**⚠️ MAY DO MORE THAN BEFORE: `restart`, read → write**\n\n## Approve restart-service?\n")
+    changes = shown.partition("### What changed\n\n")[2].partition("\n\n")[0]
     assert changes.splitlines() == [
-        "- ⚠️ **MAY DO MORE THAN BEFORE: `restart`**, read → **write**",
         "- **removed** `tell`: `http_get`",
         "- `check.effect`: `read` → nothing",
         '- `drain.parameters.argv`: `["lbctl", "drain"]` → `["lbctl", "drain", "${{ inputs.host }}"]`',
@@ -166,15 +205,15 @@ def test_notes_of_others_stand_on_top() -> None:
     shown = plan_gate_text(
         plan, gated=[], approval_digest=DIGEST, expires_ms=0, notices=["ana asks for changes: # only\none"], kept=["drain"]
     )
-    assert shown.startswith("**⚠️ ana asks for changes: # only one**\n\n## restart-service\n")
+    assert shown.startswith("**⚠️ ana asks for changes: # only one**\n\n## Approve restart-service?\n")
 
 
 def test_a_large_plan_loses_steps_but_never_what_cannot_be_undone() -> None:
     shown = text_of(big_plan(1000), limit_bytes=60_000)
     assert len(shown.encode()) < 60_300
-    rows = len(re.findall(r"^\| \d+ \|", shown, re.MULTILINE))
+    rows = len(re.findall(r"^- \*\*\d+\. ", shown.partition("### Steps\n")[2], re.MULTILINE))
     assert 0 < rows < 1000
-    assert f"**{1000 - rows} more steps not shown here:** `plan show RUN`, `plan preview`" in shown
+    assert f"**{1000 - rows} more steps not shown here:** `plan show RUN` and `plan preview` show all." in shown
     assert "These 500 steps write and cannot be undone by this plan: `s1`, `s3`" in shown
     assert "`s999`" in shown
     assert DIGEST in shown
@@ -190,13 +229,14 @@ def test_a_step_that_nobody_answers_is_skipped_where_the_policy_says_so() -> Non
     skipping = bound(plan, host="web-1", api_token="t")
     step = skipping.validated.plan.step("restart")
     shown = step_gate_text(skipping, step, effect="write", parameters={}, item=2, approval_digest=DIGEST, expires_ms=60_000)
-    assert "- without an answer within 1 min: the step is skipped" in shown
-    assert shown.startswith("## restart, item 3: restart-service\n")
-    assert "### Parameters\n\nNone.\n" in shown
+    assert "Skipped without an answer within 1 min." in shown
+    assert shown.startswith("## Approve restart, item 3?\n")
+    assert "- no parameters\n" in shown
 
 
 def test_a_terminal_shows_no_source_of_the_picture() -> None:
-    shown = for_terminal(restart_text())
+    shown = without_picture(restart_text())
     assert "flowchart" not in shown
-    assert "| 4 | **restart**: 重启服务 | **write** · **asks again** |" in shown
-    assert for_terminal(step_text("x")) == step_text("x")
+    assert "- **4. restart**: 重启服务 · **write** · **asks again** · " in shown
+    assert "### Digests\n" in shown
+    assert without_picture(step_text("x")) == step_text("x")

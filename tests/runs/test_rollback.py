@@ -594,14 +594,15 @@ async def test_how_each_step_is_undone_is_read_before_anything_is_approved(world
     plan.step("two").rollback = Rollback(tool_name="undrain", parameters=undo)
     bound = bind_inputs(validate(plan, world.tools), {"api_token": "s3cr3t-值"})
     text = plan_gate_text(bound, gated=[], approval_digest=bound.approval_digest, expires_ms=0)
-    assert "- **cannot be undone: `last`**\n- undone if the run fails: `one`, `two`\n" in text
+    assert "**Cannot be undone: `last`.**" in text
+    assert "- undone if the run fails: `one`, `two`\n" in text
     assert "**undone by** `undrain` (**write**) · undone with `node` `${{ result.node }}`" in text
     assert "- `two` undone with `node` (2 lines" in text
     assert "s3cr3t" not in text
     asked = step_gate_text(
         bound, plan.step("one"), effect="write", parameters={"node": "web-1"}, item=None, approval_digest="a" * 64, expires_ms=0
     )
-    assert "- `one` **writes**; if the run fails after it, it is undone as below" in asked
+    assert "It **writes**; if the run fails after it, it is undone as described below." in asked
     by = "By `undrain` (**write**), without asking again: if the run fails, or if who may approve asks for it:"
     assert f"### How it is undone\n\n{by}\n\n- `node`: `${{{{ result.node }}}}`\n" in asked
     assert "- undone if the run fails, or if somebody who may approve it asks for that: `one`, `two`\n" in plan_gate_text(

@@ -16,7 +16,7 @@ from plan_adapter.cli.app import main
 from plan_adapter.engine.form import NotAnAnswerError, answer_of
 from plan_adapter.engine.gate_events import key_of
 from plan_adapter.errors import InvalidPlanError
-from plan_adapter.gate_text import for_terminal
+from plan_adapter.gate_text import without_picture
 from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import one_line
 from plan_adapter.record import Approval, PlanRun
@@ -63,7 +63,7 @@ def mermaid(text: str) -> str:
 SHOWN: dict[str, Callable[[str], str]] = {
     "plan as Markdown": lambda text: format_plan(plan_about(text)),
     "picture": mermaid,
-    "gate at a terminal": lambda text: for_terminal(f"> {one_line(text)}\n"),
+    "gate at a terminal": lambda text: without_picture(f"> {one_line(text)}\n"),
     "one line": one_line,
 }
 

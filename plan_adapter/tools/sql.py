@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import re
+import sqlite3
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -11,16 +13,42 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 from pydantic import Field, JsonValue
 
 from plan_adapter.errors import ToolError
+from plan_adapter.readable import one_line
 from plan_adapter.tools.tool import as_json, tool
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, BindParameter, Executable
+    from sqlalchemy import URL, BindParameter, CursorResult, Executable
     from sqlalchemy.ext.asyncio import AsyncConnection
 
 ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
 
 PASSED_AS_TEXT = ("date", "time", "timetz", "timestamp", "timestamptz", "interval", "numeric", "uuid")
 """Types of PostgreSQL that JSON has only as text; asyncpg would want Python objects where a statement is given JSON values."""
+
+QUERIES = ("SELECT", "WITH", "VALUES", "TABLE", "SHOW", "EXPLAIN", "(")
+"""With what a query may begin."""
+
+_BLANKS = " \t\r\n\f\v"
+_EXPLAIN = re.compile(
+    r"EXPLAIN(\s+(ANALYZE|ANALYSE|VERBOSE|QUERY\s+PLAN)\b|\s*\([^()']*\))*"
+    r"(\s*(SELECT|WITH|VALUES|TABLE|INSERT|UPDATE|DELETE|MERGE)\b|\s*\([\s(]*(SELECT|WITH|VALUES|TABLE)\b)",
+    re.IGNORECASE,
+)
+_COPY_PROGRAM = re.compile(r"COPY\b.*\b(TO|FROM)(\s|--[^\r\n]*[\r\n]|/\*.*?\*/)+PROGRAM\b", re.IGNORECASE | re.DOTALL)
+_PRAGMAS_THAT_TELL = frozenset(
+    {"table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo", "foreign_key_list", "data_version", "page_size"}
+)
+_VACUUM_INTO = re.compile(r"VACUUM\b.*\bINTO\b", re.IGNORECASE | re.DOTALL)
+_ATTACH = re.compile(r"ATTACH\b", re.IGNORECASE)
+_ATTACH_TO_READ = re.compile(r"ATTACH\b.*[?&]mode=ro'\s*AS\s+(?!vacuum_)\w+[\s;]*", re.IGNORECASE | re.DOTALL)
+_CHANGES = frozenset(range(sqlite3.SQLITE_CREATE_INDEX, sqlite3.SQLITE_DROP_VIEW + 1)) | {
+    sqlite3.SQLITE_INSERT,
+    sqlite3.SQLITE_UPDATE,
+    sqlite3.SQLITE_ALTER_TABLE,
+    sqlite3.SQLITE_CREATE_VTABLE,
+    sqlite3.SQLITE_DROP_VTABLE,
+}
+_FUNCTIONS_WITH_EFFECTS = frozenset({"load_extension", "writefile", "edit", "fts3_tokenizer"})
 
 T = TypeVar("T")
 
@@ -32,20 +60,21 @@ Statements: TypeAlias = Annotated[list[str], Field(min_length=1)]
 async def sql_query(
     url: str, statement: str, parameters: Parameters | None = None, max_rows: Annotated[int, Field(ge=1)] = 10_000
 ) -> dict[str, JsonValue]:
-    """Return the rows of a SELECT as {rows}, each an object by column.
+    """Return the rows of a query as {rows}, each an object by column.
 
-    The database is opened for reading only: a statement that writes fails.
+    It runs SELECT, WITH, VALUES, TABLE, SHOW and EXPLAIN, for reading only: a statement that writes fails, as do COPY, CALL, DO, SET,
+    PRAGMA and ATTACH. Effects of a function that a SELECT calls are not caught where they are outside of the transaction (on PostgreSQL
+    `pg_terminate_backend`, `lo_export`, `dblink_exec`, `pg_reload_conf`): use a database role that may not call such functions.
 
     Args:
         url: A SQLAlchemy URL, `sqlite:///file.db` or `postgresql://user@host/database`.
-        statement: One statement; values go through `parameters` as `:name`.
+        statement: One query; values go through `parameters` as `:name`.
         parameters: Values of the statement. A list fits `IN :name`; an object is passed as JSON text.
         max_rows: More rows than this fail the step.
     """
+    query = _query(statement)
     async with _connection(url, is_reading=True) as connection:
-        result = await _to_its_end(connection, connection.execute(_bound(statement, parameters or {}), _values(parameters or {})))
-        if not result.returns_rows:
-            raise ToolError("the statement returns no rows; use sql_execute for one that writes")
+        result = await _to_its_end(connection, _queried(connection, query, parameters or {}))
         columns = list(result.keys())
         if twice := sorted({column for column in columns if columns.count(column) > 1}):
             raise ToolError(f"several columns are called {', '.join(twice)}; name them with AS")
@@ -61,6 +90,9 @@ async def sql_execute(
 ) -> dict[str, JsonValue]:
     """Run what writes, in one transaction, and return {rowcount}.
 
+    Refused are COPY to or from a PROGRAM, and on SQLite what writes another file: VACUUM INTO, and ATTACH without `mode=ro`, as in
+    `ATTACH 'file:' || :source || '?mode=ro' AS source`. What else a statement may do is up to the rights of the database role.
+
     Args:
         url: A SQLAlchemy URL, `sqlite:///file.db` or `postgresql://user@host/database`.
         statement: One statement, or a list of them: all or none. Values go through `parameters` as `:name`.
@@ -68,8 +100,22 @@ async def sql_execute(
     """
     statements = [statement] if isinstance(statement, str) else statement
     each = parameters if isinstance(parameters, list) else [parameters or {}]
+    for one in statements:
+        _refuse_reaching_out(_after_comments(one))
     async with _connection(url, is_reading=False) as connection:
         return {"rowcount": await _to_its_end(connection, _written(connection, statements, each))}
+
+
+async def _queried(connection: "AsyncConnection", query: str, parameters: Parameters) -> "CursorResult[Any]":
+    """Return the rows of a query that only reads."""
+    if connection.dialect.name == "postgresql" and _keyword(query) not in ("SHOW", "EXPLAIN"):
+        # By PostgreSQL's own grammar a cursor is of a query that neither writes nor is something else; it is not read from.
+        await connection.execute(_bound(f"DECLARE sql_query NO SCROLL CURSOR FOR {query}", parameters), _values(parameters))
+        await connection.exec_driver_sql("CLOSE sql_query")
+    result = await connection.execute(_bound(query, parameters), _values(parameters))
+    if not result.returns_rows:
+        raise ToolError("the statement returns no rows; use sql_execute for one that writes")
+    return result
 
 
 async def _written(connection: "AsyncConnection", statements: list[str], each: list[Parameters]) -> int:
@@ -93,12 +139,14 @@ async def _connection(url: str, *, is_reading: bool) -> "AsyncGenerator[AsyncCon
     from sqlalchemy.pool import NullPool
 
     target = _target(url, is_reading=is_reading)
+    if is_reading:
+        target = _for_reading(target)
     options: dict[str, Any] = {"postgresql_readonly": True} if is_reading and target.get_backend_name() == "postgresql" else {}
     try:
         engine = create_async_engine(target, poolclass=NullPool, hide_parameters=True, execution_options=options)
         async with engine.connect() as connection:
-            if is_reading and target.get_backend_name() == "sqlite":
-                await connection.exec_driver_sql("PRAGMA query_only = ON")
+            if target.drivername == "sqlite+aiosqlite":
+                await _restrict(connection, is_reading=is_reading)
             if target.drivername == "postgresql+asyncpg":
                 await _pass_as_text(connection)
             yield connection
@@ -109,6 +157,34 @@ async def _connection(url: str, *, is_reading: bool) -> "AsyncGenerator[AsyncCon
         if not hasattr(error, "sqlstate"):
             raise
         raise ToolError(_said(error, target)) from error
+
+
+async def _restrict(connection: "AsyncConnection", *, is_reading: bool) -> None:
+    """Have SQLite refuse what the tool must not do, while it compiles a statement."""
+    if is_reading:
+        await connection.exec_driver_sql("PRAGMA query_only = ON")
+    raw = await connection.get_raw_connection()
+    driver: Any = raw.driver_connection
+    await driver.set_authorizer(_authorize_read if is_reading else _authorize_write)
+
+
+def _authorize_read(action: int, first: str | None, second: str | None, _database: str | None, _trigger: str | None) -> int:
+    """Refuse what `mode=ro` and `query_only` would let pass.
+
+    Of PRAGMA is allowed what full-text search asks, and what `SELECT … FROM pragma_table_info(…)` tells.
+    """
+    is_refused = action in (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT)
+    is_refused |= action == sqlite3.SQLITE_PRAGMA and first not in _PRAGMAS_THAT_TELL
+    is_refused |= action == sqlite3.SQLITE_FUNCTION and second in _FUNCTIONS_WITH_EFFECTS
+    return sqlite3.SQLITE_DENY if is_refused else sqlite3.SQLITE_OK
+
+
+def _authorize_write(action: int, first: str | None, second: str | None, database: str | None, _trigger: str | None) -> int:
+    """Refuse to write files that are attached; VACUUM writes one of its own."""
+    changed = first if action == sqlite3.SQLITE_ALTER_TABLE else database
+    is_refused = action in _CHANGES and changed not in ("main", "temp", None) and not changed.startswith("vacuum_")
+    is_refused |= action == sqlite3.SQLITE_FUNCTION and second in _FUNCTIONS_WITH_EFFECTS
+    return sqlite3.SQLITE_DENY if is_refused else sqlite3.SQLITE_OK
 
 
 async def _pass_as_text(connection: "AsyncConnection") -> None:
@@ -161,6 +237,69 @@ def _target(url: str, *, is_reading: bool) -> "URL":
     return target
 
 
+def _for_reading(target: "URL") -> "URL":
+    """Return `target` so that the database is opened for reading; raises ToolError where that cannot be had."""
+    if target.get_backend_name() == "postgresql":
+        return target.set(drivername=ASYNC_DRIVERS["postgresql"])  # of another driver nobody knows that it takes one statement only
+    if target.get_backend_name() != "sqlite":
+        raise ToolError(f"sql_query reads SQLite and PostgreSQL, and cannot hold {target.get_backend_name()} to reading")
+    name, query = target.database or ":memory:", dict(target.query)
+    if name == ":memory:":
+        return target
+    if not name.startswith("file:"):
+        return target.set(database=Path(name).absolute().as_uri(), query={**query, "mode": "ro", "uri": "true"})
+    mode = query.setdefault("mode", "ro")
+    if mode not in ("ro", "memory") or any("&" in f"{key}{value}" for key, value in query.items()):
+        raise ToolError("sql_query opens a database for reading only: write `mode=ro` in the url, or leave `mode` out")
+    return target.set(query={**query, "uri": "true"})
+
+
+def _query(statement: str) -> str:
+    """Return `statement` without the comments before it; raises ToolError for one that is no query by its first word."""
+    query = _after_comments(statement)
+    keyword = _keyword(query)
+    if keyword not in QUERIES:
+        what = f"a statement that begins with {one_line(keyword)}" if keyword else "this"
+        raise ToolError(
+            f"{what} is no query: sql_query runs SELECT, WITH, VALUES, TABLE, SHOW and EXPLAIN; use sql_execute for what writes"
+        )
+    if keyword == "EXPLAIN" and not _EXPLAIN.match(query):
+        raise ToolError("this EXPLAIN is refused: sql_query explains SELECT, WITH, VALUES, TABLE, INSERT, UPDATE, DELETE and MERGE")
+    return query
+
+
+def _refuse_reaching_out(statement: str) -> None:
+    """Raise ToolError for a statement that reaches out of the database: to a program of its host, or to write another file."""
+    if _COPY_PROGRAM.match(statement):
+        raise ToolError("COPY to or from a PROGRAM is refused, because it runs a command on the database's host; use run_command")
+    if _VACUUM_INTO.match(statement):
+        raise ToolError("VACUUM INTO is refused, because it writes another file; copy the file with a command")
+    if _ATTACH.match(statement) and not _ATTACH_TO_READ.fullmatch(statement):
+        raise ToolError("this ATTACH is refused, because it may write another file; write ATTACH 'file:other.db?mode=ro' AS other")
+
+
+def _keyword(query: str) -> str:
+    found = re.match(r"\(|[A-Za-z_]+", query)
+    return found[0].upper() if found else ""
+
+
+def _after_comments(statement: str) -> str:
+    """Return `statement` from its first word on."""
+    rest = statement.lstrip(_BLANKS)
+    while rest.startswith(("--", "/*")):
+        if rest.startswith("--"):
+            rest = re.sub(r"\A[^\r\n]*", "", rest)
+        else:
+            depth = end = 0
+            for mark in re.finditer(r"/\*|\*/", rest):  # PostgreSQL's comments nest
+                depth, end = depth + (1 if mark[0] == "/*" else -1), mark.end()
+                if not depth:
+                    break
+            rest = "" if depth else rest[end:]
+        rest = rest.lstrip(_BLANKS)
+    return rest
+
+
 def _is_missing(database: str | None) -> bool:
     return bool(database) and database != ":memory:" and not str(database).startswith("file:") and not Path(str(database)).exists()
 
@@ -179,6 +318,8 @@ def _values(parameters: Mapping[str, JsonValue]) -> dict[str, Any]:
 def _said(error: Exception, target: "URL") -> str:
     """Return the database's own words, in one line."""
     cause: object = getattr(error, "orig", None) or error
+    if str(cause) in ("not authorized", "authorization denied"):  # by `_restrict`
+        return "sqlite: refused: sql_query only reads, and sql_execute writes no file that it attaches"
     # asyncpg's dialect wraps the server's message once more: "<class '…'>: message".
     words = " ".join(str(cause).split()).rpartition("'>: ")[2] or type(cause).__name__
     if target.password:

@@ -41,6 +41,36 @@ async def test_values_are_bound_never_written_into_the_statement(
     assert await sql_query(url, statement, parameters) == {"rows": expected}
 
 
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("-- who\n/* is it */ SELECT id FROM users WHERE id = 1;", [{"id": 1}]),
+        ("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 3) SELECT max(i) AS m FROM n", [{"m": 3}]),
+        ("values (1)", [{"column1": 1}]),
+        ("SELECT name FROM pragma_table_info('users') WHERE cid = 0", [{"name": "id"}]),
+        ("SELECT value FROM json_each('[7]')", [{"value": 7}]),
+    ],
+)
+async def test_what_reads_is_a_query(url: str, statement: str, expected: list[dict[str, Any]]) -> None:
+    assert await sql_query(url, statement) == {"rows": expected}
+
+
+async def test_a_query_plan_of_sqlite_is_explained(url: str) -> None:
+    assert "SCAN users" in str(await sql_query(url, "EXPLAIN QUERY PLAN SELECT age FROM users"))
+
+
+async def test_full_text_is_searched(url: str) -> None:
+    make = ["CREATE VIRTUAL TABLE notes USING fts5(body)", "INSERT INTO notes VALUES ('the quick fox'), ('a slow dog')"]
+    await sql_execute(url, make)
+    assert await sql_query(url, "SELECT body FROM notes WHERE notes MATCH 'quick'") == {"rows": [{"body": "the quick fox"}]}
+
+
+async def test_a_file_of_sqlite_may_be_named_by_a_uri(url: str) -> None:
+    uri = url.replace("sqlite:///", "sqlite:///file:").replace(" ", "%20")
+    for options in ("?uri=true", "?mode=ro&uri=true", ""):
+        assert await sql_query(f"{uri}{options}", "SELECT count(*) AS n FROM users") == {"rows": [{"n": 2}]}
+
+
 async def test_execute_writes_in_one_transaction_and_counts(url: str) -> None:
     rows = [{"id": 3, "name": "c"}, {"id": 4, "name": "d"}]
     assert await sql_execute(url, "INSERT INTO users (id, name) VALUES (:id, :name)", rows) == {"rowcount": 2}  # type: ignore[arg-type]
@@ -78,11 +108,16 @@ async def test_execute_makes_a_database_file_that_is_missing(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("statement", "parameters", "message"),
     [
-        ("DELETE FROM users", {}, "attempt to write a readonly database"),
-        ("CREATE TABLE x (a INTEGER)", {}, "attempt to write a readonly database"),
-        ("PRAGMA query_only = OFF", {}, "returns no rows; use sql_execute"),
+        ("DELETE FROM users", {}, "a statement that begins with DELETE is no query: sql_query runs SELECT, WITH, .*; use sql_execute"),
+        ("/* SELECT */ create TABLE x (a INTEGER)", {}, "a statement that begins with CREATE is no query"),
+        ("-- nothing", {}, "this is no query"),
+        ("WITH x AS (SELECT 1) DELETE FROM users", {}, "attempt to write a readonly database"),
+        ("SELECT * FROM pragma_user_version", {}, "sqlite: refused: sql_query only reads"),
+        ("PRAGMA query_only = OFF", {}, "a statement that begins with PRAGMA is no query"),
+        ("EXPLAIN PRAGMA query_only", {}, "this EXPLAIN is refused: sql_query explains SELECT"),
         ("SELECT 1; DELETE FROM users", {}, "one statement at a time"),
-        ("SELEC 1", {}, 'near "SELEC": syntax error'),
+        ("SELEC 1", {}, "a statement that begins with SELEC is no query"),
+        ("SELECT FROM WHERE", {}, 'near "FROM": syntax error'),
         ("SELECT * FROM users WHERE id = :id", {}, "A value is required for bind parameter 'id'"),
         ("SELECT 1 AS a", {"b": [1]}, "This text.. construct doesn't define a bound parameter named 'b'"),
         ("SELECT 1 AS a, 2 AS a", {}, "several columns are called a; name them with AS"),
@@ -109,7 +144,8 @@ async def test_a_blob_that_is_no_text_is_one_clear_error(url: str) -> None:
         ("sqlite:////no/such/folder/x.db", "there is no database file /no/such/folder/x.db"),
         ("not a url s3cret", "no database URL: write sqlite:///file.db or postgresql://"),
         ("nosuchdb://ana:s3cret@host/x", "nosuchdb"),
-        ("mysql://ana:s3cret@host/x", "mysql: "),
+        ("mysql://ana:s3cret@host/x", "sql_query reads SQLite and PostgreSQL, and cannot hold mysql to reading"),
+        ("sqlite:///file:x.db?mode=rwc&uri=true", "opens a database for reading only: write `mode=ro` in the url, or leave `mode` out"),
         ("postgresql://ana:s3cret@127.0.0.1:1/s3cret", "postgresql: "),
         ("postgres://ana:s3cret@127.0.0.1:1/x", "postgresql: "),
         ("postgresql://ana:s3cret@[/x", "no database URL|postgresql: "),
@@ -155,8 +191,26 @@ async def test_postgresql_is_written_and_read(postgres_database: str) -> None:
     assert await sql_query(url, moment) == {"rows": [{"a": "2024-01-02T03:04:05", "b": "infinity"}]}
 
 
+@pytest.mark.parametrize(
+    ("statement", "parameters", "expected"),
+    [
+        ("/* /* nested */ */ -- and\rSELECT :a AS a;", {"a": "中"}, [{"a": "中"}]),
+        ("(SELECT 1 AS a) UNION ALL SELECT 2 ORDER BY a DESC", {}, [{"a": 2}, {"a": 1}]),
+        ("WITH x AS (SELECT i FROM generate_series(1, 3) AS i WHERE i IN :ids) SELECT sum(i) AS s FROM x", {"ids": [1, 3]}, [{"s": 4}]),
+        ("VALUES (1)", {}, [{"column1": 1}]),
+        ("SHOW transaction_read_only", {}, [{"transaction_read_only": "on"}]),
+        ("EXPLAIN (COSTS off) SELECT 1", {}, [{"QUERY PLAN": "Result"}]),
+        ("explain (ANALYZE, COSTS off, TIMING off, SUMMARY off) (VALUES (1))", {}, [{"QUERY PLAN": "Result (actual rows=1 loops=1)"}]),
+    ],
+)
+async def test_what_reads_is_a_query_on_postgresql(
+    postgres_database: str, statement: str, parameters: dict[str, Any], expected: list[dict[str, Any]]
+) -> None:
+    assert await sql_query(postgres_database, statement, parameters) == {"rows": expected}
+
+
 async def test_a_query_cannot_write_to_postgresql(postgres_database: str) -> None:
-    with pytest.raises(ToolError, match="postgresql: cannot execute CREATE TABLE in a read-only transaction"):
+    with pytest.raises(ToolError, match="a statement that begins with CREATE is no query"):
         await sql_query(postgres_database, "CREATE TABLE t (id int)")
 
 

@@ -395,6 +395,7 @@ class Answer:
     code: str | None = None  # a one-time code
     signature: str | None = None  # an armored SSH signature of `text_to_sign`
     result: JsonValue = None  # with `done`: what the call gave back
+    digest: str | None = None  # the beginning of the digest that was shown with the question; None: nothing was said of it
 
 
 @dataclass(frozen=True, slots=True)

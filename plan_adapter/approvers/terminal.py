@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from plan_adapter.approval import answer_to, os_user, refusal
 from plan_adapter.approvers.conversation import Conversation
 from plan_adapter.approvers.summary import gate_summary
-from plan_adapter.execution.standing import resolve_command
+from plan_adapter.execution.standing import answer_command
 from plan_adapter.gate_text import without_picture
 from plan_adapter.record import Answer, Approval, ApprovalRequest, Resolution
 
@@ -109,8 +109,7 @@ class TerminalApprover:
         if request.kind == "outcome":
             reason = refusal(request.rules, by=self._user, known_by="os_user", decision="reject")
             if reason is not None:
-                command = resolve_command(str(request.run_id), (str(request.step_id), request.item))
-                say(f"you cannot answer here: {reason}; `{command}` with --sign or --code may")
+                say(f"you cannot answer here: {reason}; {_other_ways(request)}")
             return
         reason = refusal(request.rules, by=self._user, known_by="os_user", decision="approve")
         if reason is not None:
@@ -151,8 +150,7 @@ def step_name(request: ApprovalRequest) -> str:
 
 
 def _other_ways(request: ApprovalRequest) -> str:
-    step = f" --step {request.step_id}" if request.step_id is not None else ""
-    return f"`plan approve {request.run_id}{step}` with --sign or --code may"
+    return f"`{answer_command(request)}` with --sign or --code may"
 
 
 async def _never() -> Approval:

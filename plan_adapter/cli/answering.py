@@ -1,5 +1,6 @@
 """Answering at a gate from the command line: which gate is meant, who answers and how they prove it, and what happens next."""
 
+import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -10,10 +11,10 @@ from plan_adapter.cli import output
 from plan_adapter.cli.aside import aside
 from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
-from plan_adapter.cli.records import answer_command, gate_json, gate_place
+from plan_adapter.cli.records import gate_json, gate_place
 from plan_adapter.cli.servers import has_only_the_api, show_end
 from plan_adapter.cli.waiting import after_changes
-from plan_adapter.execution.standing import resume_asked
+from plan_adapter.execution.standing import SHOWN_DIGITS, Asked, answer_command, resume_asked, show_command
 from plan_adapter.plan import PlanStatus
 from plan_adapter.record import Decision, Resolution
 from plan_adapter.settings import Settings
@@ -42,6 +43,19 @@ class Place:
     run: str  # an id, its beginning, or the id of a flow run
     step: str | None = None  # None: the plan's, else, where a person confirms it, whichever of a step is the only one that is open
     item: int | None = None
+    digest: str | None = None  # the beginning of the digest of what was read: the answer counts for no other content
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot tell one content from another."""
+        if self.digest is not None and not _DIGEST.fullmatch(self.digest):
+            raise UsageError("--digest wants at least 8 characters of an approval digest (0-9, a-f), as `plan gates` prints them")
+
+    def is_of(self, approval_digest: str) -> bool:
+        """Return whether the answer may count for this content."""
+        return self.digest is None or approval_digest.startswith(self.digest.casefold())
+
+
+_DIGEST = re.compile(r"[0-9a-fA-F]{8,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +90,17 @@ async def answer_here(place: Place, words: Words, store: "PlanStore", settings: 
     if gate.attended is False:
         rules = with_todays_groups(gate.rules, await store.get(run.digest), settings)
         request = replace(request, rules=rules)
-    is_named = gate.step_id is None or place.step is not None
+    is_named = gate.step_id is None or place.step is not None or place.digest is not None
+    if not place.is_of(gate.approval_digest):
+        raise await _refused(run.id, content_changed(place, gate, command_of(gate, words)), words, gate, store)
     if not is_named:
         refuse_unnamed(run.id, command_of(gate, words), is_asked=not as_json)
     if not as_json:
         output.note(gate_summary(request) + "\n")
-    if not is_named:
-        await confirm(f"step {gate_place(gate)}", words)
+    if not is_named or (place.digest is None and words.decision == "approve" and is_at_terminal() and not as_json):
+        await confirm(_what(gate), words)
+    elif place.digest is None and words.decision == "approve" and await _was_changed(gate, store):
+        raise await _refused(run.id, must_be_bound(gate, command_of(gate, words)), words, gate, store)
     closed, approval = await _given(words, gate, request, store, settings)
     if words.decision == "reject" and gate.step_id is None and gate.attended is False:
         await _end_rejected(run, approval, store)
@@ -92,6 +110,43 @@ async def answer_here(place: Place, words: Words, store: "PlanStore", settings: 
         follows = "its run was released, and no Prefect server could be told from here: `plan reconcile` lets it go on"
     tell(closed, approval, follows, as_json=as_json)
     return ExitCode.DONE
+
+
+def content_changed(place: Place, asked: Asked, command: str, *, api: bool = False) -> str:
+    """Return why an answer to what was read does not count for what is asked now, and what to type."""
+    return (
+        f"the content of the gate changed: your answer is to {place.digest}, and the gate asks about "
+        f"{asked.approval_digest[:SHOWN_DIGITS]} now; `{show_command(asked, api=api)}` prints it, then `{command}` answers"
+    )
+
+
+def must_be_bound(asked: Asked, command: str, *, api: bool = False) -> str:
+    """Return why an approval that names no content does not count here, and what to type."""
+    why = "it is not known here whether the content changed" if api else "the content of the gate changed after the run was created"
+    return (
+        f"{why}, so an approval must say which content was read; `{show_command(asked, api=api)}` prints it, then `{command}` approves it"
+    )
+
+
+async def _was_changed(gate: "Gate", store: "PlanStore") -> bool:
+    """Return whether the gate's place in the run asked about other content before, or the plan was another one when the run began."""
+    same = [one for one in await store.gates(run_id=gate.run_id, open_only=False) if (one.step_id, one.item) == (gate.step_id, gate.item)]
+    if any(one.kind == "approval" and one.approval_digest != gate.approval_digest for one in same):
+        return True
+    return gate.step_id is None and bool(await store.revisions(gate.run_id))
+
+
+async def _refused(run_id: str, reason: str, words: Words, gate: "Gate", store: "PlanStore") -> Exception:
+    """Return the error of an answer that is not taken for `reason`, which the audit log then holds."""
+    from plan_adapter.approval import os_user
+    from plan_adapter.errors import NotApprovedError
+
+    await store.note_refusal(run_id, f"{words.decision} is not taken: {reason}", by=words.by or os_user(), step_id=gate.step_id)
+    return NotApprovedError(reason)
+
+
+def _what(gate: "Gate") -> str:
+    return "this plan" if gate.step_id is None else f"step {gate_place(gate)}"
 
 
 def command_of(gate: "Gate", words: Words) -> str:
@@ -161,6 +216,7 @@ async def show_gate(place: Place, store: "PlanStore", *, as_json: bool) -> int:
         output.json_line({**gate_json(gate), "text": gate.text})
     else:
         output.line(without_picture(gate.text).rstrip("\n"))
+        output.note(f"`{answer_command(gate)}` approves exactly this")
     return ExitCode.DONE
 
 
@@ -235,7 +291,8 @@ async def _why_none(run: "PlanRun", place: Place, store: "PlanStore") -> str:
         return f"run {run.id} has no step `{place.step}`; steps: {', '.join(step.id for step in run.steps[:20])}"
     gates = await store.gates(run_id=run.id, open_only=False)
     if place.step is not None and any(gate.step_id is None and gate.end is None for gate in gates):
-        return f"step `{place.step}` of run {run.id} is not asked about yet; the gate of the plan is open: `plan approve {run.id}`"
+        of_plan = next(gate for gate in gates if gate.step_id is None and gate.end is None)
+        return f"step `{place.step}` of run {run.id} is not asked about yet; the gate of the plan is open: `{answer_command(of_plan)}`"
     if run.status in (PlanStatus.FAILED, PlanStatus.PARTIAL) and run.reason not in (RunReason.REJECTED, RunReason.EXPIRED):
         return f"nothing of run {run.id} waits for an answer; it is {run.status}: {next_command(run)}"
     closed = [gate for gate in gates if gate.end is not None and gate.kind == "approval" and _fits(gate, place)]
@@ -290,6 +347,8 @@ async def _given(words: Words, gate: "Gate", request: "ApprovalRequest", store: 
         raise
     except RunConflictError as error:
         run = await end_overdue(await store.run(gate.run_id), store)
+        if (await store.gate(gate.id)).end == "superseded":
+            raise await _refused(run.id, f"the content of the gate changed meanwhile: {error}", words, gate, store) from error
         raise RunConflictError(str(error), ended=run.reason) from error
 
 
@@ -300,7 +359,15 @@ def proofs(words: Words, request: "ApprovalRequest", settings: Settings) -> "Ans
 
     by = words.by or os_user()
     channel = "os_user" if by == os_user() else "unverified"
-    answer = Answer(decision=words.decision, by=by, note=words.note, channel=channel, code=words.code, result=words.result)
+    answer = Answer(
+        decision=words.decision,
+        by=by,
+        note=words.note,
+        channel=channel,
+        code=words.code,
+        result=words.result,
+        digest=request.approval_digest,
+    )
     if not words.sign:
         return answer
     from plan_adapter.identity.signatures import default_key, sign

@@ -12,6 +12,7 @@ async def approve(
     *,
     step: list[str] | None = None,
     item: int | None = None,
+    digest: str | None = None,
     note: str = "",
     sign: bool = False,
     code: str | None = None,
@@ -38,6 +39,8 @@ async def approve(
         step: The step whose gate is answered; without it that of the plan, or, confirmed at a terminal, of the only step that asks.
             With `--standing`, one that is approved, too (may be repeated).
         item: The item of the step's `for_each`, counted from 0.
+        digest: The approval digest of what you read, or its first characters, at least 8: other content is not approved.
+            Without it you are asked at a terminal; elsewhere content that changed after the run was created is not approved.
         note: What is recorded with the answer.
         sign: Sign the answer with your SSH key.
         code: Your one-time code.
@@ -66,13 +69,16 @@ async def approve(
     if standing is not None:
         from plan_adapter.cli.standings import Wish, approve_standing
 
+        if digest is not None:
+            raise UsageError("--digest goes with a run: a standing approval is of the plan and tools that it was given for")
+
         if run is not None:
             raise UsageError("give a run, or --standing with a plan")
         wish = Wish(standing, tuple(schedule or ()), tuple(step or ()), until, runs, tuple(input or ()), tuple(tools or ()), in_file=file)
         return await approve_standing(wish, words, settings, as_json=json)
     if schedule or until or runs is not None or input or tools or file:
         raise UsageError("--schedule, --until, --runs, --input, --tools and --file go with --standing PLAN")
-    return await answer_gate(place_of(run, step or [], item), words, settings, api=api, show=show, as_json=json)
+    return await answer_gate(place_of(run, step or [], item, digest), words, settings, api=api, show=show, as_json=json)
 
 
 async def answer_gate(place: Place, words: Words, settings: Settings, *, api: bool, show: bool = False, as_json: bool) -> int:
@@ -87,10 +93,10 @@ async def answer_gate(place: Place, words: Words, settings: Settings, *, api: bo
         return await answer_here(place, words, store, settings, as_json=as_json)
 
 
-def place_of(run: str | None, steps: list[str], item: int | None) -> Place:
+def place_of(run: str | None, steps: list[str], item: int | None, digest: str | None) -> Place:
     """Return which gate is meant; raises UsageError where that is not said."""
     if run is None:
         raise UsageError("say which run: `plan gates` lists what waits")
     if len(steps) > 1:
         raise UsageError("one answer is for one gate: give --step once")
-    return Place(run, steps[0] if steps else None, item)
+    return Place(run, steps[0] if steps else None, item, digest)

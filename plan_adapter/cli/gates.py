@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
-from plan_adapter.cli.records import answer_command, gate_json, gate_place
+from plan_adapter.cli.records import gate_json, gate_place
 from plan_adapter.cli.servers import has_only_the_api, known_server
 from plan_adapter.cli.sources import open_store
 from plan_adapter.cli.waiting import age, time_left
+from plan_adapter.execution.standing import SHOWN_DIGITS, answer_command
 from plan_adapter.readable import one_line
 from plan_adapter.settings import Settings
 
@@ -82,7 +83,7 @@ def _show(found: "list[Gate]", now: datetime, changes: "Mapping[str, Approval]",
     if not shown:
         output.note("nothing waits for an answer")
         return
-    columns = ("RUN", "PLAN", "STEP", "SINCE", "UNTIL", "WHO MAY", "WAITS")
+    columns = ("RUN", "PLAN", "STEP", "DIGEST", "SINCE", "UNTIL", "WHO MAY", "WAITS")
     output.table(columns, [_row(gate, now) for gate in shown])
     for gate in shown:
         if (asked := changes.get(gate.id)) is not None:
@@ -103,6 +104,7 @@ def _row(gate: "Gate", now: datetime) -> tuple[str, ...]:
         gate.run_id,
         gate.name,
         "-" if gate.step_id is None else gate_place(gate) + (": how did it end?" if gate.kind == "outcome" else ""),
+        gate.approval_digest[:SHOWN_DIGITS],
         age(now, gate.opened_at),
         time_left(gate.expires_at, now),
         f"{who}{other}{known}",

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from plan_adapter.cli import output
+from plan_adapter.execution.standing import answer_command
 from plan_adapter.plan import PlanStatus
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ async def held(run_id: str, store: "PlanStore") -> str | None:
     """Return in words which process executes the run, or waits at its gate; None where none is known to."""
     if (holder := await store.holder(run_id)) is not None:
         return f"run {run_id} is executed by {holder}"
-    if any(gate.attended for gate in await store.gates(run_id=run_id)):
-        return f"a process on this host waits for an approval of run {run_id}, `plan approve {run_id}` answers there"
+    if (gate := next((gate for gate in await store.gates(run_id=run_id) if gate.attended), None)) is not None:
+        return f"a process on this host waits for an approval of run {run_id}, `{answer_command(gate)}` answers there"
     return None
 
 

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from plan_adapter.execution.standing import resolve_command
+from plan_adapter.execution.standing import answer_command
 from plan_adapter.hooks import Event
 from plan_adapter.plan import StepStatus
 from plan_adapter.readable import counted, duration, one_line
@@ -55,6 +55,7 @@ def gate_json(gate: Gate) -> dict[str, Any]:
         "name": gate.name,
         "description": gate.description,
         "digest": gate.approval_digest,
+        "command": answer_command(gate) if gate.end is None else None,
         "opened_at": gate.opened_at,
         "expires_at": gate.expires_at,
         "end": gate.end,
@@ -66,14 +67,6 @@ def gate_json(gate: Gate) -> dict[str, Any]:
         "flow_run_id": gate.flow_run_id,
         "attended": gate.attended,
     }
-
-
-def answer_command(gate: Gate, *, verb: str = "approve") -> str:
-    """Return the command that answers at `gate`; one that asks how a call ended has a verb of its own."""
-    if gate.kind == "outcome":
-        return resolve_command(gate.run_id, (gate.step_id or "", gate.item))
-    step = f" --step {gate.step_id}" if gate.step_id is not None else ""
-    return f"plan {verb} {gate.run_id}{step}" + (f" --item {gate.item}" if gate.item is not None else "")
 
 
 def gate_place(gate: Gate) -> str:

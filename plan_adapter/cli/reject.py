@@ -12,6 +12,7 @@ async def reject(
     *,
     step: str | None = None,
     item: int | None = None,
+    digest: str | None = None,
     note: str = "",
     changes: bool = False,
     sign: bool = False,
@@ -27,6 +28,7 @@ async def reject(
         run: The id of a run or its beginning, or of a flow run.
         step: The step whose gate is answered; without it that of the plan, or, confirmed at a terminal, of the only step that asks.
         item: The item of the step's `for_each`, counted from 0.
+        digest: The approval digest of what you read, or its first characters, at least 8: other content is not answered.
         note: Why; it is recorded with the answer.
         changes: Ask for changes instead of ending the run; `--note` says which.
         sign: Sign the answer with your SSH key.
@@ -44,4 +46,4 @@ async def reject(
             raise UsageError("give a run, or --standing with the id of a standing approval")
         return await revoke_standing(standing, settings, as_json=json)
     words = Words("request_changes" if changes else "reject", note=note, sign=sign, code=code, by=by)
-    return await answer_gate(place_of(run, [] if step is None else [step], item), words, settings, api=api, as_json=json)
+    return await answer_gate(place_of(run, [] if step is None else [step], item, digest), words, settings, api=api, as_json=json)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from plan_adapter.approvers.summary import gate_summary
 from plan_adapter.cli import output
-from plan_adapter.cli.answering import DONE_WORDS, Place, Words, confirm, proofs, refuse_unnamed
+from plan_adapter.cli.answering import DONE_WORDS, Place, Words, confirm, content_changed, must_be_bound, proofs, refuse_unnamed
 from plan_adapter.cli.aside import aside
+from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.servers import answering_server
 from plan_adapter.cli.waiting import age, time_left
-from plan_adapter.execution.standing import resolve_command
+from plan_adapter.execution.standing import SHOWN_DIGITS, answer_command
 from plan_adapter.record import ApprovalRequest, Decision, GateRules, Resolution
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ async def list_remotely(settings: "Settings", *, limit: int, as_json: bool) -> i
         for form in found:
             output.json_line(_form_json(form, server))
     elif found:
-        columns = ("RUN", "PLAN", "STEP", "SINCE", "UNTIL", "KNOWN BY")
+        columns = ("RUN", "PLAN", "STEP", "DIGEST", "SINCE", "UNTIL", "KNOWN BY")
         output.table(columns, [_row(form, now) for form in found])
-        output.note(f"these are the forms that {server.api_url} shows; `plan approve RUN --api` answers")
+        output.note(f"these are the forms that {server.api_url} shows; `{_command(found[0])}` answers the first one")
     else:
         output.note(f"no form of {server.api_url} waits for an answer")
     return ExitCode.DONE
@@ -55,17 +56,23 @@ async def answer_remotely(place: Place, words: Words, settings: "Settings", *, s
 
         form = _the_one(await open_forms(), place, None if show else words)
         page = server.run_url(form.flow_run_id)
-        is_named = form.step_id is None or place.step is not None or show
+        command = _command(form, words.decision)
+        if not show and not place.is_of(form.approval_digest):
+            raise NotApprovedError(content_changed(place, form, command, api=True))
+        is_named = form.step_id is None or place.step is not None or show or place.digest is not None
         if not is_named:
-            refuse_unnamed(form.run_id, _command(form, words.decision), is_asked=not as_json)
+            refuse_unnamed(form.run_id, command, is_asked=not as_json)
         request = _request(form, await text_of(form))
         if show:
             _show_text(form, request, server, as_json=as_json)
             return ExitCode.DONE
         if not as_json:
             output.note(gate_summary(request) + (f"\nall of it: {page}" if page else "") + "\n")
-        if not is_named:
-            await confirm(f"step {_step(form)}", words)
+        is_unbound = place.digest is None and words.decision == "approve"
+        if is_unbound and (as_json or not is_at_terminal()):
+            raise NotApprovedError(must_be_bound(form, command, api=True))
+        if not is_named or is_unbound:
+            await confirm("this plan" if form.step_id is None else f"step {_step(form)}", words)
         try:
             await answer_form(form, proofs(words, request, settings))
         except RunConflictError as error:
@@ -136,6 +143,7 @@ def _show_text(form: "OpenForm", request: ApprovalRequest, server: "Server", *, 
         output.json_line({**_form_json(form, server), "text": request.text})
     else:
         output.line(request.text.rstrip("\n"))
+        output.note(f"`{_command(form)}` approves exactly this")
 
 
 def _request(form: "OpenForm", text: str) -> ApprovalRequest:
@@ -162,6 +170,7 @@ def _form_json(form: "OpenForm", server: "Server") -> dict[str, Any]:
         "item": form.item,
         "name": form.name,
         "digest": form.approval_digest,
+        "command": _command(form),
         "opened_at": form.opened_at,
         "expires_at": form.expires_at,
         "known_by": form.known_by,
@@ -176,7 +185,7 @@ def _row(form: "OpenForm", now: datetime) -> tuple[str, ...]:
     until = time_left(form.expires_at, now)
     known = " or ".join(form.known_by) if form.known_by is not None else "anyhow"
     step = (_step(form) + (": how did it end?" if form.kind == "outcome" else "")) if form.step_id is not None else "-"
-    return (form.run_id, form.name, step, since, until, known)
+    return (form.run_id, form.name, step, form.approval_digest[:SHOWN_DIGITS], since, until, known)
 
 
 def _step(form: "OpenForm") -> str:
@@ -184,9 +193,5 @@ def _step(form: "OpenForm") -> str:
 
 
 def _command(form: "OpenForm", decision: Decision | Resolution = "approve") -> str:
-    item = f" --item {form.item}" if form.item is not None else ""
-    if form.kind == "outcome":
-        return resolve_command(form.run_id, (form.step_id or "", form.item)) + " --api"
-    step = f" --step {form.step_id}" if form.step_id is not None else ""
     changes = " --changes --note …" if decision == "request_changes" else ""
-    return f"plan {'approve' if decision == 'approve' else 'reject'} {form.run_id} --api{step}{item}{changes}"
+    return answer_command(form, verb="approve" if decision == "approve" else "reject", api=True) + changes

@@ -26,6 +26,7 @@ async def resolve(
     /,
     *,
     item: int | None = None,
+    digest: str | None = None,
     result: str | None = None,
     note: str = "",
     sign: bool = False,
@@ -44,6 +45,8 @@ async def resolve(
         step: The step whose outcome is unknown.
         resolution: done, again or abort.
         item: The item of the step's `for_each`, counted from 0.
+        digest: The digest of what was asked, or its first characters, at least 8, as `plan gates` prints it: what you say
+            counts for that attempt only.
         result: With `done`: the step's result as JSON, which later steps may refer to; null if it is not given.
         note: How you know; it is recorded with your name.
         sign: Sign what you say, and the result, with your SSH key.
@@ -56,7 +59,7 @@ async def resolve(
 
     if result is not None and resolution != "done":
         raise UsageError("--result is what a step that was done gave back: it goes with `done` only")
-    settings, place = Settings(), Place(run, step, item)
+    settings, place = Settings(), Place(run, step, item, digest)
     words = Words(resolution, note=note, sign=sign, code=code, by=by, result=_value(result))
     if api:
         from plan_adapter.cli.remote import answer_remotely
@@ -90,12 +93,18 @@ async def mark_step_done(run: str, step: str, result: str | None, words: Words, 
 
 async def _say(place: Place, words: Words, store: "PlanStore", settings: Settings) -> "PlanRun":
     """Keep what is said of a step, by whom it is proved to be, and return the run as it is then."""
+    from plan_adapter.approval import os_user
+    from plan_adapter.errors import NotApprovedError
     from plan_adapter.runs.resolving import word_of, word_request
 
     assert place.step is not None
     assert words.decision in ("done", "again", "abort")
     run = await find_run(place.run, store)
     request = await word_request(run, place.step, words.decision, store, settings, item=place.item)
+    if not place.is_of(request.approval_digest):
+        reason = f"another attempt of `{place.step}` is in doubt now: your answer is to {place.digest}; `plan gates` lists what is asked"
+        await store.note_refusal(run.id, f"{words.decision} is not taken: {reason}", by=words.by or os_user(), step_id=place.step)
+        raise NotApprovedError(reason)
     answer = proofs(words, request, settings)
     async with secrets_of_codes(answer, settings) as secrets:
         word = await word_of(answer, request, store, settings, secrets=secrets)

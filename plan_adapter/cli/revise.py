@@ -10,7 +10,7 @@ from plan_adapter.cli.differences import difference_lines, difference_title
 from plan_adapter.cli.drafting import Person, call_line, draft_json, tell
 from plan_adapter.cli.records import run_json
 from plan_adapter.cli.sources import drafting_tools_of, is_plan, is_words, model_of, open_store, plan_of, tools_of
-from plan_adapter.execution.standing import resume_asked
+from plan_adapter.execution.standing import SHOWN_DIGITS, resume_asked
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
@@ -147,4 +147,5 @@ def _tell_next(run: "PlanRun", *, is_attended: bool, is_asked: bool) -> None:
     elif not is_asked:
         output.note(f"it needs no approval: `{resume_asked(run)}` goes on")
     else:
-        output.note(f"`plan approve {run.id}` approves it, then `{resume_asked(run)}` goes on")
+        command = f"plan approve {run.id} --digest {run.approval_digest[:SHOWN_DIGITS]}"
+        output.note(f"`{command}` approves it, then `{resume_asked(run)}` goes on")

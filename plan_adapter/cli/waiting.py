@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from plan_adapter.cli.records import answer_command, gate_place
-from plan_adapter.execution.standing import resume_asked, resume_command
+from plan_adapter.cli.records import gate_place
+from plan_adapter.execution.standing import answer_command, resume_asked, resume_command
 from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import duration, moment, prose
 from plan_adapter.record import Approval, Gate, PlanRun, StandingApproval

@@ -7,6 +7,7 @@ from typing import Any, Literal, cast, get_args
 from prefect.input import RunInput
 from pydantic import Field, JsonValue, create_model
 
+from plan_adapter.execution.standing import SHOWN_DIGITS, answer_command
 from plan_adapter.gate_text import split_text, without_picture
 from plan_adapter.readable import counted, prose
 from plan_adapter.record import Answer, ApprovalRequest, Decision, GateKind, GateRules, Resolution
@@ -27,12 +28,14 @@ _FOLD = "<details><summary><b>All details: read them before you approve</b></sum
 
 _REQUIRED: Any = ...
 _DECISIONS: dict[GateKind, tuple[str, ...]] = {"approval": get_args(Decision), "outcome": get_args(Resolution)}
+_DIGEST = re.compile(r"[0-9a-f]{8,64}")
 _LIMITS = {
     "decision": MAX_NAME_CHARACTERS,
     "approver": MAX_NAME_CHARACTERS,
     "note": MAX_NOTE_CHARACTERS,
     "code": MAX_CODE_CHARACTERS,
     "signature": MAX_SIGNATURE_CHARACTERS,
+    "digest": MAX_NAME_CHARACTERS,
 }
 _OUTCOME_LIMITS = _LIMITS | {"result": MAX_RESULT_CHARACTERS}
 
@@ -44,7 +47,7 @@ class NotAnAnswerError(ValueError):
 def form_of(request: ApprovalRequest) -> type[RunInput]:
     """Return the fields of the form of `request`, with every rule in its JSON schema: the server checks nothing else."""
     if request.kind == "outcome":
-        return _outcome_form(request.rules)
+        return _outcome_form(request)
     fields: dict[str, Any] = {
         "decision": (
             Literal[get_args(Decision)],
@@ -53,11 +56,12 @@ def form_of(request: ApprovalRequest) -> type[RunInput]:
         "approver": (str, _approver(request.rules)),
         **_proofs(request.rules, signs="plan approve --sign"),
         "note": (str, _note()),
+        "digest": (str, _digest(request)),
     }
     return create_model("Answer", __base__=RunInput, **fields)
 
 
-def _outcome_form(rules: GateRules) -> type[RunInput]:
+def _outcome_form(request: ApprovalRequest) -> type[RunInput]:
     """Return the fields by which a person says how a call ended."""
     fields: dict[str, Any] = {
         "decision": (
@@ -73,11 +77,23 @@ def _outcome_form(rules: GateRules) -> type[RunInput]:
                 description='With done: what it gave back, as JSON (a text in quotes: "v3"); empty for none.',
             ),
         ),
-        "approver": (str, _approver(rules)),
-        **_proofs(rules, signs="plan resolve --api --sign"),
+        "approver": (str, _approver(request.rules)),
+        **_proofs(request.rules, signs="plan resolve --api --sign"),
         "note": (str, _note("How you know.")),
+        "digest": (str, _digest(request)),
     }
     return create_model("Outcome", __base__=RunInput, **fields)
+
+
+def _digest(request: ApprovalRequest) -> Any:
+    """Return the field that binds the answer to what the form shows: one of a page that is out of date is not taken."""
+    command = "" if request.run_id is None else f" From a command line: `{answer_command(request)}`"
+    return Field(
+        default=request.approval_digest[:SHOWN_DIGITS],
+        max_length=MAX_NAME_CHARACTERS,
+        title="Digest",
+        description="Of what you read here: leave it as it is." + command,
+    )
 
 
 def _note(description: str | None = None) -> Any:
@@ -124,6 +140,9 @@ def answer_of(raw: object, kind: GateKind = "approval") -> Answer:
     by = texts.get("approver", "").strip()
     if not by:
         raise NotAnAnswerError("the name of who answers is missing")
+    digest = texts.get("digest", "").strip().casefold()
+    if digest and not _DIGEST.fullmatch(digest):
+        raise NotAnAnswerError("the digest is none: leave the field as it is")
     if decision == "request_changes" and not texts.get("note", "").strip():
         raise NotAnAnswerError("the note is empty: say in it what is to be changed")
     return Answer(
@@ -134,6 +153,7 @@ def answer_of(raw: object, kind: GateKind = "approval") -> Answer:
         code=texts.get("code", "").strip() or None,
         signature=texts.get("signature", "").strip() or None,
         result=_result(texts.get("result", ""), decision),
+        digest=digest or None,
     )
 
 
@@ -155,7 +175,7 @@ def _refuse_constant(name: str) -> None:
 def values_of(answer: Answer) -> dict[str, str]:
     """Return `answer` as the values of a form."""
     values = {"decision": answer.decision, "approver": answer.by, "note": answer.note}
-    proofs = {"code": answer.code, "signature": answer.signature}
+    proofs = {"code": answer.code, "signature": answer.signature, "digest": answer.digest}
     if answer.result is not None:
         values["result"] = json.dumps(answer.result, ensure_ascii=False)
     return values | {name: proof for name, proof in proofs.items() if proof}

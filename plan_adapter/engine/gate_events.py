@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 from prefect.artifacts import acreate_markdown_artifact
 from prefect.events import emit_event
 
+from plan_adapter.execution.standing import answer_command
 from plan_adapter.readable import one_line
 from plan_adapter.record import Approval, Gate, PlanRun
 
@@ -42,6 +43,7 @@ def emit(
                 "run_id": run.id,
                 "age_seconds": round(max(0.0, ((gate.closed_at or datetime.now(UTC)) - gate.opened_at).total_seconds())),
                 "digest": gate.approval_digest,
+                "command": answer_command(gate) if gate.closed_at is None else None,
                 "expires_at": None if gate.expires_at is None else gate.expires_at.isoformat(),
                 "message": None if message is None else one_line(message)[:MAX_NOTE_CHARACTERS],
                 "decision": None if approval is None else approval.decision,

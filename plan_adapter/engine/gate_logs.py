@@ -7,7 +7,7 @@ from typing import TypeAlias
 from prefect.context import FlowRunContext
 from prefect.logging.loggers import flow_run_logger
 
-from plan_adapter.execution.standing import resolve_command
+from plan_adapter.execution.standing import answer_command
 from plan_adapter.record import ApprovalRequest
 
 MAX_WORDS = 500
@@ -33,9 +33,8 @@ _IN_THE_UI = "answer with the button Resume (in Prefect's newer UI: in the menu 
 
 def waiting(request: ApprovalRequest) -> str:
     """Return that the gate of `request` is open, and how it is answered."""
+    command = answer_command(request)
     if request.kind == "outcome":
-        command = resolve_command(str(request.run_id), (str(request.step_id), request.item))
         return f"asks how {place_of(request)} ended, which nobody knows: {_IN_THE_UI}, or with `{command}`"
-    step = "" if request.step_id is None else f" --step {request.step_id}" + ("" if request.item is None else f" --item {request.item}")
     until = "" if request.expires_at is None else f", until {request.expires_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-    return f"waits for an approval{until}: {_IN_THE_UI}, or with `plan approve {request.run_id}{step}`"
+    return f"waits for an approval{until}: {_IN_THE_UI}, or with `{command}`"

@@ -1,11 +1,12 @@
 """Where the rollback of a run stands, in the words that stand in the run's message."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Protocol
 
 from plan_adapter.execution.carry import Past, Unit, is_rollback, rollback_id, undone_by
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.readable import listed
-from plan_adapter.record import PlanRun
+from plan_adapter.record import GateKind, PlanRun
 
 NAMED = 20
 """How many steps are named in one list."""
@@ -97,6 +98,46 @@ def resolve_command(run_id: str, unit: Unit, words: str = "done|again|abort") ->
     step_id, item = unit
     name = f'"{step_id}"' if is_rollback(step_id) else step_id
     return f"plan resolve {run_id} {name} {words}" + ("" if item is None else f" --item {item}")
+
+
+SHOWN_DIGITS = 12
+"""How much of a digest a command shows: enough to tell two contents of one gate apart, short enough to read."""
+
+
+class Asked(Protocol):
+    """What a gate asks about: a `Gate`, an `ApprovalRequest`, or the form of one."""
+
+    @property
+    def run_id(self) -> str | None: ...  # noqa: D102
+    @property
+    def step_id(self) -> str | None: ...  # noqa: D102
+    @property
+    def item(self) -> int | None: ...  # noqa: D102
+    @property
+    def approval_digest(self) -> str: ...  # noqa: D102
+    @property
+    def kind(self) -> GateKind: ...  # noqa: D102
+
+
+def answer_command(asked: Asked, *, verb: str = "approve", api: bool = False) -> str:
+    """Return the command that answers at a gate, bound by `--digest` to the content that the gate asks about.
+
+    A gate that asks how a call ended is answered by `plan resolve`. With `api` the command needs Prefect's API alone.
+    """
+    option, digest = " --api" if api else "", f" --digest {asked.approval_digest[:SHOWN_DIGITS]}"
+    if asked.kind == "outcome":
+        return resolve_command(str(asked.run_id), (asked.step_id or "", asked.item)) + option + digest
+    return f"plan {verb} {asked.run_id}{option}{_place(asked)}{digest}"
+
+
+def show_command(asked: Asked, *, api: bool = False) -> str:
+    """Return the command that prints everything that a gate asks about, and answers nothing."""
+    return f"plan approve {asked.run_id}{' --api' if api else ''}{_place(asked)} --show"
+
+
+def _place(asked: Asked) -> str:
+    step = f" --step {asked.step_id}" if asked.step_id is not None else ""
+    return step + (f" --item {asked.item}" if asked.item is not None else "")
 
 
 def resume_command(run: PlanRun, *, offline: bool = False) -> str:

@@ -52,6 +52,11 @@ async def proved(answer: Answer, request: ApprovalRequest, means: Means) -> Know
 
     Who could not answer here with any proof is told so before a code is used up. Who may reject may say how a call ended.
     """
+    if answer.digest is not None and not request.approval_digest.startswith(answer.digest):
+        raise NotApprovedError(
+            f"the content of the gate changed: the answer is to {answer.digest[:12]}, and the gate asks about "
+            f"{request.approval_digest[:12]} now; read it again and answer that"
+        )
     decision = "reject" if request.kind == "outcome" else decision_of(answer)
     if reason := refusal(request.rules, by=answer.by, known_by=_claimed(answer, request), decision=decision):
         raise NotApprovedError(reason)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.carry import Past
 from plan_adapter.execution.redrive import Redrive
-from plan_adapter.execution.standing import aborted_steps, leaves_to_undo, resolve_command, unit_names
+from plan_adapter.execution.standing import aborted_steps, answer_command, leaves_to_undo, resolve_command, unit_names
 from plan_adapter.plan import ExecutionPlan, PlanStatus
 from plan_adapter.record import PlanRun, RunReason
 from plan_adapter.runs.approving import is_answered
@@ -71,9 +71,10 @@ async def refuse_resume(run: PlanRun, store: PlanStore) -> None:
     if run.reason in (RunReason.REJECTED, RunReason.EXPIRED):
         how = "was rejected" if run.reason is RunReason.REJECTED else "has expired"
         raise RunConflictError(f"run {run.id} {how}; resuming approves nothing, start a new run", ended=run.reason)
-    if run.status is PlanStatus.PENDING_APPROVAL and any(gate.attended for gate in await store.gates(run_id=run.id)):
+    waiting = [gate for gate in await store.gates(run_id=run.id) if gate.attended] if run.status is PlanStatus.PENDING_APPROVAL else []
+    if waiting:
         raise RunConflictError(
-            f"a process on this host waits for an approval of run {run.id}: `plan approve {run.id}` answers there, and "
+            f"a process on this host waits for an approval of run {run.id}: `{answer_command(waiting[0])}` answers there, and "
             f"`plan resume {run.id} --wait` waits for its end"
         )
     is_held = run.status is PlanStatus.EXECUTING and run.reason is not RunReason.INTERRUPTED

@@ -33,6 +33,11 @@ class Said:
 Plan = Callable[..., Said]
 
 
+def digest_of(plan: Plan, run_id: str) -> str:
+    """The approval digest of the plan that a run has now."""
+    return plan("show", run_id, "--json").run["approval_digest"]
+
+
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A home and a working folder of their own; no local server may be started."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from plan_adapter.approval import os_user
-from tests.cli.conftest import Plan, Said
+from tests.cli.conftest import Plan, Said, digest_of
 from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document, step
 
 SHIPPING = '''
@@ -66,13 +66,16 @@ def test_what_changed_is_previewed_waited_for_shown_approved_and_then_the_rest_i
     assert "first it is asked about: tool `ship` changed since it was approved (parameters, effect)\n" in previewed.out
     said = plan("resume", run_id, *SHOP, "--detach", "--json")
     assert (said.code, said.run["status"]) == (6, "pending_approval")
-    assert f"`plan approve {run_id}` gives it, then `plan resume {run_id} --offline` goes on" in said.err
+    assert (
+        f"`plan approve {run_id} --digest {digest_of(plan, run_id)[:12]}` gives it, then `plan resume {run_id} --offline` goes on"
+        in said.err
+    )
     shown = plan("approve", run_id, "--show").out
     assert "### Tools that changed" in shown
     assert "effect: read → **write**" in shown
     assert "parameter added: `快`" in shown
     assert "version 1 was replaced by" in plan("show", run_id).out
-    assert plan("approve", run_id).code == 0
+    assert plan("approve", run_id, "--digest", digest_of(plan, run_id)).code == 0
     done = plan("resume", run_id, *SHOP, "--json")
     assert (done.code, ends(done)) == (0, {"greet": ("completed", True, 1), "ship": ("completed", False, 2)})
     assert plan("runs", "verify", run_id).code == 0

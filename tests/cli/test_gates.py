@@ -18,7 +18,7 @@ from plan_adapter.runner import execute_plan
 from plan_adapter.runs.occasion import Occasion
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import bind_inputs, validate
-from tests.cli.conftest import Plan, Said
+from tests.cli.conftest import Plan, Said, digest_of
 from tests.cli.some_tools import greet
 from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document, step
 from tests.gates.world import Says
@@ -49,7 +49,7 @@ def test_what_waits_is_listed_newest_first_with_all_that_an_answer_needs(plan: P
     assert (listed[0]["approvers"], listed[0]["known_by"], listed[0]["attended"]) == (["ana", "bo"], ["ssh_signature"], False)
     assert (listed[1]["step"], listed[1]["expires_at"], listed[1]["link"]) == (None, None, None)
     head, *rows = plan("gates").out.splitlines()
-    assert head.split() == ["RUN", "PLAN", "STEP", "SINCE", "UNTIL", "WHO", "MAY", "WAITS"]
+    assert head.split() == ["RUN", "PLAN", "STEP", "DIGEST", "SINCE", "UNTIL", "WHO", "MAY", "WAITS"]
     assert rows[0].split()[0] == second
     assert re.search(r" in (10 min|9 min 5\d s) ", rows[0])
     assert "ana, bo, by ssh_signature" in rows[0]
@@ -119,7 +119,8 @@ def test_who_may_not_answer_is_told_who_may(plan: Plan) -> None:
 def test_why_there_is_nothing_to_answer_names_what_is_open_or_goes_on(plan: Plan) -> None:
     run_id = waiting(plan)
     said = plan("approve", run_id, "--step", "greet")
-    assert said.err == f"plan: step `greet` of run {run_id} is not asked about yet; the gate of the plan is open: `plan approve {run_id}`\n"
+    command = f"plan approve {run_id} --digest {digest_of(plan, run_id)[:12]}"
+    assert said.err == f"plan: step `greet` of run {run_id} is not asked about yet; the gate of the plan is open: `{command}`\n"
     run_id = plan("run", document(step("b", "fail"), **NEEDS_APPROVAL), "--offline", "--yes", "--json", *TOOLS).run["id"]
     said = plan("approve", run_id)
     assert (said.code, f"nothing of run {run_id} waits for an answer; it is failed" in said.err) == (2, True)
@@ -192,7 +193,8 @@ def test_who_looks_at_a_run_that_waits_is_told_at_what_since_when_and_what_to_ty
     run_id = waiting(plan, options={"require_approval": True, "approval_timeout_ms": 600_000})
     said = plan("show", run_id)
     assert re.search(r"\*\*waits for an approval of the plan\*\* since .* \(.* s\), until .* \(in .* min.*\); no process waits", said.out)
-    assert f"`plan approve {run_id}` gives it, then `plan resume {run_id} --offline` goes on; `plan gates` lists all that waits" in said.err
+    digest = digest_of(plan, run_id)
+    assert f"--digest {digest[:12]}` gives it, then `plan resume {run_id} --offline` goes on; `plan gates` lists all" in said.err
     assert "pending_approval (no process waits)" in plan("runs").out
     assert [gate["step"] for gate in plan("show", run_id, "--json").run["gates"]] == [None]
 
@@ -251,7 +253,7 @@ def test_a_revision_shows_what_it_changes_and_is_asked_about_anew(plan: Plan) ->
         "~ greet.parameters.who: 世界 → 大家",
         f"run {run_id} has the new version: pending_approval",
     ]
-    assert f"`plan approve {run_id}`" in said.err
+    assert f"`plan approve {run_id} --digest {digest_of(plan, run_id)[:12]}`" in said.err
     (gate,) = plan("gates", "--json").lines
     assert gate["run_id"] == run_id
     assert "What changed" in plan("approve", run_id, "--show").out
@@ -311,7 +313,7 @@ async def open_many(count: int) -> None:
 def test_of_two_open_gates_both_commands_are_told(plan: Plan) -> None:
     run_id = waiting(plan)
     asyncio.run(open_many(1))
-    assert f"`plan approve {run_id}`, `plan approve {run_id} --step step-0` give it" in plan("show", run_id).err
+    assert f"`, `plan approve {run_id} --step step-0 --digest {'d' * 12}` give it" in plan("show", run_id).err
 
 
 @pytest.mark.thorough

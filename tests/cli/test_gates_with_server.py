@@ -83,6 +83,11 @@ def shown_form(laptop: Laptop, run_id: str) -> dict[str, Any]:
     pytest.fail("no form was shown")
 
 
+def the_gate(plan: Plan, run_id: str) -> dict[str, Any]:
+    """The open gate of a run, as the store has it."""
+    return next(gate for gate in plan("gates", "--json").lines if gate["run_id"] == run_id)
+
+
 @pytest.mark.thorough
 def test_a_run_without_a_terminal_says_how_it_is_answered_and_the_api_alone_proves_no_os_user(
     plan: Plan, laptop: Laptop, prefect_server: Server
@@ -90,9 +95,13 @@ def test_a_run_without_a_terminal_says_how_it_is_answered_and_the_api_alone_prov
     with waiting(document(GREET, **NEEDS_APPROVAL, approval={"known_by": ["os_user"]})) as run:
         assert run.told[-3] == "the plan: waits for an approval"
         assert str(prefect_server.ui_url) in run.told[-2]
-        assert run.told[-1] == f"answer in the form on that page, or with `plan approve {run.run_id}`"
-        shown_form(laptop, run.run_id)
+        assert run.told[-1] == f"answer in the form on that page, or with `{the_gate(plan, run.run_id)['command']}`"
+        form = shown_form(laptop, run.run_id)
         refused = laptop("approve", run.run_id, "--api")
+        assert (refused.code, f"then `{form['command']}` approves it" in refused.err) == (6, True)
+        refused = laptop("approve", run.run_id, "--api", "--digest", "00000000")
+        assert (refused.code, f"then `{form['command']}` answers" in refused.err) == (6, True)
+        refused = laptop(*form["command"].split()[1:])
         assert refused.code == 6
         assert f"the run does not take this answer: {os_user()} is known by form only" in refused.err
         answered = plan("approve", run.run_id, "--note", "好")
@@ -107,7 +116,7 @@ def test_a_machine_that_has_only_prefects_api_ends_the_question_at_the_terminal(
     terminal = Terminal("run", document(GREET, **NEEDS_APPROVAL), *TOOLS)
     terminals.append(terminal)
     terminal.wait_for("[?] ")
-    run_id = terminal.shown.partition("`plan approve ")[2].partition("`")[0]
+    run_id = terminal.shown.partition("`plan approve ")[2].partition(" ")[0]
     form = shown_form(laptop, run_id)
     assert form["flow_run_id"] in form["link"]
     answered = laptop("reject", form["flow_run_id"], "--api", "--note", "不行")
@@ -150,9 +159,11 @@ def test_a_termination_at_a_gate_cancels_the_run_without_a_traceback(
 
 
 @pytest.mark.thorough
-def test_the_page_of_the_form_of_a_steps_gate_is_told(laptop: Laptop) -> None:
+def test_the_page_of_the_form_of_a_steps_gate_is_told(plan: Plan, laptop: Laptop) -> None:
     with waiting(document({**GREET, "requires_approval": True})) as run:
-        assert run.told[-1] == f"answer in its form, whose page follows, or with `plan approve {run.run_id} --step greet`"
+        command = the_gate(plan, run.run_id)["command"]
+        assert command.startswith(f"plan approve {run.run_id} --step greet --digest ")
+        assert run.told[-1] == f"answer in its form, whose page follows, or with `{command}`"
         assert run.process.stderr is not None
         line = next(line for line in run.process.stderr if "its form is on" in line)
         assert line == f"greet: its form is on {shown_form(laptop, run.run_id)['link']}\n"
@@ -193,7 +204,7 @@ def test_a_plan_that_nobody_waits_for_is_paused_with_a_form_whose_answer_the_nex
     still = plan("resume", run_id, *TOOLS, "--detach", "--json")
     assert (still.code, still.run["flow_run_id"], state_of(flow_run_id)) == (6, flow_run_id, ("PAUSED", "Waiting"))
     assert "世界" in laptop("approve", run_id, "--api", "--show").out
-    assert laptop("approve", run_id, "--api", "--note", "好").code == 0
+    assert laptop(*gate["command"].split()[1:], "--api", "--note", "好").code == 0
     done = plan("resume", run_id, *TOOLS, "--detach", "--json")
     assert (done.code, done.run["flow_run_id"], state_of(flow_run_id)) == (0, flow_run_id, ("COMPLETED", "Completed"))
     for verb, name in (("reject", "Rejected"), ("cancel", "Cancelled")):
@@ -205,11 +216,11 @@ def test_a_plan_that_nobody_waits_for_is_paused_with_a_form_whose_answer_the_nex
 @pytest.mark.thorough
 def test_the_api_alone_shows_what_it_answers_and_takes_no_step_for_the_plan(plan: Plan, laptop: Laptop) -> None:
     with waiting(document({**GREET, "requires_approval": True})) as run:
-        shown_form(laptop, run.run_id)
+        command = shown_form(laptop, run.run_id)["command"]
         said = laptop("approve", run.run_id, "--api")
-        assert (said.code, f"`plan approve {run.run_id} --api --step greet`" in said.err) == (2, True)
+        assert (said.code, f"`{command}`" in said.err) == (2, True)
         assert "世界" in laptop("approve", run.run_id, "--api", "--step", "greet", "--show").out
-        said = laptop("approve", run.run_id, "--api", "--step", "greet")
+        said = laptop(*command.split()[1:])
         assert (said.code, "世界" in said.err) == (0, True)
         code, _ = run.end()
     assert (code, plan("show", run.run_id, "--json").run["status"]) == (0, "completed")
@@ -260,7 +271,10 @@ def test_from_a_machine_without_the_store_a_signed_word_answers_the_form_that_as
         form = shown_form(laptop, run.run_id)
         assert (form["asks"], form["step"], form["known_by"]) == ("outcome", "lost", ["ssh_signature"])
         refused = laptop("approve", run.run_id, "--api")
-        assert f"which no approval answers: `plan resolve {run.run_id} lost done|again|abort --api` does" in refused.err
+        assert (
+            f"which no approval answers: `plan resolve {run.run_id} lost done|again|abort --api --digest {form['digest'][:12]}` does"
+            in refused.err
+        )
         assert laptop("resolve", run.run_id, "lost", "done", "--api").code == 2
         said = laptop("resolve", run.run_id, "lost", "done", "--api", "--sign", "--by", "ana", "--result", '"好"')
         assert (said.code, "said `done` of step lost" in said.out) == (0, True), said.err

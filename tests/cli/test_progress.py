@@ -178,6 +178,6 @@ def test_where_the_form_of_a_steps_gate_is_is_told_once_it_is_shown(kind: str, c
     display(Event("gate_shown", run, gate=replace(gate, flow_run_id="f-2"), in_form=True))
     said = capsys.readouterr().err.splitlines()
     assert said[-2:] == [
-        "answer in its form, whose page follows, or with `plan approve r --step restart`",
+        "answer in its form, whose page follows, or with `plan approve r --step restart --digest aaaaaaaaaaaa`",
         "restart: its form is on http://127.0.0.1:4200/runs/flow-run/f-2",
     ]

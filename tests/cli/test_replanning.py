@@ -9,7 +9,7 @@ import pytest
 from plan_adapter.cli.sources import is_words
 from tests.agent.conftest import no_memory_of_servers
 from tests.agent.server import says, scripted
-from tests.cli.conftest import Plan
+from tests.cli.conftest import Plan, digest_of
 from tests.cli.test_draft import configure, done, step
 from tests.cli.test_run import TOOLS
 
@@ -43,8 +43,8 @@ def test_words_have_what_is_left_planned_anew_and_what_is_done_is_carried(plan: 
         f"run {run_id} has the new version",
     }
     assert "the model says: 问候两次。" in said.err
-    assert f"`plan approve {run_id}`" in said.err
-    assert plan("approve", run_id).code == 0
+    assert f"`plan approve {run_id} --digest " in said.err
+    assert plan("approve", run_id, "--digest", digest_of(plan, run_id)).code == 0
     assert plan("resume", run_id, "--offline", *TOOLS).code == 0
     shown = plan("show", run_id, "--json").run
     assert [(one["id"], one["status"], one["attempts"]) for one in shown["steps"]] == [("first", "completed", 1), ("again", "completed", 1)]
@@ -95,7 +95,7 @@ def test_a_run_that_replans_by_itself_waits_where_nobody_is_there_to_ask(plan: P
     assert "replanning" in steps
     assert "run_ended" not in steps
     assert plan("show", run_id, "--json").run["status"] == "pending_approval"
-    assert plan("approve", run_id).code == 0
+    assert plan("approve", run_id, "--digest", digest_of(plan, run_id)).code == 0
     assert plan("resume", run_id, "--offline", *TOOLS).code == 0
 
 

@@ -152,7 +152,7 @@ def test_resuming_a_run_that_waits_with_nobody_to_ask_says_how_it_is_approved_an
     run = go(document(GREET, **NEEDS_APPROVAL), "--json").run
     said = plan("resume", run["id"], "--offline", "--detach", *TOOLS, "--json")
     assert (said.code, said.run) == (6, run)
-    assert f"`plan approve {run['id']}` gives it" in said.err
+    assert f"`plan approve {run['id']} --digest {run['approval_digest'][:12]}` gives it" in said.err
 
 
 def test_times_in_json_are_of_iso_8601(go: Go) -> None:

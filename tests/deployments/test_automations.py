@@ -130,15 +130,27 @@ def test_an_automation_that_somebody_switched_off_stays_off(block: str, capsys: 
     assert [found.enabled for found in applied()] == [True, False]
 
 
+COMMAND = "plan approve 0192f0c4-0000-7000-8000-000000000001 --digest 0123456789ab"
+
+
 def test_a_gate_that_opens_is_told_with_its_link_and_nothing_of_its_text_is_evaluated(block: str, endpoint: Endpoint) -> None:
     assert main(["--block", block]) == 0
     plan = f"重启 {uuid4().hex}"
-    emit("opened", uuid4().hex, plan=plan, link="http://127.0.0.1:4200/v2/runs/flow-run/1", digest="0123456789abcdef", age_seconds=0.2)
+    emit(
+        "opened",
+        uuid4().hex,
+        plan=plan,
+        link="http://127.0.0.1:4200/v2/runs/flow-run/1",
+        digest="0123456789abcdef",
+        age_seconds=0.2,
+        command=COMMAND,
+    )
     (told,) = endpoint.wait_for(plan)
     assert told["subject"] == f"Approval needed: {plan}"
     assert told["body"].splitlines() == [
         f"The plan {plan} waits for an approval.",
         "Read it and answer: http://127.0.0.1:4200/v2/runs/flow-run/1",
+        f"From a command line: `{COMMAND}`",
         "Digest: 0123456789ab",
     ]
 
@@ -151,7 +163,7 @@ def test_a_gate_that_opens_is_told_with_its_link_and_nothing_of_its_text_is_eval
     )
     assert told["body"].splitlines()[1:] == [
         "It has waited for 2 hours already.",
-        "`plan gates` lists it; `plan approve` and `plan reject` answer it.",
+        "`plan gates` lists it.",
     ]
     assert "the step ＜/td＞＜script＞｛｛ event.id ｝｝ of the plan" in told["body"].lower()
     assert told["text"].count("hunter2") == 1  # the block's own, and not where the plan named it

@@ -115,7 +115,7 @@ async def test_the_log_of_the_page_tells_how_to_answer_what_was_not_taken_and_wh
             await asyncio.sleep(0.1)  # the server has logs a moment later
     assert (
         "waits for an approval: answer with the button Resume (in Prefect's newer UI: in the menu ⋮), "
-        f"or with `plan approve {gate.request.run_id}`" in said
+        f"or with `plan approve {gate.request.run_id} --digest {'d' * 12}`" in said
     )
     assert any(line.startswith("not taken: ana started this run and may not approve it") for line in said)
 

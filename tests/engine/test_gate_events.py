@@ -68,6 +68,7 @@ async def test_an_answer_becomes_an_event_that_automations_can_use() -> None:
         "run_id": run.id,
         "age_seconds": 60,
         "digest": "a" * 64,
+        "command": None,
         "expires_at": None,
         "message": "answered",
         "decision": "approve",

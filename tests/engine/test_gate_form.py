@@ -25,10 +25,10 @@ def fields(rules: GateRules) -> list[str]:
 @pytest.mark.parametrize(
     ("rules", "names"),
     [
-        (GateRules(), ["decision", "approver", "note"]),
-        (GateRules(known_by=("form",)), ["decision", "approver", "note"]),
-        (GateRules(known_by=("totp",)), ["decision", "approver", "code", "note"]),
-        (GateRules(known_by=ANY_WAY), ["decision", "approver", "code", "signature", "note"]),
+        (GateRules(), ["decision", "approver", "note", "digest"]),
+        (GateRules(known_by=("form",)), ["decision", "approver", "note", "digest"]),
+        (GateRules(known_by=("totp",)), ["decision", "approver", "code", "note", "digest"]),
+        (GateRules(known_by=ANY_WAY), ["decision", "approver", "code", "signature", "note", "digest"]),
     ],
 )
 def test_only_what_applies_is_asked(rules: GateRules, names: list[str]) -> None:

@@ -134,7 +134,7 @@ async def test_a_released_run_gives_its_worker_back_and_finds_the_answer_when_it
     assert state is not None
     words = (
         "waits for an approval: answer with the button Resume (in Prefect's newer UI: in the menu ⋮), "
-        f"or with `plan approve {gate.request.run_id}`"
+        f"or with `plan approve {gate.request.run_id} --digest {'d' * 12}`"
     )
     assert (state.name, state.message) == ("Suspended", f"`{gate.request.name}` {words}; it gives its worker back until then")
     await answer_form(await form_at(gate), Answer("approve", "ana"))

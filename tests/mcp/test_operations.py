@@ -18,7 +18,10 @@ async def test_a_run_waits_for_a_person_and_goes_on_once_it_is_approved(desk: De
     async with desk.agent() as agent:
         begun = await agent.call("run_plan", document=DEPLOY, inputs={"version": "1.2"})
         run_id = begun["run"]
-        assert (begun["status"], begun["gates"][0]["command"]) == ("pending_approval", f"plan approve {run_id}")
+        assert (begun["status"], begun["gates"][0]["command"]) == (
+            "pending_approval",
+            f"plan approve {run_id} --digest {begun['gates'][0]['digest'][:12]}",
+        )
         assert f"plan approve {run_id}" in begun["next"]
         waiting = await agent.call("resume_run", run=run_id)
         assert (waiting["status"], desk.started, desk.deployed) == ("pending_approval", [], [])

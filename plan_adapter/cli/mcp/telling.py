@@ -9,8 +9,9 @@ from typing import Any, cast
 from pydantic import JsonValue
 
 from plan_adapter.cli.performing import next_command
-from plan_adapter.cli.records import answer_command, gate_place
+from plan_adapter.cli.records import gate_place
 from plan_adapter.cli.waiting import Standing
+from plan_adapter.execution.standing import answer_command
 from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import masked
 from plan_adapter.record import Gate, PlanRun, RunReason, StepRun
@@ -125,6 +126,7 @@ def gate_told(gate: Gate) -> dict[str, Any]:
         "description": gate.description,
         "approvers": "anyone who reaches the store" if rules.approvers is None else [*rules.approvers],
         "known_by": "in any way" if rules.known_by is None else [*rules.known_by],
+        "digest": gate.approval_digest,
         "command": answer_command(gate),
         "opened_at": gate.opened_at,
         "expires_at": gate.expires_at,

@@ -1,0 +1,163 @@
+"""Answers that are bound to what was read, and runs that are bound to the folder they were approved in."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from plan_adapter import PlanRun, ToolRegistry
+from plan_adapter.approval import os_user
+from plan_adapter.cli.answering import Place, Words, answer_here, find_gate
+from plan_adapter.cli.codes import UsageError
+from plan_adapter.errors import NotApprovedError, RunConflictError
+from plan_adapter.plan import PlanStatus
+from plan_adapter.record import Gate
+from plan_adapter.runner import arevise_run, go_on
+from tests.gates.world import World
+
+WORDS = {"approve": Words("approve"), "reject": Words("reject"), "changes": Words("request_changes", note="other")}
+
+
+async def revised(world: World, run: PlanRun, text: str = "another look") -> tuple[PlanRun, Gate]:
+    """Return the run with a new version of its plan, by somebody who was not asked, and the gate that asks about it."""
+    plan = world.plan()
+    plan.steps[0] = plan.steps[0].model_copy(update={"description": text})
+    new = await arevise_run(run.id, plan, tools=world.tools(), by="mallory", store=world.store)
+    return new, await world.gate()
+
+
+async def answer(world: World, place: Place, words: Words = WORDS["approve"]) -> int:
+    """Answer as `plan approve` does in a process without a terminal."""
+    return await answer_here(place, words, world.store, world.settings, as_json=True)
+
+
+async def resumed(world: World, run_id: str, *, tools: ToolRegistry | None = None, **given: Any) -> PlanRun:
+    """Return a run that was gone on with, and that waits where nobody has approved it."""
+    tools = tools or world.tools()
+    return await go_on(run_id, tools=tools, occasion=world.occasion(), store=world.store, offline=True, record_pending=True, **given)
+
+
+async def assert_nothing_was_answered(world: World, gate: Gate, *, refusals: int = 1) -> None:
+    """The gate is open, nobody has answered, nothing was called, and the audit log holds the refusals."""
+    assert (await world.store.gate(gate.id)).end is None
+    assert [row for row in await world.store.approvals(gate.run_id) if row.gate_id is not None] == []
+    assert world.struck == []
+    assert [entry.by for entry in await world.store.audit(gate.run_id) if entry.kind == "refused"] == [os_user()] * refusals
+
+
+def other_digests(run: PlanRun, gate: Gate, old: Gate) -> dict[str, str]:
+    """Return digests that are not that of `gate`, by what they are."""
+    now = gate.approval_digest
+    last = "0" if now[-1] != "0" else "1"
+    return {
+        "of_the_version_before": old.approval_digest,
+        "the_beginning_of_the_version_before": old.approval_digest[:12],
+        "the_least_of_the_version_before": old.approval_digest[:8],
+        "of_the_plan_without_its_inputs_and_tools": run.digest,
+        "with_another_last_character": now[:-1] + last,
+        "with_another_first_character": ("0" if now[0] != "0" else "1") + now[1:],
+        "the_end_of_it": now[-12:],
+        "zeros": "0" * 64,
+    }
+
+
+KINDS = [
+    "of_the_version_before",
+    "the_beginning_of_the_version_before",
+    "the_least_of_the_version_before",
+    "of_the_plan_without_its_inputs_and_tools",
+    "with_another_last_character",
+    "with_another_first_character",
+    "the_end_of_it",
+    "zeros",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_answer_to_other_content_is_not_taken(world: World, kind: str) -> None:
+    run, old = await world.detached()
+    run, gate = await revised(world, run)
+    given = other_digests(run, gate, old)[kind]
+    for words in WORDS.values():
+        with pytest.raises(NotApprovedError, match=f"content of the gate changed.*{gate.approval_digest[:12]} now"):
+            await answer(world, Place(run.id, digest=given), words)
+    await assert_nothing_was_answered(world, gate, refusals=len(WORDS))
+
+
+@pytest.mark.parametrize(
+    "given", ["", "a", "deadbee", "g" * 12, "0" * 65, "12 34 56 78", "%%%%%%%%", "abcdef12\n", "abcdef1*", "０１２３４５６７"]
+)
+async def test_what_is_no_digest_is_refused_before_anything_is_read(given: str) -> None:
+    with pytest.raises(UsageError, match="at least 8 characters of an approval digest"):
+        Place("0192f0c4", digest=given)
+
+
+@pytest.mark.parametrize("length", [8, 12, 63, 64])
+@pytest.mark.parametrize("is_upper", [False, True])
+async def test_the_digest_that_was_shown_is_taken(world: World, length: int, is_upper: bool) -> None:
+    run, _ = await world.detached()
+    run, gate = await revised(world, run)
+    given = gate.approval_digest[:length]
+    assert await answer(world, Place(run.id, digest=given.upper() if is_upper else given)) == 0
+    (approval,) = await world.store.approvals(run.id)
+    assert approval.approval_digest == gate.approval_digest == (await world.store.run(run.id)).approval_digest
+
+
+async def changed_tools(world: World, run: PlanRun) -> Gate:
+    """Resume the run with other tools: it waits for an approval of these."""
+    await resumed(world, run.id, tools=world.tools(effect="idempotent_write"))
+    return await world.gate()
+
+
+@pytest.mark.parametrize("change", ["a_revision", "two_revisions", "changed_tools"])
+async def test_an_approval_without_a_digest_is_not_taken_for_content_that_changed(world: World, change: str) -> None:
+    run, _ = await world.detached()
+    if change == "changed_tools":
+        gate = await changed_tools(world, run)
+    else:
+        run, gate = await revised(world, run)
+    if change == "two_revisions":
+        run, gate = await revised(world, run, "and another")
+    command = f"plan approve {run.id} --digest {gate.approval_digest[:12]}"
+    with pytest.raises(NotApprovedError, match=f"changed after the run was created.*{command}"):
+        await answer(world, Place(run.id))
+    await assert_nothing_was_answered(world, gate)
+    assert await answer(world, Place(run.id, digest=gate.approval_digest[:12])) == 0
+
+
+async def test_an_answer_that_a_revision_overtakes_is_not_taken_for_the_new_version(world: World) -> None:
+    run, old = await world.detached()
+    _, read = await find_gate(Place(run.id), world.store)
+    run, gate = await revised(world, run)
+    for stale in (read, replace(read, id=gate.id)):  # the old gate, and the new one with what was read at the old one
+        with pytest.raises((NotApprovedError, RunConflictError)):
+            await world.store.answer_gate(stale.id, world.approval(stale))
+    assert old.id == read.id != gate.id
+    assert (await world.store.gate(gate.id)).end is None
+    assert await world.store.approvals(run.id) == []
+
+
+@pytest.mark.parametrize("round_", range(4))
+async def test_of_an_answer_and_a_revision_at_once_the_answer_counts_for_what_was_read_or_not_at_all(world: World, round_: int) -> None:
+    run, gate = await world.detached()
+    racing = answer(world, Place(run.id, digest=gate.approval_digest)), revised(world, run, f"round {round_}")
+    said, _ = await asyncio.gather(*(racing if round_ % 2 else racing[::-1]), return_exceptions=True)
+    now = await world.gate()
+    assert now.approval_digest != gate.approval_digest
+    given = {row.approval_digest for row in await world.store.approvals(run.id)}
+    assert given <= {gate.approval_digest}
+    assert not isinstance(said, AssertionError)
+    waiting = await resumed(world, run.id)
+    assert (waiting.status, world.struck) == (PlanStatus.PENDING_APPROVAL, [])
+
+
+async def test_the_answer_to_a_step_counts_for_the_call_that_was_shown(world: World) -> None:
+    going = world.start(world.plan(gated=True))
+    gate = await world.gate(step="strike")
+    for given in ("0" * 12, (await world.store.run(gate.run_id)).approval_digest[:12]):
+        with pytest.raises(NotApprovedError, match=f"--step strike --digest {gate.approval_digest[:12]}"):
+            await answer(world, Place(gate.run_id, "strike", digest=given))
+    await assert_nothing_was_answered(world, gate, refusals=2)
+    assert await answer(world, Place(gate.run_id, digest=gate.approval_digest[:12])) == 0  # names the step, too
+    assert ((await going).status, world.struck) == (PlanStatus.COMPLETED, ["a"])

@@ -15,6 +15,9 @@ from plan_adapter.errors import RunFailedError
 from plan_adapter.plan import Effect, PlanStatus, StepStatus
 from plan_adapter.stored_plan import StepDocument
 
+LEAST_ID_CHARACTERS = 4
+"""How much of a run's id names the run: at least so much, so that no slip of a finger does."""
+
 AUTHOR = "author"
 """By whom a run is approved whose plan says that it needs no approval."""
 

@@ -35,12 +35,12 @@ class Line:
     text: str
 
 
-async def logs(run: str, /, *, step: str | None = None, json: bool = False) -> int:
+async def logs(run: str, /, step: str | None = None, *, json: bool = False) -> int:
     """Show what a run's steps wrote: from Prefect where it knows the run, else what the receipts kept of their outputs and errors.
 
     Args:
         run: The id of a run, or its beginning.
-        step: Only what this step wrote.
+        step: Only what this step wrote: `plan logs RUN STEP`, or `--step STEP`.
         json: Print one JSON object per line.
     """
     settings = Settings()

@@ -16,7 +16,7 @@ from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.servers import answering_server
 from plan_adapter.cli.waiting import age, time_left
 from plan_adapter.execution.standing import SHOWN_DIGITS, answer_command
-from plan_adapter.record import ApprovalRequest, Decision, GateRules, Resolution
+from plan_adapter.record import LEAST_ID_CHARACTERS, ApprovalRequest, Decision, GateRules, Resolution
 
 if TYPE_CHECKING:
     from plan_adapter.engine.connection import Server
@@ -104,6 +104,8 @@ async def _server(settings: "Settings") -> "AsyncGenerator[Server]":
 def _the_one(forms: "list[OpenForm]", place: Place, words: Words | None) -> "OpenForm":
     """Return the form that is meant, among those that `words` answer."""
     says_how_it_ended = words is not None and words.decision in ("done", "again", "abort")
+    if len(place.run) < LEAST_ID_CHARACTERS:
+        raise UsageError(f"`{place.run}` is too short for the id of a run: give at least {LEAST_ID_CHARACTERS} of its characters")
     of_run = [form for form in forms if form.run_id.startswith(place.run.lower()) or form.flow_run_id == place.run.lower()]
     fitting = [
         form for form in of_run if (place.step is None or form.step_id == place.step) and (place.item is None or form.item == place.item)

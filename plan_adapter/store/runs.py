@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
 from plan_adapter.errors import RunConflictError
 from plan_adapter.plan import PlanStatus, StepStatus
-from plan_adapter.record import PlanRun, RunContext, RunReason, StepRun
+from plan_adapter.record import LEAST_ID_CHARACTERS, PlanRun, RunContext, RunReason, StepRun
 from plan_adapter.store import chain, entries, gates, leases, undoing
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import Clock, database_now, now_of
@@ -178,14 +178,16 @@ def definitions(connection: Connection, run_id: str) -> list[dict[str, JsonValue
 def row_of(connection: Connection, tenant: str | None, beginning: str, *columns: ColumnElement[Any]) -> Row:
     """Return the row of the run with this id, or with the only id that begins so; raises RunConflictError.
 
-    With `columns` only these, of which `id` is one.
+    A beginning has at least LEAST_ID_CHARACTERS. With `columns` only these, of which `id` is one.
     """
     wanted = select(*(columns or runs.c))
     exact = connection.execute(seen_by(tenant, wanted.where(runs.c.id == beginning), runs)).mappings().first()
     if exact is not None:
         return exact
+    if len(beginning) < LEAST_ID_CHARACTERS:
+        raise RunConflictError(f"`{beginning}` is too short for the id of a run: give at least {LEAST_ID_CHARACTERS} of its characters")
     query = wanted.where(runs.c.id.startswith(beginning.lower(), autoescape=True)).order_by(runs.c.id).limit(6)
-    found: Sequence[Row] = connection.execute(seen_by(tenant, query, runs)).mappings().all() if beginning else ()
+    found: Sequence[Row] = connection.execute(seen_by(tenant, query, runs)).mappings().all()
     if not found:
         raise RunConflictError(f"no run has the id `{beginning}`, or one that begins so")
     if len(found) > 1:

@@ -239,7 +239,9 @@ def test_logs_without_a_server_are_what_the_receipts_kept(go: Go, plan: Plan) ->
     assert texts[0] == ("echo", "一\n二\n")
     assert [name for name, _ in texts] == ["echo", "b", "b"]
     assert [line.split(" ", 1)[1] for line in plan("logs", run["id"], "--step", "echo").out.splitlines()] == ["echo | 一", "echo | 二"]
+    assert plan("logs", run["id"], "echo").out == plan("logs", run["id"], "--step", "echo").out
     assert plan("logs", run["id"], "--step", "ehco").code == 2
+    assert plan("logs", run["id"], "ehco").code == 2
 
 
 async def save(digest: str) -> None:

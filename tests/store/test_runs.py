@@ -144,9 +144,12 @@ async def test_a_run_is_found_by_an_unambiguous_beginning_of_its_id(store: PlanS
     assert (await store.run("AAAA2")).id == second.id
     with pytest.raises(RunConflictError, match="aaaa1111-0000, aaaa2222-0000"):
         await store.run("aaaa")
-    for missing in ("b", "", "%", "_"):
+    for missing in ("bbbb", "%%%%", "____"):
         with pytest.raises(RunConflictError, match="no run"):
             await store.run(missing)
+    for short in ("", "%", "aaa"):
+        with pytest.raises(RunConflictError, match="at least 4"):
+            await store.run(short)
 
 
 async def test_every_row_says_whose_it_is(store: PlanStore):

@@ -39,7 +39,7 @@ of 15 s leave 25. A flow run for each look would cost 4 s of a processor: it imp
 _STORED = re.compile(r"store:(?P<name>[^\n]+?)(?:@(?P<version>[0-9]+))?|(?:sha256:)?(?P<digest>[0-9a-f]{8,64})")
 
 
-@flow(name="run-plan", persist_result=False)
+@flow(name="run-plan", persist_result=False, validate_parameters=False)  # the plan says what does not fit, without a traceback
 async def run_plan(plan: str, inputs: dict[str, Any] | None = None, tools: list[str] | None = None, database: str | None = None) -> State:
     """Run a plan: its steps are the task runs of this flow run, and a retry of the flow run carries what has succeeded.
 
@@ -50,6 +50,8 @@ async def run_plan(plan: str, inputs: dict[str, Any] | None = None, tools: list[
         database: Name of a Plan Store Database block; without one the worker's settings name the store.
 
     """
+    if inputs is not None and not isinstance(inputs, dict):  # pyright: ignore[reportUnnecessaryIsInstance]  # a deployment need not check
+        return Failed(message='`inputs` is no mapping: give the inputs by name, as in {"environment": "prod"}')
     try:
         async with await _open_store(database) as store:
             await end_released(store)

@@ -12,7 +12,7 @@ from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
 from pydantic import JsonValue, WithJsonSchema
 
-from plan_adapter.engine.flow_runs import busy_retries, run_flow, tag_flow_run
+from plan_adapter.engine.flow_runs import CHECKS_ITSELF, busy_retries, let_flows_check_parameters, run_flow, tag_flow_run
 from plan_adapter.engine.left_forms import left_form
 from plan_adapter.engine.states import state_of_error, state_of_run
 from plan_adapter.errors import PlanAdapterError
@@ -52,7 +52,7 @@ def flow_of(validated: ValidatedPlan, body: FlowBody, *, with_inputs: bool = Tru
     raised. Prefect persists and retries nothing.
     """
     plan = validated.plan
-    return Flow(
+    return PlanFlow(
         _function(plan, partial(_bound, validated, body)) if with_inputs else _function(plan, body, with_inputs=False),
         name=safe_name(plan.name),
         description="\n\n".join(prose(paragraph) for paragraph in plan.description.split("\n\n") if paragraph.strip()),
@@ -62,6 +62,20 @@ def flow_of(validated: ValidatedPlan, body: FlowBody, *, with_inputs: bool = Tru
         log_prints=False,
         validate_parameters=False,  # the plan's own check names every problem at once, with hints
     )
+
+
+class PlanFlow(Flow[..., Any]):
+    """A flow whose plan says what is wrong with the parameters of a flow run; Prefect would crash the flow run."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Make the flow."""
+        super().__init__(*args, **kwargs)
+        let_flows_check_parameters()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over what `serve` hands to the process of a flow run."""
+        vars(self).update(state)
+        let_flows_check_parameters()
 
 
 def safe_name(name: str) -> str:
@@ -97,6 +111,7 @@ def _function(plan: ExecutionPlan, body: FlowBody, *, with_inputs: bool = True) 
             except PlanAdapterError as error:
                 return state_of_error(error)
 
+    setattr(run_steps, CHECKS_ITSELF, True)
     run_steps.__doc__ = _docstring(inputs_of_plan)
     run_steps.__annotations__ = {}
     run_steps.__signature__ = _signature(inputs_of_plan)  # pyright: ignore[reportFunctionMemberAccess]  # read by inspect.signature

@@ -49,6 +49,19 @@ async def run_flow(
     return state
 
 
+CHECKS_ITSELF = "plan_adapter_checks_parameters"
+"""The attribute of a flow's function that is given the parameters of its flow run as they are, whatever its signature says."""
+
+
+def let_flows_check_parameters() -> None:
+    """Do as `internals.let_flows_check_parameters`; nothing where a later Prefect lacks what the internals need."""
+    try:
+        from plan_adapter.engine import internals
+    except ImportError:
+        return
+    internals.let_flows_check_parameters(CHECKS_ITSELF)
+
+
 def busy_retries() -> AbstractAsyncContextManager[None]:
     """Return `internals.busy_retries`, or nothing special where a later Prefect lacks what the internals need."""
     try:

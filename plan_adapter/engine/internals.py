@@ -19,7 +19,7 @@ from typing import Any, cast
 from uuid import UUID, uuid4, uuid5
 
 import httpx
-from prefect import Flow, Task
+from prefect import Flow, Task, flow_engine
 from prefect._internal import control_listener
 from prefect._internal.attempt_control import INTENT_FOR_BYTE, EngineOutcomeReceipt, encode_receipt
 from prefect._internal.concurrency.services import _active_services  # pyright: ignore[reportPrivateUsage]
@@ -220,6 +220,29 @@ def _conclude_attempt(session: Any, connection: socket) -> bool:
     return True
 
 
+def let_flows_check_parameters(mark: str) -> None:
+    """Let functions with the attribute `mark` be given parameters that their signature does not have, or lack some that it wants.
+
+    A deployment keeps the parameters of the plan that it was made of. Prefect compares those of a flow run with the signature before
+    the flow run begins: one that does not fit would crash with a traceback, and no state would say what is wrong.
+    """
+    engine = cast("Any", flow_engine)
+    prepare, call = engine._flow_parameters, engine.call_with_parameters
+    if hasattr(prepare, mark):
+        return
+
+    def prepared(flow: Flow[..., Any], flow_run: FlowRun | None, parameters: dict[str, Any] | None) -> dict[str, Any]:
+        if parameters or flow_run is None or not hasattr(flow.fn, mark):
+            return prepare(flow=flow, flow_run=flow_run, parameters=parameters)
+        return dict(flow_run.parameters)
+
+    def called(fn: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+        return fn(**parameters) if hasattr(fn, mark) else call(fn, parameters)
+
+    setattr(prepared, mark, True)
+    engine._flow_parameters, engine.call_with_parameters = prepared, called
+
+
 def undelivered() -> int:
     """Return how many states of task runs this process has not sent yet."""
     items = [getattr(queue, "_queue", None) for queue in delivery_queues() if type(queue) is EventsWorker]
@@ -287,6 +310,8 @@ def broken_promises() -> list[str]:
     return [
         *_lacking(emit_task_run_state_change_event, {"task_run", "initial_state", "validated_state", "follows"}),
         *_lacking(run_flow_async, {"flow", "flow_run", "parameters", "return_type"}),
+        *_lacking(cast("Any", flow_engine)._flow_parameters, {"flow", "flow_run", "parameters"}),
+        *_lacking(cast("Any", flow_engine).call_with_parameters, {"fn", "parameters"}),
         *_lacking(TaskRun, {"id", "name", "flow_run_id", "flow_run_run_count", "task_key", "dynamic_key", "task_inputs", "labels"}),
         *_lacking(TaskRun, {"empirical_policy", "expected_start_time", "state", "run_count", "total_run_time", "start_time", "end_time"}),
         *_lacking(TaskRunPolicy, {"retries", "retry_delay"}),

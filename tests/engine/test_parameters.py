@@ -1,0 +1,93 @@
+"""Flow runs whose parameters are not those that the plan has now."""
+
+import asyncio
+import logging
+from typing import Any, cast
+from uuid import UUID, uuid4
+
+import pytest
+from prefect import Flow, get_client
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.flow_engine import run_flow, run_flow_in_subprocess
+
+from plan_adapter import flows
+from plan_adapter.engine.compiler import flow_of
+from plan_adapter.record import PlanRun
+from tests.engine.calls import flow_run as flow_run_of
+from tests.engine.calls import plan_run, validated
+
+INPUTS: dict[str, Any] = {"environment": {"type": "string"}, "times": {"type": "integer", "default": 1}}
+
+
+async def completed(_inputs: dict[str, Any], _flow_run_id: str) -> PlanRun:
+    return plan_run()
+
+
+async def deployed(flow: Flow[..., Any], parameters: dict[str, Any]) -> FlowRun:
+    """Return a flow run of a deployment that takes any parameters, as one made of an earlier version of the plan does."""
+    async with get_client() as client:
+        flow_id = await client.create_flow(flow)
+        deployment_id = await client.create_deployment(flow_id=flow_id, name=uuid4().hex, enforce_parameter_schema=False)
+        return await client.create_flow_run_from_deployment(deployment_id, parameters=parameters)
+
+
+async def ended(flow: Flow[..., Any], parameters: dict[str, Any]) -> State:
+    """Return the final state of a deployment's flow run, executed as a worker's process does it."""
+    flow_run = await deployed(flow, parameters)
+    return await cast("Any", run_flow(flow, flow_run=flow_run, return_type="state"))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({}, ["no value for `environment`; give text"]),
+        ({"environment": "prod", "zone": "eu"}, ["the plan has no input `zone`; known: `environment`, `times`"]),
+        ({"zone": "eu"}, ["no value for `environment`", "the plan has no input `zone`"]),
+        ({"environment": 3, "times": "many"}, ["inputs.environment: the value is an integer", "inputs.times: the value is text"]),
+        ({"environmnet": "生产"}, ["no value for `environment`", "did you mean `environment`?"]),
+        ({"flow": "x", "self_": 1, "parameters": {}}, ["no input `flow`", "no input `self_`", "no input `parameters`"]),
+    ],
+)
+async def test_a_run_whose_parameters_do_not_fit_ends_as_failed_and_says_what_is_wrong(
+    prefect_server: object, caplog: pytest.LogCaptureFixture, parameters: dict[str, Any], said: list[str]
+) -> None:
+    with caplog.at_level(logging.INFO):
+        state = await ended(flow_of(validated(inputs=INPUTS), completed), parameters)
+    assert (state.type, state.name) == (StateType.FAILED, "Failed")
+    for words in said:
+        assert words in (state.message or "")
+    assert "Traceback" not in caplog.text
+    assert not any(record.exc_info for record in caplog.records)
+
+
+async def test_parameters_that_fit_are_taken_with_the_defaults_of_the_plan(prefect_server: object) -> None:
+    given = list[dict[str, Any]]()
+
+    async def keep(inputs: dict[str, Any], _flow_run_id: str) -> PlanRun:
+        given.append(inputs)
+        return plan_run()
+
+    state = await ended(flow_of(validated(inputs=INPUTS), keep), {"environment": "生产"})
+    assert (state.type, given) == (StateType.COMPLETED, [{"environment": "生产", "times": 1}])
+
+
+async def test_a_served_flow_says_so_in_the_process_of_the_run(prefect_server: object) -> None:
+    flow = flow_of(validated(inputs=INPUTS), completed)
+    flow_run = await deployed(flow, {"zone": "eu"})
+    process = run_flow_in_subprocess(flow, flow_run)
+    await asyncio.to_thread(process.join)
+    state = (await flow_run_of(UUID(str(flow_run.id)))).state
+    assert state is not None and state.type is StateType.FAILED
+    assert "the plan has no input `zone`" in (state.message or "")
+
+
+@pytest.mark.parametrize("inputs", ["environment=prod", ["prod"], 3])
+async def test_inputs_of_the_deployed_flow_that_are_no_mapping_are_refused_in_words(
+    prefect_server: object, caplog: pytest.LogCaptureFixture, inputs: object
+) -> None:
+    state = await ended(flows.run_plan, {"plan": "description: x\nsteps: []", "inputs": inputs})
+    assert (state.type, state.message) == (
+        StateType.FAILED,
+        '`inputs` is no mapping: give the inputs by name, as in {"environment": "prod"}',
+    )
+    assert "Traceback" not in caplog.text

@@ -16,7 +16,7 @@ PlanAdapterError
 └── RunFailedError        only from `run.raise_for_status()`; the run is on `.run`
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from plan_adapter.problems import Problem
@@ -107,11 +107,16 @@ class RunFailedError(PlanAdapterError):
 MAX_ERROR_CHARACTERS = 4000
 
 
-def error_text(error: BaseException) -> str:
-    """Return what was raised in words: its class unless it is ours, and its message, cut between characters."""
+def error_text(error: BaseException, redact: Callable[[str], str] | None = None) -> str:
+    """Return what was raised in words, cut between characters; `redact` hides secrets before the cut, which could halve one."""
+    text = error_words(error) if redact is None else redact(error_words(error))
+    return text if len(text) <= MAX_ERROR_CHARACTERS else text[:MAX_ERROR_CHARACTERS] + "…"
+
+
+def error_words(error: BaseException) -> str:
+    """Return what was raised in words, however many: its class unless it is ours, and its message."""
     try:
         message = str(error)
     except Exception:  # an exception whose own __str__ raises
         message = "(its message cannot be shown)"
-    text = message if isinstance(error, PlanAdapterError) else f"{type(error).__name__}: {message}" if message else type(error).__name__
-    return text if len(text) <= MAX_ERROR_CHARACTERS else text[:MAX_ERROR_CHARACTERS] + "…"
+    return message if isinstance(error, PlanAdapterError) else f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -11,6 +11,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
+from plan_adapter.credentials import LARGEST_BYTES, credential_values, is_worth_hiding
 from plan_adapter.errors import ExpressionError
 from plan_adapter.settings import Settings
 
@@ -20,10 +21,6 @@ ENTRY_POINT_GROUP = "plan_adapter.secrets"
 SHORTEST = 4
 """Characters of a value: a shorter one could not be hidden in the record without ruining all other text."""
 
-SHORTEST_UNNAMED = 8
-"""Characters of a value that is hidden from models although nobody named it: a shorter one may well be a common word."""
-
-LARGEST_BYTES = 64 * 1024
 ANSWER_SECONDS = 15.0
 """How long one place may take to answer."""
 
@@ -168,11 +165,10 @@ class Sight:
 
 
 async def values_at_hand(settings: Settings) -> list[str]:
-    """Return the values of secrets that this process can see without being told a name: files, the environment, keys of models."""
+    """Return the values of secrets that this process can see without being told a name: mounted files, credentials of its environment."""
     mounted = [] if settings.secrets_dir is None else await MountedSecrets(settings.secrets_dir).values()
-    variables = [value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIX) or name == "OPENAI_API_KEY"]
     key = [] if settings.model_key is None else [settings.model_key.get_secret_value()]
-    return [value for value in (*mounted, *variables, *key) if _is_worth_hiding(value)]
+    return [*filter(is_worth_hiding, (*mounted, *key)), *credential_values(os.environ)]
 
 
 def secret_chain(settings: Settings, *, blocks: SecretPlace | None = None) -> SecretChain:
@@ -197,13 +193,6 @@ async def _called(function: Any, name: str) -> str | None:
         return await function(name)
     answer = await asyncio.to_thread(function, name)
     return await answer if inspect.isawaitable(answer) else answer
-
-
-def _is_worth_hiding(value: str) -> bool:
-    try:
-        return len(value) >= SHORTEST_UNNAMED and len(value.encode()) <= LARGEST_BYTES
-    except UnicodeEncodeError:
-        return False
 
 
 def _usable(value: object, name: str, place: SecretPlace) -> str:

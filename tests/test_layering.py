@@ -24,7 +24,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "problems graph readable crash_points garbage",
         "errors values",
         "plan expressions",
-        "settings stored_plan private_files",
+        "settings stored_plan private_files credentials",
         "canonical documents record drafts imported listing tools secrets",
         "validation hooks pictures formatting tool_changes",
         "preview",

@@ -1,13 +1,15 @@
 """`Rest`: what of a run's plan stays as it is while a model plans the rest anew, and what the model is told of the record."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import cast
+from functools import partial
+from typing import TypeAlias, cast
 
 from pydantic import JsonValue
 
 from plan_adapter.execution.carry import Past, is_rollback
+from plan_adapter.execution.secrets import Scrubber
 from plan_adapter.expressions.references import Code, UnclosedError, pieces, references
 from plan_adapter.graph import ancestors_of
 from plan_adapter.plan import ExecutionPlan, Step, step_document
@@ -20,6 +22,8 @@ SHOWN_CHARACTERS = 4_000
 """How much of one result, error or text of the record a model is shown."""
 ALL_CHARACTERS = 120_000
 """How much of all of them together, shared out evenly."""
+
+_Cut: TypeAlias = Callable[[JsonValue], JsonValue]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,44 +85,48 @@ class Rest:
         return plan
 
 
-def told(run: PlanRun, rest: Rest, past: Past) -> dict[str, JsonValue]:
-    """Return what a model is told of the record of `run`, as data: secrets masked, long texts cut. Its record holds no secret's value."""
+def told(run: PlanRun, rest: Rest, past: Past, hide: Scrubber) -> dict[str, JsonValue]:
+    """Return what a model is told of the record of `run`, as data: long texts cut, and before that masked what `hide` knows."""
+    hidden = [text for name, value in run.inputs.items() if is_secret_name(name) for text in _texts(value)]
+
+    def cut(value: JsonValue, most: int) -> JsonValue:
+        return _cut(masked(hide.value(value), hidden=hidden), most)
+
     plan, runs = rest.old, {step.id: step for step in run.steps}
     share = max(200, min(SHOWN_CHARACTERS, ALL_CHARACTERS // max(1, len(plan.steps))))
-    stays = [_kept(step, past, share) for step in plan.steps if step.id in rest.kept]
-    gone = [_replaced(step, runs.get(step.id), share) for step in plan.steps if step.id not in rest.kept]
+    stays = [_kept(step, past, partial(cut, most=share)) for step in plan.steps if step.id in rest.kept]
+    gone = [_replaced(step, runs.get(step.id), partial(cut, most=share)) for step in plan.steps if step.id not in rest.kept]
     context: dict[str, JsonValue] = {
         "plan": {"description": plan.description, "inputs": {name: one.description for name, one in plan.inputs.items()}},
-        "run": {"status": run.status.value, "reason": run.reason and run.reason.value, "message": _cut(run.message, share)},
+        "run": {"status": run.status.value, "reason": run.reason and run.reason.value, "message": cut(run.message, share)},
         "stays": cast("JsonValue", stays),
         "not_done": cast("JsonValue", gone),
         "ids_taken": [*sorted(rest.taken)],
         "ids_needed": [*sorted(rest.needed)],
     }
-    hidden = [text for name, value in run.inputs.items() if is_secret_name(name) for text in _texts(value)]
     shown = cast("dict[str, JsonValue]", masked(context, hidden=hidden))
-    return {**shown, "inputs": _cut(masked(run.inputs, hidden=hidden), ALL_CHARACTERS)}
+    return {**shown, "inputs": cut(run.inputs, ALL_CHARACTERS)}
 
 
-def _kept(step: Step, past: Past, share: int) -> dict[str, JsonValue]:
+def _kept(step: Step, past: Past, cut: _Cut) -> dict[str, JsonValue]:
     """Return a step that stays and what came of it: one with items may be done in part, and goes on with the others."""
     results = {item: receipt.result for (step_id, item), receipt in past.succeeded.items() if step_id == step.id}
     if step.for_each is None:
-        came: dict[str, JsonValue] = {"result": _cut(results[None], share)} if None in results else {"result": None}
+        came: dict[str, JsonValue] = {"result": cut(results[None])} if None in results else {"result": None}
     else:
-        came = {"results": _cut({str(item): result for item, result in results.items()}, share)}
-    return {**_document(step, share), **came}
+        came = {"results": cut({str(item): result for item, result in results.items()})}
+    return {**_document(step, cut), **came}
 
 
-def _replaced(step: Step, run: StepRun | None, share: int) -> dict[str, JsonValue]:
+def _replaced(step: Step, run: StepRun | None, cut: _Cut) -> dict[str, JsonValue]:
     how: dict[str, JsonValue] = {}
     if run is not None:
-        how = {"status": run.status.value, "attempts": run.attempts, "error": _cut(run.error, share), "reason": _cut(run.reason, share)}
-    return {**_document(step, share), **{name: value for name, value in how.items() if value}}
+        how = {"status": run.status.value, "attempts": run.attempts, "error": cut(run.error), "reason": cut(run.reason)}
+    return {**_document(step, cut), **{name: value for name, value in how.items() if value}}
 
 
-def _document(step: Step, share: int) -> dict[str, JsonValue]:
-    return {name: _cut(value, share) if name == "parameters" else value for name, value in step_document(step).items()}
+def _document(step: Step, cut: _Cut) -> dict[str, JsonValue]:
+    return {name: cut(value) if name == "parameters" else value for name, value in step_document(step).items()}
 
 
 def _cut(value: JsonValue, most: int) -> JsonValue:

@@ -99,6 +99,7 @@ class Handing:
             tenant_id=run.tenant_id,
             logger=step_logger(self._scope, self._step_run),
             deadline=min(limits, default=None),
+            redaction=self._scope.secrets.scrubber,
         )
 
     def _variables(self, secrets: Mapping[str, str] | None = None) -> Variables:

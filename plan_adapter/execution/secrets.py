@@ -26,6 +26,9 @@ LINE_CHARACTERS = 8
 WRAPPED_BYTES = 256
 """Up to this size of a value line ends inside its base64 are looked for, too: `base64` wraps its output."""
 
+FORM_CHARACTERS = 16
+"""So many characters of a text one byte of a value takes at most, in any of the encodings that are known."""
+
 _ANCHOR_CHARACTERS = 16
 _RUN = re.compile(r"[A-Za-z0-9]{3,}")
 _SHORT = {"\n": "n", "\t": "t", "\r": "r", "\b": "b", "\f": "f", "\v": "v", "\a": "a"}
@@ -61,12 +64,16 @@ class Scrubber:
     half, compressed, encrypted or spelt out cannot be found.
     """
 
+    longest: int
+    """The most characters that one of the values takes in a text."""
+
     def __init__(self) -> None:
         """Know no value yet; then everything stays as it is, at no cost."""
         self._pieces: dict[str, list[_Form]] = {}
         self._anchors: tuple[str, ...] = ()
         self._forms: tuple[_Form, ...] = ()
         self._hides_numbers = False
+        self.longest = 0
 
     def __bool__(self) -> bool:
         """Return whether there is anything to hide."""
@@ -80,6 +87,7 @@ class Scrubber:
         longest_first = sorted(self._pieces, key=len, reverse=True)
         self._forms = tuple(form for piece in longest_first for form in self._pieces[piece])
         self._anchors = tuple({anchor for form in self._forms for anchor in form.anchors})
+        self.longest = FORM_CHARACTERS * max(len(piece.encode(errors="replace")) for piece in longest_first)
         self._hides_numbers = any(re.fullmatch(r"[0-9.eE+-]+", piece) for piece in self._pieces)
 
     def text(self, text: str) -> str:

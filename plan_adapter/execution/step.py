@@ -9,14 +9,7 @@ from pydantic import JsonValue
 
 from plan_adapter.canonical import call_digest
 from plan_adapter.crash_points import reached
-from plan_adapter.errors import (
-    MAX_ERROR_CHARACTERS,
-    NotApprovedError,
-    PlanAdapterError,
-    ToolError,
-    UnknownOutcomeError,
-    error_text,
-)
+from plan_adapter.errors import NotApprovedError, ToolError, UnknownOutcomeError, error_text
 from plan_adapter.execution.calling import CallStoppedError, CallTimedOutError, complete, work_of
 from plan_adapter.execution.handing import Called, Handing
 from plan_adapter.execution.ports import AttemptEnd, GatedCall
@@ -269,12 +262,8 @@ class Call:
         return AttemptEnd("succeeded", number, result=self._keep(result))
 
     def _told(self, error: BaseException) -> str:
-        """Return what was raised in words, without secrets; they are taken out before the text is cut."""
-        scrubber, text = self._scope.secrets.scrubber, error_text(error)
-        if scrubber and len(text) > MAX_ERROR_CHARACTERS:
-            kind = "" if isinstance(error, PlanAdapterError) else f"{type(error).__name__}: "
-            return error_text(ToolError(scrubber.text(f"{kind}{error}")))
-        return scrubber.text(text)
+        """Return what was raised in words, without secrets."""
+        return error_text(error, self._scope.secrets.scrubber.text)
 
     def _unmet(self, result: JsonValue) -> str | None:
         template = self._called.done_when

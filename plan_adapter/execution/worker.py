@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,7 +13,8 @@ import anyio.to_process
 from anyio.abc import Process
 from pydantic import JsonValue
 
-from plan_adapter.errors import ToolError, UnknownOutcomeError, error_text
+from plan_adapter.credentials import without_credentials
+from plan_adapter.errors import ToolError, UnknownOutcomeError, error_words
 from plan_adapter.tools.tool import Tool, ToolContext, as_json
 
 log = logging.getLogger(__name__)
@@ -41,8 +43,9 @@ async def call_in_process(tool: Tool[..., Any], arguments: dict[str, Any]) -> Js
 
 
 async def _open_worker(command: Sequence[str], **options: Any) -> Process:
-    """Start a worker process that never imports a library from the current folder, which `python -m` alone searches first."""
-    return await anyio.open_process([command[0], "-P", *command[1:]], **options)
+    """Start a worker process without our credentials. It imports no library from the current folder, which `python -m` searches first."""
+    environment = without_credentials(os.environ, keeps_settings=True)
+    return await anyio.open_process([command[0], "-P", *command[1:]], **options, env=environment)
 
 
 @dataclass(slots=True)
@@ -79,10 +82,14 @@ def _imported_call(import_string: str, arguments: dict[str, Any]) -> _Answer:
         value = tool.source(**_with_loggers(arguments, logger))
         answer.result = as_json(asyncio.run(cast("Coroutine[Any, Any, Any]", value)) if tool.is_async else value)
     except BaseException as error:  # SystemExit would end the process, which serves the next call, too
-        answer.error, answer.is_unknown = error_text(error), isinstance(error, UnknownOutcomeError)
+        # Not cut here, where nobody knows the secrets.
+        answer.error, answer.is_unknown = error_words(error), isinstance(error, UnknownOutcomeError)
     return answer
 
 
 def _with_loggers(arguments: dict[str, Any], logger: logging.Logger) -> dict[str, Any]:
-    """Return `arguments` with `logger` in every context: that of a step goes into no other process."""
-    return {name: replace(value, logger=logger) if isinstance(value, ToolContext) else value for name, value in arguments.items()}
+    """Return `arguments` with `logger` in every context, and without the run's secrets: those of a step go into no other process."""
+    return {
+        name: replace(value, logger=logger, redaction=None) if isinstance(value, ToolContext) else value
+        for name, value in arguments.items()
+    }

@@ -49,14 +49,15 @@ class Replanner:
         """Return the draft of a new version of `validated`, the plan of `run`, which is kept in `store`; see `Planner.drafted`."""
         rest = Rest.of(validated, past)
         names = {str(definition["name"]) for definition in validated.definitions}
-        request = PlanRequest(words, context=told(run, rest, past), available_secrets=self.secrets)
+        hide = await hidden_from_models(Settings(), self.secrets)
+        request = PlanRequest(words, context=told(run, rest, past, hide), available_secrets=self.secrets)
         planner = Planner(
             self.model,
             tools.subset(*sorted(names.union(self.offered))),
             asker=self.asker,
             budget=self.budget,
             keep=store.drafts,
-            hide=await hidden_from_models(Settings(), self.secrets),
+            hide=hide,
             on_call=self.on_call,
         )
         return await planner.drafted(request, rest=rest)

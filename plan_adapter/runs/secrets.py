@@ -1,8 +1,10 @@
 """`secrets_of`: where the secrets of a run come from; `refuse_missing`, what is seen of them before a run, and what no model sees."""
 
 import asyncio
+import os
 from collections.abc import Collection
 
+from plan_adapter.credentials import credential_values
 from plan_adapter.engine.connection import configured_api_url, quiet_import
 from plan_adapter.errors import InvalidPlanError, NoServerError
 from plan_adapter.execution.secrets import RunSecrets, Scrubber
@@ -13,8 +15,11 @@ from plan_adapter.validation.findings import Findings
 
 
 def secrets_of(settings: Settings) -> RunSecrets:
-    """Return the secrets of a new run, none of which is looked up yet."""
-    return RunSecrets(secret_chain(settings, blocks=KnownServer()))
+    """Return the secrets of a new run, none of which is looked up yet; the credentials of this process are hidden from the beginning."""
+    secrets = RunSecrets(secret_chain(settings, blocks=KnownServer()))
+    for value in credential_values(os.environ):
+        secrets.scrubber.add(value)
+    return secrets
 
 
 async def hidden_from_models(settings: Settings, names: Collection[str]) -> Scrubber:

@@ -43,9 +43,9 @@ async def watched(
 
 @asynccontextmanager
 async def _hidden_secrets(scope: RunScope) -> AsyncGenerator[None]:
-    """Keep the values of the plan's secrets out of all that is logged and printed within; nothing is done for a plan without secrets."""
-    if names := scope.approved.bound.validated.secrets:
-        await scope.secrets.expect(names)
+    """Keep secrets out of all that is logged and printed within: those of the plan, and the credentials of this process."""
+    await scope.secrets.expect(scope.approved.bound.validated.secrets)
+    if scope.secrets.scrubber:
         with hidden_in_logs(scope.secrets.scrubber), cleaned_prints(scope.secrets.scrubber.text):
             yield
     else:

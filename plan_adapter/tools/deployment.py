@@ -47,7 +47,7 @@ async def run_deployment(
         except ObjectNotFound as error:
             raise ToolError(f"there is no deployment `{name}` on the Prefect server") from error
         except PrefectHTTPStatusError as error:
-            raise ToolError(f"deployment `{name}` cannot be run: {str(error)[:500]}") from error
+            raise ToolError(f"deployment `{name}` cannot be run: {context.redact(str(error))[:500]}") from error
         try:
             flow_run = await _ended(client, flow_run, context)
         except asyncio.CancelledError:

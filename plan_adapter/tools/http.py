@@ -50,7 +50,7 @@ async def http_get(
         expect_status: The status, or list of them, that counts as success instead of 2xx.
     """
     timeout = READ_SECONDS if context.deadline is None else None  # else the step's own timeout ends it
-    return await _answer("GET", url, headers=_texts(headers), content=None, expect=expect_status, read_timeout=timeout)
+    return await _answer("GET", url, headers=_texts(headers), content=None, expect=expect_status, read_timeout=timeout, context=context)
 
 
 @tool(effect="write")
@@ -77,7 +77,7 @@ async def http_send(
     content, content_type = _content(body)
     sent = {"content-type": content_type} if content_type else {}
     sent |= {"idempotency-key": context.idempotency_key, **_texts(headers)}
-    return await _answer(method, url, headers=sent, content=content, expect=expect_status, read_timeout=None)
+    return await _answer(method, url, headers=sent, content=content, expect=expect_status, read_timeout=None, context=context)
 
 
 def _texts(headers: Mapping[str, Header] | None) -> dict[str, str]:
@@ -99,7 +99,14 @@ def _content(body: JsonValue) -> tuple[bytes | None, str | None]:
 
 
 async def _answer(
-    method: str, url: str, *, headers: dict[str, str], content: bytes | None, expect: ExpectedStatus, read_timeout: float | None
+    method: str,
+    url: str,
+    *,
+    headers: dict[str, str],
+    content: bytes | None,
+    expect: ExpectedStatus,
+    read_timeout: float | None,
+    context: ToolContext,
 ) -> dict[str, JsonValue]:
     """Make the request and return the answer, or raise ToolError; a message never holds the query or the user part of a URL."""
     import httpx
@@ -113,7 +120,7 @@ async def _answer(
         async with httpx.AsyncClient(timeout=timeout, verify=_certificates()) as client:
             request = client.build_request(method, target, headers=headers, content=content)
             response = await _open(client, request, may_follow=method == "GET")
-            body, is_cut = await _read(response)
+            body, is_cut = await _read(response, BODY_LIMIT + 1 + 4 * _reach(context))  # four bytes: the most that a character has
     except (httpx.ConnectTimeout, httpx.PoolTimeout) as error:
         raise ToolError(f"{what}: no connection in time") from error
     except (httpx.TimeoutException, httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError) as error:
@@ -121,7 +128,7 @@ async def _answer(
         raise UnknownOutcomeError(f"{what}: {reason}, after the request was sent") from error
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeEncodeError, ValueError) as error:
         raise ToolError(f"{what}: {_said(error, target)}") from error
-    text = _text(response, body, is_cut=is_cut)
+    text = _text(response, body, context)
     if not _is_expected(response.status_code, expect):
         raise ToolError(_refusal(what, response, text) + _left_origin(target, response.url))
     if is_cut and _is_json(response) and method == "GET":  # what changed something was done all the same: its text is kept
@@ -195,26 +202,38 @@ def _origin(url: "httpx.URL") -> tuple[str, str, int | None]:
     return url.scheme, url.host, url.port  # httpx leaves out a port that is the scheme's own
 
 
-async def _read(response: "httpx.Response") -> tuple[bytes, bool]:
-    """Return the body up to the limit, and whether there was more."""
+async def _read(response: "httpx.Response", limit: int) -> tuple[bytes, bool]:
+    """Return the body up to `limit`, and whether it is larger than BODY_LIMIT."""
     body = bytearray()
     async for chunk in response.aiter_bytes():
         body += chunk
-        if len(body) > BODY_LIMIT:
+        if len(body) > limit:
             await response.aclose()
-            return bytes(body[:BODY_LIMIT]), True
-    return bytes(body), False
+            break
+    return bytes(body[:limit]), len(body) > BODY_LIMIT
 
 
-def _text(response: "httpx.Response", body: bytes, *, is_cut: bool) -> str:
-    """Return the body as text; one that was cut ends after a whole character, with a note."""
+def _text(response: "httpx.Response", body: bytes, context: ToolContext) -> str:
+    """Return the body as text without secrets; one that is too large ends after a whole character, with a note.
+
+    What was read beyond the limit shows whether a secret stands across it.
+    """
     try:
-        decoder = codecs.getincrementaldecoder(response.charset_encoding or "utf-8")("replace")
+        decoder = codecs.getincrementaldecoder(response.charset_encoding or "utf-8")
     except LookupError:
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        decoder = codecs.getincrementaldecoder("utf-8")
+    is_cut = len(body) > BODY_LIMIT
     # PostgreSQL can keep no NUL in a text.
-    text = decoder.decode(body, final=not is_cut).replace("\0", "\ufffd")
-    return f"{text}\n… cut after {BODY_LIMIT} bytes" if is_cut else text
+    text = context.redact(decoder("replace").decode(body, final=not is_cut).replace("\0", "\ufffd"))
+    if not is_cut:
+        return text
+    kept = len(decoder("replace").decode(body[:BODY_LIMIT]))
+    return f"{text[: min(kept, max(0, len(text) - _reach(context)))]}\n… cut after {BODY_LIMIT} bytes"
+
+
+def _reach(context: ToolContext) -> int:
+    """Return how many characters before the end of a text may be the beginning of a secret."""
+    return 0 if context.redaction is None else context.redaction.longest
 
 
 def _is_json(response: "httpx.Response") -> bool:

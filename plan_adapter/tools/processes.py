@@ -4,7 +4,6 @@ import asyncio
 import codecs
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import tempfile
@@ -15,7 +14,9 @@ from logging import Logger
 from pathlib import Path
 from typing import IO
 
+from plan_adapter.credentials import without_credentials
 from plan_adapter.errors import ToolError
+from plan_adapter.tools.tool import Redaction, ToolContext
 
 TERM_SECONDS = 2.0
 """How long a cancelled group may take to end after SIGTERM before it gets SIGKILL."""
@@ -25,12 +26,6 @@ STRAGGLER_SECONDS = 0.5
 
 KEPT_CHARACTERS = 8_000
 """Of each output this much is kept of its beginning, and as much of its end."""
-
-_OWN_SECRET = re.compile(
-    r"PREFECT_API_KEY|PREFECT_(SERVER_)?API_AUTH_STRING|PREFECT_CLIENT_CUSTOM_HEADERS"
-    r"|PREFECT_.*DATABASE_(CONNECTION_URL|PASSWORD)|PLAN_ADAPTER_DATABASE_URL|PLAN_ADAPTER_SECRET_.*"
-)
-"""Variables that authorize this process towards Prefect and the store, and secrets; a command that needs one is given it by `env`."""
 
 LOGGED_LINES = 10_000
 LINE_CHARACTERS = 4_000
@@ -46,8 +41,8 @@ class Ended:
     stderr: str
 
 
-async def run_group(argv: Sequence[str], *, cwd: str | None, env: Mapping[str, str], stdin: str | None, logger: Logger) -> Ended:
-    """Run a command to its end; its lines go to `logger`. Raises ToolError if it cannot be started.
+async def run_group(argv: Sequence[str], *, cwd: str | None, env: Mapping[str, str], stdin: str | None, context: ToolContext) -> Ended:
+    """Run a command to its end; its lines go to the step's log. Raises ToolError if it cannot be started.
 
     Cancelled, it ends the whole group before it returns: SIGTERM, then SIGKILL. What the command left in the background when it ended by
     itself is not touched.
@@ -55,12 +50,12 @@ async def run_group(argv: Sequence[str], *, cwd: str | None, env: Mapping[str, s
     process = _start(argv, cwd=cwd, env=env, stdin=stdin)
     loop = asyncio.get_running_loop()
     exited = _exit_of(process, loop)
-    outputs = [Output(pipe, logger, loop) for pipe in (process.stdout, process.stderr) if pipe is not None]
+    outputs = [Output(pipe, context, loop) for pipe in (process.stdout, process.stderr) if pipe is not None]
     try:
         await asyncio.wait((exited,))
         await asyncio.wait([output.ended for output in outputs], timeout=STRAGGLER_SECONDS)
     except asyncio.CancelledError:
-        await _end_group(process.pid, exited, logger)
+        await _end_group(process.pid, exited, context.logger)
         raise
     finally:
         for output in outputs:
@@ -68,11 +63,34 @@ async def run_group(argv: Sequence[str], *, cwd: str | None, env: Mapping[str, s
     return Ended(exited.result(), *(output.text for output in outputs))
 
 
-class Output:
-    """One pipe of a command: read as it fills, logged by line, its beginning and end kept."""
+class RedactedText:
+    """Takes text in pieces, and gives it back without secrets, also those that stand across pieces."""
 
-    def __init__(self, pipe: IO[bytes], logger: Logger, loop: asyncio.AbstractEventLoop) -> None:
-        self._pipe, self._logger, self._loop = pipe, logger, loop
+    def __init__(self, redaction: Redaction | None) -> None:
+        """Hide nothing where there is no `redaction`."""
+        self._redaction = redaction
+        self._held = ""
+
+    def take(self, text: str, *, is_last: bool = False) -> str:
+        """Return what comes before the end of `text` that may be the beginning of a secret; with `is_last` all of it."""
+        if self._redaction is None:
+            return text
+        self._held += text
+        reach = self._redaction.longest
+        if not is_last and reach and len(self._held) < CHUNK + 2 * reach:
+            return ""
+        redacted = self._redaction.text(self._held)
+        ready = len(redacted) if is_last else max(0, len(redacted) - reach)
+        self._held = redacted[ready:]
+        return redacted[:ready]
+
+
+class Output:
+    """One pipe of a command: read as it fills, logged by line, its beginning and end kept. What is cut is redacted before."""
+
+    def __init__(self, pipe: IO[bytes], context: ToolContext, loop: asyncio.AbstractEventLoop) -> None:
+        self._pipe, self._logger, self._redaction, self._loop = pipe, context.logger, context.redaction, loop
+        self._redacted = RedactedText(context.redaction)
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._beginning, self._end, self._dropped = "", "", 0
         self._line, self._lines = "", 0
@@ -91,7 +109,7 @@ class Output:
             return False
         # PostgreSQL can keep no NUL in a text.
         text = self._decode(chunk).replace("\0", "\ufffd")
-        self._keep(text)
+        self._keep(self._redacted.take(text))
         self._log(text)
         return True
 
@@ -109,7 +127,7 @@ class Output:
         if not self.ended.done():
             self._stop()
         rest = self._decode(b"", final=True)
-        self._keep(rest)
+        self._keep(self._redacted.take(rest, is_last=True))
         if self._line or rest:
             self._log(rest + "\n")
 
@@ -122,10 +140,13 @@ class Output:
 
     def _log(self, text: str) -> None:
         *lines, self._line = (self._line + text).split("\n")
-        if len(self._line) > LINE_CHARACTERS:
-            lines.append(self._line)
-            self._line = ""
-        for line in lines:
+        reach = 0 if self._redaction is None else self._redaction.longest
+        if len(self._line) > LINE_CHARACTERS + reach:
+            line = self._redact(self._line)
+            ready = max(0, len(line) - reach)  # what follows may be the beginning of a secret
+            lines += [line[:ready]] if ready else []
+            self._line = line[ready:]
+        for line in map(self._redact, lines):
             self._lines += 1
             if self._lines <= LOGGED_LINES:
                 # Of a progress bar that rewrites its line this is what a terminal shows in the end.
@@ -133,17 +154,15 @@ class Output:
             elif self._lines == LOGGED_LINES + 1:
                 self._logger.warning("more than %d lines of output: the rest is not logged", LOGGED_LINES)
 
+    def _redact(self, text: str) -> str:
+        return text if self._redaction is None else self._redaction.text(text)
+
     @property
     def text(self) -> str:
         """The output, with a note where its middle was left out."""
         if not self._dropped:
             return self._beginning + self._end
         return f"{self._beginning}\n… {self._dropped} characters left out …\n{self._end}"
-
-
-def _inherited(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return `environment` without our own secrets: a command that prints its environment would put them into log and receipt."""
-    return {name: value for name, value in environment.items() if not _OWN_SECRET.fullmatch(name)}
 
 
 def _start(argv: Sequence[str], *, cwd: str | None, env: Mapping[str, str], stdin: str | None) -> subprocess.Popen[bytes]:
@@ -160,7 +179,7 @@ def _start(argv: Sequence[str], *, cwd: str | None, env: Mapping[str, str], stdi
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 cwd=cwd,
-                env={**_inherited(os.environ), **env},
+                env={**without_credentials(os.environ), **env},
                 start_new_session=True,
             )
     except OSError as error:

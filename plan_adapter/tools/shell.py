@@ -32,7 +32,8 @@ async def run_command(
 
     Each line of output goes to the step's log; of each output the result keeps the beginning and the end. An exit code other than 0 fails
     the step. A timeout or a cancellation ends the command with everything that it started; what it leaves in the background when it
-    ends by itself is not touched. It inherits the environment without the credentials of Prefect's API and of the store.
+    ends by itself is not touched. It inherits the environment without PLAN_ADAPTER_*, OPENAI_* and Prefect's credentials; AWS_* and the
+    like stay. A credential that it needs is handed to it: `env: {TOKEN: "${{ secrets.token }}"}`.
 
     Args:
         argv: The command and its arguments.
@@ -88,9 +89,10 @@ async def _run(
     argv: list[str], *, cwd: str | None, env: Mapping[str, Word] | None, stdin: str | None, context: ToolContext
 ) -> dict[str, JsonValue]:
     variables = {name: _text(value) for name, value in (env or {}).items()}
-    ended = await run_group(argv, cwd=cwd, env=variables, stdin=stdin, logger=context.logger)
+    ended = await run_group(argv, cwd=cwd, env=variables, stdin=stdin, context=context)
     if ended.exit_code != 0:
         how = f"ended with exit code {ended.exit_code}" if ended.exit_code > 0 else f"was ended by {_signal_name(-ended.exit_code)}"
+        # Both are redacted: a secret that is cut in half could not be found any more.
         said, printed = ended.stderr.strip()[-ERROR_CHARACTERS:], ended.stdout.strip()[-ERROR_CHARACTERS:]
         raise ToolError(f"`{argv[0]}` {how}" + (f": {said}" if said else f"; its last output: {printed}" if printed else ""))
     return {"exit_code": 0, "stdout": ended.stdout, "stderr": ended.stderr}

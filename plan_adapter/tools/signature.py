@@ -50,8 +50,13 @@ class Signature:
         given = model.model_fields_set
         return {name: getattr(model, field) for name, field in self.fields.items() if field in given or name in self.own_defaults}
 
-    def misfits(self, parameters: dict[str, JsonValue], is_open: Callable[[JsonValue], bool]) -> list[Misfit]:
-        """Return what does not fit, at most one finding a place; values for which `is_open` holds are taken as fitting."""
+    def misfits(
+        self, parameters: dict[str, JsonValue], is_open: Callable[[JsonValue], bool], redact: Callable[[str], str] = str
+    ) -> list[Misfit]:
+        """Return what does not fit, at most one finding a place; values for which `is_open` holds are taken as fitting.
+
+        `redact` hides secrets in the values that are shown, before they are cut.
+        """
         try:
             self.model.model_validate(parameters)
         except ValidationError as error:
@@ -66,9 +71,11 @@ class Signature:
         # What is wrong inside a value says more than that another member of its union takes no such value at all.
         around = {place[:length] for place in places for length in range(len(place))}
         innermost = [(place, details) for place, details in places.items() if place not in around]
-        return [self._misfit(place, details, parameters) for place, details in innermost[:MISFITS_SHOWN]]
+        return [self._misfit(place, details, parameters, redact) for place, details in innermost[:MISFITS_SHOWN]]
 
-    def _misfit(self, place: tuple[str | int, ...], details: "list[ErrorDetails]", parameters: dict[str, JsonValue]) -> Misfit:
+    def _misfit(
+        self, place: tuple[str | int, ...], details: "list[ErrorDetails]", parameters: dict[str, JsonValue], redact: Callable[[str], str]
+    ) -> Misfit:
         path, kind = _path(place), details[0]["type"]
         if kind == "missing":
             hint = self._takes(place[0]) if len(place) == 1 else ""
@@ -76,7 +83,7 @@ class Signature:
         if kind == "extra_forbidden":
             message = f"`{path}` is no parameter of this tool" if len(place) == 1 else f"`{path}` is unknown here"
             return path, message, did_you_mean(str(place[-1]), list(self.fields)) if len(place) == 1 else ""
-        return path, f"`{path}` " + _wrong(details, _value_at(parameters, place)), ""
+        return path, f"`{path}` " + _wrong(details, _shown(_value_at(parameters, place), redact)), ""
 
     def _takes(self, name: str | int) -> str:
         properties = cast("dict[str, dict[str, Any]]", self.schema.get("properties", {}))
@@ -251,21 +258,22 @@ _WORDS = {
 }  # fmt: skip
 
 
-def _wrong(details: "list[ErrorDetails]", value: JsonValue) -> str:
+def _wrong(details: "list[ErrorDetails]", shown: str) -> str:
     prefix = "Input should be "
     wanted = [detail["msg"].removeprefix(prefix) for detail in details if detail["msg"].startswith(prefix)]
     if not wanted:
-        return f"is refused: {details[0]['msg'].removeprefix('Value error, ')} (it is {_shown(value)})"
+        return f"is refused: {details[0]['msg'].removeprefix('Value error, ')} (it is {shown})"
     words = (re.split(r", unable| or instance of", text)[0] for text in wanted)
-    return "should be " + " or ".join(dict.fromkeys(_WORDS.get(word, word) for word in words)) + f", but is {_shown(value)}"
+    return "should be " + " or ".join(dict.fromkeys(_WORDS.get(word, word) for word in words)) + f", but is {shown}"
 
 
-def _shown(value: JsonValue) -> str:
+def _shown(value: JsonValue, redact: Callable[[str], str]) -> str:
     """Return `value` for a message: short texts as they are, containers by their size."""
     if isinstance(value, list):
         return f"a list of {len(value)}"
     if isinstance(value, dict):
         return f"an object of {len(value)}"
     if isinstance(value, str):
-        return f"the text {json.dumps(value[:40] + ('…' if len(value) > 40 else ''), ensure_ascii=False)}"
+        text = redact(value)
+        return f"the text {json.dumps(text[:40] + ('…' if len(text) > 40 else ''), ensure_ascii=False)}"
     return json.dumps(value)

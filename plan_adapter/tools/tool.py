@@ -7,9 +7,9 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 from pydantic import ConfigDict, JsonValue, TypeAdapter, ValidationError
 
@@ -28,6 +28,19 @@ _OPTIONS = ("effect", "name", "description", "isolation", "permissions", "litera
 """What `@tool` takes."""
 
 
+class Redaction(Protocol):
+    """Hides the secrets of a run in text."""
+
+    @property
+    def longest(self) -> int:
+        """The most characters that one secret takes in a text, in any encoding; 0 while there is none."""
+        ...
+
+    def text(self, text: str) -> str:
+        """Return `text` with `***` for every secret."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ToolContext:
     """What a tool may know about the call that it serves."""
@@ -41,6 +54,11 @@ class ToolContext:
     tenant_id: str | None
     logger: logging.Logger
     deadline: float | None  # seconds on time.monotonic()'s clock; None: no limit
+    redaction: Redaction | None = field(default=None, repr=False, compare=False)
+
+    def redact(self, text: str) -> str:
+        """Return `text` with `***` for every secret of the run. Call it before you cut text: half a secret is not found any more."""
+        return text if self.redaction is None else self.redaction.text(text)
 
 
 class Tool(Generic[P, R]):
@@ -154,7 +172,7 @@ class Tool(Generic[P, R]):
             _refuse_what_is_no_json(parameters)
             arguments = self._signature.validate(parameters)
         except ValidationError as error:
-            messages = [message for _, message, _ in self.check(parameters, lambda _: False)]
+            messages = [message for _, message, _ in self._signature.misfits(dict(parameters), lambda _: False, context.redact)]
             raise ToolError(f"the parameters do not fit `{self.name}`: " + "; ".join(messages)) from error
         except (ValueError, TypeError) as error:  # of an expression: a document holds no such thing
             raise ToolError(f"the parameters of `{self.name}` are no JSON: {error}") from error

@@ -11,6 +11,7 @@ from pydantic import JsonValue
 from plan_adapter.cli.performing import next_command
 from plan_adapter.cli.records import gate_place
 from plan_adapter.cli.waiting import Standing
+from plan_adapter.credentials import credential_values
 from plan_adapter.execution.standing import answer_command
 from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import masked
@@ -24,7 +25,6 @@ CUTS = ((20_000, 200), (4_000, 100), (1_000, 40), (250, 15), (80, 5))
 """Characters of a text, and members of a list or object, tried one after the other until an answer is short enough."""
 
 CUT_NOTE = "What was too long was cut, each place says how much; a person finds all of it with `plan show RUN --json`."
-KEYS = ("PLAN_ADAPTER_MODEL_KEY", "OPENAI_API_KEY", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING")
 
 
 def told(answer: dict[str, Any], *, hidden: Collection[str] = ()) -> dict[str, JsonValue]:
@@ -66,7 +66,8 @@ def _cut(value: JsonValue, text: int, members: int) -> JsonValue:
 
 
 def _known_secrets() -> list[str]:
-    return [value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIX) or name in KEYS]
+    named = [value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIX)]
+    return [*named, *credential_values(os.environ)]
 
 
 def run_line(run: PlanRun) -> dict[str, Any]:

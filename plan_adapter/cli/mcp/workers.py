@@ -11,9 +11,6 @@ from pathlib import Path
 from plan_adapter.private_files import make_folder, open_file
 from plan_adapter.readable import one_line
 
-LOG_CHARACTERS = 2000
-"""How much of the end of a log is read to tell why its process ended."""
-
 
 @dataclass(slots=True)
 class Workers:
@@ -58,7 +55,7 @@ class Workers:
         if process is None or process.poll() in (None, 0):
             return None
         try:
-            said = log_of(run_id, self.home).read_text(encoding="utf-8", errors="replace")[-LOG_CHARACTERS:].strip().splitlines()
+            said = log_of(run_id, self.home).read_text(encoding="utf-8", errors="replace").strip().splitlines()
         except OSError:
             said = []
         return one_line(said[-1]) if said else f"its process ended with the exit code {process.returncode}, and said nothing"

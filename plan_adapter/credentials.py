@@ -1,0 +1,86 @@
+"""Credentials of this package and of Prefect in the environment: no command inherits them, and no text shows them."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+SHORTEST = 8
+"""Characters of a value that is hidden although no plan names it: a shorter one may well be a common word."""
+
+LARGEST_BYTES = 64 * 1024
+
+_SECRET = re.compile(
+    r"PLAN_ADAPTER_(?:SECRET_.*|MODEL_KEY|TOTP_KEY)|OPENAI_.*(?:KEY|SECRET|TOKEN)"
+    r"|PREFECT_.*(?:KEY|PASSWORD|AUTH_STRING|SECRET|TOKEN)|PREFECT_CLIENT_CUSTOM_HEADERS"
+)
+"""Variables whose value is a secret."""
+
+_URL = re.compile(r"(?:PLAN_ADAPTER|PREFECT|OPENAI)_.*URL")
+"""Variables whose value is a URL, which may hold a password."""
+
+_OF_DATABASES = re.compile(r"PLAN_ADAPTER_DATABASE_URL|PREFECT_(?:API|SERVER)_(?:DATABASE_.*|DOCKET_URL)")
+_OF_OURS = re.compile(r"PLAN_ADAPTER_.*|OPENAI_.*")
+
+
+def without_credentials(environment: Mapping[str, str], *, keeps_settings: bool = False) -> dict[str, str]:
+    """Return `environment` as a command inherits it: without PLAN_ADAPTER_*, OPENAI_* and the credentials of Prefect.
+
+    All else is the user's own and stays: PATH, HOME, AWS_ACCESS_KEY_ID. `keeps_settings`: a process that runs our code needs those of our
+    variables that hold no credential.
+    """
+    return {name: value for name, value in environment.items() if not _is_withheld(name.upper(), value, keeps_settings)}
+
+
+def credential_values(environment: Mapping[str, str]) -> list[str]:
+    """Return the values of all credentials in `environment` that are long enough to be hidden; those of URLs with their passwords."""
+    return [value for name, text in environment.items() for value in _values(name.upper(), text) if is_worth_hiding(value)]
+
+
+def is_worth_hiding(value: str) -> bool:
+    """Return whether a value that no plan names is to be hidden: a short one would take common words out of all text."""
+    try:
+        return len(value) >= SHORTEST and len(value.encode()) <= LARGEST_BYTES
+    except UnicodeEncodeError:
+        return False
+
+
+# Prefect and our settings read the names of variables in any case, so these functions take them in capitals.
+
+
+def _is_withheld(name: str, value: str, keeps_settings: bool) -> bool:
+    is_credential = _SECRET.fullmatch(name) or _OF_DATABASES.fullmatch(name) or (_URL.fullmatch(name) and any(_passwords(value)))
+    return bool(is_credential or (not keeps_settings and _OF_OURS.fullmatch(name)))
+
+
+def _values(name: str, text: str) -> Iterator[str]:
+    if _SECRET.fullmatch(name):
+        yield text
+        if name.endswith("AUTH_STRING"):
+            yield text.partition(":")[2]  # user:password
+        elif name.endswith("HEADERS"):
+            yield from _header_values(text)
+    elif _URL.fullmatch(name) and (passwords := [*_passwords(text)]):
+        yield from (text, *passwords)
+
+
+def _passwords(url: str) -> Iterator[str]:
+    """Give the passwords of a URL, as they are written and as they are meant."""
+    try:
+        parts = urlsplit(url)
+        in_query = [value for name, value in parse_qsl(parts.query) if "password" in name.lower()]
+    except ValueError:
+        return
+    written = parts.netloc.rpartition("@")[0].partition(":")[2]
+    yield from dict.fromkeys(word for word in (written, unquote(written), *in_query) if word)
+
+
+def _header_values(text: str) -> Iterator[str]:
+    """Give the values of headers written as JSON, and what follows their scheme: `Bearer …`."""
+    try:
+        headers: Any = json.loads(text)
+    except ValueError:
+        return
+    for value in cast("dict[str, object]", headers).values() if isinstance(headers, dict) else ():
+        yield from (str(value), str(value).rpartition(" ")[2])

@@ -258,14 +258,26 @@ def _probe_of(tool: Tool[..., Any], function: Callable[..., object]) -> Tool[...
 def as_json(value: object) -> JsonValue:
     """Return a tool's result as JSON: models, dataclasses, dates, paths, tuples and the like converted.
 
-    Raises ToolError for what is no JSON: NaN and infinity, bytes or text that no UTF-8 document can carry, other objects.
+    Raises ToolError for what is no JSON: NaN and infinity, bytes or text that no UTF-8 document can carry, other objects, and mappings of
+    which two keys would become one.
     """
     try:
-        plain = _anything().dump_python(value, mode="json")
-        _refuse_what_is_no_json(plain)
+        return json.loads(_anything().dump_json(value), object_pairs_hook=_object, parse_constant=_refuse_constant)
     except (ValueError, TypeError, RecursionError) as error:
         raise ToolError(f"returned what is no JSON: {error}") from error
-    return plain
+
+
+def _object(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"two keys of one mapping both become the JSON key {json.dumps(twice, ensure_ascii=False)}; rename one of them")
+    return members
+
+
+def _refuse_constant(name: str) -> JsonValue:
+    raise ValueError(f"{name} is no JSON number")
 
 
 def _refuse_what_is_no_json(value: object) -> None:

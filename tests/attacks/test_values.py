@@ -1,6 +1,8 @@
 """Attacks with values: another call behind the same digest, keys that become one, expressions that fill the memory."""
 
 import json
+from dataclasses import dataclass
+from datetime import date
 from enum import IntEnum, StrEnum
 from typing import Any
 
@@ -16,6 +18,7 @@ from plan_adapter.errors import ExpressionError, InvalidPlanError
 from plan_adapter.expressions import Variables
 from plan_adapter.plan import Rollback
 from plan_adapter.record import Approval, ApprovalRequest
+from plan_adapter.tools.tool import as_json
 from plan_adapter.validation import BoundPlan, bind_inputs, validate
 
 
@@ -244,3 +247,47 @@ def test_an_integer_without_a_canonical_form_fails_a_step_with_a_gate_and_nothin
     run = run_plan(plan, tools=ToolRegistry([give, take]), approver=Approves(), offline=True)
     assert run.step("give").status == "completed"
     assert "the integer is beyond" in (run.step("use").error or "")
+
+
+@dataclass
+class Kept:
+    """Holds a mapping inside of a result."""
+
+    counts: dict[Any, int]
+
+
+TWICE: dict[str, tuple[Any, str]] = {
+    "a number and a text": ({1: "a", "1": "b"}, "1"),
+    "nested in a list": ({"rows": [{"x": {2: 1, "2": 2}}]}, "2"),
+    "none": ({None: 1, "None": 2}, "None"),
+    "true": ({True: 1, "true": 2}, "true"),
+    "a fraction": ({1.5: 1, "1.5": 2}, "1.5"),
+    "a date": ({date(2026, 1, 2): 1, "2026-01-02": 2}, "2026-01-02"),
+    "an enum": ({Level.HIGH: 1, "3": 2}, "3"),
+    "bytes": ({b"k": 1, "k": 2}, "k"),
+    "in a dataclass": (Kept({7: 1, "7": 2}), "7"),
+    "Chinese": ({"键": 1, b"\xe9\x94\xae": 2}, "键"),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_two_keys_of_a_result_that_become_one_fail_the_step(name: str) -> None:
+    value, key = TWICE[name]
+
+    @tool(effect="read")
+    def give() -> Any:
+        """Give the value."""
+        return value
+
+    plan = ExecutionPlan(description="Give it")
+    plan.options.require_approval = False
+    plan.add_step("give", "Give it", {}, id="give")
+    run = run_plan(plan, tools=ToolRegistry([give]), offline=True)
+    said = f'returned what is no JSON: two keys of one mapping both become the JSON key "{key}"; rename one of them'
+    assert (run.step("give").status, run.step("give").result, run.step("give").error) == ("failed", None, said)
+
+
+@pytest.mark.parametrize("value", [{1: "a", "2": "b"}, {None: 1, "null": 2}, {True: 1, "True": 2}, [{1: 1}, {"1": 1}]], ids=str)
+def test_keys_that_stay_apart_are_kept(value: Any) -> None:
+    assert str(as_json(value)) == str(as_json(as_json(value)))
+    assert len(as_json(value)) == len(value)  # type: ignore[arg-type]

@@ -18,19 +18,27 @@ Rung: TypeAlias = Literal["strict_schema", "schema", "json_object", "tool_call",
 class PlanRequest:
     """What is to be planned.
 
+    `context` is a text, or facts by name.
+
     `available_tools` narrows the planner's tools, by name; None: all that were named to the planner. `available_secrets` are the names that
     may stand in `${{ secrets.name }}`; a model never sees a value. `options` and `metadata` become the plan's; that it needs an approval is
     not up to either.
     """
 
     task: str
-    context: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+    context: str | Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
     constraints: tuple[str, ...] = ()
     max_steps: int | None = None
     available_tools: tuple[str, ...] | None = None
     available_secrets: tuple[str, ...] = ()
     options: ExecutionOptions | None = None
     metadata: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+
+    def __post_init__(self) -> None:
+        """Refuse a text where a list of texts is wanted: each of its characters would be one."""
+        for name in ("constraints", "available_tools", "available_secrets"):
+            if isinstance(text := getattr(self, name), str):
+                raise TypeError(f"PlanRequest.{name} is a list of texts, not one text: write {name}=[{text[:60]!r}]")
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,7 @@ class _Reader:
 
     def action(self) -> Action:
         said = self.value.get("action")
+        said = said.strip() if isinstance(said, str) else said
         if said in ACTIONS:
             return said
         if said is None and self.steps is not None:
@@ -123,7 +124,7 @@ class _Reader:
 
     def complexity(self) -> str | None:
         said = self.value.get("complexity")
-        return said if isinstance(said, str) and said in COMPLEXITIES else None
+        return said.strip() if isinstance(said, str) and said.strip() in COMPLEXITIES else None
 
     def plan(self, task: str, max_steps: int | None) -> ExecutionPlan | None:
         """Return the plan that is written, whatever is wrong with it; None where it is none at all."""

@@ -25,14 +25,14 @@ def shown_request(request: PlanRequest, hide: Scrubber) -> tuple[PlanRequest, li
     """Return `request` as a model may see it, and the places in which `***` stands in place of something."""
     before: dict[str, JsonValue] = {
         "task": request.task,
-        "context": dict(request.context),
+        "context": request.context if isinstance(request.context, str) else dict(request.context),
         "constraints": [*request.constraints],
     }
     after = cast("dict[str, JsonValue]", hide.value(masked(before)))
     shown = replace(
         request,
         task=cast("str", after["task"]),
-        context=cast("Mapping[str, JsonValue]", after["context"]),
+        context=cast("str | Mapping[str, JsonValue]", after["context"]),
         constraints=tuple(cast("list[str]", after["constraints"])),
     )
     return shown, _differences(before, after, "")

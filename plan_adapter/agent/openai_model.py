@@ -24,7 +24,7 @@ from pydantic import JsonValue
 from plan_adapter.agent.answers import Reading, read_answer
 from plan_adapter.agent.completions import BrokenAnswerError, Completion, read_completion
 from plan_adapter.agent.model import Message, ModelAnswer, Question
-from plan_adapter.agent.requests import OPTIONAL, request_of
+from plan_adapter.agent.requests import OPTIONAL, refused_effort, request_of
 from plan_adapter.agent.strictness import strict_form
 from plan_adapter.drafts import Rung, Usage
 from plan_adapter.errors import ModelError
@@ -133,7 +133,7 @@ class OpenAIModel:
             "additionalProperties": False,
         }
         messages = (Message("user", 'Answer with the JSON object {"ready": true}.'),)
-        answer = await self.ask(Question(messages, schema, "readiness", max_tokens=2048, effort="low"))
+        answer = await self.ask(Question(messages, schema, "readiness", max_tokens=2048, effort="none"))
         if answer.reading.value is None:
             raise ModelError(f"{self!r} answers, but not with a JSON object: {answer.reading.problem}")
         refuses = (*RUNGS[self._first : RUNGS.index(answer.rung)], *sorted(self._endpoint().refuses))
@@ -161,7 +161,8 @@ class OpenAIModel:
                 told = str(error)
                 culprit = next((name for name in OPTIONAL if name in request and name in told), None)
                 if culprit is not None:
-                    known.refuses.add(culprit)
+                    of_value = refused_effort(request, told) if culprit == "reasoning_effort" else None
+                    known.refuses.add(of_value or culprit)
                 elif not request["stream"] and _WANTS_STREAM.search(told):
                     known.streams = True
                 elif rung == "text":

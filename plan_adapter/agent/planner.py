@@ -29,7 +29,7 @@ Asker: TypeAlias = Callable[[str], Awaitable[str | None]]
 """Puts a question of the model to a person and returns the answer, None where nobody answers."""
 
 CORRECTIONS = 3
-"""So many answers in a row that mend nothing end a draft."""
+"""So many wrong answers in a row end a draft, if none has fewer problems than those before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +209,10 @@ class _Drafting:
             await self._settle(problems)
             said = Message("assistant", answer.text or "(nothing)")
             if problems or decision is None:
-                stuck = stuck + 1 if fewest is not None and len(problems) >= fewest else 0
+                stuck = stuck + 1 if fewest is not None and len(problems) >= fewest else 1
                 fewest = len(problems) if fewest is None else min(fewest, len(problems))
                 if stuck >= CORRECTIONS:
-                    return self._fail(f"{stuck} corrections in a row mended nothing")
+                    return self._fail(f"{stuck} wrong answers in a row, and no progress")
                 before = decision if decision is not None and decision.plan is not None else before
                 latest = [said, prompts.correction(problems)]
             elif decision.action == "plan_done":
@@ -306,4 +306,4 @@ def _as_answered(call: ModelCall) -> ModelAnswer:
     return ModelAnswer(call.answer, reading, call.model, call.rung, call.usage, call.seconds)
 
 
-_EFFORTS: dict[str, Effort | None] = {"quick": None, "deep": "high"}
+_EFFORTS: dict[str, Effort] = {"quick": "none", "deep": "high"}

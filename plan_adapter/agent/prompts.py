@@ -54,7 +54,7 @@ def opening(request: PlanRequest, tools: ToolRegistry, *, deep: bool = False, is
     """Return the messages that begin a draft; `is_rest`: of the rest of a run's plan, of which the context tells."""
     parts = [_block("tools", [*tools.definitions()]), _block("task", request.task)]
     if request.context:
-        parts.append(_block("context", dict(request.context)))
+        parts.append(_block("context", request.context if isinstance(request.context, str) else dict(request.context)))
     if request.available_secrets:
         parts.append(_block("secrets", [*request.available_secrets]))
     if request.constraints:

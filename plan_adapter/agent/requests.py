@@ -1,12 +1,13 @@
 """The body of a request for one JSON object, in the way of each rung; see `agent.openai_model`."""
 
 import json
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import JsonValue
 
-from plan_adapter.agent.model import Question
+from plan_adapter.agent.model import Effort, Question
 from plan_adapter.drafts import Rung
 
 OPTIONAL = ("reasoning_effort", "max_completion_tokens", "stream_options")
@@ -24,8 +25,8 @@ def request_of(question: Question, rung: Rung, refused: set[str], *, strict: dic
         request["stream_options"] = {"include_usage": True}
     if question.max_tokens is not None:
         request["max_tokens" if "max_completion_tokens" in refused else "max_completion_tokens"] = question.max_tokens
-    if question.effort is not None and "reasoning_effort" not in refused:
-        request["reasoning_effort"] = question.effort
+    if "reasoning_effort" not in refused and (effort := _effort(question.effort, refused)) is not None:
+        request["reasoning_effort"] = effort
     schema = dict(question.schema)
     if rung == "strict_schema":
         form = {"name": question.name, "schema": strict, "strict": True}
@@ -42,6 +43,19 @@ def request_of(question: Question, rung: Rung, refused: set[str], *, strict: dic
     else:
         messages.append({"role": "user", "content": form_in_words(question.outline or schema)})
     return request
+
+
+def refused_effort(request: Mapping[str, Any], told: str) -> str | None:
+    """Return what to add to the refused options where a server takes `reasoning_effort`, but not this value of it; None for all else."""
+    names_others = any(re.search(rf"\b{effort}\b", told) for effort in get_args(Effort) if effort != request.get("reasoning_effort"))
+    return f"reasoning_effort={request['reasoning_effort']}" if names_others else None
+
+
+def _effort(wanted: Effort | None, refused: set[str]) -> Effort | None:
+    """Return the effort that is wanted, or the least above it that the server has not refused; None: as the server has it."""
+    efforts: tuple[Effort, ...] = get_args(Effort)
+    possible = efforts[efforts.index(wanted) :] if wanted is not None else ()
+    return next((effort for effort in possible if f"reasoning_effort={effort}" not in refused), None)
 
 
 def form_in_words(schema: Mapping[str, JsonValue]) -> str:

@@ -62,7 +62,7 @@ async def draft(
     Args:
         task: What is to be done, in words; `-` for stdin.
         resume: The id of a draft to go on with, or its beginning, in place of a task; all that was said of the task holds, --tools apart.
-        context: Facts that the model needs, as a JSON object, or `@FILE` of JSON or YAML. It is shown
+        context: What the model needs to know: a text, a JSON object, or `@FILE` with either (JSON or YAML by its name). It is shown
             no secret that is known here, and no value under a name like `password`; all else it sees.
         constraint: What the plan must keep, as in "back up first"; may be repeated. An order is checked, and what is not says so.
         max_steps: The most steps that the plan may have.
@@ -128,33 +128,43 @@ async def _resume(
     return await _plan(Wish(draft.request, registry, destination, as_json), model, begun=draft)
 
 
-def _context(text: str | None, faults: list[str]) -> dict[str, Any]:
+def _context(text: str | None, faults: list[str]) -> str | dict[str, Any]:
+    """Return the context as a text, or as the JSON object or the file that was given."""
     if text is None:
         return {}
     if text.startswith("@"):
-        from plan_adapter.documents import read_mapping
-        from plan_adapter.errors import InvalidPlanError
-
-        values, problems = read_mapping(text[1:])
-        if values is None or problems:
-            raise InvalidPlanError(problems)
-        return values
+        return _context_file(Path(text[1:]))
+    if not text.lstrip().startswith(("{", "[")):
+        return text.strip()
     try:
         value: Any = json_module.loads(text)
     except (ValueError, RecursionError) as error:
-        value = None
-        faults.append(f"--context is no JSON ({error}): a file is given as --context @FILE")
-    else:
-        if not isinstance(value, dict):
-            faults.append('--context is no JSON object, as in {"host": "web-1"}: a file is given as --context @FILE')
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+        faults.append(f"--context begins like JSON and is none ({error}): a file is given as --context @FILE")
+        return {}
+    if not isinstance(value, dict):
+        faults.append('--context is no JSON object, as in {"host": "web-1"}, and no text: a file is given as --context @FILE')
+        return {}
+    return cast("dict[str, Any]", value)
+
+
+def _context_file(path: Path) -> str | dict[str, Any]:
+    from plan_adapter.documents import read_mapping
+    from plan_adapter.errors import InvalidPlanError
+
+    if path.suffix.lower() not in (".json", ".yaml", ".yml"):
+        return text_of(str(path), "the context").strip()
+    values, problems = read_mapping(str(path))
+    if values is None or problems:
+        raise InvalidPlanError(problems)
+    return values
 
 
 def _faults(request: "PlanRequest", tools: "ToolRegistry") -> list[str]:
     """Return in words everything for which no model is worth asking."""
     from plan_adapter.values import find_bad_values
 
-    given = {"TASK": request.task, "--context": dict(request.context), "--constraint": [*request.constraints]}
+    context = request.context if isinstance(request.context, str) else dict(request.context)
+    given = {"TASK": request.task, "--context": context, "--constraint": [*request.constraints]}
     faults = [f"{problem.at}: {problem.message}" for problem in find_bad_values(given)]
     if not request.task:
         faults.append("TASK is empty: say in words what is to be done")

@@ -48,6 +48,7 @@ class ScriptedServer:
     script: list[Said]
     knows: frozenset[str] = frozenset({"json_schema_strict", "json_schema", "json_object", "tools"})
     refuses_fields: frozenset[str] = frozenset()
+    efforts: frozenset[str] = frozenset({"none", "minimal", "low", "medium", "high"})
     streams: Literal["asked", "always", "only", "never"] = "asked"
     requests: list[Request] = field(default_factory=list[Request])
     headers: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
@@ -115,6 +116,12 @@ class ScriptedServer:
     def _refusal(self, request: Request) -> Reply | None:
         for name in sorted(self.refuses_fields & request.keys()):
             return Reply(status=400, error=f"Unsupported parameter: '{name}'")
+        if request.get("reasoning_effort", "high") not in self.efforts:
+            said, known = request["reasoning_effort"], ", ".join(f"'{effort}'" for effort in sorted(self.efforts))
+            return Reply(
+                status=400,
+                error=f"Unsupported value: 'reasoning_effort' does not support '{said}' with this model. Supported values are: {known}.",
+            )
         if self.streams == "only" and not request["stream"]:
             return Reply(status=400, error="This model only supports stream mode, please enable the stream parameter.")
         form = request.get("response_format") or {}
@@ -196,10 +203,11 @@ def scripted(
     *script: Said,
     knows: Iterable[str] | None = None,
     refuses: Iterable[str] = (),
+    efforts: Iterable[str] = ("none", "minimal", "low", "medium", "high"),
     streams: Literal["asked", "always", "only", "never"] = "asked",
 ) -> ScriptedServer:
     """Return a server that is not started yet; `knows`: the forms that it takes, None for all; `streams`: when it answers in a stream."""
-    server = ScriptedServer(list(script), refuses_fields=frozenset(refuses), streams=streams)
+    server = ScriptedServer(list(script), refuses_fields=frozenset(refuses), efforts=frozenset(efforts), streams=streams)
     if knows is not None:
         server.knows = frozenset(knows)
     return server

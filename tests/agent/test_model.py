@@ -183,6 +183,24 @@ async def test_a_field_that_the_server_does_not_take_is_said_otherwise_once_and_
         await model.aclose()
 
 
+@pytest.mark.parametrize(
+    ("efforts", "sent"),
+    [
+        (["none", "high"], ["none", "none"]),
+        (["minimal", "low", "medium", "high"], ["none", "minimal", "minimal"]),
+        (["low", "medium", "high"], ["none", "minimal", "low", "low"]),
+    ],
+)
+async def test_a_model_that_knows_no_none_is_asked_for_the_least_reasoning_that_it_knows(efforts: list[str], sent: list[str]) -> None:
+    quick, deep = (Question(QUESTION.messages, SCHEMA, "count", effort=effort) for effort in ("none", "high"))
+    with scripted(says({"n": 3}), efforts=efforts) as server:
+        model = model_at(server.url)
+        for question in (quick, quick, deep):
+            assert (await model.ask(question)).rung == "strict_schema"
+        assert [request["reasoning_effort"] for request in server.requests] == [*sent, "high"]
+        await model.aclose()
+
+
 async def test_a_probe_learns_what_the_server_refuses_and_what_it_calls_the_model() -> None:
     with scripted(says({"ready": True}), knows=["json_object"], refuses=["max_completion_tokens", "reasoning_effort"]) as server:
         model = model_at(server.url)

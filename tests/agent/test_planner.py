@@ -199,11 +199,11 @@ async def test_a_dependency_that_follows_from_others_is_not_lost() -> None:
     assert (draft.plan is not None, len(draft.calls)) == (True, 2)
 
 
-async def test_corrections_that_mend_nothing_end_the_draft_and_progress_gives_new_ones() -> None:
+async def test_three_wrong_answers_in_a_row_end_the_draft_and_progress_gives_more() -> None:
     with scripted(says(done(step("deploi", {})))) as server:
         draft = await drafted(server)
-    assert (draft.plan, len(draft.calls)) == (None, 4)
-    assert draft.failure == "no valid plan came of the task: 3 corrections in a row mended nothing"
+    assert (draft.plan, len(draft.calls)) == (None, 3)
+    assert draft.failure == "no valid plan came of the task: 3 wrong answers in a row, and no progress"
     assert [problem.code for problem in draft.problems] == ["unknown-tool"]
     three, two, one = ([step(f"no_{number}", {}) for number in range(many)] for many in (3, 2, 1))
     with scripted(*(says(done(*steps)) for steps in (three, three, two, two, one, one)), says(GOOD)) as server:
@@ -214,10 +214,10 @@ async def test_corrections_that_mend_nothing_end_the_draft_and_progress_gives_ne
 async def test_the_error_of_a_draft_names_what_was_wrong() -> None:
     with scripted(says(done(step("deploi", {})))) as server:
         model = OpenAIModel("m", base_url=server.url)
-        with pytest.raises(DraftError, match=r"(?s)mended nothing.*steps\[0\].tool_name.*deploy") as raised:
+        with pytest.raises(DraftError, match=r"(?s)no progress.*steps\[0\].tool_name.*deploy") as raised:
             await Planner(model, TOOLS).adraft(TASK)
         await model.aclose()
-    assert len(raised.value.draft.calls) == 4
+    assert len(raised.value.draft.calls) == 3
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,34 @@ async def test_a_hard_task_gets_a_second_deeper_pass() -> None:
     assert draft.plan is not None
     assert (len(draft.plan.steps), [call.phase for call in draft.calls]) == (4, ["quick", "deep"])
     assert (second["max_completion_tokens"], second["reasoning_effort"]) == (2 * first["max_completion_tokens"], "high")
-    assert "reasoning_effort" not in first
+    assert first["reasoning_effort"] == "none"
+
+
+@pytest.mark.parametrize("word", [" plan_done ", "plan_done\n", "\tplan_done"])
+async def test_blanks_around_an_action_are_no_mistake(word: str) -> None:
+    with scripted(says({**GOOD, "action": word, "complexity": " simple "})) as server:
+        draft = await drafted(server)
+    assert (draft.plan is not None, len(draft.calls)) == (True, 1)
+
+
+async def test_the_context_may_be_a_text_as_in_the_guide() -> None:
+    with scripted(says(GOOD)) as server:
+        draft = await drafted(server, PlanRequest("Deploy", context="当前在开发分支，需要合并到主分支并部署"))
+        assert 'context (JSON):\n"当前在开发分支，需要合并到主分支并部署"' in server.requests[0]["messages"][1]["content"]
+    assert draft.request.context == "当前在开发分支，需要合并到主分支并部署"
+
+
+async def test_a_secret_in_a_context_that_is_a_text_is_hidden() -> None:
+    with scripted(says(GOOD)) as server:
+        draft = await drafted(server, PlanRequest("Deploy", context="log in at https://ana:hunter2@db"))
+        assert "hunter2" not in json.dumps(server.requests)
+    assert "in `context`: a plan names a secret" in draft.notes[0]
+
+
+@pytest.mark.parametrize("field", ["constraints", "available_tools", "available_secrets"])
+def test_one_text_in_place_of_a_list_is_refused(field: str) -> None:
+    with pytest.raises(TypeError, match=rf"PlanRequest.{field} is a list of texts, not one text: write {field}=\['back up first'\]"):
+        PlanRequest("Deploy", **{field: "back up first"})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("failure", [Reply(status=500, error="broken"), says(done(step("deploi", {})))], ids=["an error", "invalid"])

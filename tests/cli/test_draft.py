@@ -194,7 +194,7 @@ def test_everything_that_is_wrong_is_said_at_once_before_a_model_is_asked(plan: 
     [
         ((TASK, "--print-prompt", "--answer", "a.txt"), "give --print-prompt, or --answer"),
         (("-", "--answer", "-"), "stdin holds the task or the answer"),
-        ((TASK, "--context", "{", "--print-prompt"), "--context is no JSON (Expecting property name"),
+        ((TASK, "--context", "{", "--print-prompt"), "--context begins like JSON and is none (Expecting property name"),
         ((TASK, "--context", "@none.yaml", "--print-prompt"), "none.yaml: error[unreadable]: there is no such file"),
         ((TASK, "--context", '{"a": "\\ud800"}', "--print-prompt"), "--context.a: the text holds an unpaired surrogate"),
         ((TASK, "--answer", "none.txt"), "the answer cannot be read from none.txt: No such file"),
@@ -230,12 +230,12 @@ def test_where_no_plan_comes_of_it_every_problem_is_shown_with_its_place_and_hin
         said = draft(server, TASK)
         as_object = draft(server, TASK, "--json")
     assert (said.code, said.out, as_object.code) == (1, "", 1)
-    assert "plan: no valid plan came of the task: 3 corrections in a row mended nothing" in said.err
+    assert "plan: no valid plan came of the task: 3 wrong answers in a row, and no progress" in said.err
     assert "  steps[0].parameters.wo: [bad-parameters] `wo` is no parameter of this tool; did you mean `who`?" in said.err
     assert "  steps[0].parameters.who: [bad-parameters]" in said.err
     (told,) = as_object.lines
     assert (told["plan"], {p["at"] for p in told["problems"]}) == (None, {"steps[0].parameters.wo", "steps[0].parameters.who"})
-    assert "3 corrections in a row" in told["failure"]
+    assert "3 wrong answers in a row" in told["failure"]
 
 
 def test_a_question_that_nobody_can_answer_is_shown_and_ends_with_2(draft: Drafting) -> None:
@@ -393,6 +393,14 @@ def test_a_task_from_stdin_and_context_from_a_file(draft: Drafting, monkeypatch:
         prompt = server.requests[0]["messages"][1]["content"]
     assert f'task (JSON):\n"{TASK}"' in prompt
     assert '"主机":["web-1","web-2"]' in prompt
+
+
+@pytest.mark.parametrize("given", ["当前在开发分支", "@背景.md"])
+def test_the_context_may_be_a_text(draft: Drafting, given: str) -> None:
+    Path("背景.md").write_text("当前在开发分支\n", encoding="utf-8")
+    with scripted(says(GOOD)) as server:
+        assert draft(server, TASK, "--context", given).code == 0
+        assert 'context (JSON):\n"当前在开发分支"' in server.requests[0]["messages"][1]["content"]
 
 
 def test_half_a_character_from_a_model_breaks_no_output(draft: Drafting) -> None:

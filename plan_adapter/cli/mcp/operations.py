@@ -83,13 +83,13 @@ class Operations:
         return {"tools": self.tools.definitions()}
 
     async def draft_plan(
-        self, task: str, context: Inputs | None = None, constraints: list[str] | None = None, max_steps: int | None = None
+        self, task: str, context: str | Inputs | None = None, constraints: list[str] | None = None, max_steps: int | None = None
     ) -> Told:
         """Have a language model draft a plan for a task in words. It is stored, runs nothing, and needs a person's approval to run.
 
         Args:
             task: What is to be done, in words.
-            context: Facts that the plan needs, by name; no secrets. Answers to what the model asked before go here, too.
+            context: What the plan needs to know, as a text or as facts by name, answers to what the model asked among it; no secrets.
             constraints: What the plan must keep, each in a sentence, as in "back up first".
             max_steps: The most steps that it may have.
         """

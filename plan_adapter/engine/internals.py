@@ -1,14 +1,15 @@
 """The half-internal calls to Prefect, all of them; `broken_promises` names what a later Prefect has changed.
 
-Prefect's task engine spends most of a short step on what a plan does not use: a Task object per step, result records,
-transactions, parameters. Here a step's task run goes from state to state by the events that this engine would send; the API, the UI
-and automations see no difference. `tasks.py` has the way through Prefect's public calls for the day when a promise is broken.
+Prefect's task engine spends most of a short step on what most steps do not use: a Task object per step, result records,
+transactions, parameters. Here the task run of such a step goes from state to state by the events that this engine would send; the API,
+the UI and automations see no difference. A step with tags, or whose tool is a Prefect task, runs in Prefect's engine, on the same task
+run. `plain.py` uses Prefect's public calls only, for the day when a promise is broken.
 """
 
 import asyncio
 import inspect
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import Context, ContextVar, copy_context
 from copy import copy
@@ -26,12 +27,14 @@ from prefect._internal.concurrency.services import _active_services  # pyright: 
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.objects import FlowRun, State, TaskRun, TaskRunPolicy, TaskRunResult
-from prefect.context import AsyncClientContext, FlowRunContext, TaskRunContext
+from prefect.context import AsyncClientContext, FlowRunContext, TagsContext, TaskRunContext
 from prefect.events import Event
 from prefect.events.clients import PrefectEventsClient
 from prefect.events.worker import EventsWorker
 from prefect.flow_engine import run_flow_async
 from prefect.logging.handlers import APILogWorker
+from prefect.states import Pending
+from prefect.task_engine import run_task_async
 from prefect.types import DateTime
 from prefect.utilities.engine import emit_task_run_state_change_event
 
@@ -64,6 +67,7 @@ class StepTaskRun:
         upstream: Sequence[UUID] = (),
         retry_delays: Sequence[float] = (),
         timeout_seconds: float | None = None,
+        tags: Collection[str] = (),
     ) -> None:
         """Make the task run, which Prefect learns of with its first state; `key` tells it from others in the flow run, if not its name."""
         assert flow.flow_run is not None  # only Prefect's background tasks have none
@@ -80,6 +84,7 @@ class StepTaskRun:
             empirical_policy=TaskRunPolicy(retries=len(retry_delays), retry_delay=list(retry_delays[:MAX_SHOWN_DELAYS])),
             task_inputs={"wait_for": [TaskRunResult(id=task_run_id) for task_run_id in upstream[:MAX_EDGES]]} if upstream else {},
             labels={} if timeout_seconds is None else {"timeout_seconds": timeout_seconds},
+            tags=sorted(TagsContext.get().current_tags.union(tags)),
         )
 
     @property
@@ -118,6 +123,12 @@ class StepTaskRun:
         self._last_event = emit_task_run_state_change_event(
             task_run=run, initial_state=last, validated_state=state, follows=self._last_event
         )
+
+
+async def run_by_engine(task: Task[..., Any], run: StepTaskRun) -> None:
+    """Let Prefect's own task engine execute `task` as the task run `run`, from Pending to its final state."""
+    run.enter(Pending())
+    await run_task_async(task, task_run=run.task_run, return_type="state")
 
 
 async def rerun(flow: Flow[..., Any], flow_run: FlowRun, parameters: dict[str, Any]) -> State:
@@ -312,7 +323,8 @@ def broken_promises() -> list[str]:
         *_lacking(run_flow_async, {"flow", "flow_run", "parameters", "return_type"}),
         *_lacking(cast("Any", flow_engine)._flow_parameters, {"flow", "flow_run", "parameters"}),
         *_lacking(cast("Any", flow_engine).call_with_parameters, {"fn", "parameters"}),
-        *_lacking(TaskRun, {"id", "name", "flow_run_id", "flow_run_run_count", "task_key", "dynamic_key", "task_inputs", "labels"}),
+        *_lacking(run_task_async, {"task", "task_run", "return_type"}),
+        *_lacking(TaskRun, {"id", "name", "flow_run_id", "flow_run_run_count", "task_key", "dynamic_key", "task_inputs", "labels", "tags"}),
         *_lacking(TaskRun, {"empirical_policy", "expected_start_time", "state", "run_count", "total_run_time", "start_time", "end_time"}),
         *_lacking(TaskRunPolicy, {"retries", "retry_delay"}),
         *_lacking(cast("Any", control_listener)._handle_intent_byte, {"sock", "data"}),

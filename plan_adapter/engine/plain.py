@@ -1,6 +1,7 @@
 """`PlainTaskRuns`: task runs through Prefect's public calls only. Slower, and a wait for a retry is shown as Retrying."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from copy import copy
 from functools import partial
 from typing import Any, cast
 from uuid import UUID
@@ -22,25 +23,11 @@ class PlainTaskRuns:
     async def drive(self, call: StepCall, upstream: Sequence[UUID]) -> tuple[UUID, AttemptEnd]:
         """Make attempts of `call` in a task run until none is left, and return its id and the last end."""
         attempts = Attempts(call)
-        task = Task(
-            attempts.next,
-            name=call.name,
-            tags=call.step.tags,
-            task_run_name=lambda: call.name,  # a text would be taken for a format string
-            retries=len(call.retry_delays),
-            retry_delay_seconds=0,
-            retry_condition_fn=_another_follows,
-            cache_policy=NO_CACHE,
-            persist_result=False,
-        )
-        task_run_id = await _run(task, upstream)
-        if attempts.error is not None:
-            raise attempts.error
-        assert attempts.end is not None  # a task without an error has made an attempt
-        return task_run_id, attempts.end
+        task_run_id = await _run(attempts.task, upstream)
+        return task_run_id, attempts.last_end()
 
-    async def show(self, step: StepRun, upstream: Sequence[UUID]) -> UUID:
-        """Show the end of a step that was not called."""
+    async def show(self, step: StepRun, upstream: Sequence[UUID], tags: Collection[str] = ()) -> UUID:
+        """Show the end of a step that was not called, without its tags: Prefect would wait for a slot of their concurrency limits."""
         return await _show(step.id, partial(state_of_step, step), upstream)
 
     async def show_all(self, steps: Sequence[StepRun]) -> UUID:
@@ -48,33 +35,76 @@ class PlainTaskRuns:
         return await _show("Carried", partial(state_of_carried, steps), ())
 
 
+def tags_of(call: StepCall) -> set[str]:
+    """Return the tags of the task run of `call`: those of its step, and of the Prefect task that its tool is."""
+    return {*call.step.tags, *cast("set[str]", getattr(call.task, "tags", ()))}
+
+
 class AnotherAttemptError(Exception):
     """Tells Prefect that an attempt failed and another follows."""
 
 
 class Attempts:
-    """The attempts of one call. Prefect would sleep without watching for the run's stop, so the wait is part of the next attempt."""
+    """The attempts of one call, and the Prefect task that makes them.
+
+    Prefect would wait between them without watching for the run's stop, so the wait is part of the next attempt.
+    """
 
     def __init__(self, call: StepCall) -> None:
         """Prepare the attempts of `call`."""
-        self.end: AttemptEnd | None = None
-        self.error: BaseException | None = None
         self._call = call
         self._delay = 0.0
+        self._end: AttemptEnd | None = None
+        self._error: BaseException | None = None
+        self.has_begun = False
+        self.task = self._task()
 
-    async def next(self) -> State:
-        """Make the next attempt and return the final state; raises AnotherAttemptError where it is not the last."""
+    def last_end(self, trouble: BaseException | None = None) -> AttemptEnd:
+        """Return how the last attempt ended; raises what was no end of an attempt, and `trouble`, where Prefect made none."""
+        if self._error is not None:
+            raise self._error
+        if self._end is None:
+            raise trouble or RuntimeError(f"Prefect made no attempt of `{self._call.name}`")
+        return self._end
+
+    def _task(self) -> Task[..., Any]:
+        call = self._call
+        if call.task is None:
+            task = Task(self._next, name=call.name)
+        else:  # with its hooks, assets and transaction; its function is called by the attempt, with its receipts and secrets
+            task = copy(cast("Task[..., Any]", call.task))
+            task.fn, task.isasync, task.isgenerator = self._next, True, False
+        task.tags = tags_of(call)
+        task.task_run_name = lambda: call.name  # a text would be taken for a format string
+        task.retries, task.retry_delay_seconds, task.retry_jitter_factor = len(call.retry_delays), 0, None
+        task.retry_condition_fn = _another_follows
+        task.timeout_seconds = None
+        # What Prefect keeps of a result it would take for the end of a later attempt.
+        task.persist_result, task.cache_policy, task.cache_expiration, task.result_storage_key = False, NO_CACHE, None, None
+        return task
+
+    async def _next(self) -> Any:
+        """Make the next attempt and return the result, or the call's final state; raises AnotherAttemptError where it is not the last."""
+        self.has_begun = True
         try:
             stopped = await wait_or_stop(self._call, self._delay) if self._delay else None
-            self.end = stopped or await self._call.attempt()
+            self._end = stopped or await self._call.attempt()
         except BaseException as error:  # raised again outside of Prefect, which would print its traceback
-            self.error = error
+            self._error = error
+            self._commit_nothing()
             return Crashed(message=f"{type(error).__name__}: {error}")
-        delay = None if stopped else self._call.retry_delay(self.end)
-        if delay is None:
-            return state_of_call(self.end)
-        self._delay = delay
-        raise AnotherAttemptError(self.end.error)
+        delay = None if stopped else self._call.retry_delay(self._end)
+        if delay is not None:
+            self._delay = delay
+            raise AnotherAttemptError(self._end.error)
+        if self._end.outcome == "succeeded":
+            return self._end.result
+        self._commit_nothing()
+        return state_of_call(self._end)
+
+    def _commit_nothing(self) -> None:
+        """Let Prefect neither commit nor roll back: it takes a returned state for a success."""
+        self.task.on_commit_hooks, self.task.on_rollback_hooks = [], []
 
 
 def _another_follows(_task: Task[..., object], _run: TaskRun, state: State) -> bool:  # a plain function: a callable object ends retries

@@ -1,7 +1,7 @@
 """`DirectCalls`: drives calls without Prefect, with the same semantics."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from plan_adapter.execution.ports import AttemptEnd, StepCall
 from plan_adapter.record import StepRun
@@ -20,10 +20,17 @@ class DirectCalls:
             if (stopped := await wait_or_stop(call, delay)) is not None:
                 return stopped
 
-    async def show(self, step: StepRun, upstream: tuple[str, ...]) -> None:
+    async def show(self, step: StepRun, upstream: tuple[str, ...], *, tags: Collection[str] = ()) -> None:
         """Show nothing: events and the record tell it."""
 
-    async def show_carried(self, step_ids: Sequence[str], steps: Mapping[str, StepRun], upstream: Mapping[str, tuple[str, ...]]) -> None:
+    async def show_carried(
+        self,
+        step_ids: Sequence[str],
+        steps: Mapping[str, StepRun],
+        upstream: Mapping[str, tuple[str, ...]],
+        *,
+        tags_of: Callable[[str], Collection[str]] = lambda _: (),
+    ) -> None:
         """Show nothing, too."""
 
 

@@ -1,7 +1,7 @@
 """What execution is handed, and what it hands out: the protocols between a plan's execution and the worlds around it."""
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -137,6 +137,11 @@ class StepCall(Protocol):
         ...
 
     @property
+    def task(self) -> object | None:
+        """The Prefect task that the tool is, None for any other tool."""
+        ...
+
+    @property
     def retry_delays(self) -> list[float]:
         """Seconds between attempts as planned, one per retry; what really is waited has jitter and is decided by `retry_delay`."""
         ...
@@ -168,10 +173,17 @@ class CallStep(Protocol):
         """Make attempts of `call` until it succeeded or `retry_delay` gives None; return the last end."""
         ...
 
-    async def show(self, step: StepRun, upstream: tuple[str, ...]) -> None:
+    async def show(self, step: StepRun, upstream: tuple[str, ...], *, tags: Collection[str] = ()) -> None:
         """Show a step that ended without a call: skipped (with its `reason`), carried, or without items."""
         ...
 
-    async def show_carried(self, step_ids: Sequence[str], steps: Mapping[str, StepRun], upstream: Mapping[str, tuple[str, ...]]) -> None:
+    async def show_carried(
+        self,
+        step_ids: Sequence[str],
+        steps: Mapping[str, StepRun],
+        upstream: Mapping[str, tuple[str, ...]],
+        *,
+        tags_of: Callable[[str], Collection[str]] = lambda _: (),
+    ) -> None:
         """Show those of `steps` that succeeded in earlier starts of the run, before any other, each after those that it waited for."""
         ...

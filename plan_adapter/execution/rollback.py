@@ -261,7 +261,7 @@ class Rollback:
         if ends or left:
             self._finish(undoing, left)
             if run.attempts == 0 or undoing.settled:
-                await self._call_step.show(run, self._upstream(step))
+                await self._call_step.show(run, self._upstream(step), tags=step.tags)
             await self.scope.tell_end(run)
         if left:
             self._behind[step.id] = step.id

@@ -95,7 +95,7 @@ class Scheduler:
             self.recall_results()
             await self.recall_times()
         if carried:
-            await self._call_step.show_carried(list(carried), self._runs, reduced)
+            await self._call_step.show_carried(list(carried), self._runs, reduced, tags_of=lambda step_id: self._steps[step_id].tags)
         if self._scope.has_listeners:
             for step_id in carried:
                 await self._scope.tell_end(self._runs[step_id])
@@ -403,7 +403,7 @@ class Scheduler:
         self._scope.keep_value(run)
         self._scope.recorder.step_ended(run)
         if show:
-            await self._call_step.show(run, self._validated.reduced[step.id])
+            await self._call_step.show(run, self._validated.reduced[step.id], tags=step.tags)
         await self._scope.tell_end(run)
         self._open -= 1
         for successor in self._after[step.id]:

@@ -73,9 +73,15 @@ class Call:
 
     @property
     def timeout_seconds(self) -> float | None:
-        """The limit of one attempt, None for no limit."""
+        """The limit of one attempt, None for no limit: that of the step, or that of the tool where it is shorter."""
         milliseconds = self._scope.approved.bound.validated.plan.timeout_ms_of(self.step)
-        return milliseconds / 1000 if milliseconds else None
+        limits = [milliseconds / 1000] if milliseconds else []
+        return min(limits + ([self._tool.timeout_seconds] if self._tool.timeout_seconds else []), default=None)
+
+    @property
+    def task(self) -> object | None:
+        """The Prefect task that the tool is, None for any other tool."""
+        return self._tool.task
 
     @property
     def retry_delays(self) -> list[float]:

@@ -64,7 +64,8 @@ class ToolContext:
 class Tool(Generic[P, R]):
     """A typed function that a step may call. Calling the tool calls the function, with its own signature.
 
-    `fn` is what runs. Where it is a Prefect flow, `source` is the function inside it; elsewhere both are the same.
+    `fn` is what runs. Where it is a Prefect flow, `source` is the function inside it; elsewhere both are the same. `task` is the Prefect
+    task that the tool was made of, None for any other tool, and `timeout_seconds` that task's limit.
     `probe` is what looks whether a write was done of which nobody knows it, None where there is no such function.
     Raises ToolDefinitionError for a function that cannot be a tool, and for a probe whose parameters are not those of its tool.
     """
@@ -81,8 +82,11 @@ class Tool(Generic[P, R]):
         literal_parameters: Iterable[str] = (),
         probe: Callable[..., object] | None = None,
         source: Callable[..., object] | None = None,
+        task: object | None = None,
     ) -> None:
         self.fn = fn
+        self.task = task
+        self.timeout_seconds: float | None = getattr(task, "timeout_seconds", None)
         self.source: Callable[..., object] = source or fn
         _refuse_what_is_no_function(self.source)
         self.name = _checked_name(name or self.source.__name__, self.source)
@@ -226,8 +230,11 @@ def as_tool(
 ) -> Tool[..., Any]:
     """Return `obj` as a tool: a tool, a typed function, or a Prefect task or flow (known by their shape).
 
-    Of a task its function is called, inside the task run of the step: retries, caching and timeouts are the step's, not the task's.
-    A flow is called itself and appears as a subflow. `probe` is as with `tool`. Raises ToolDefinitionError for anything else.
+    A task runs in Prefect's task engine, as the task run of the step: its tags with their concurrency limits, hooks, assets and
+    transaction hold, and its timeout where it is shorter than the step's. Its results are those of the step, in receipts, and offline its
+    function alone is called. A task with retries, a cache or persisted results is refused: a repeat must stand in the plan that is
+    approved, and receipts keep results without secrets. A flow is called itself and appears as a subflow. `probe` is as with `tool`.
+    Raises ToolDefinitionError for anything else.
     """
     if isinstance(obj, Tool):
         known = cast("Tool[..., Any]", obj)
@@ -240,11 +247,33 @@ def as_tool(
         return changed
     inner, prefect_name = getattr(obj, "fn", None), getattr(obj, "name", None)
     if callable(obj) and callable(inner) and isinstance(prefect_name, str):
-        is_flow = hasattr(obj, "flow_run_name")
-        return Tool(obj if is_flow else inner, effect=effect or "write", name=name or prefect_name, probe=probe, source=inner)
+        if hasattr(obj, "flow_run_name"):
+            return Tool(obj, effect=effect or "write", name=name or prefect_name, probe=probe, source=inner)
+        _refuse_what_receipts_replace(obj, prefect_name)
+        return Tool(inner, effect=effect or "write", name=name or prefect_name, probe=probe, task=obj)
     if callable(obj):
         return Tool(obj, effect=effect or "write", name=name, probe=probe)
     raise ToolDefinitionError(f"{obj!r} cannot be a tool: give a typed function, a tool, or a Prefect task or flow")
+
+
+def _refuse_what_receipts_replace(task: object, name: str) -> None:
+    """Raise ToolDefinitionError with every option of a Prefect task that a step has in its stead, and what to write."""
+    found, options = list[str](), list[str]()
+    if retries := getattr(task, "retries", 0):
+        found.append(
+            f"it has retries={retries}, and repeats belong to the plan that is approved: write `max_retries: {retries}` on its steps"
+        )
+        options.append("retries=0")
+    if getattr(task, "persist_result", None):
+        found.append(
+            "it persists results (persist_result, a cache policy or key, or a result storage, key or serializer), and the receipts of "
+            "the store keep them, without secrets"
+        )
+        options.append("persist_result=False")
+    if found:
+        raise ToolDefinitionError(
+            f"the task `{name}` cannot be a tool as it is: {'; '.join(found)}. Give `with_options({', '.join(options)})` of it"
+        )
 
 
 def _probe_of(tool: Tool[..., Any], function: Callable[..., object]) -> Tool[..., Any]:

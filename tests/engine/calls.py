@@ -29,6 +29,7 @@ class WrittenCall:
     retry_delays: list[float] = field(default_factory=list[float])
     timeout_seconds: float | None = None
     before: Any = None  # awaited in each attempt
+    task: Any = None  # the Prefect task that the tool is
 
     def __post_init__(self) -> None:
         self.made = 0

@@ -12,7 +12,6 @@ from prefect.states import Completed
 
 from plan_adapter.engine.direct import DirectTaskRuns
 from plan_adapter.engine.internals import MAX_EDGES
-from plan_adapter.engine.plain import PlainTaskRuns
 from plan_adapter.engine.tasks import PrefectSteps, log_to_prefect
 from plan_adapter.errors import StoreError
 from plan_adapter.execution.ports import AttemptEnd
@@ -233,14 +232,12 @@ async def test_more_edges_than_an_event_can_carry_are_left_out() -> None:
     assert len(run.task_inputs["wait_for"]) == MAX_EDGES
 
 
-async def test_the_direct_way_is_taken_unless_tags_ask_for_prefects_own_engine() -> None:
+async def test_the_direct_way_is_taken() -> None:
     @flow
-    async def chosen() -> list[str]:
-        with tags("limited"):
-            under_tags = PrefectSteps()
-        return [type(steps._task_runs).__name__ for steps in (PrefectSteps(), under_tags)]
+    async def chosen() -> str:
+        return type(PrefectSteps()._task_runs).__name__
 
-    assert await chosen() == [DirectTaskRuns.__name__, PlainTaskRuns.__name__]
+    assert await chosen() == DirectTaskRuns.__name__
 
 
 async def test_outside_of_a_flow_there_are_no_prefect_steps() -> None:

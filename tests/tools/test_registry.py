@@ -1,6 +1,7 @@
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,7 +136,7 @@ def test_tools_of_installed_packages_are_found_by_entry_point(monkeypatch: pytes
 def test_prefect_tasks_and_flows_are_tools(context: ToolContext) -> None:
     from prefect import flow, task
 
-    @task(name="Add numbers", retries=3)
+    @task(name="Add numbers", timeout_seconds=2.5)
     def add(a: int, b: int = 1) -> int:
         return a + b
 
@@ -147,10 +148,38 @@ def test_prefect_tasks_and_flows_are_tools(context: ToolContext) -> None:
     registry = ToolRegistry([add, as_tool(greet, effect="read")])
     added, greeted = registry.get("Add numbers"), registry.get("greet-flow")
     assert added is not None and greeted is not None
-    assert added.fn is add.fn, "the task's function, so that no task run is made inside the step's"
+    assert (added.fn, added.task) == (add.fn, add), "the task's function, so that no task run is made inside the step's"
+    assert (added.timeout_seconds, greeted.task) == (2.5, None)
     assert greeted.fn is greet, "the flow itself, so that it is seen as a subflow"
     assert (added.effect, greeted.effect, greeted.is_async, greeted.description) == ("write", "read", True, "Greet somebody.")
     assert added.fn(**added.bind({"a": 2}, context)) == 3
+
+
+def test_a_task_with_retries_and_persisted_results_is_refused_with_all_that_a_step_has_in_their_stead() -> None:
+    from prefect import task
+    from prefect.cache_policies import INPUTS
+
+    def act() -> None: ...
+
+    with pytest.raises(ToolDefinitionError) as refused:
+        ToolRegistry([task(retries=3, cache_policy=INPUTS)(act)])
+    assert "has retries=3" in str(refused.value) and "write `max_retries: 3` on its steps" in str(refused.value)
+    assert str(refused.value).endswith("Give `with_options(retries=0, persist_result=False)` of it")
+    assert len(ToolRegistry([task(retries=3, cache_policy=INPUTS)(act).with_options(retries=0, persist_result=False)])) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"persist_result": True}, {"cache_key_fn": lambda *_: "k"}, {"result_storage_key": "k"}, {"result_serializer": "json"}],
+    ids=lambda options: next(iter(options)),
+)
+def test_a_task_whose_results_prefect_would_keep_is_refused(options: dict[str, Any]) -> None:
+    from prefect import task
+
+    def act() -> None: ...
+
+    with pytest.raises(ToolDefinitionError, match="it persists results"):
+        as_tool(task(**options)(act))
 
 
 def test_importing_the_registry_loads_no_heavy_library() -> None:

@@ -1,0 +1,419 @@
+"""A step whose tool is a Prefect task: its tags, hooks, assets, transaction and timeout hold, and so do receipts, retries and redaction."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from prefect import get_client, get_run_logger, task
+from prefect.assets import add_asset_metadata, materialize
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.objects import State, StateType, TaskRun
+from prefect.concurrency.asyncio import concurrency
+from prefect.events.filters import EventFilter, EventNameFilter, EventResourceFilter
+from prefect.futures import PrefectFuture
+from prefect.runtime import task_run as runtime_task_run
+from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
+from prefect.transactions import Transaction, get_transaction, transaction
+
+from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, RunFailedError, ToolRegistry, aresume_run, arun_plan, as_tool, tool
+from plan_adapter.engine.tasks import PrefectSteps
+from plan_adapter.errors import ToolDefinitionError
+from plan_adapter.record import Outcome
+from plan_adapter.runner import acancel_run, compile_plan
+from plan_adapter.validation import validate
+from tests.engine.calls import WrittenCall, failed, flow_run, succeeded, task_runs
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> PlanStore:
+    return PlanStore(f"sqlite:///{tmp_path / 'plans.db'}")
+
+
+def a_plan(**options: object) -> ExecutionPlan:
+    plan = ExecutionPlan(name="tasks", description="Call Prefect tasks")
+    plan.options.require_approval = False
+    for name, value in options.items():
+        setattr(plan.options, name, value)
+    return plan
+
+
+async def shown(run: PlanRun, *names: str) -> dict[str, TaskRun]:
+    return await task_runs(UUID(run.flow_run_id or ""), names)
+
+
+async def limited(tag: str) -> None:
+    async with get_client() as client:
+        await client.create_concurrency_limit(tag=tag, concurrency_limit=1)
+
+
+async def occupied(client: PrefectClient, tag: str) -> int:
+    return (await client.read_global_concurrency_limit_by_name(f"tag:{tag}")).active_slots
+
+
+async def test_a_limit_of_one_on_a_tasks_tag_lets_its_steps_run_one_after_the_other(store: PlanStore) -> None:
+    together, most = 0, 0
+
+    @task(tags=["wrapped-db"])
+    async def query(number: int) -> int:
+        nonlocal together, most
+        together, most = together + 1, max(most, together + 1)
+        await asyncio.sleep(0.05)
+        together -= 1
+        return number
+
+    await limited("wrapped-db")
+    plan = a_plan(allow_parallel=True, max_parallel_steps=3)
+    for number in range(3):
+        plan.add_step("query", "Ask", {"number": number}, id=f"q{number}", tags=["reporting"])
+    run = await arun_plan(plan, tools=ToolRegistry([as_tool(query, effect="read")]), store=store)
+    assert (run.status, most, [step.result for step in run.steps]) == (PlanStatus.COMPLETED, 1, [0, 1, 2])
+    tags = {name: sorted(found.tags) for name, found in (await shown(run, "q0", "q1", "q2")).items()}
+    assert tags == {name: ["reporting", "wrapped-db"] for name in ("q0", "q1", "q2")}
+
+
+async def test_a_run_that_is_cancelled_while_a_step_waits_for_a_limit_ends_and_calls_nothing(store: PlanStore) -> None:
+    called = list[str]()
+
+    @task(tags=["wrapped-full"])
+    def query() -> None:
+        called.append("query")
+
+    await limited("wrapped-full")
+    plan = a_plan()
+    plan.add_step("query", "Ask", id="q")
+    async with concurrency("tag:wrapped-full", strict=True):
+        running = asyncio.ensure_future(arun_plan(plan, tools=ToolRegistry([query]), store=store))
+        while not (runs := await store.runs()) or runs[0].flow_run_id is None or not await _is_pending(runs[0], "q"):
+            await asyncio.sleep(0.05)
+        await acancel_run(runs[0].id, reason="not today", store=store)
+        run = await running
+    assert (run.status, called) == (PlanStatus.CANCELLED, [])
+    assert (await shown(run, "q"))["q"].state_type is StateType.CANCELLED
+    async with get_client() as client:
+        while await occupied(client, "wrapped-full"):
+            await asyncio.sleep(0.05)
+
+
+async def _is_pending(run: PlanRun, name: str) -> bool:
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+
+    async with get_client() as client:
+        wanted = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(run.flow_run_id or "")]))
+        found = await client.read_task_runs(flow_run_filter=wanted)
+    return [(one.name, one.state_type) for one in found] == [(name, StateType.PENDING)]
+
+
+async def test_each_hook_of_a_task_is_called_once_with_the_steps_task_run(store: PlanStore) -> None:
+    told = list[tuple[str, str, Any]]()
+
+    def hook(what: str) -> Callable[[Any, TaskRun, State], None]:
+        def tell(_task: Any, run: TaskRun, state: State) -> None:
+            told.append((what, run.name, state.data.result if what == "completion" else state.message))  # type: ignore[union-attr]
+
+        return tell
+
+    @task(on_completion=[hook("completion")], on_failure=[hook("failure")], on_running=[hook("running")])
+    def act(word: str) -> dict[str, str]:
+        if word == "bad":
+            raise ValueError("so bad")
+        return {"word": word}
+
+    plan = a_plan()
+    plan.add_step("act", "Good", {"word": "good"}, id="good")
+    plan.add_step("act", "Bad", {"word": "bad"}, id="bad")
+    run = await arun_plan(plan, tools=ToolRegistry([act]), store=store)
+    assert run.status is PlanStatus.PARTIAL
+    assert [entry for entry in told if entry[0] != "running"] == [
+        ("completion", "good", {"word": "good"}),
+        ("failure", "bad", "ValueError: so bad"),
+    ]
+    assert [entry[:2] for entry in told if entry[0] == "running"] == [("running", "good"), ("running", "bad")]
+
+
+async def test_retries_are_the_steps_and_end_in_one_task_run_with_one_receipt_each(store: PlanStore) -> None:
+    tries, told = list[int](), list[str]()
+
+    @task(
+        on_completion=[lambda _task, _run, _state: told.append("completed")], on_failure=[lambda _task, _run, _state: told.append("failed")]
+    )
+    def flaky() -> int:
+        tries.append(1)
+        if len(tries) < 3:
+            raise ConnectionError("refused")
+        return len(tries)
+
+    plan = a_plan()
+    plan.add_step("flaky", "Try", id="try", max_retries=5)
+    run = await arun_plan(plan, tools=ToolRegistry([as_tool(flaky, effect="idempotent_write")]), store=store)
+    assert (run.status, run.step("try").result, len(tries), told) == (PlanStatus.COMPLETED, 3, 3, ["COMPLETED"])
+    assert [receipt.outcome for receipt in await store.receipts(run.id)] == [Outcome.FAILED, Outcome.FAILED, Outcome.SUCCEEDED]
+    found = (await shown(run, "try"))["try"]
+    assert (found.run_count, found.state_name) == (3, "Completed")
+
+
+async def test_an_asset_that_a_task_materializes_is_told_of_in_an_event_with_its_metadata(store: PlanStore) -> None:
+    key = f"s3://reports/{os.getpid()}"
+
+    @materialize(key, tags=["assets"])
+    def report(rows: int) -> int:
+        add_asset_metadata(key, {"rows": rows})
+        get_run_logger().info("written")
+        return rows
+
+    plan = a_plan()
+    plan.add_step("report", "Write it", {"rows": 7}, id="report")
+    run = await arun_plan(plan, tools=ToolRegistry([report]), store=store)
+    assert (run.status, run.step("report").result) == (PlanStatus.COMPLETED, 7)
+    wanted = EventFilter(event=EventNameFilter(name=["prefect.asset.materialization.succeeded"]), resource=EventResourceFilter(id=[key]))
+    async with get_client() as client:
+        while True:
+            response = await client._client.post("/events/filter", json={"filter": wanted.model_dump(mode="json")})
+            if events := response.json()["events"]:
+                break
+            await asyncio.sleep(0.1)
+    assert [event["payload"] for event in events] == [{"rows": 7}]
+
+
+async def test_the_hooks_of_a_tasks_transaction_commit_a_success_and_nothing_else(store: PlanStore) -> None:
+    told = list[tuple[str, Any]]()
+
+    @task
+    def write(name: str) -> str:
+        held = get_transaction()
+        assert held is not None
+        held.set("name", name)
+        if name == "bad":
+            raise ValueError("no")
+        return name
+
+    @write.on_commit
+    def commit(held: Transaction) -> None:
+        told.append(("commit", held.get("name")))
+        if held.get("name") == "torn":
+            raise RuntimeError("the commit failed")
+
+    @write.on_rollback
+    def roll_back(held: Transaction) -> None:
+        told.append(("rollback", held.get("name")))
+
+    plan = a_plan()
+    for name in ("good", "bad", "torn"):
+        plan.add_step("write", name, {"name": name}, id=name, on_error="continue")
+    run = await arun_plan(plan, tools=ToolRegistry([write]), store=store)
+    assert told == [("commit", "good"), ("commit", "torn"), ("rollback", "torn")]
+    assert [step.status.value for step in run.steps] == ["completed", "failed", "completed"]
+
+
+async def test_a_transaction_around_a_compiled_plan_rolls_its_tasks_back_when_the_run_fails(store: PlanStore) -> None:
+    told = list[str]()
+
+    @task
+    def write() -> str:
+        return "written"
+
+    @write.on_commit
+    def commit(_: Transaction) -> None:
+        told.append("commit")
+
+    @write.on_rollback
+    def roll_back(_: Transaction) -> None:
+        told.append("rollback")
+
+    @tool(effect="read")
+    def fail() -> None:
+        """Fail."""
+        raise ValueError("no")
+
+    plan = a_plan()
+    plan.add_step("write", "Write", id="write")
+    plan.add_step("fail", "Fail", id="fail", depends_on=["write"])
+    registry = ToolRegistry([write, fail])
+    compiled = compile_plan(validate(plan, registry), tools=registry, store=store)
+    with pytest.raises(RunFailedError), transaction():
+        await compiled()
+    assert told == ["rollback"]
+
+
+async def test_a_tasks_own_shorter_timeout_ends_its_attempt(store: PlanStore) -> None:
+    @task(timeout_seconds=0.2)
+    async def slow() -> None:
+        await asyncio.sleep(3600)
+
+    plan = a_plan(step_timeout_ms=300_000)
+    plan.add_step("slow", "Wait", id="slow")
+    run = await arun_plan(plan, tools=ToolRegistry([as_tool(slow, effect="read")]), store=store)
+    assert (run.step("slow").status.value, run.step("slow").error) == ("failed", "no answer within 0.2 s")
+
+
+async def test_no_secret_of_a_tasks_result_or_error_reaches_prefect_or_its_result_store(
+    store: PlanStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "swordfish-4711-öß"
+    seen = list[str]()
+    monkeypatch.setenv("PLAN_ADAPTER_SECRET_TOKEN", secret)
+    monkeypatch.setenv("PREFECT_RESULTS_PERSIST_BY_DEFAULT", "true")
+
+    def remember(_task: Any, run: TaskRun, state: State) -> None:
+        seen.append(f"{state!r} {getattr(state.data, 'result', None)!r} {runtime_task_run.parameters}")
+
+    @task(on_completion=[remember], on_failure=[remember])
+    def leak(token: str, fails: bool) -> dict[str, str]:
+        if fails:
+            raise ValueError(f"refused {token}")
+        return {"token": token}
+
+    plan = a_plan()
+    for name in ("told", "failed"):
+        plan.add_step("leak", name, {"token": "${{ secrets.token }}", "fails": name == "failed"}, id=name)
+    run = await arun_plan(plan, tools=ToolRegistry([leak]), store=store)
+    assert [step.status.value for step in run.steps] == ["completed", "failed"]
+    found = await shown(run, "told", "failed")
+    assert len(seen) == 2
+    assert secret not in "".join(seen) + repr(found)
+    home = Path(os.environ["PREFECT_HOME"])
+    assert not [path for path in (home / "storage").rglob("*") if path.is_file() and b"swordfish" in path.read_bytes()]
+
+
+async def test_offline_the_function_of_a_task_is_called_alone(store: PlanStore) -> None:
+    told = list[str]()
+
+    @task(tags=["wrapped-offline"], on_completion=[lambda _task, _run, _state: told.append("hook")])
+    def act() -> str:
+        told.append("act")
+        return "done"
+
+    plan = a_plan()
+    plan.add_step("act", "Act", id="act")
+    run = await arun_plan(plan, tools=ToolRegistry([act]), store=store, offline=True)
+    assert (run.status, told) == (PlanStatus.COMPLETED, ["act"])
+
+
+class Elsewhere(TaskRunner[PrefectFuture[Any]]):
+    """Stands for Dask: work would run elsewhere."""
+
+    def duplicate(self) -> "Elsewhere":
+        return Elsewhere()
+
+    def submit(self, task: Any, parameters: Any, wait_for: Any = None, dependencies: Any = None) -> Any:
+        raise AssertionError("nothing is submitted")
+
+
+@pytest.mark.parametrize("runner", [Elsewhere(), ThreadPoolTaskRunner(max_workers=7)], ids=["elsewhere", "threads"])
+async def test_a_task_runner_that_was_chosen_for_a_compiled_plan_is_refused_before_its_first_step(
+    runner: TaskRunner[PrefectFuture[Any]], store: PlanStore
+) -> None:
+    called = list[str]()
+
+    @tool(effect="read")
+    def act() -> None:
+        """Act."""
+        called.append("act")
+
+    plan = a_plan()
+    plan.add_step("act", "Act", id="act")
+    registry = ToolRegistry([act])
+    compiled = compile_plan(validate(plan, registry), tools=registry, store=store).with_options(task_runner=runner)
+    with pytest.raises(ToolDefinitionError, match=r"steps of a plan cannot run in it.*`options.max_parallel_steps`.*`run_deployment`"):
+        await compiled()
+    assert called == []
+
+
+async def test_a_step_that_runs_again_in_its_flow_run_keeps_its_task_run() -> None:
+    from prefect import flow
+
+    from plan_adapter.engine.flow_runs import run_flow
+
+    ids = list[UUID]()
+
+    @task
+    def act() -> None: ...
+
+    @flow(persist_result=False)
+    async def steps() -> None:
+        await PrefectSteps()(WrittenCall("act", task=act, ends=[failed(), succeeded(2)], retry_delays=[0.0]))
+
+    first = await run_flow(steps, {})
+    flow_run_id = first.state_details.flow_run_id
+    assert flow_run_id is not None
+    ids.append((await task_runs(flow_run_id, ["act"]))["act"].id)
+    await run_flow(steps, {}, flow_run_id=str(flow_run_id))
+    again = (await task_runs(flow_run_id, ["act"]))["act"]
+    assert [*ids, (await flow_run(flow_run_id)).run_count] == [again.id, 2]
+
+
+SCRIPT = """\
+import os, sys, time
+from pathlib import Path
+from prefect import task
+from plan_adapter import ExecutionPlan, ToolRegistry, as_tool, run_plan
+
+world = Path(sys.argv[1])
+
+@task(tags=["wrapped-killed"])
+def act(name: str) -> str:
+    "Act; the second never comes back."
+    with (world / "acted").open("a") as file:
+        file.write(name + chr(10))
+    if name == "second":
+        (world / "begun").write_text("")
+        time.sleep(600)
+    return name
+
+plan = ExecutionPlan(description="Act twice")
+plan.options.require_approval = False
+plan.add_step("act", "Act", {"name": "first"}, id="first", tags=["早"])
+plan.add_step("act", "Act", {"name": "second"}, id="second", depends_on=["first"])
+run_plan(plan, tools=ToolRegistry([as_tool(act, effect="idempotent_write")]))
+"""
+
+
+async def test_after_a_kill_in_a_task_a_resume_carries_what_was_done_in_the_same_task_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLAN_ADAPTER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PLAN_ADAPTER_DATABASE_URL", f"sqlite:///{tmp_path / 'plans.db'}")
+    completed = list[str]()
+
+    @task(tags=["wrapped-killed"], on_completion=[lambda _task, run, _state: completed.append(run.name)])
+    def act(name: str) -> str:
+        return name
+
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path)])
+    while not (tmp_path / "begun").exists():
+        assert process.poll() is None, "the run ended before it acted"
+        time.sleep(0.05)
+    async with PlanStore() as store:
+        run = (await store.runs())[0]
+        before = await _all_task_runs(run, 2)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        again = await aresume_run(run.id, tools=ToolRegistry([as_tool(act, effect="idempotent_write")]), store=store)
+    assert (again.status, [step.carried for step in again.steps], completed) == (PlanStatus.COMPLETED, [True, False], ["second"])
+    assert (tmp_path / "acted").read_text() == "first\nsecond\n"
+    after = await shown(again, "first", "second")
+    assert {name: (found.id, found.state_name, sorted(found.tags)) for name, found in after.items()} == {
+        "first": (before["first"], "Carried", ["早"]),
+        "second": (before["second"], "Completed", ["wrapped-killed"]),
+    }
+
+
+async def _all_task_runs(run: PlanRun, count: int) -> dict[str, UUID]:
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+
+    async with get_client() as client:
+        while True:
+            wanted = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(run.flow_run_id or "")]))
+            found = await client.read_task_runs(flow_run_filter=wanted)
+            if len(found) == count:
+                return {one.name: one.id for one in found}
+            await asyncio.sleep(0.1)

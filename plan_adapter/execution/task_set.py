@@ -1,6 +1,7 @@
 """`TaskSet`: the asyncio tasks in which a run, or its rollback, goes on until nothing of it is left."""
 
 import asyncio
+import contextvars
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -19,6 +20,7 @@ class TaskSet:
         self._what = what
         self._is_over = is_over
         self._after_each = after_each
+        self._context = contextvars.copy_context()
         self._tasks = set[asyncio.Task[None]]()
         self._error: BaseException | None = None
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -27,8 +29,8 @@ class TaskSet:
         return len(self._tasks)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begin `work` in a task of its own."""
-        task = asyncio.get_running_loop().create_task(work)
+        """Begin `work` in a task of its own, with the context of the run: not that of the step which has just given its slot back."""
+        task = asyncio.get_running_loop().create_task(work, context=self._context.copy())
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
 

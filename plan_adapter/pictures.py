@@ -11,7 +11,7 @@ NODES = 60
 """How many steps are drawn one by one; a picture of more says nothing."""
 
 EDGES = 300
-"""Above that many lines the steps are drawn by wave, too; Mermaid itself refuses 500."""
+"""Above that many lines the steps are drawn by stage, too; Mermaid itself refuses 500."""
 
 _LABEL_CHARACTERS = 40
 # Mermaid looks at labels again once the numbers are signs: for `\\n`, `$$ … $$` and `fa:fa-car`. An invisible sign behind these parts them.
@@ -35,7 +35,7 @@ def mermaid(
 ) -> str:
     """Return a flowchart of `steps`, in order: one node each, an arrow from each dependency that no other implies.
 
-    A node's class is its step's effect; one with a gate of its own is a hexagon. Above `limit` steps a node stands for each wave.
+    A node's class is its step's effect; one with a gate of its own is a hexagon. Above `limit` steps a node stands for each stage.
     """
     if len(steps) <= limit and sum(len(reduced[step.id]) for step in steps) <= EDGES:
         nodes = {step.id: f"s{number}" for number, step in enumerate(steps, start=1)}
@@ -68,10 +68,10 @@ def _wave_lines(
     # Of a long chain the beginning and the end are drawn, and what lies between is one node.
     head = len(waves) if len(waves) <= limit else limit - limit // 3 - 1
     tail = 0 if head == len(waves) else limit // 3
-    groups = [(f"wave {number}", wave) for number, wave in enumerate(waves, start=1)]
+    groups = [(f"stage {number}", wave) for number, wave in enumerate(waves, start=1)]
     if tail:
         between = [step for wave in waves[head:-tail] for step in wave]
-        groups = [*groups[:head], (f"waves {head + 1} to {len(waves) - tail}", between), *groups[-tail:]]
+        groups = [*groups[:head], (f"stages {head + 1} to {len(waves) - tail}", between), *groups[-tail:]]
     lines = [_wave_node(f"s{number}", *group, effects, gated) for number, group in enumerate(groups, start=1)]
     return lines + [f"s{number} --> s{number + 1}" for number in range(1, len(groups))]
 

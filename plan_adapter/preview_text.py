@@ -1,4 +1,4 @@
-"""A preview in Markdown: what a run of a plan would do, wave by wave."""
+"""A preview in Markdown: what a run of a plan would do, step by step."""
 
 from plan_adapter.listing import policy_facts, step_listing, step_patience
 from plan_adapter.plan import ExecutionOptions
@@ -9,13 +9,9 @@ from plan_adapter.readable import as_text, code, duration, prose
 def preview_text(preview: Preview) -> str:
     """Return `preview` as Markdown, complete: what an approver reads. No text of the plan can break out of its place."""
     plan = preview.plan
-    lines = [f"# {prose(plan.name)}", "", prose(plan.description), "", *_facts(preview), ""]
-    numbers = {step.step.id: number for number, step in enumerate(preview.steps, start=1)}
-    by_id = {step.step.id: step for step in preview.steps}
-    for number, wave in enumerate(preview.waves, start=1):
-        lines += [f"## Wave {number}", ""]
-        for step_id in wave:
-            lines += [*_step_lines(by_id[step_id], numbers[step_id]), ""]
+    lines = [f"# {prose(plan.name)}", "", prose(plan.description), "", *_facts(preview), "", "## Steps", ""]
+    for number, step in enumerate(preview.steps, start=1):
+        lines += [*_step_lines(step, number), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -57,7 +53,7 @@ def _endless(preview: Preview) -> str:
 
 def _step_lines(preview: StepPreview, number: int) -> list[str]:
     longest = f"; worst case {_limit(preview.worst_case_ms)}" if preview.step.max_retries or preview.items != 1 else ""
-    return step_listing(
+    head, *lines = step_listing(
         preview.step,
         number=number,
         effect=preview.effect,
@@ -69,3 +65,4 @@ def _step_lines(preview: StepPreview, number: int) -> list[str]:
         gate=preview.gate,
         rollback=None if preview.rollback is None else (preview.rollback.effect, preview.rollback.parameters),
     )
+    return [head, *([] if preview.depends_on else ["   - waits for no other step"]), *lines]

@@ -1,7 +1,7 @@
 """`${{ }}`: compiled once with types, evaluated with the values of a run. The only package that knows CEL."""
 
 from plan_adapter.expressions.cel import matches
-from plan_adapter.expressions.declarations import Declarations
+from plan_adapter.expressions.declarations import INPUT_NAME, Declarations
 from plan_adapter.expressions.expression import Expression, Variables
 from plan_adapter.expressions.foresight import Foresight
 from plan_adapter.expressions.references import has_expression
@@ -10,4 +10,15 @@ from plan_adapter.expressions.template import Template, compile_template
 LANGUAGE = 1
 """Counted up whenever what compiles, or what it refers to, is not what it was: a plan that was checked before is checked again then."""
 
-__all__ = ["LANGUAGE", "Declarations", "Expression", "Foresight", "Template", "Variables", "compile_template", "has_expression", "matches"]
+__all__ = [
+    "INPUT_NAME",
+    "LANGUAGE",
+    "Declarations",
+    "Expression",
+    "Foresight",
+    "Template",
+    "Variables",
+    "compile_template",
+    "has_expression",
+    "matches",
+]

@@ -24,6 +24,9 @@ ONLY_THERE: Mapping[str, str] = {
 }
 """What to write instead, by the name that was used where it does not exist."""
 
+INPUT_NAME = "[A-Za-z][A-Za-z0-9_]*"
+"""A name of an input; CEL knows no other letters."""
+
 _NAME = r"[A-Za-z_](?:[A-Za-z0-9_.-]{0,62}[A-Za-z0-9_-])?|[a-z0-9-]{1,64}/[a-z0-9-]{1,100}"
 """A name, or a Prefect block's type and name."""
 

@@ -1,13 +1,14 @@
 """`Template`: a JSON value with expressions in its texts, compiled."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from pydantic import JsonValue
 
 from plan_adapter.errors import ExpressionError
-from plan_adapter.expressions.declarations import Declarations, Expected, RefusedError, check_kind
+from plan_adapter.expressions.declarations import INPUT_NAME, Declarations, Expected, RefusedError, check_kind
 from plan_adapter.expressions.expression import Expression, Variables, compile_expression
 from plan_adapter.expressions.references import Code, Path, UnclosedError, described, has_expression, pieces, references, shortened
 from plan_adapter.problems import Problem
@@ -146,10 +147,17 @@ class _Compiler:
             expression = compile_expression(source, self._declarations)
             check_kind(str(expression), expression.kind, self._expect)
         except RefusedError as refusal:
-            self._refuse(at, refusal)
+            if not (misnamed := self._misnamed(source)):
+                self._refuse(at, refusal)
+            self.refused += [("inputs", name) for name in misnamed]
             self.refused += [reference.path for reference in references(source)]
             return None
         return expression
+
+    def _misnamed(self, source: str) -> list[str]:
+        """Return the inputs in `source` whose names no expression can hold: their definitions have that problem, and not each use."""
+        names = (name for name in self._declarations.inputs if not re.fullmatch(INPUT_NAME, name))
+        return [name for name in names if re.search(rf"\binputs\s*\.\s*{re.escape(name)}", source)]
 
     def _refuse(self, at: str, refusal: RefusedError) -> None:
         self.problems.append(Problem(refusal.code, at=at, message=refusal.message, hint=refusal.hint))

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from plan_adapter.errors import ExpressionError
-from plan_adapter.expressions import has_expression, matches
+from plan_adapter.expressions import INPUT_NAME, has_expression, matches
 from plan_adapter.plan import Input
 from plan_adapter.problems import Problem, did_you_mean
 from plan_adapter.validation.findings import Findings
@@ -35,6 +35,7 @@ _ONLY_FOR: Mapping[str, tuple[str, ...]] = {
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
 # An input is a parameter of a Prefect flow (hence no keyword of Python, either) and a word in expressions.
+_NAME_IN_WORDS = "letters from a to z, digits and underscores, a letter first"
 _TAKEN_NAMES = frozenset({"self", "cls", "return_state", "wait_for", "true", "false", "null"})
 
 
@@ -42,12 +43,20 @@ def check_definitions(inputs: Mapping[str, Input], findings: Findings) -> None:
     """Add what contradicts itself in the definitions of inputs: no value could ever fit, or the default does not."""
     for name, definition in inputs.items():
         at = join("inputs", name)
-        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
-            findings.add("bad-name", at, f"{name[:60]!r} is no name of an input", "use letters, digits and underscores, a letter first")
+        if not re.fullmatch(INPUT_NAME, name):
+            findings.add("bad-name", at, f"{name[:60]!r} cannot be the name of an input: a name is {_NAME_IN_WORDS}", _other_name(name))
         elif iskeyword(name) or name in _TAKEN_NAMES:
             findings.add("bad-name", at, f"`{name}` cannot be the name of an input: the expressions or Prefect have it", f"say `{name}_`")
         for place, message, hint in _contradictions(definition):
             findings.add("bad-input-definition", join(at, place), message, hint)
+
+
+def _other_name(name: str) -> str:
+    """Return what to write in place of a name that no input can have."""
+    similar = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")
+    if re.fullmatch(INPUT_NAME, similar):
+        return f"say `{similar}`"
+    return "name it `env`, say; its `description`, which forms show, may be in any language"
 
 
 def read_values(inputs: Mapping[str, Input], given: Mapping[str, object], *, from_text: bool) -> tuple[dict[str, JsonValue], list[Problem]]:

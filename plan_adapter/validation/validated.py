@@ -1,5 +1,6 @@
 """`validate`, `find_problems`, `lint` and `bind_inputs`, and what they promise: `ValidatedPlan` and `BoundPlan`."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -9,7 +10,7 @@ from pydantic import JsonValue
 
 from plan_adapter.canonical import approval_digest, plan_digest
 from plan_adapter.errors import InvalidPlanError
-from plan_adapter.expressions import Declarations, Template, compile_template
+from plan_adapter.expressions import INPUT_NAME, Declarations, Template, compile_template
 from plan_adapter.graph import topological_order, transitive_reduction
 from plan_adapter.plan import ExecutionPlan, Step
 from plan_adapter.problems import Problem
@@ -191,7 +192,7 @@ def _check_inputs_are_used(plan: ExecutionPlan, calls: list[Call], outputs: Mapp
     templates = [template for call in calls for template in call.templates.values()] + list(outputs.values())
     used = {name for template in templates for name in template.inputs}
     for name in plan.inputs:
-        if name not in used and name.isidentifier():
+        if name not in used and re.fullmatch(INPUT_NAME, name):
             findings.warn(
                 "unused-input",
                 join("inputs", name),

@@ -1,6 +1,7 @@
 """The verbs that read plans and run nothing: init, validate, show, preview, schema, explain, tools."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,18 @@ def test_show_prints_the_dependencies_that_references_make(plan: Plan, sound: Pa
         ("first", [], []),
         ("second", ["first"], ["first"]),
     ]
+
+
+def test_a_preview_says_in_plain_words_what_each_step_waits_for(plan: Plan, sound: Path) -> None:
+    text = plan("preview", sound, "--input", "who=小明").out
+    assert re.findall(r"^(?:## .*|\d+\. \*\*\w+|   - (?:after|waits) .*)", text, re.MULTILINE) == [
+        "## Steps",
+        "1. **first",
+        "   - waits for no other step",
+        "2. **second",
+        "   - after `first` (by reference)",
+    ]
+    assert "wave" not in text.casefold()
 
 
 def test_preview_resolves_what_inputs_decide_and_leaves_the_rest(plan: Plan, sound: Path) -> None:

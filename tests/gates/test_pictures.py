@@ -73,12 +73,12 @@ def test_no_text_makes_a_line_or_a_node_of_its_own(texts: list[str]) -> None:
     assert len(lines) == len(steps) + 3
 
 
-def test_a_large_plan_is_drawn_by_wave() -> None:
+def test_a_large_plan_is_drawn_by_stage() -> None:
     steps = [Step(id=f"s{number}", tool_name="t", depends_on=[f"s{number - 40}"] if number >= 40 else []) for number in range(80)]
     drawn = picture(*steps, effect="write", gated=("s41",))
     assert nodes(drawn) == [
-        's1["wave 1 #183; 40 steps<br/>s0<br/>#8230; 39 more"]:::write',
-        's2{{"wave 2 #183; 40 steps<br/>s40<br/>#8230; 39 more"}}:::write',
+        's1["stage 1 #183; 40 steps<br/>s0<br/>#8230; 39 more"]:::write',
+        's2{{"stage 2 #183; 40 steps<br/>s40<br/>#8230; 39 more"}}:::write',
     ]
     assert "  s1 --> s2" in drawn
 
@@ -87,10 +87,10 @@ def test_of_a_long_chain_the_ends_are_drawn() -> None:
     steps = [Step(id=f"s{number}", tool_name="t", depends_on=[f"s{number - 1}"] if number else []) for number in range(1000)]
     drawn = nodes(picture(*steps, limit=10))
     assert len(drawn) == 10
-    assert [node for node in drawn if "more" in node] == ['s7["waves 7 to 997 #183; 991 steps<br/>s6<br/>#8230; 990 more"]:::read']
+    assert [node for node in drawn if "more" in node] == ['s7["stages 7 to 997 #183; 991 steps<br/>s6<br/>#8230; 990 more"]:::read']
 
 
-def test_a_plan_with_more_lines_than_mermaid_draws_is_drawn_by_wave() -> None:
+def test_a_plan_with_more_lines_than_mermaid_draws_is_drawn_by_stage() -> None:
     above = [Step(id=f"a{number}", tool_name="t") for number in range(20)]
     below = [Step(id=f"b{number}", tool_name="t", depends_on=[step.id for step in above]) for number in range(20)]
     assert len(above) * len(below) > EDGES

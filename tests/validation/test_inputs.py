@@ -208,6 +208,22 @@ def test_the_name_of_an_input_is_an_identifier(name: str) -> None:
     assert ("bad-name", f"inputs.{name}") in [(p.code, p.at) for p in find_problems(plan(inputs={name: Input(default="x")}), TOOLS)]
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("环境", "name it `env`, say; its `description`, which forms show, may be in any language"),
+        ("my-input", "say `my_input`"),
+        ("地区-eu", "say `eu`"),
+    ],
+)
+@pytest.mark.parametrize("used", ["${{ inputs.NAME }}", "to ${{ inputs.NAME + 'x' }}", "nowhere"])
+def test_a_name_that_no_input_can_have_is_one_problem_where_it_is_defined(name: str, hint: str, used: str) -> None:
+    [problem] = find_problems(plan(step("a", parameters={"value": used.replace("NAME", name)}), inputs={name: Input()}), TOOLS)
+    allowed = "a name is letters from a to z, digits and underscores, a letter first"
+    assert (problem.code, problem.at, problem.hint) == ("bad-name", f"inputs.{name}", hint)
+    assert problem.message == f"'{name}' cannot be the name of an input: {allowed}"
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-100, 100) | st.floats(-9, 9) | st.text("ab\ud800\0", max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab", max_size=2), inner, max_size=3),

@@ -19,6 +19,7 @@ class Lines:
         """Read from `descriptor`: a terminal, a pipe or a file; None is stdin, as it is when it is first read."""
         self._given = descriptor
         self._rest = b""
+        self._was_terminal = False
 
     @property
     def _descriptor(self) -> int:
@@ -26,13 +27,19 @@ class Lines:
 
     def forget(self) -> None:
         """Drop what was typed before a question was shown: it answers nothing. What was written into a pipe stays."""
-        if not os.isatty(self._descriptor):
+        self._was_terminal = os.isatty(self._descriptor)
+        if not self._was_terminal:
             return
         import termios
 
         self._rest = b""
         with suppress(termios.error):  # the terminal is gone
             termios.tcflush(self._descriptor, termios.TCIFLUSH)
+
+    @property
+    def has_hung_up(self) -> bool:
+        """Whether these were the lines of a terminal that is gone."""
+        return self._was_terminal and not os.isatty(self._descriptor)
 
     async def next(self) -> str | None:
         """Return the next line without its end, None where the input has ended (Ctrl-D at a terminal)."""
@@ -68,16 +75,23 @@ class Lines:
 class Conversation:
     """What is asked at this process's terminal: on stderr, answered on stdin.
 
-    A display that moves gives way while a question is open: it sets `pause` and `go_on`, and writes its lines through `above`.
+    A display that moves gives way while a question is open: it sets `pause` and `go_on`, and writes its lines through `above`. Who asks,
+    and finds the terminal gone, calls `hung_up`.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
         """Answers come from `descriptor`; None is stdin."""
         self.pause: Callable[[], None] = _nothing
         self.go_on: Callable[[], None] = _nothing
+        self.hung_up: Callable[[], None] = _nothing
         self._lines = Lines(descriptor)
         self._question = ""
         self._turn = asyncio.Lock()
+
+    @property
+    def has_hung_up(self) -> bool:
+        """Whether the terminal is gone: the input has ended then, and nobody has ended it."""
+        return self._lines.has_hung_up
 
     @property
     def turn(self) -> asyncio.Lock:

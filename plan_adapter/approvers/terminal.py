@@ -63,6 +63,9 @@ class TerminalApprover:
                     answer = await self._answer(word.casefold(), request)
                     if answer is not None:
                         return answer
+        if self._is_alone and conversation.has_hung_up:  # nobody ended the input: that is no answer
+            conversation.hung_up()
+            return await _never()
         if self._is_alone:
             return self._said(request, approve=False, note=NO_ANSWER)
         conversation.say("the input has ended here; the form and `plan approve` still answer")

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from plan_adapter.approvers.conversation import Conversation
 from plan_adapter.cli import output
 from plan_adapter.cli.asking import YesRefusedError, approver_for, asks_in_form
-from plan_adapter.cli.codes import ExitCode, code_as_kept, code_of_error
+from plan_adapter.cli.codes import ExitCode, UsageError, code_as_kept, code_of_error
 from plan_adapter.cli.editing import PlanEditing
 from plan_adapter.cli.progress import Display, JsonDisplay, Links, PlainDisplay
 from plan_adapter.cli.records import run_end, run_json
 from plan_adapter.cli.waiting import standing_of
 from plan_adapter.errors import LeaseLostError, RunConflictError, StoreError
+from plan_adapter.execution.cancellation import Leave
 from plan_adapter.execution.printing import captured_prints
 from plan_adapter.execution.standing import leaves_to_undo, resume_command, rollback_command
 from plan_adapter.hooks import Event
@@ -45,6 +46,9 @@ INTERRUPTED = {
 """What ends a run, and the reason that is recorded."""
 KEEP_SECONDS = 0.25
 """How often is looked whether a flow run that began, a step's gate for one, has put Prefect's handler of SIGTERM in front."""
+AGAIN_SECONDS = 2.0
+"""Within which time a second signal says the same again: who ends a whole process group and forwards the signal sends it twice."""
+HUNG_UP_SECONDS = 0.5
 FORCE_SECONDS = 5.0
 """How long what a forced end cancels may take to clean up before the process ends without it."""
 
@@ -91,12 +95,15 @@ class Performance:
         self._tools = tools
         self._as_json = wanted.json
         conversation = Conversation()
-        self._waits = not (wanted.yes or wanted.detach)
+        conversation.hung_up = self._hung_up
         self.asks_in_form = asks_in_form(yes=wanted.yes, detach=wanted.detach, has_server=server is not None)
         edit = PlanEditing(store, tools)
         self.approver = approver_for(
             yes=wanted.yes, detach=wanted.detach, conversation=conversation, edit=edit, is_alone=not self.asks_in_form
         )
+        self._waits = not (wanted.yes or wanted.detach) and self.asks
+        self._leave = Leave()
+        self._left_at: float | None = None  # when the run was left waiting because of a signal, on the loop's clock
         self._display: Display = choose_display(as_json=wanted.json, links=self._links, conversation=conversation)
         self._waiting: str | None = None  # the run's id, once somebody was asked
         self._started: str | None = None  # the run's id, once its steps may run
@@ -130,6 +137,7 @@ class Performance:
             waits=self._waits,
             tools=self._tools,
             listener=self.listen,
+            leave=self._leave,
             settings=settings,
             server=self._server,
             speaker=speaker,
@@ -168,7 +176,8 @@ class Performance:
                 loop.remove_signal_handler(number)
         is_open, offline = run.status is PlanStatus.PENDING_APPROVAL, self._server is None
         hint = (await standing_of(run, self._store, offline=offline)).hint() if is_open else None
-        show_result(run, as_json=self._as_json, hint=hint)
+        with contextlib.suppress(UsageError) if self._left_at is not None else contextlib.nullcontext():  # the terminal may be gone
+            show_result(run, as_json=self._as_json, hint=hint)
         return ExitCode.INTERRUPTED if self._interrupts and run.status is PlanStatus.CANCELLED else await code_as_kept(run, self._store)
 
     async def _keep_signals(self) -> None:
@@ -186,6 +195,9 @@ class Performance:
         return code_of_error(error)
 
     def _interrupt(self, number: signal.Signals, task: "asyncio.Future[PlanRun]") -> None:
+        # A run that only waits is left waiting, unless its person types Ctrl-C.
+        if number != signal.SIGINT and self._is_left(number):
+            return
         # First the run is asked to end, as `plan cancel` does it; then its work is cancelled; then the process ends.
         self._interrupts += 1
         known = self._started or self._waiting
@@ -200,10 +212,26 @@ class Performance:
         else:
             _end_process()
 
+    def _is_left(self, number: signal.Signals) -> bool:
+        """Return whether the signal leaves the run, which does nothing but wait at gates, waiting for a later start."""
+        now = asyncio.get_running_loop().time()
+        if self._left_at is not None:
+            return now - self._left_at < AGAIN_SECONDS
+        if self._interrupts or not self._leave.ask():
+            return False
+        self._left_at, self._interrupts = now, 1
+        output.note(f"{INTERRUPTED[number]}: the run is left waiting for its approval")
+        return True
+
+    def _hung_up(self) -> None:
+        """Leave the run once it does nothing but wait: its terminal is gone, without a signal, and nobody else is asked."""
+        if not self._is_left(signal.SIGHUP):
+            asyncio.get_running_loop().call_later(HUNG_UP_SECONDS, self._hung_up)
+
     async def _tell_forced_end(self) -> None:
         from plan_adapter.runner import acancel_run
 
-        if self._started is None and self._waiting is not None:
+        if self._started is None and self._waiting is not None and self._left_at is None:
             with contextlib.suppress(RunConflictError):  # it has ended
                 await acancel_run(self._waiting, reason=INTERRUPTED[signal.SIGINT], store=self._store)
         output.note("interrupted")

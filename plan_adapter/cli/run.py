@@ -23,7 +23,8 @@ def run(
 ) -> int:
     """Run a plan and show its progress: live on a terminal, as plain lines elsewhere.
 
-    Where an approval is needed it is asked for on the terminal, and in a form on the run's page; `plan approve` answers, too.
+    Where an approval is needed it is asked for on the terminal, and in a form on the run's page; `plan approve` answers, too. Offline
+    and without a terminal the run is left waiting, and the command ends with 6; so does SIGTERM or a closed terminal at a gate.
 
     The run is a flow run of the Prefect server that Prefect's settings name, else of a local one that is started once.
 

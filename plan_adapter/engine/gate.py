@@ -199,8 +199,10 @@ async def _end_of(asking: Asking, approval_of: ApprovalOf | None) -> State:
     gate = asking.closed.result() if asking.closed.done() else None
     if gate is not None and gate.end in _SAID:
         return _SAID[gate.end]()
+    if gate is not None and gate.end is None:
+        return Cancelled(name="Left", message="left: no process waits here any more; `plan gates` says how it is answered")
     if gate is None or gate.end != "answered":
-        end = "cancelled" if gate is None or gate.end is None else gate.end
+        end = "cancelled" if gate is None else gate.end or "cancelled"
         return Cancelled(name=end.capitalize(), message=f"{end}: {_UNANSWERED.get(end, 'the run ends')}")
     approval = None
     if approval_of is not None:

@@ -1,8 +1,9 @@
-"""`Stop`: the one signal that ends all work of a run, and why; and `watch`, which sets it from outside."""
+"""`Stop`: the one signal that ends all work of a run, and why; `watch`, which sets it from outside; and `Leave`, which ends no work."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from typing import Literal, TypeAlias
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,27 @@ class Stop:
         if self.kind is None:
             self.kind, self.message = kind, message
             self.future.set_result(None)
+
+
+class Leave:
+    """A way to have a run wait at its gates no more, which stay open: others answer them, and a later start goes on with the run."""
+
+    def __init__(self) -> None:
+        """Know of no gate yet."""
+        self._do: Callable[[], bool] | None = None
+
+    def ask(self) -> bool:
+        """Return whether the run is left; not if it does anything but wait at gates."""
+        return self._do is not None and self._do()
+
+    @contextmanager
+    def by(self, do: Callable[[], bool]) -> Generator[None]:
+        """Let `do` leave the run as long as the block lasts; it returns whether it does."""
+        before, self._do = self._do, do
+        try:
+            yield
+        finally:
+            self._do = before
 
 
 async def watch(stop: Stop, asked: Callable[[], Awaitable[str | None]], *, every_seconds: float) -> None:

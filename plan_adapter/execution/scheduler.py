@@ -35,7 +35,8 @@ async def execute(scope: RunScope, call_step: CallStep) -> None:
             await scheduler.carry()
         scheduler.begin()
         try:
-            await scheduler.tasks.ended()
+            with scope.leave.by(scheduler.leave):
+                await scheduler.tasks.ended()
         finally:
             scheduler.recall_results()
     finally:
@@ -334,6 +335,20 @@ class Scheduler:
             for gated in waiting:
                 if not gated.left.done():
                     gated.left.set_result(None)
+
+    def leave(self) -> bool:
+        """Wait at no gate any more, if nothing but gates is open; return whether that is so.
+
+        Nobody is asked any more how a call ended, either: the run says then that it is unknown.
+        """
+        waiting = [asked for calls in self._asked.values() for asked in calls]
+        if self._working or not waiting or len(waiting) != len(self.tasks):
+            return False
+        for asked in waiting:
+            end = asked.left if isinstance(asked, GatedCall) else asked.withdrawn
+            if not end.done():
+                end.set_result(None)
+        return True
 
     def _refuse(self, state: Items, refusal: GateRefusal, *, withdrawn: bool) -> None:
         if withdrawn and not refusal.ends_run:  # nobody refused it: the step says why it was not called

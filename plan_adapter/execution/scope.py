@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pydantic import JsonValue
 
 from plan_adapter.approval import ApprovedPlan
-from plan_adapter.execution.cancellation import Stop
+from plan_adapter.execution.cancellation import Leave, Stop
 from plan_adapter.execution.carry import Past
 from plan_adapter.execution.clock import RunClock
 from plan_adapter.execution.ports import GateRefusal, Outcomes, StepGates
@@ -41,6 +41,7 @@ class RunScope:
     outcomes: Outcomes | None = None  # None: nobody is asked how an attempt ended of which nobody knows it
     refusal: GateRefusal | None = None  # the first at a step's gate that ends the run
     is_left: bool = False  # nothing but gates of steps is open, and this start of the run waits at them no more
+    leave: Leave = field(default_factory=Leave)
     clock: RunClock | None = None  # of the total timeout, once execution has begun
     secrets: RunSecrets = field(default_factory=RunSecrets)
 

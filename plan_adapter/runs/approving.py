@@ -1,5 +1,6 @@
 """The approval of one run, of its whole plan or of one of its calls: found, asked for, checked and used up."""
 
+import asyncio
 from collections.abc import Collection
 from dataclasses import fields, replace
 from typing import Protocol, runtime_checkable
@@ -224,7 +225,11 @@ async def _asked(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval
         raise await not_approved(bound, store, occasion.settings, run=run)
     draft = await _gate_of(bound, run, store, occasion.settings)
     gate = await keeper.open(draft, timeout_ms=bound.validated.plan.options.approval_timeout_ms)
-    closed = await keeper.collected(gate) or await (keeper.leave_open(gate) if _is_left(occasion) else keeper.ask(gate))
+    left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    if _is_left(occasion):
+        left.set_result(None)
+    with occasion.leave.by(lambda: _done(left)):
+        closed = await keeper.collected(gate) or await keeper.ask_until_left(gate, left)
     if closed.end is None:
         return None
     if closed.end == "expired":
@@ -245,6 +250,12 @@ async def _asked(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval
 def _is_left(occasion: Occasion) -> bool:
     """Return whether the gate of the plan is left open for others."""
     return not (occasion.waits or occasion.asks)
+
+
+def _done(left: "asyncio.Future[None]") -> bool:
+    if not left.done():
+        left.set_result(None)
+    return True
 
 
 class _RevisedError(Exception):

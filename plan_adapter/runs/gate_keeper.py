@@ -107,10 +107,8 @@ class GateKeeper:
         self._emit("expired" if closed.end == "expired" else "answered", closed, said, answer)
         return closed
 
-    async def leave_open(self, gate: Gate) -> Gate:
-        """Return an open gate of the plan as one that this process does not wait at; its form takes answers all the same."""
-        left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        left.set_result(None)
+    async def ask_until_left(self, gate: Gate, left: "asyncio.Future[None]") -> Gate:
+        """Return an open gate of the plan closed, or open once `left` is done; its form takes answers then all the same."""
         closed = await self.ask(gate, left=left)
         if closed.end is not None or self.door is None or self.door.leave is None:
             return closed

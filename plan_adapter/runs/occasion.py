@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from plan_adapter.approval import Approver, os_user
+from plan_adapter.execution.cancellation import Leave
 from plan_adapter.hooks import Hooks, Listener
 from plan_adapter.record import Approval, ApprovalRequest, RunContext
 from plan_adapter.settings import Settings
@@ -54,6 +55,7 @@ class Occasion:
     hooks: Hooks = field(default_factory=Hooks)
     context: RunContext = field(default_factory=RunContext)
     listener: Listener | None = None
+    leave: Leave = field(default_factory=Leave)
     settings: Settings = field(default_factory=Settings)
     speaker: Speaker | None = None  # whose word it is that a step is left out, or what was done undone; None: that of `requested_by`
     server: "Server | None" = None  # one that has just answered; None: the server that the settings mean is asked

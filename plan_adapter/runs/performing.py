@@ -232,6 +232,7 @@ def scope_of(approved: ApprovedPlan, run: PlanRun, recorder: Recorder, occasion:
         past=past,
         hooks=occasion.hooks,
         listener=occasion.listener,
+        leave=occasion.leave,
         log_sink=way.log_sink,
         secrets=secrets_of(occasion.settings),
     )

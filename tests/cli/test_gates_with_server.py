@@ -144,7 +144,7 @@ def test_an_end_of_the_input_leaves_the_answer_to_others_and_ctrl_c_cancels_the_
 
 @pytest.mark.parametrize(("options", "place"), [(NEEDS_APPROVAL, "plan"), ({}, "greet")], ids=["plan", "step"])
 @pytest.mark.thorough
-def test_a_termination_at_a_gate_cancels_the_run_without_a_traceback(
+def test_a_termination_at_a_gate_leaves_the_run_waiting_in_prefect_too(
     plan: Plan, laptop: Laptop, options: dict[str, Any], place: str
 ) -> None:
     with waiting(document({**GREET, "requires_approval": place == "greet"}, **options)) as run:
@@ -152,10 +152,16 @@ def test_a_termination_at_a_gate_cancels_the_run_without_a_traceback(
         shown_form(laptop, run.run_id)  # the flow run that shows it has begun, and with it Prefect's own handler of the signal
         run.process.send_signal(signal.SIGTERM)
         code, _ = run.end()
-    assert code == 130
-    ended = plan("show", run.run_id, "--json").run
-    assert (ended["status"], "SIGTERM" in ended["message"]) == ("cancelled", True)
-    assert run.run_id not in {gate["run_id"] for gate in plan("gates", "--json").lines}
+    assert code == 6
+    left = plan("show", run.run_id, "--json").run
+    assert (left["status"], left["reason"]) == ("pending_approval", None)
+    assert state_of(left["flow_run_id"]) == ("PAUSED", "Waiting")
+    (gate,) = [gate for gate in plan("gates", "--json").lines if gate["run_id"] == run.run_id]
+    assert gate["attended"] is False
+    answered = laptop("approve", run.run_id, "--api") if place == "plan" else plan("approve", run.run_id, "--step", "greet")
+    assert answered.code == 0, answered.err
+    done = plan("resume", run.run_id, *TOOLS, "--json")
+    assert (done.code, done.run["flow_run_id"], state_of(left["flow_run_id"])) == (0, left["flow_run_id"], ("COMPLETED", "Completed"))
 
 
 @pytest.mark.thorough

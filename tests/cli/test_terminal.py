@@ -1,5 +1,6 @@
 """The real command in a process of its own: at a pseudo-terminal, in a pipe, on a terminal without UTF-8."""
 
+import fcntl
 import json
 import os
 import pty
@@ -8,8 +9,10 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +33,12 @@ def environment(**extra: str) -> dict[str, str]:
 class Terminal:
     """A command at a pseudo-terminal of 100 columns, whose stdout goes to the terminal, too."""
 
-    def __init__(self, *arguments: str | Path, **extra: str) -> None:
+    def __init__(self, *arguments: str | Path, controls: bool = False, **extra: str) -> None:
+        """`controls`: the command is told by SIGHUP when the terminal is closed."""
         self._main, side = pty.openpty()
+        take = partial(fcntl.ioctl, side, termios.TIOCSCTTY, 0) if controls else None
         command, env = [*PLAN, *map(str, arguments)], environment(COLUMNS="100", **extra)
-        self.process = subprocess.Popen(command, stdin=side, stdout=side, stderr=side, env=env, start_new_session=True)
+        self.process = subprocess.Popen(command, stdin=side, stdout=side, stderr=side, env=env, start_new_session=True, preexec_fn=take)
         os.close(side)
         self.raw = ""
 
@@ -61,6 +66,10 @@ class Terminal:
         while self._read():
             pass
         return self.process.wait(BOUND_SECONDS)
+
+    def hang_up(self) -> None:
+        """Close the terminal while the command runs, as a connection that breaks does."""
+        os.close(self._main)
 
     def close(self) -> None:
         """Let go of the terminal."""

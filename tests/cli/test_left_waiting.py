@@ -1,0 +1,152 @@
+"""Runs that nobody at this process can answer, or whose process is told to end: they wait at their gates for a later start."""
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Plan
+from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document, step
+from tests.cli.test_terminal import BOUND_SECONDS, Terminal, piped, run_at, terminals
+
+__all__ = ["terminals"]
+
+GATED = {**GREET, "requires_approval": True}
+BESIDE = step("beside", "greet", parameters={"who": "x"})
+AFTER = step("after", "greet", parameters={"who": "${{ steps.greet.result.text }}"})
+QUESTION = "[?] "
+
+
+def approved_and_resumed(plan: Plan, run_id: str, *where: str) -> dict[str, Any]:
+    """The end of a run that was left waiting, once it is approved from elsewhere."""
+    answered = plan("approve", run_id, *where)
+    assert answered.code == 0, answered.err
+    resumed = plan("resume", run_id, "--offline", "--json", *TOOLS)
+    assert resumed.code == 0, resumed.err
+    return resumed.run
+
+
+def statuses(run: dict[str, Any]) -> dict[str, str]:
+    return {one["id"]: one["status"] for one in run["steps"]}
+
+
+# Without a terminal.
+
+
+@pytest.mark.parametrize(
+    ("options", "where"), [(NEEDS_APPROVAL, ()), ({}, ("--step", "greet"))], ids=["gate of the plan", "gate of a step"]
+)
+def test_without_a_terminal_a_run_at_a_gate_ends_with_6_and_goes_on_once_it_is_approved(
+    plan: Plan, options: dict[str, Any], where: tuple[str, ...]
+) -> None:
+    said = plan("run", document({**GREET, "requires_approval": bool(where)}, **options), "--offline", "--json", *TOOLS)
+    assert (said.code, said.run["status"], statuses(said.run)) == (6, "pending_approval", {"greet": "pending"})
+    run_id = said.run["id"]
+    assert f"`plan approve {run_id}" in said.err
+    assert f"then `plan resume {run_id} --offline` goes on" in said.err
+    assert statuses(approved_and_resumed(plan, run_id, *where)) == {"greet": "completed"}
+
+
+def test_without_a_terminal_other_branches_end_before_the_run_is_left(plan: Plan) -> None:
+    options = {"require_approval": False, "allow_parallel": True}
+    said = plan("run", document(GATED, AFTER, BESIDE, options=options), "--offline", "--json", *TOOLS)
+    assert (said.code, statuses(said.run)) == (6, {"greet": "pending", "after": "pending", "beside": "completed"})
+    run = approved_and_resumed(plan, said.run["id"], "--step", "greet")
+    assert statuses(run) == {"greet": "completed", "after": "completed", "beside": "completed"}
+
+
+def test_without_a_terminal_a_resumed_run_at_its_next_gate_ends_with_6_too(plan: Plan) -> None:
+    said = plan("run", document(GATED, {**AFTER, "requires_approval": True}), "--offline", "--json", *TOOLS)
+    run_id = said.run["id"]
+    assert plan("approve", run_id, "--step", "greet").code == 0
+    said = plan("resume", run_id, "--offline", "--json", *TOOLS)
+    assert (said.code, statuses(said.run)) == (6, {"greet": "completed", "after": "pending"})
+    assert statuses(approved_and_resumed(plan, run_id, "--step", "after")) == {"greet": "completed", "after": "completed"}
+
+
+# A process that is told to end.
+
+
+def is_pending(plan: Plan) -> str:
+    """The id of the one run, which waits, is cancelled by nobody, and at whose gate no process waits."""
+    (run,) = plan("runs", "--json").lines
+    shown = plan("show", run["id"], "--json").run
+    assert (shown["status"], shown["reason"], shown["completed_at"]) == ("pending_approval", None, None)
+    (gate,) = plan("gates", "--json").lines
+    assert (gate["run_id"], gate["attended"]) == (run["id"], False)
+    return run["id"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize(("gated", "where"), [(False, ()), (True, ("--step", "greet"))], ids=["gate of the plan", "gate of a step"])
+@pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
+def test_a_signal_leaves_a_run_that_waits_at_a_gate(
+    plan: Plan, terminals: list[Terminal], number: signal.Signals, gated: bool, where: tuple[str, ...], times: int
+) -> None:
+    terminal = run_at(terminals, document({**GREET, "requires_approval": gated}, **({} if gated else NEEDS_APPROVAL)))
+    terminal.wait_for(QUESTION)
+    for _ in range(times):  # who ends a group of processes and forwards the signal sends it twice
+        os.kill(terminal.process.pid, number)
+    assert terminal.end() == 6
+    assert "the run is left waiting for its approval" in terminal.shown
+    assert "Traceback" not in terminal.shown
+    run_id = is_pending(plan)
+    assert statuses(approved_and_resumed(plan, run_id, *where)) == {"greet": "completed"}
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["gate of the plan", "gate of a step"])
+@pytest.mark.parametrize("controls", [True, False], ids=["with SIGHUP", "without"])
+def test_a_terminal_that_is_closed_leaves_a_run_that_waits_at_a_gate(plan: Plan, gated: bool, controls: bool) -> None:
+    path = document({**GREET, "requires_approval": gated}, **({} if gated else NEEDS_APPROVAL))
+    terminal = Terminal("run", path, "--offline", *TOOLS, controls=controls)
+    try:
+        terminal.wait_for(QUESTION)
+        terminal.hang_up()
+        assert terminal.process.wait(BOUND_SECONDS) == 6
+        is_pending(plan)
+    finally:
+        terminal.process.kill()
+        terminal.process.wait()
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["gate of the plan", "gate of a step"])
+def test_ctrl_c_at_a_gate_cancels_the_run(plan: Plan, terminals: list[Terminal], gated: bool) -> None:
+    terminal = run_at(terminals, document({**GREET, "requires_approval": gated}, **({} if gated else NEEDS_APPROVAL)))
+    terminal.wait_for(QUESTION)
+    os.kill(terminal.process.pid, signal.SIGINT)
+    assert terminal.end() == 130
+    assert plan("runs", "--json").run["status"] == "cancelled"
+
+
+def test_a_signal_while_another_step_is_executed_cancels_the_run(plan: Plan, terminals: list[Terminal]) -> None:
+    options = {"require_approval": False, "allow_parallel": True}
+    terminal = run_at(terminals, document(GATED, step("b", "wait"), options=options))
+    terminal.wait_for(QUESTION)
+    os.kill(terminal.process.pid, signal.SIGTERM)
+    assert terminal.end() == 130
+    run = plan("runs", "--json").run
+    assert (run["status"], "SIGTERM" in run["message"]) == ("cancelled", True)
+
+
+def test_a_signal_where_a_call_is_asked_about_ends_the_run_as_unknown_and_it_is_resumed_once_that_is_said(
+    plan: Plan, terminals: list[Terminal]
+) -> None:
+    terminal = run_at(terminals, document(step("lost", "get_lost"), {**AFTER, "depends_on": ["lost"], "parameters": {"who": "x"}}))
+    terminal.wait_for(QUESTION)
+    os.kill(terminal.process.pid, signal.SIGTERM)
+    assert terminal.end() == 7
+    run_id = plan("runs", "--json").run["id"]
+    assert plan("resolve", run_id, "lost", "done").code == 0
+    assert plan("resume", run_id, "--offline", "--json", *TOOLS).run["status"] == "completed"
+
+
+def test_a_run_that_was_left_at_a_signal_can_be_rejected(plan: Plan, terminals: list[Terminal]) -> None:
+    terminal = run_at(terminals, document(GREET, **NEEDS_APPROVAL))
+    terminal.wait_for(QUESTION)
+    os.kill(terminal.process.pid, signal.SIGTERM)
+    assert terminal.end() == 6
+    run_id = plan("runs", "--json").run["id"]
+    assert plan("reject", run_id).code == 0
+    resumed = piped("resume", run_id, "--offline", *TOOLS)
+    assert (resumed.returncode, b"was rejected" in resumed.stderr) == (3, True)

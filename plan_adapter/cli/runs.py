@@ -27,7 +27,8 @@ async def runs(
 ) -> int:
     """List runs, the newest first; or, with `verify RUN`, say whether the record of one is as it was written.
 
-    `plan runs verify` names the first row that was altered, inserted or deleted behind the back of the audit, and ends with 1 then.
+    `plan runs verify` names the first row that was altered, inserted or deleted behind the back of the audit, and ends with 1 then. A run
+    without audit entries is not verifiable, which ends with 1, too.
     Keep the digest that it prints elsewhere: who can write the whole database can write a whole new audit, but not one of that digest.
 
     Args:

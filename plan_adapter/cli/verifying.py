@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 async def verify_run(run_or_file: str, *, as_json: bool) -> int:
-    """Say whether the record is whole, or name the first row that was altered; a file is verified without a store."""
+    """Say whether the record is intact, altered (and where first) or not verifiable; a file is verified without a store."""
     settings = Settings()
     document = _read(Path(run_or_file))
     if document is not None:
@@ -27,7 +27,8 @@ async def verify_run(run_or_file: str, *, as_json: bool) -> int:
     checked = [_checked(one, settings) for one in signed]
     bad = [line for line in checked if line["problem"] is not None]
     if as_json:
-        output.json_line({**asdict(found), "ok": found.ok and not bad, "run": run_id, "signatures": checked})
+        verdict = "altered" if bad else found.verdict
+        output.json_line({**asdict(found), "verdict": verdict, "ok": verdict == "intact", "run": run_id, "signatures": checked})
     else:
         _tell(found, checked)
     return ExitCode.DONE if found.ok and not bad else ExitCode.FAILED
@@ -42,10 +43,13 @@ def _tell(found: "Verification", checked: list[dict[str, Any]]) -> None:
             step = f", step `{one_line(line['step'])}`" if line["step"] is not None else ""
             output.line(f"altered: {line['table']}{step}: the signature of {one_line(line['by'])}: {one_line(line['problem'])}")
     if not any(line["problem"] for line in checked):
-        if found.entries:
+        if found.ok:
             output.line(f"{counted(found.entries, 'entry', 'entries')}, intact: digest {found.digest}")
         else:
-            output.line("no entries: an earlier version ran this, which kept no audit")
+            output.line(
+                "not verifiable: the run has no audit entries, so nothing shows whether its record was altered; "
+                "a version that kept no audit ran it, or the entries were deleted"
+            )
     for line in checked:
         if not line["checked"]:
             output.note(
@@ -60,10 +64,10 @@ def _examined(document: dict[str, Any]) -> "tuple[Verification, list[Signed], st
 
     found, run, signed = verify(document), document.get("run"), list[Signed]()
     try:
-        signed = list(signed_of(document)) if found.ok else []
+        signed = list(signed_of(document)) if found.problem is None else []
     except (KeyError, TypeError, ValueError, AttributeError) as error:  # made by whoever can write a whole audit, and not as it is written
         problem = Alteration("document", f"what was signed in it cannot be read ({type(error).__name__}: {error})")
-        found = replace(found, ok=False, problem=problem)
+        found = replace(found, problem=problem)
     return found, signed, run.get("id") if isinstance(run, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
 
 

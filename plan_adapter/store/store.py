@@ -225,7 +225,7 @@ class PlanStore:
     async def verify(self, run_id: str) -> Verification:
         """Return whether the record of a run is as it was written, else the first row that is not.
 
-        It reads a row at a time. A run of a version that kept no audit has no entries, and nothing that could be wrong.
+        It reads a row at a time. A run without audit entries, as of a version that kept no audit, is `not_verifiable`, and not `ok`.
         """
         return await self.read_export(run_id, verify)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from pydantic import JsonValue
 
@@ -16,6 +16,9 @@ from plan_adapter.store.entries import RUN_KINDS, Entry
 from plan_adapter.store.known_steps import is_digest
 from plan_adapter.store.newest import Key, Newest, Place
 from plan_adapter.store.rows import NO_ITEM
+
+Verdict: TypeAlias = Literal["intact", "altered", "not_verifiable"]
+"""`not_verifiable`: there is no audit entry, so nothing tells whether a row was altered."""
 
 ENDED = ("completed", "failed", "cancelled", "partial")
 
@@ -43,19 +46,30 @@ class Alteration:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was found: whether all is as it was written, of how many entries, the newest digest, and the first row that is not."""
+    """What was found: how many audit entries there are, the newest digest, and the first row that is not as it was written."""
 
-    ok: bool
     entries: int
     digest: str | None
     problem: Alteration | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """The finding in a word; a run without audit entries is never intact."""
+        if self.problem is not None:
+            return "altered"
+        return "intact" if self.entries else "not_verifiable"
+
+    @property
+    def ok(self) -> bool:
+        """Whether the record was verified and is as it was written."""
+        return self.verdict == "intact"
 
 
 def verify(document: Mapping[str, Any]) -> Verification:
     """Return whether an exported run is as it was written; `document` is one of `export.parts_of`, or from whatever file.
 
-    Its lists are read a row at a time. A run of a version that kept no audit has no entries, and nothing that could be wrong. Who can
-    write the whole database can write a whole new audit, too: what that cannot fake is a digest of the newest entry kept elsewhere.
+    Its lists are read a row at a time. A run without audit entries, as of a version that kept no audit, is not verifiable. Who can write
+    the whole database can write a whole new audit, too: what that cannot fake is a digest of the newest entry kept elsewhere.
     """
     with Newest() as newest:
         told = _Told(newest)
@@ -63,7 +77,7 @@ def verify(document: Mapping[str, Any]) -> Verification:
             problem = next(_problems(document, told), None)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             problem = Alteration("document", f"it is no exported run, or parts of it are missing ({type(error).__name__}: {error})")
-    return Verification(problem is None, told.count if problem is None else _count(document.get("audit")), document.get("head"), problem)
+    return Verification(told.count if problem is None else _count(document.get("audit")), document.get("head"), problem)
 
 
 def _count(audit: Any) -> int:

@@ -39,6 +39,7 @@ def test_a_run_that_nobody_touched_is_intact(plan: Plan, run_id: str):
     assert said.out.endswith(f" entries, intact: digest {head}\n")
     (line,) = plan("runs", "verify", run_id, "--json").lines
     assert (line["ok"], line["digest"], line["run"], line["problem"], line["signatures"]) == (True, head, run_id, None, [])
+    assert line["verdict"] == "intact"
 
 
 def test_what_was_altered_in_the_store_is_named(plan: Plan, run_id: str, home: Path):
@@ -49,6 +50,40 @@ def test_what_was_altered_in_the_store_is_named(plan: Plan, run_id: str, home: P
     assert said.out.startswith("altered: receipts, step `read`, attempt 1: the row was altered")
     (line,) = plan("runs", "verify", run_id, "--json").lines
     assert (line["ok"], line["problem"]["table"], line["problem"]["step_id"], line["problem"]["attempt"]) == (False, "receipts", "read", 1)
+
+
+def _without_audit(home: Path) -> None:
+    with sqlite3.connect(home / "plans.db") as database:
+        database.execute("DROP TRIGGER audit_refuses_delete")
+        database.execute("DELETE FROM audit")
+        database.execute("UPDATE runs SET audited = NULL")
+
+
+def test_a_run_without_audit_entries_is_not_verifiable(plan: Plan, run_id: str, home: Path):
+    _without_audit(home)
+    said = plan("runs", "verify", run_id)
+    assert (said.code, said.out[:62]) == (1, "not verifiable: the run has no audit entries, so nothing shows")
+    said = plan("runs", "verify", run_id, "--json")
+    (line,) = said.lines
+    assert (said.code, line["ok"], line["verdict"], line["entries"], line["problem"]) == (1, False, "not_verifiable", 0, None)
+
+
+def test_an_exported_file_without_audit_entries_is_not_verifiable(plan: Plan, run_id: str, home: Path):
+    _without_audit(home)
+    assert plan("export", run_id, "--output", "run.json").code == 0
+    said = plan("runs", "verify", "run.json")
+    assert (said.code, said.out.partition(":")[0]) == (1, "not verifiable")
+    assert "intact" not in said.out + said.err
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_verifying_a_run_that_there_is_not_fails(plan: Plan, flags: tuple[str, ...]):
+    assert plan("runs", "verify", "0123", *flags).code == 2, "an empty store"
+    Path("plan.yaml").write_text(DOCUMENT, encoding="utf-8")
+    assert plan("run", "plan.yaml", "--offline").code == 0
+    said = plan("runs", "verify", "zzzz", *flags)
+    assert said.code == 2
+    assert "intact" not in said.out + said.err
 
 
 def test_an_exported_file_is_verified_without_a_store(plan: Plan, run_id: str, home: Path):
@@ -78,6 +113,7 @@ def _change(document: dict[str, Any], *path: Any, value: Any) -> None:
         (("head",), "f" * 64, "altered: audit: the newest entries are missing"),
         (("run", "status"), "failed", "altered: runs"),
         (("audit",), None, "altered: document"),
+        (("audit",), [], "altered: audit: the newest entries are missing"),
         (("run",), [], "altered: document"),
     ],
     ids=str,

@@ -15,14 +15,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, text
 
-from plan_adapter.errors import StoreError
+from plan_adapter.errors import RunConflictError, StoreError
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import PlanRun
 from plan_adapter.store import digests
 from plan_adapter.store.export import document_of
 from plan_adapter.store.outcomes import Word
 from plan_adapter.store.store import PlanStore
-from plan_adapter.store.verification import verify
+from plan_adapter.store.verification import Verification, verify
 from tests.store.builders import a_gate, a_plan, a_receipt, an_answer, an_approval, an_attempt, begun, created, ended, validated
 
 
@@ -392,7 +392,7 @@ async def test_a_run_of_an_earlier_version_has_no_entries_and_is_audited_once_it
     await recorder.flush()
     await store.update_run(run)
     await _do(store, "DELETE FROM audit", "UPDATE runs SET audited = NULL")
-    assert ((await store.verify(run.id)).ok, await store.audit(run.id)) == (True, [])
+    assert (await store.verify(run.id), await store.audit(run.id)) == (Verification(0, None), [])
     run.status = PlanStatus.EXECUTING
     await store.claim(run)
     again = await store.recorder(run)
@@ -402,6 +402,18 @@ async def test_a_run_of_an_earlier_version_has_no_entries_and_is_audited_once_it
     assert [entry.kind for entry in await store.audit(run.id)] == ["run_adopted", "run_started", "attempt_started"]
     await _do(store, f"UPDATE attempts SET parameters = '[]' WHERE run_id = '{run.id}' AND number = 1")
     assert "before the run was audited" in str((await store.verify(run.id)).problem)
+
+
+async def test_a_run_without_audit_entries_is_not_verifiable_and_never_intact(store: PlanStore):
+    run = await begun(store)
+    await _do(store, "DELETE FROM audit", "UPDATE runs SET audited = NULL")
+    found = await store.verify(run.id)
+    assert (found.verdict, found.ok, found.problem) == ("not_verifiable", False, None)
+
+
+async def test_a_run_that_there_is_not_cannot_be_verified(store: PlanStore):
+    with pytest.raises(RunConflictError, match="no run"):
+        await store.verify("0000")
 
 
 def test_a_time_is_the_same_text_whatever_its_zone():

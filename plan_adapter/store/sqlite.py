@@ -19,6 +19,7 @@ from plan_adapter.store import schema
 from plan_adapter.store.columns import SQLITE_NOW, sqlite_now
 from plan_adapter.store.database import Database
 from plan_adapter.store.failures import as_store_errors
+from plan_adapter.store.open_files import OpenFiles
 from plan_adapter.store.sqlite_watch import watch
 
 T = TypeVar("T")
@@ -39,6 +40,7 @@ class SqliteDatabase(Database):
         super().__init__(url.set(drivername="sqlite+pysqlite", database=str(self.path)), known=frozenset())
         self._engine: Engine | None = None
         self._is_current = False
+        self._files = OpenFiles(self.path)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="plan-store")
 
     @property
@@ -68,14 +70,26 @@ class SqliteDatabase(Database):
             if not self._is_current:
                 self._migrate(self._engine)
                 self._is_current = True
-            return _transact(self._engine, work, writes=writes)
+            return self._transact(self._engine, work, writes=writes)
+
+    def _transact(self, engine: Engine, work: Callable[[Connection], T], *, writes: bool) -> T:
+        """Do `work` in a transaction; raises StoreError where the files are not there any more, before or after it."""
+        self._files.check()
+        try:
+            with engine.connect().execution_options(writes=writes) as connection:
+                with connection.begin():
+                    result = work(connection)
+                self._files.note_log(connection.connection.driver_connection)  # pyright: ignore[reportArgumentType]
+        finally:
+            self._files.check()
+        return result
 
     def _migrate(self, engine: Engine) -> None:
-        found = _transact(engine, schema.found_revision, writes=False)
+        found = self._transact(engine, schema.found_revision, writes=False)
         if found != schema.REVISION:
             if found is not None:
                 schema.load()  # takes a while, so before the file is locked
-            _transact(engine, lambda connection: schema.upgrade(connection, self.label), writes=True)
+            self._transact(engine, lambda connection: schema.upgrade(connection, self.label), writes=True)
 
     def _make_file(self) -> None:
         try:
@@ -99,7 +113,8 @@ class SqliteDatabase(Database):
 
     def _make_engine(self) -> Engine:
         # hide_parameters: an error's text may reach a log, and rows may hold what no log should.
-        engine = create_engine(self.url, connect_args={"timeout": self.timeout}, pool_size=1, max_overflow=0, hide_parameters=True)
+        connect = partial(self._files.connect, self.timeout)
+        engine = create_engine(self.url, creator=connect, pool_size=1, max_overflow=0, hide_parameters=True)
         event.listen(engine, "connect", partial(_prepare, timeout=self.timeout))
         event.listen(engine, "begin", _begin)
         return engine
@@ -124,11 +139,6 @@ def _is_wal(connection: sqlite3.Connection, *, give_up: bool) -> bool:
             raise
         return False
     return True
-
-
-def _transact(engine: Engine, work: Callable[[Connection], T], *, writes: bool) -> T:
-    with engine.connect().execution_options(writes=writes) as connection, connection.begin():
-        return work(connection)
 
 
 def _begin(connection: Connection) -> None:

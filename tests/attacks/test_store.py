@@ -1,0 +1,245 @@
+"""Attacks on the files of the store while a run uses them: it stops, calls nothing more, and is never completed without its record."""
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry, arun_plan, tool
+from plan_adapter.approvers import CallbackApprover
+from plan_adapter.engine.connection import Server
+from plan_adapter.errors import StoreError
+
+PLAN = Path(sys.executable).with_name("plan")
+
+
+def beside(path: Path, end: str) -> Path:
+    """Return the path of a file that SQLite keeps beside the database."""
+    return path.with_name(path.name + end)
+
+
+def replace_by_copy(path: Path) -> None:
+    """Put a copy of the database in its place, with its log."""
+    for end in ("", "-wal", "-shm"):
+        shutil.copy(beside(path, end), beside(path, f"{end}.copy"))
+        beside(path, f"{end}.copy").replace(beside(path, end))
+
+
+def replace_by_another(path: Path) -> None:
+    """Put another database in the place of this one."""
+    with closing(sqlite3.connect(path.with_name("other"))) as other:
+        other.execute("CREATE TABLE runs (id)")
+    path.with_name("other").replace(path)
+
+
+def replace_by_nothing(path: Path) -> None:
+    """Put an empty file in the place of the database."""
+    path.with_name("empty").touch()
+    path.with_name("empty").replace(path)
+
+
+def replace_folder(path: Path) -> None:
+    """Put a copy in the place of the whole folder."""
+    aside = path.parent.with_name("aside")
+    path.parent.rename(aside)
+    shutil.copytree(aside, path.parent)
+
+
+def empty_folder(path: Path) -> None:
+    """Put an empty folder in the place of the folder."""
+    path.parent.rename(path.parent.with_name("aside"))
+    path.parent.mkdir()
+
+
+def link_elsewhere(path: Path) -> None:
+    """Put a link to a copy in the place of the database."""
+    shutil.copy(path, path.with_name("copy"))
+    path.unlink()
+    path.symlink_to("copy")
+
+
+HARMS: dict[str, Callable[[Path], object]] = {
+    "deleted": Path.unlink,
+    "deleted with its log": lambda path: [beside(path, end).unlink() for end in ("", "-wal", "-shm")],
+    "its log deleted": lambda path: beside(path, "-wal").unlink(),
+    "its shared memory deleted": lambda path: beside(path, "-shm").unlink(),
+    "moved": lambda path: path.rename(path.with_name("moved")),
+    "replaced by a copy": replace_by_copy,
+    "replaced by another database": replace_by_another,
+    "replaced by an empty file": replace_by_nothing,
+    "replaced by a link": link_elsewhere,
+    "truncated": lambda path: os.truncate(path, 0),
+    "its log truncated": lambda path: os.truncate(beside(path, "-wal"), 0),
+    "its folder deleted": lambda path: shutil.rmtree(path.parent),
+    "its folder moved": lambda path: path.parent.rename(path.parent.with_name("aside")),
+    "its folder replaced by a copy": replace_folder,
+    "its folder replaced by an empty one": empty_folder,
+}
+
+HARMLESS: dict[str, Callable[[Path], object]] = {
+    "may not be read": lambda path: path.chmod(0),
+    "its folder may not be entered": lambda path: path.parent.chmod(0),
+    "moved away and back": lambda path: path.rename(path.with_name("aside")).rename(path),
+    "its folder moved, and a link left": lambda path: path.parent.symlink_to(path.parent.rename(path.parent.with_name("aside"))),
+    "compacted": lambda path: subprocess.run([sys.executable, "-c", COMPACT, str(path)], check=True),
+}
+
+COMPACT = """
+import sqlite3, sys
+database = sqlite3.connect(sys.argv[1])
+database.execute("VACUUM")
+assert database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
+"""
+
+
+@dataclass
+class Target:
+    """A store in a file, a plan whose calls are counted, and what is done to the file at one moment."""
+
+    store: PlanStore
+    path: Path
+    called: list[str] = field(default_factory=list[str])
+    harm: Callable[[Path], object] = lambda path: path
+
+    def tools(self) -> ToolRegistry:
+        """Return the tools."""
+
+        @tool(effect="write")
+        def call(name: str) -> str:
+            """Be called."""
+            self.called.append(name)
+            return name
+
+        @tool(effect="write")
+        def strike(name: str) -> str:
+            """Do harm to the file."""
+            self.called.append(name)
+            self.harm(self.path)
+            return name
+
+        return ToolRegistry([call, strike])
+
+    async def run(self, *tools: str, approve: Callable[[Any], bool] | None = None, offline: bool = True) -> PlanRun:
+        """Run steps that call these tools, one after the other; two of one `+` side by side."""
+        plan = ExecutionPlan(description="损坏存储")
+        plan.options.require_approval = approve is not None
+        before: list[str] = []
+        for place, both in enumerate(tools):
+            now = [f"{name}-{place}-{number}" for number, name in enumerate(both.split("+"))]
+            for step_id in now:
+                plan.add_step(step_id.split("-")[0], "A step", {"name": step_id}, id=step_id, depends_on=before)
+            before = now
+        approver = None if approve is None else CallbackApprover(approve, by="ana")
+        return await arun_plan(plan, tools=self.tools(), approver=approver, store=self.store, offline=offline)
+
+
+@pytest.fixture
+async def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Target]:
+    """A store in a folder of its own."""
+    monkeypatch.setenv("PLAN_ADAPTER_STORE_PATIENCE_SECONDS", "0")
+    path = tmp_path / "仓库" / "plans.db"
+    async with PlanStore(f"sqlite:///{path}") as store:
+        yield Target(store, path)
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize(
+    ("tools", "never_called"),
+    [(("strike", "call"), "call-1"), (("call", "strike+call", "call+call"), "call-2"), (("call", "strike"), "call-1")],
+    ids=["between steps", "in parallel", "in the last step"],
+)
+async def test_a_run_whose_store_is_lost_calls_nothing_more_and_does_not_complete(
+    target: Target, harm: str, tools: tuple[str, ...], never_called: str
+) -> None:
+    target.harm = HARMS[harm]
+    with pytest.raises(StoreError, match=r"was .* while it was in use, so nothing more is recorded, and no further step is called"):
+        await target.run(*tools)
+    assert any(name.startswith("strike") for name in target.called)
+    assert [name for name in target.called if name.startswith(never_called)] == []
+
+
+@pytest.mark.parametrize("harm", HARMS)
+async def test_a_run_whose_store_is_lost_before_its_first_step_calls_nothing(target: Target, harm: str) -> None:
+    def approve(_request: Any) -> bool:
+        HARMS[harm](target.path)
+        return True
+
+    with pytest.raises(StoreError, match="while it was in use"):
+        await target.run("call", "call", approve=approve)
+    assert target.called == []
+
+
+@pytest.mark.parametrize("change", HARMLESS)
+async def test_a_run_completes_where_its_record_is_kept(target: Target, change: str) -> None:
+    target.harm = HARMLESS[change]
+    run = await target.run("call", "strike", "call")
+    assert (run.status, len(target.called)) == ("completed", 3)
+    target.path.parent.chmod(0o700)
+    target.path.chmod(0o600)
+    async with PlanStore(f"sqlite:///{target.path}") as again:
+        assert (await again.verify(run.id)).ok
+        assert len(await again.receipts(run.id)) == 3
+
+
+async def test_a_store_that_is_put_back_is_used_again(target: Target) -> None:
+    aside = target.path.with_name("aside")
+    target.harm = lambda path: path.rename(aside)
+    with pytest.raises(StoreError, match=r"was deleted or moved while it was in use.*Put the file back, .* then `plan resume RUN`"):
+        await target.run("strike", "call")
+    aside.rename(target.path)
+    (run,) = await target.store.runs()
+    assert run.status != "completed"
+    assert [attempt.step_id for attempt in await target.store.attempts(run.id)] == ["strike-0-0"]
+
+
+async def test_a_run_in_prefect_stops_when_its_store_is_deleted(target: Target, prefect_server: Server) -> None:
+    target.harm = HARMS["deleted"]
+    with pytest.raises(StoreError, match="while it was in use"):
+        await target.run("strike", "call", offline=False)
+    assert target.called == ["strike-0-0"]
+
+
+COMMANDS = {
+    "deleted": "rm plans.db",
+    "deleted with its log": "rm plans.db*",
+    "its log deleted": "rm plans.db-wal",
+    "moved": "mv plans.db aside.db",
+    "replaced by a copy": "cp plans.db copy && mv copy plans.db",
+    "replaced by an empty file": "touch empty && mv empty plans.db",
+    "truncated": ": > plans.db",
+    "its folder deleted": 'cd .. && rm -r "$OLDPWD"',
+    "its folder replaced by a copy": "cd .. && cp -r home copy && rm -r home && mv copy home",
+}
+
+DOCUMENT = """\
+description: Lose the store
+options: {{require_approval: false}}
+steps:
+  - {{id: lose, tool_name: bash, parameters: {{command: {command}, cwd: {home}}}}}
+  - {{id: after, tool_name: bash, parameters: {{command: touch called}}, depends_on: [lose]}}
+"""
+
+
+@pytest.mark.parametrize("how", COMMANDS)
+def test_plan_run_ends_with_an_error_when_a_step_loses_its_store(home: Path, tmp_path: Path, how: str) -> None:
+    text = DOCUMENT.format(command=_quoted(COMMANDS[how]), home=_quoted(str(home)))
+    (tmp_path / "plan.yaml").write_text(text, encoding="utf-8")
+    command = [PLAN, "run", "plan.yaml", "--offline"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 2, ran.stdout + ran.stderr
+    assert "while it was in use" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert "completed" not in ran.stdout
+    assert not (tmp_path / "called").exists()
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

@@ -20,7 +20,7 @@ class TaskSet:
         self._what = what
         self._is_over = is_over
         self._after_each = after_each
-        self._context = contextvars.copy_context()
+        self._context: contextvars.Context | None = None
         self._tasks = set[asyncio.Task[None]]()
         self._error: BaseException | None = None
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -30,6 +30,8 @@ class TaskSet:
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Begin `work` in a task of its own, with the context of the run: not that of the step which has just given its slot back."""
+        if self._context is None:  # of the first task, not of the caller of `__init__`: secrets may have been hidden since
+            self._context = contextvars.copy_context()
         task = asyncio.get_running_loop().create_task(work, context=self._context.copy())
         self._tasks.add(task)
         task.add_done_callback(self._task_done)

@@ -4,9 +4,10 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from plan_adapter.errors import ExpressionError
+from plan_adapter.expressions import bounded
 from plan_adapter.expressions.references import shortened
 
 if TYPE_CHECKING:
@@ -17,6 +18,10 @@ Signature: TypeAlias = tuple[tuple[str, str], ...]
 
 MAX_VALUE_DEPTH = 200
 """Levels of a value that is handed to CEL, whose own conversion of 50,000 levels overflows the stack."""
+
+
+NODE_BYTES = 8
+"""What a value counts beside its characters, of which each counts as one byte."""
 
 
 class CelSyntaxError(ValueError):
@@ -50,8 +55,32 @@ def type_of(code: str, variables: Signature) -> str:
 
 
 def calculate(code: str, variables: Signature, values: Mapping[str, Any]) -> Any:
-    """Return the value of `code` as Python has it; raises CelValueError, and RecursionError for values nested too deep."""
-    data = {name: _converted(values[name], kind) for name, kind in variables}
+    """Return the value of `code` as Python has it; raises CelValueError, RecursionError for values nested too deep, TypeError for no JSON.
+
+    What may become large is evaluated in a process that has a limit on memory.
+    """
+    data, size = dict[str, Any](), 0
+    for name, kind in variables:
+        data[name], own = _converted(values[name], kind)
+        size += own
+    if size > bounded.MAX_VALUE_BYTES:
+        raise CelValueError(bounded.TOO_LARGE)
+    if not bounded.may_grow(code, size):
+        return evaluate(code, variables, data)
+    kind, value = bounded.evaluator().evaluate(code, variables, data)
+    match kind:
+        case "value":
+            return value
+        case "cel":
+            raise CelValueError(value)
+        case "type":
+            raise TypeError(value)
+        case "depth":
+            raise RecursionError
+
+
+def evaluate(code: str, variables: Signature, data: Mapping[str, Any]) -> Any:
+    """Return the value of `code` as Python has it, evaluated here, whatever it takes; raises CelValueError."""
     try:
         outcome = _program(code, variables).eval(data=data)
     except RuntimeError as error:
@@ -98,19 +127,27 @@ def _plain_message(error: str) -> str:
     return re.sub(r" \[[A-Z_]+\]$", "", text)
 
 
-def _converted(value: Any, kind: str) -> Any:
-    """Return `value` as CEL takes it; what would overflow its stack, or arrive there as something else, is refused."""
-    level = [value]
+def _converted(value: Any, kind: str) -> tuple[Any, int]:
+    """Return `value` as CEL takes it, and its size; what would overflow its stack, or arrive there as something else, is refused."""
+    if isinstance(value, str):
+        return value, NODE_BYTES + _length(value)
+    if not isinstance(value, dict | list):
+        return float(value) if kind == "double" else value, NODE_BYTES
+    level, size = cast("list[Any]", [value]), 0
     for _ in range(MAX_VALUE_DEPTH):
-        if any(isinstance(node, str) and "\0" in node for node in level):
-            raise CelValueError("a text holds a NUL character, where CEL would cut it off")
+        size += NODE_BYTES * len(level) + sum([_length(node) for node in level if isinstance(node, str)])
         if not (level := [member for node in level for member in _members(node)]):
             break
     else:
         raise RecursionError
-    if kind == "double":
-        return float(value)
-    return [float(member) for member in value] if kind == "list(double)" else value
+    doubles = isinstance(value, list) and kind == "list(double)"
+    return [float(member) for member in cast("list[Any]", value)] if doubles else cast("Any", value), size
+
+
+def _length(text: str) -> int:
+    if "\0" in text:
+        raise CelValueError("a text holds a NUL character, where CEL would cut it off")
+    return len(text)
 
 
 def _members(node: Any) -> Iterable[Any]:

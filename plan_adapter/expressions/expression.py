@@ -70,8 +70,8 @@ class Expression:
         try:
             values = {variable.name: variables.follow(variable.path) for variable in self.variables}
             if self.code is None:
-                return _plain(values[""])
-            return _plain(cel.calculate(self.code, _signature(self.variables), values), in_order=True)
+                return plain(values[""])
+            return plain(cel.calculate(self.code, _signature(self.variables), values), in_order=True)
         except NothingThereError as error:
             raise ExpressionError(f"{self}: {error}") from None
         except cel.CelValueError as error:
@@ -92,7 +92,7 @@ class Expression:
 
         def literal(path: Path) -> str | None:
             try:
-                return json.dumps(_plain(variables.follow(path)), ensure_ascii=False)
+                return json.dumps(plain(variables.follow(path)), ensure_ascii=False)
             except (NothingThereError, TypeError, RecursionError):
                 return None
 
@@ -175,7 +175,7 @@ def _syntax_hint(source: str) -> str:
     return "CEL compares with ==" if re.search(r"[^=!<>]=[^=]", source) else ""
 
 
-def _plain(value: Any, *, in_order: bool = False) -> JsonValue:
+def plain(value: Any, *, in_order: bool = False) -> JsonValue:
     """Return `value` as JSON that shares nothing with it; raises TypeError, which says what it is, for what is no JSON.
 
     `in_order` sorts keys: CEL's mappings have no order of their own, and a run must not depend on chance.
@@ -189,10 +189,10 @@ def _plain(value: Any, *, in_order: bool = False) -> JsonValue:
             raise TypeError(value)
         return value
     if isinstance(value, list):
-        return [_plain(member, in_order=in_order) for member in value]  # pyright: ignore[reportUnknownVariableType]  # from CEL or a run
+        return [plain(member, in_order=in_order) for member in value]  # pyright: ignore[reportUnknownVariableType]  # from CEL or a run
     if isinstance(value, Mapping):
         if any(not isinstance(key, str) for key in value):  # pyright: ignore[reportUnknownVariableType]
             raise TypeError("a key that is no text")
         keys: Any = sorted(value) if in_order else value  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-        return {key: _plain(value[key], in_order=in_order) for key in keys}
+        return {key: plain(value[key], in_order=in_order) for key in keys}
     raise TypeError(f"a {type(value).__name__}")

@@ -1,0 +1,154 @@
+"""Expressions that may fill the memory, evaluated in a process of its own that has a limit. CEL itself counts items, not bytes."""
+
+import atexit
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from typing import Any, Literal, TypeAlias
+
+MEGABYTE = 1024 * 1024
+
+MAX_VALUE_BYTES = 64 * MEGABYTE
+"""What all values that one expression uses may have together, and the value that it gives."""
+
+MAX_MEMORY_BYTES = 128 * MEGABYTE
+"""What evaluating an expression may take beside that."""
+
+ORDINARY_BYTES = 4 * MEGABYTE
+"""An expression that cannot produce more than this is evaluated in this process: nearly all are."""
+
+MAX_SECONDS = 10.0
+START_SECONDS = 60.0
+
+TOO_MUCH_MEMORY = f"it needs more than {MAX_MEMORY_BYTES // MEGABYTE} MB of memory; let a tool do that"
+TOO_LARGE = f"the values have more than {MAX_VALUE_BYTES // MEGABYTE} MB; let a tool do that"
+TOO_SLOW = f"it takes longer than {MAX_SECONDS:g} s; let a tool do that"
+
+PADDED_CHARACTERS = 700
+"""What `format` may make of each character: `%.1000f` of 1e308."""
+
+_LOOKING = frozenset({"all", "exists", "exists_one", "existsOne", "filter"})
+_GROWING = frozenset({"join", "map", "replace", "split"})
+_MAKING = frozenset({"bytes", "charAt", "format", "lowerAscii", "quote", "reverse", "string", "substring", "trim", "upperAscii"})
+_INHERITED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "HOME")
+
+Kind: TypeAlias = Literal["value", "cel", "type", "depth"]
+"""What an evaluation gave: a value, an error of CEL, something that is no JSON, or something nested too deep."""
+
+
+def may_grow(code: str, size: int) -> bool:
+    """Return whether `code` may produce more than ORDINARY_BYTES of values of `size` bytes."""
+    factors, exponent = _growth(code)
+    largest = (size + len(code)) * factors
+    return largest > ORDINARY_BYTES or exponent > 8 or largest**exponent > ORDINARY_BYTES
+
+
+@lru_cache(maxsize=2048)
+def _growth(code: str) -> tuple[int, int]:
+    """Return by which factor an expression makes more of its values, and to which power; words in its strings count, too.
+
+    Each `+` may copy all that was joined before it. A loop may use all values for each of their members, and so may what joins and
+    replaces; a loop that only looks makes nothing, unless it makes something new to look at.
+    """
+    words = re.findall(r"\w+", code)
+    pluses, growing = code.count("+"), sum(word in _GROWING for word in words)
+    makes = pluses or growing or "[" in code or "{" in code or not _MAKING.isdisjoint(words)
+    looking = sum(word in _LOOKING for word in words) if makes else 0
+    uses = max(1, words.count("item"), words.count("result"))  # every other value has a variable for each use
+    padding = PADDED_CHARACTERS if "format" in words else 1
+    return (pluses + 1) * uses * padding, 2 ** min(growing + looking, 5)
+
+
+@cache
+def evaluator() -> "Evaluator":
+    """Return the one of this process."""
+    return Evaluator()
+
+
+class Evaluator:
+    """One process that evaluates expressions, started when the first one is; it ends with this process."""
+
+    def __init__(self) -> None:
+        """Start nothing yet."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+        self._lock = threading.Lock()
+        atexit.register(self.close)
+
+    def evaluate(self, code: str, variables: object, values: Mapping[str, Any]) -> tuple[Kind, Any]:
+        """Return what `code` gives with `values`: its value as JSON, or what is wrong, in words."""
+        request = json.dumps([code, variables, values]).encode() + b"\n"
+        with self._lock:
+            try:
+                answer = self._asked(self._running(), request, MAX_SECONDS)
+            except (BrokenPipeError, EOFError):  # C++ ends its process where there is no memory
+                self.close()
+                return "cel", TOO_MUCH_MEMORY
+            except TimeoutError:
+                self.close()
+                return "cel", TOO_SLOW
+            except RuntimeError as error:
+                self.close()
+                return "cel", str(error)
+            except BaseException:
+                self.close()
+                raise
+        kind, value = json.loads(answer)
+        return kind, value
+
+    def _running(self) -> "subprocess.Popen[bytes]":
+        """Return the process, ready; raises RuntimeError where it cannot be started."""
+        if self._process is None or self._process.poll() is not None or self._owner != os.getpid():
+            command = [sys.executable, "-P", "-c", "from plan_adapter.expressions.evaluating import serve; serve()"]
+            environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+            self._process = subprocess.Popen(  # noqa: S603  # words of our own
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for the run, which ends in order
+            )
+            self._owner = os.getpid()
+            try:
+                self._asked(self._process, b'["true", [], {}]\n', START_SECONDS)
+            except (OSError, EOFError):  # TimeoutError is one of the former
+                raise RuntimeError(f"`{sys.executable}` cannot be started to evaluate expressions that need much memory") from None
+        return self._process
+
+    def _asked(self, process: "subprocess.Popen[bytes]", request: bytes, seconds: float) -> bytes:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(request)
+        process.stdin.flush()
+        pieces = list[bytes]()
+        answers = select.poll()
+        answers.register(process.stdout, select.POLLIN)
+        while not pieces or not pieces[-1].endswith(b"\n"):
+            if not answers.poll(seconds * 1000):
+                raise TimeoutError
+            piece = os.read(process.stdout.fileno(), MEGABYTE)
+            if not piece:
+                raise EOFError
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def close(self) -> None:
+        """End the process, if it is one of this process's own."""
+        process, self._process = self._process, None
+        if process is None or self._owner != os.getpid():
+            return
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except BrokenPipeError:  # what was not sent any more
+                    continue

@@ -1,0 +1,55 @@
+"""What runs in the process of an Evaluator: expressions that may fill the memory, each with a limit."""
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from plan_adapter.expressions import cel
+from plan_adapter.expressions.bounded import MAX_MEMORY_BYTES, MAX_VALUE_BYTES, TOO_LARGE, TOO_MUCH_MEMORY, Kind
+from plan_adapter.expressions.expression import plain
+
+
+def serve() -> None:
+    """Evaluate what comes on stdin, one expression a line, each with a limit on memory; runs in the process of an Evaluator."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    cel.evaluate("1 + 1", (), {})  # loads the library, whose own memory does not count
+    for line in sys.stdin.buffer:
+        code, variables, values = json.loads(line)
+        limit = _address_space() + MAX_MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+        answer = _answer(code, tuple((name, kind) for name, kind in variables), values)
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+        sys.stdout.buffer.write(answer.encode() + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def _answer(code: str, variables: tuple[tuple[str, str], ...], values: Mapping[str, Any]) -> str:
+    """Return what an expression gives, as JSON."""
+    kind: Kind
+    try:
+        text = json.dumps(["value", plain(cel.evaluate(code, variables, values), in_order=True)])
+        if len(text) <= MAX_VALUE_BYTES:
+            return text
+        kind, message = "cel", TOO_LARGE
+    except cel.CelValueError as error:
+        kind, message = "cel", str(error)
+    except TypeError as error:
+        kind, message = "type", str(error)
+    except RecursionError:
+        kind, message = "depth", ""
+    except MemoryError:
+        kind, message = "cel", TOO_MUCH_MEMORY
+    return json.dumps([kind, message])
+
+
+def _address_space() -> int:
+    """Return the bytes that this process has mapped; systems without /proc do not hold anybody to RLIMIT_AS either."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 2**62

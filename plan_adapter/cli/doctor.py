@@ -116,7 +116,7 @@ def _of_plan(plan: str, imports: list[str], settings: Settings) -> "list[Finding
         return [*findings, Finding(ok=True, what=f"{plan} uses no secrets")]
     hint = "keep it in one of these places"
     return findings + [
-        Finding(ok=sight.problem is None, what=sight_line(sight), hint="" if sight.problem is None else hint)
+        Finding(ok=sight.problem is None, what=sight_line(sight, validated), hint="" if sight.problem is None else hint)
         for sight in seen(validated.secrets, settings)
     ]
 

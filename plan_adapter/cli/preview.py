@@ -70,7 +70,7 @@ def preview(
     else:
         output.line(preview_text(shown).rstrip("\n"))
         if sights:
-            output.line("\n".join(["", "## Secrets", "", *(f"- {sight_line(sight)}" for sight in sights)]))
+            output.line("\n".join(["", "## Secrets", "", *(f"- {sight_line(sight, validated)}" for sight in sights)]))
     return ExitCode.DONE
 
 

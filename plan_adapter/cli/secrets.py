@@ -10,6 +10,7 @@ from plan_adapter.readable import one_line
 if TYPE_CHECKING:
     from plan_adapter.secrets import Sight
     from plan_adapter.settings import Settings
+    from plan_adapter.validation import ValidatedPlan
 
 
 def seen(names: Collection[str], settings: "Settings") -> "list[Sight]":
@@ -34,6 +35,11 @@ def seen(names: Collection[str], settings: "Settings") -> "list[Sight]":
         return asyncio.run(sights(names, settings))
 
 
-def sight_line(sight: "Sight") -> str:
-    """Return in a line where a secret comes from, or why it cannot be used."""
-    return f"secret `{one_line(sight.name)}`: " + (f"from {sight.place}" if sight.problem is None else one_line(sight.problem))
+def sight_line(sight: "Sight", validated: "ValidatedPlan") -> str:
+    """Return in a line where a secret comes from, or why it cannot be used, and which steps fail then although the run begins."""
+    if sight.problem is None:
+        return f"secret `{one_line(sight.name)}`: from {sight.place}"
+    from plan_adapter.runs.secrets import late_uses
+
+    late = late_uses(validated).get(sight.name)
+    return f"secret `{one_line(sight.name)}`: {one_line(sight.problem)}" + (f"; {late}" if late else "")

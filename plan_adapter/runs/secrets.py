@@ -1,17 +1,22 @@
 """`secrets_of`: where the secrets of a run come from; `refuse_missing`, what is seen of them before a run, and what no model sees."""
 
 import asyncio
+import logging
 import os
 from collections.abc import Collection
+from dataclasses import dataclass, field
 
 from plan_adapter.credentials import credential_values
 from plan_adapter.engine.connection import configured_api_url, quiet_import
 from plan_adapter.errors import InvalidPlanError, NoServerError
 from plan_adapter.execution.secrets import RunSecrets, Scrubber
+from plan_adapter.readable import listed
 from plan_adapter.secrets import SecretUnavailableError, Sight, secret_chain, values_at_hand
 from plan_adapter.settings import Settings
 from plan_adapter.validation import ValidatedPlan
 from plan_adapter.validation.findings import Findings
+
+log = logging.getLogger(__name__)
 
 
 def secrets_of(settings: Settings) -> RunSecrets:
@@ -42,33 +47,59 @@ async def refuse_missing(validated: ValidatedPlan, settings: Settings, *, done: 
 
     `done` are steps that are not called (any more), when a run goes on.
 
-    One that is used only after a step that writes may be what that step makes, and one that a place could not be asked for may be there
-    later: these are left to the steps that use them.
+    One that is used only after a step that writes may be what that step makes: the log warns of it. One that a place could not be asked
+    for may be there later: it is left to the steps that use it.
     """
-    uses = _early_uses(validated, done)
-    missing = {sight.name: sight.problem for sight in await _missing(uses, settings)}
+    uses = _uses(validated, done)
+    missing = await _missing(uses, settings)
     findings = Findings()
-    for name, places in uses.items():
-        for at in places if name in missing else ():
-            findings.add("missing-secret", at, missing[name] or "", "keep it in one of these places; `plan doctor PLAN` looks again")
+    for name, problem in missing.items():
+        for at in uses[name].places if uses[name].is_early else ():
+            findings.add("missing-secret", at, problem, "keep it in one of these places; `plan doctor PLAN` looks again")
     if problems := findings.sorted(validated.plan):
         raise InvalidPlanError(problems)
+    for name, problem in missing.items():
+        log.warning("%s; %s", problem, uses[name].lateness)
 
 
 async def missing_notices(validated: ValidatedPlan, settings: Settings) -> list[str]:
-    """Return what a gate says of the secrets that must be there before the run begins and were not found where it was opened."""
-    missing = await _missing(_early_uses(validated), settings)
-    return [f"Where this was asked, {sight.problem}; without it the run does not begin." for sight in missing]
+    """Return what a gate says of the secrets that were not found where it was opened."""
+    uses = _uses(validated)
+    missing = await _missing(uses, settings)
+    without = {name: "without it the run does not begin" if uses[name].is_early else uses[name].lateness for name in missing}
+    return [f"Where this was asked, {problem}; {without[name]}." for name, problem in missing.items()]
 
 
-async def _missing(names: Collection[str], settings: Settings) -> list[Sight]:
-    return [sight for sight in await sights(names, settings) if sight.problem is not None and sight.is_known]
+def late_uses(validated: ValidatedPlan) -> dict[str, str]:
+    """Return by name what to say of a secret, where it is missing, that only steps use before which one writes."""
+    return {name: use.lateness for name, use in _uses(validated).items() if not use.is_early}
 
 
-def _early_uses(validated: ValidatedPlan, done: Collection[str] = ()) -> dict[str, list[str]]:
-    """Return by secret the places of the plan that use it, if for one of them no step that writes comes before, and is still to be done."""
+async def _missing(names: Collection[str], settings: Settings) -> dict[str, str]:
+    """Return by name why a secret is not there; none of which nobody knows it."""
+    return {sight.name: sight.problem for sight in await sights(names, settings) if sight.problem is not None and sight.is_known}
+
+
+@dataclass(slots=True)
+class _Use:
+    """Where a plan uses a secret: its steps, their places in the document, and whether one of them has no step before it that writes."""
+
+    steps: list[str] = field(default_factory=list[str])
+    places: list[str] = field(default_factory=list[str])
+    is_early: bool = False
+
+    @property
+    def lateness(self) -> str:
+        """What is to be said where the secret is missing and `is_early` is false."""
+        uses, fails = ("uses", "fails") if len(self.steps) == 1 else ("use", "fail")
+        steps = listed([f"`{step}`" for step in self.steps], 5)
+        return f"{steps} {uses} it after steps that write, and {fails} unless one of them makes it"
+
+
+def _uses(validated: ValidatedPlan, done: Collection[str] = ()) -> dict[str, _Use]:
+    """Return by secret where the plan uses it, without the steps that are `done`."""
     steps = validated.steps
-    after_writes, uses, early = set[str](), dict[str, list[str]](), set[str]()
+    after_writes, uses = set[str](), dict[str, _Use]()
     for step_id in validated.order:
         if step_id in done:  # what it may have made is there
             continue
@@ -78,11 +109,13 @@ def _early_uses(validated: ValidatedPlan, done: Collection[str] = ()) -> dict[st
         templates = {"parameters": validated.parameters[step_id]}
         if step_id in validated.rollbacks:
             templates["rollback.parameters"] = validated.rollbacks[step_id].parameters
-        for field, template in templates.items():
+        for place, template in templates.items():
             for name in template.secrets:
-                uses.setdefault(name, []).append(f"steps[{steps[step_id].index}].{field}")
-                early |= set() if step_id in after_writes else {name}
-    return {name: places for name, places in uses.items() if name in early}
+                use = uses.setdefault(name, _Use())
+                use.places.append(f"steps[{steps[step_id].index}].{place}")
+                use.steps += [] if step_id in use.steps else [step_id]
+                use.is_early = use.is_early or step_id not in after_writes
+    return uses
 
 
 class KnownServer:

@@ -16,6 +16,8 @@ steps:
   - {id: later, tool_name: run_command, parameters: {argv: [echo, "${{ secrets.made }}"]}, depends_on: [first]}
 """
 
+LATE = "`later` uses it after steps that write, and fails unless one of them makes it"
+
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
@@ -37,7 +39,9 @@ def test_a_run_whose_secrets_are_missing_is_refused_before_anything_runs_and_all
     assert plan("runs", "--json").out == ""
 
 
-def test_what_is_there_runs_and_what_a_step_may_make_is_left_to_its_step(plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_is_there_runs_and_what_a_step_may_make_is_left_to_its_step(
+    plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
     (folder / "token").write_text("geheim-密码")
     (folder / "undo").write_text("first")
     monkeypatch.setenv("PLAN_ADAPTER_SECRET_SECOND", "also-secret")
@@ -45,6 +49,7 @@ def test_what_is_there_runs_and_what_a_step_may_make_is_left_to_its_step(plan: P
     assert said.code == 1
     assert {step["id"]: step["status"] for step in said.run["steps"]} == {"first": "completed", "second": "completed", "later": "failed"}
     assert "there is no secret `made`" in said.run["steps"][2]["error"]
+    assert LATE in caplog.text
 
 
 def test_preview_and_doctor_say_where_each_comes_from_and_never_a_value(plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch):
@@ -58,6 +63,7 @@ def test_preview_and_doctor_say_where_each_comes_from_and_never_a_value(plan: Pl
         assert f"secret `token`: from the file {folder}/token" in text
         assert "secret `second`: from the environment variable PLAN_ADAPTER_SECRET_SECOND" in text
         assert "there is no secret `made`; looked at: the file" in text
+        assert LATE in text
         assert "has fewer than 4 characters" in text
     assert {sight["name"]: sight["problem"] is None for sight in found["secret_places"]} == {
         "made": False, "second": True, "token": True, "undo": False,
@@ -81,7 +87,9 @@ def test_a_run_that_must_be_approved_is_refused_before_anybody_is_asked_and_agai
         (folder / name).write_text("first")
     monkeypatch.setenv("PLAN_ADAPTER_SECRET_SECOND", "also-secret")
     run_id = plan("run", "plan.yaml", "--offline", "--detach", "--json").run["id"]
-    assert "Where this was asked" not in plan("approve", run_id, "--show").out
+    shown = plan("approve", run_id, "--show").out
+    assert ("Where this was asked, there is no secret `made`" in shown, LATE in shown) == (True, True)
+    assert "without it the run does not begin" not in shown
     assert plan("approve", run_id).code == 0
     monkeypatch.delenv("PLAN_ADAPTER_SECRET_SECOND")
     refused = plan("resume", run_id, "--offline")

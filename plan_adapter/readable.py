@@ -104,16 +104,21 @@ def is_secret_name(name: str) -> bool:
 
 
 def masked(
-    value: "JsonValue", *, schema: Mapping[str, Any] | None = None, hidden: Collection[str] = (), expressions: bool = True
+    value: "JsonValue",
+    *,
+    schema: Mapping[str, Any] | None = None,
+    hidden: Collection[str] = (),
+    expressions: bool = True,
+    literals: Collection[str] = (),
 ) -> "JsonValue":
     """Return `value` with `***` for what is secret, as people may see it.
 
     Secret is what `schema`, the JSON Schema of `value`, calls writeOnly or a password; what stands under a name of a secret, at any
     depth; the password of a URL; and each text of `hidden` that is long enough to be one, wherever it stands. `expressions`: `${{ … }}`
-    in such a place stays, as it holds no value; False where all have been resolved.
+    in such a place stays, as it holds no value; False where all have been resolved. `literals` stay beside it: they are no secret's half.
     """
     texts = sorted((text for text in hidden if len(text) >= _SHORTEST_HIDDEN), key=len, reverse=True)
-    mask = _Mask(texts, expressions, schema or {})
+    mask = _Mask(texts, expressions, schema or {}, literals)
     return mask.of(value, mask.resolved([schema]))
 
 
@@ -177,9 +182,10 @@ _Schemas: TypeAlias = Sequence[Mapping[str, Any]]
 
 
 class _Mask:
-    def __init__(self, hidden: list[str], expressions: bool, root: Mapping[str, Any]) -> None:
+    def __init__(self, hidden: list[str], expressions: bool, root: Mapping[str, Any], literals: Collection[str] = ()) -> None:
         self._hidden = re.compile("|".join(map(re.escape, hidden))) if hidden else None
         self._expressions = expressions
+        self._literals = literals
         self._definitions: Mapping[str, Any] = root.get("$defs", {})
 
     def of(self, value: "JsonValue", schemas: _Schemas) -> "JsonValue":
@@ -187,8 +193,7 @@ class _Mask:
         if any(map(_says_secret, schemas)):
             return self._secret(value)
         if isinstance(value, str):
-            shown = without_passwords(value)
-            return self._hidden.sub(MASK, shown) if self._hidden else shown
+            return self._text(value)
         if isinstance(value, list):
             members = self.resolved([schema["items"] for schema in schemas if "items" in schema])
             return [self.of(member, members) for member in value]
@@ -220,6 +225,10 @@ class _Mask:
                 shown[key] = self.of(member, self.resolved([_property(schema, key) for schema in schemas]))
         return shown
 
+    def _text(self, text: str) -> str:
+        shown = without_passwords(text)
+        return self._hidden.sub(MASK, shown) if self._hidden else shown
+
     def _secret(self, value: "JsonValue") -> "JsonValue":
         if value is None or value == "":
             return value
@@ -230,7 +239,8 @@ class _Mask:
         expressions = [*_EXPRESSION.findall(head + end), ""]
         around = _EXPRESSION.split(head + end)
         around[-1] += rest
-        return "".join((MASK if part.strip() else part) + kept for part, kept in zip(around, expressions, strict=True))
+        shown = (self._text(part) if part in self._literals or not part.strip() else MASK for part in around)
+        return "".join(part + kept for part, kept in zip(shown, expressions, strict=True))
 
 
 def _says_secret(schema: Mapping[str, Any]) -> bool:

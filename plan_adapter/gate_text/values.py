@@ -8,7 +8,7 @@ from unicodedata import east_asian_width
 from pydantic import JsonValue
 
 from plan_adapter.readable import as_text, code, counted, fenced, is_secret_name, masked, visible
-from plan_adapter.validation import BoundPlan
+from plan_adapter.validation import BoundPlan, ValidatedPlan
 
 SHORT_COLUMNS = 72
 """How wide a value in a line may be; a wider one gets a block of its own."""
@@ -27,6 +27,7 @@ class Values:
     inputs: Mapping[str, JsonValue]
     schemas: Mapping[str, dict[str, JsonValue]] = field(default_factory=dict[str, dict[str, JsonValue]])  # of parameters, by tool
     expressions: bool = True  # whether an expression may still stand in a value
+    literals: frozenset[str] = frozenset()  # what the plan writes beside references to secrets: `Bearer `
     has_masked: bool = False
     _hidden: list[str] = field(default_factory=list[str])
 
@@ -37,11 +38,12 @@ class Values:
     def of(cls, bound: BoundPlan, *, expressions: bool = True) -> "Values":
         """Return what masks the values of a run of `bound`."""
         tools = ((str(tool["name"]), tool["parameters"]) for tool in bound.validated.definitions)
-        return cls(bound.inputs, {name: schema for name, schema in tools if isinstance(schema, dict)}, expressions)
+        schemas = {name: schema for name, schema in tools if isinstance(schema, dict)}
+        return cls(bound.inputs, schemas, expressions, _literals(bound.validated) if bound.validated.secrets else frozenset())
 
     def masked(self, name: str, value: JsonValue, schema: Mapping[str, JsonValue] | None = None) -> JsonValue:
         """Return `value`, which stands under `name`, as it may be shown; `schema` is that of the object in which it stands."""
-        shown = masked({name: value}, schema=schema, hidden=self._hidden, expressions=self.expressions)
+        shown = masked({name: value}, schema=schema, hidden=self._hidden, expressions=self.expressions, literals=self.literals)
         result = shown[name] if isinstance(shown, dict) else shown
         self.has_masked = self.has_masked or result != value
         return result
@@ -114,6 +116,14 @@ def folded(line: str) -> list[str]:
         pieces[-1] += character
         width += columns
     return pieces
+
+
+def _literals(validated: ValidatedPlan) -> frozenset[str]:
+    """Return the texts that the plan writes beside references to secrets; a value that was filled in is none of them."""
+    templates = [*validated.parameters.values(), *(call.parameters for call in validated.rollbacks.values())]
+    texts = [parts for template in templates if template.secrets for parts in template.texts.values()]
+    with_secrets = [parts for parts in texts if any(not isinstance(part, str) and part.secrets for part in parts)]
+    return frozenset(part for parts in with_secrets for part in parts if isinstance(part, str))
 
 
 def _texts(value: JsonValue) -> list[str]:

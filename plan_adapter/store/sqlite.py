@@ -100,7 +100,7 @@ class SqliteDatabase(Database):
                     tighten_file(file)
             elif not self.path.parent.exists():
                 make_folder(self.path.parent)
-            elif self.path.exists():
+            elif self.path.is_file():
                 refuse_world_writable(self.path)
             os.close(open_file(self.path, os.O_EXCL | os.O_WRONLY))  # SQLite gives its other files the mode of this one
         except FileExistsError:

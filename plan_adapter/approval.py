@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Literal, Protocol, TypeAlias
@@ -13,9 +13,9 @@ from pydantic import JsonValue
 
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.plan import ApprovalPolicy, Effect, ExecutionPlan, Step, new_id
+from plan_adapter.policy import PolicyInForce, both
 from plan_adapter.readable import one_line
 from plan_adapter.record import AUTHOR, Answer, Approval, ApprovalRequest, Decision, Gate, GateRules
-from plan_adapter.settings import Settings
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import BoundPlan, bind_inputs, validate
 
@@ -110,39 +110,48 @@ def answer_to(
     )
 
 
-def rules_of(plan: ExecutionPlan, settings: Settings, *, requested_by: str, revised_by: str = "") -> GateRules:
-    """Return what an answer must fit: the stricter of the plan's policy and the settings, groups resolved to names."""
-    policy = plan.approval or ApprovalPolicy()
+def rules_of(plan: ExecutionPlan, policy: PolicyInForce, *, requested_by: str, revised_by: str = "") -> GateRules:
+    """Return what an answer must fit: the stricter of the plan's own policy and the one in force, groups resolved to names."""
+    own = plan.approval or ApprovalPolicy()
     return GateRules(
-        approvers=_both(_members(policy.approvers, settings), _members(settings.approvers, settings)),
-        known_by=_both(tuple(policy.known_by), tuple(settings.known_by)),
-        self_approval=policy.self_approval and settings.allow_self_approval,
+        approvers=both(policy.members(own.approvers), policy.approvers),
+        known_by=both(tuple(own.known_by) or None, policy.known_by),
+        self_approval=own.self_approval and policy.self_approval,
         requested_by=requested_by,
         revised_by=revised_by,
-        expires=policy.expires,
-        remind_after_ms=policy.remind_after_ms,
-        release=policy.release,
+        expires=own.expires,
+        remind_after_ms=own.remind_after_ms,
+        release=own.release,
     )
 
 
-def with_todays_groups(rules: GateRules, plan: ExecutionPlan, settings: Settings) -> GateRules:
-    """Return `rules` with those, too, who have come into a group since the gate was opened.
+def with_todays_policy(rules: GateRules, plan: ExecutionPlan, policy: PolicyInForce) -> GateRules:
+    """Return what an answer must fit now at a gate that was opened with `rules`.
 
-    Who is in a group is the word of the settings, not of the gate; a process that then goes on with the answer looks by its own settings.
+    People who have come into a group since may answer, too. A policy of the store holds as it is now, beside what the gate demanded when
+    it was opened; without one, the process that opened the gate may know groups that this one does not.
     """
-    today = rules_of(plan, settings, requested_by=rules.requested_by).approvers
-    if rules.approvers is None or today is None:
-        return rules
-    named = (*(plan.approval or ApprovalPolicy()).approvers, *settings.approvers)
-    members = [member for name in named for member in settings.groups.get(name, ()) if member in today]
-    return replace(rules, approvers=tuple(dict.fromkeys((*rules.approvers, *members))))
+    today = rules_of(plan, policy, requested_by=rules.requested_by, revised_by=rules.revised_by)
+    approvers = rules.approvers
+    if approvers is not None and today.approvers is not None:
+        named = (*(plan.approval or ApprovalPolicy()).approvers, *policy.named)
+        members = [member for name in named for member in policy.groups.get(name, ()) if member in today.approvers]
+        approvers = tuple(dict.fromkeys((*approvers, *members)))
+    if policy.number is None:
+        return replace(rules, approvers=approvers)
+    return replace(
+        rules,
+        approvers=both(approvers, today.approvers),
+        known_by=both(rules.known_by, today.known_by),
+        self_approval=rules.self_approval and today.self_approval,
+    )
 
 
-def names_of_nobody(plan: ExecutionPlan, settings: Settings) -> list[str]:
-    """Return which approvers and operators of `plan` are no group of the settings, and in none: persons, or groups that are missing."""
-    known = {*settings.groups, *(member for members in settings.groups.values() for member in members)}
-    policy = plan.approval or ApprovalPolicy()
-    return [name for name in dict.fromkeys((*policy.approvers, *policy.operators)) if name not in known and "/" not in name]
+def names_of_nobody(plan: ExecutionPlan, policy: PolicyInForce) -> list[str]:
+    """Return which approvers and operators of `plan` are no group, and in none: persons, or groups that are missing."""
+    known = {*policy.groups, *(member for members in policy.groups.values() for member in members)}
+    own = plan.approval or ApprovalPolicy()
+    return [name for name in dict.fromkeys((*own.approvers, *own.operators)) if name not in known and "/" not in name]
 
 
 def refusal(rules: GateRules, *, by: str, known_by: str, decision: Decision) -> str | None:
@@ -150,7 +159,7 @@ def refusal(rules: GateRules, *, by: str, known_by: str, decision: Decision) -> 
     if rules.approvers is not None and by not in rules.approvers:
         return f"{one_line(by)} may not answer here: {', '.join(rules.approvers) or 'nobody'} may"
     if rules.known_by is not None and known_by not in rules.known_by:
-        ways = " or ".join(rules.known_by) or "in no way: the plan and the settings exclude each other"
+        ways = " or ".join(rules.known_by) or "in no way: the plan and the policy exclude each other"
         return f"{one_line(by)} is known by {known_by} only, and an answer here needs {ways}"
     if decision == "approve" and not rules.self_approval and by in (rules.requested_by, rules.revised_by):
         did = "started this run" if by == rules.requested_by else "changed this run"
@@ -158,12 +167,11 @@ def refusal(rules: GateRules, *, by: str, known_by: str, decision: Decision) -> 
     return None
 
 
-def refuse_operation(plan: ExecutionPlan, settings: Settings, *, by: str, operation: Operation) -> None:
-    """Return if `by` may do this with runs of `plan`, by the stricter of its policy and the settings; raises NotApprovedError."""
-    policy = plan.approval or ApprovalPolicy()
-    operators = _both(_members(policy.operators, settings), _members(settings.operators, settings))
+def refuse_operation(plan: ExecutionPlan, policy: PolicyInForce, *, by: str, operation: Operation) -> None:
+    """Return if `by` may do this with runs of `plan`, by the stricter of its own policy and the one in force; raises NotApprovedError."""
+    operators = both(policy.members((plan.approval or ApprovalPolicy()).operators), policy.operators)
     if operators is not None and by not in operators:
-        who = ", ".join(one_line(name) for name in operators) or "nobody: the plan and the settings exclude each other"
+        who = ", ".join(one_line(name) for name in operators) or "nobody: the plan and the policy exclude each other"
         raise NotApprovedError(f"{one_line(by)} may not {_DOES[operation]} `{one_line(plan.name)}`; who may: {who}")
 
 
@@ -176,9 +184,9 @@ _DOES: dict[Operation, str] = {
 }
 
 
-def needs_gate(step: Step, declared: Effect, plan: ExecutionPlan, settings: Settings) -> bool:
+def needs_gate(step: Step, declared: Effect, plan: ExecutionPlan, policy: PolicyInForce) -> bool:
     """Return whether `step`, whose tool declares this effect, waits at a gate of its own."""
-    return plan.has_gate(step, declared, gate_effects=settings.gate_effects)
+    return plan.has_gate(step, declared, gate_effects=policy.gate_effects)
 
 
 def signed_text(*, approval_digest: str, decision: Decision, run_id: str, gate_id: str) -> str:
@@ -217,18 +225,6 @@ def decision_of(answer: Answer) -> Decision:
     return answer.decision
 
 
-def _members(names: Sequence[str], settings: Settings) -> tuple[str, ...]:
-    members = [member for name in names for member in settings.groups.get(name, [name])]
-    return tuple(dict.fromkeys(members))
-
-
-def _both(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...] | None:
-    """Return what both name; one that names nothing restricts nothing."""
-    if first and second:
-        return tuple(name for name in first if name in second)
-    return first or second or None
-
-
 def os_user() -> str:
     """Return the account of this process's real user id, or the id where no account has it.
 
@@ -263,10 +259,10 @@ def without_approval(bound: BoundPlan, *, now: datetime) -> Approval:
     return Approval(id=new_id(), approval_digest=bound.approval_digest, decision="approve", by=AUTHOR, known_by="not_required", at=now)
 
 
-def requires_approval(plan: ExecutionPlan, *, allow_unapproved: bool) -> bool:
-    """Return whether somebody must be asked; `allow_unapproved` False takes the author's word away."""
+def requires_approval(plan: ExecutionPlan, policy: PolicyInForce) -> bool:
+    """Return whether somebody must be asked; a policy in force may not honour the plan's own word that nobody must."""
     options = plan.options
-    return not allow_unapproved or (options.require_approval and not options.auto_approve)
+    return not policy.allow_unapproved or (options.require_approval and not options.auto_approve)
 
 
 def _answer(

@@ -254,7 +254,8 @@ async def undo_run(
     await require_operator(plan, run, store, occasion.settings, by=occasion.operator, operation="rollback")
     if run.status is PlanStatus.COMPLETED:
         raise RunConflictError(f"run {run.id} has completed: only a run that failed or was cancelled is rolled back")
-    await ask_for("undo", (), reason, run, plan, store, occasion, is_guarded=is_guarded(plan, occasion.settings))
+    policy = await store.policy_in_force(occasion.settings)
+    await ask_for("undo", (), reason, run, plan, store, occasion, is_guarded=is_guarded(plan, policy))
     past = await store.past(run.id)
     was_interrupted = run.reason is RunReason.INTERRUPTED and past.has_rollbacks
     if run.completed_at is None and not was_interrupted:
@@ -351,9 +352,10 @@ async def execute_plan(
 
     With `record_pending` a plan that nobody is there to approve is recorded as pending_approval and returned, not raised.
     """
-    refuse_operation(bound.validated.plan, occasion.settings, by=occasion.operator, operation="run")
-    server = None if offline else await _server(occasion)
     async with _opened(store, occasion.settings) as opened:
+        policy = await opened.policy_in_force(occasion.settings)
+        refuse_operation(bound.validated.plan, policy, by=occasion.operator, operation="run")
+        server = None if offline else await _server(occasion)
         answered = await is_answered(bound, opened, occasion)
         if not answered and not record_pending:
             raise await not_approved(bound, opened, occasion.settings)
@@ -398,7 +400,7 @@ async def arevise_run(
         bound = bind_inputs(validate(plan, tools), run.inputs)
         attended = any(gate.attended is not False for gate in await opened.gates(run_id=run.id))
         revised = await opened.revise_run(run.id, bound.validated, bound.approval_digest, by=by, note=note)
-        if not attended and requires_approval(bound.validated.plan, allow_unapproved=settings.allow_unapproved):
+        if not attended and requires_approval(bound.validated.plan, await opened.policy_in_force(settings)):
             await open_detached(bound, revised, opened, settings)
         return revised
 
@@ -478,7 +480,8 @@ async def _flow_body(
         opened = impatient.patient(occasion.settings.store_patience_seconds)
         run, work, past = await opened.run_of_flow(flow_run_id), perform, Past()
         if run is None:
-            refuse_operation(bound.validated.plan, occasion.settings, by=occasion.operator, operation="run")
+            policy = await opened.policy_in_force(occasion.settings)
+            refuse_operation(bound.validated.plan, policy, by=occasion.operator, operation="run")
             await refuse_missing(bound.validated, occasion.settings)
             run = await create_run(bound, opened, occasion, flow_run_id=flow_run_id)
         elif run.reason in (RunReason.REJECTED, RunReason.EXPIRED):  # while it had given its worker back

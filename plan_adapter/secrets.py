@@ -167,8 +167,8 @@ class Sight:
 async def values_at_hand(settings: Settings) -> list[str]:
     """Return the values of secrets that this process can see without being told a name: mounted files, credentials of its environment."""
     mounted = [] if settings.secrets_dir is None else await MountedSecrets(settings.secrets_dir).values()
-    key = [] if settings.model_key is None else [settings.model_key.get_secret_value()]
-    return [*filter(is_worth_hiding, (*mounted, *key)), *credential_values(os.environ)]
+    keys = [key.get_secret_value() for key in (settings.model_key, settings.totp_key) if key is not None]
+    return [*filter(is_worth_hiding, (*mounted, *keys)), *credential_values(os.environ)]
 
 
 def secret_chain(settings: Settings, *, blocks: SecretPlace | None = None) -> SecretChain:

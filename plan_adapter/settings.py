@@ -84,6 +84,9 @@ class Settings(BaseSettings):
     allowed_signers: Path | None = None
     """The file of SSH keys whose signatures count, in the format of `ssh-keygen`'s ALLOWED SIGNERS."""
 
+    totp_key: SecretStr | None = None
+    """The key that the seeds of one-time codes are encrypted with in the store; None: that of the file totp.key in `home`."""
+
     signing_key: Path | None = None
     """The SSH key that `plan approve --sign` signs with; None: the first of ~/.ssh/id_ed25519, id_ecdsa, id_rsa."""
 

@@ -1,8 +1,6 @@
 """Answering at a gate from the command line: which gate is meant, who answers and how they prove it, and what happens next."""
 
 import re
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
     from pydantic import JsonValue
 
     from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, PlanRun
-    from plan_adapter.secrets import SecretSource
     from plan_adapter.store.store import PlanStore
 
 DONE_WORDS: dict[Decision | Resolution, str] = {
@@ -79,7 +76,7 @@ class Words:
 
 async def answer_here(place: Place, words: Words, store: "PlanStore", settings: Settings, *, as_json: bool) -> int:
     """Answer at a gate of the store and tell what happens next. Raises NotApprovedError for one that is not taken."""
-    from plan_adapter.approval import with_todays_groups
+    from plan_adapter.approval import with_todays_policy
     from plan_adapter.approvers.summary import gate_summary
     from plan_adapter.runs.gates import request_of
 
@@ -87,8 +84,9 @@ async def answer_here(place: Place, words: Words, store: "PlanStore", settings: 
     if words.decision == "approve" and (reason := await _why_cancelled(run, store, settings)) is not None:
         raise UsageError(f"the approval comes too late: run {run.id} was cancelled in Prefect, and has ended so: {reason}")
     request = request_of(gate)
-    if gate.attended is False:
-        rules = with_todays_groups(gate.rules, await store.get(run.digest), settings)
+    policy = await store.policy_in_force(settings)
+    if gate.attended is False or policy.number is not None:
+        rules = with_todays_policy(gate.rules, await store.get(run.digest), policy)
         request = replace(request, rules=rules)
     is_named = gate.step_id is None or place.step is not None or place.digest is not None
     if not place.is_of(gate.approval_digest):
@@ -375,28 +373,10 @@ def proofs(words: Words, request: "ApprovalRequest", settings: Settings) -> "Ans
     return replace(answer, signature=sign(text_to_sign(answer, request), key=default_key(settings)))
 
 
-@asynccontextmanager
-async def secrets_of_codes(answer: "Answer", settings: Settings) -> "AsyncGenerator[SecretSource | None]":
-    """Yield what keeps the secrets of one-time codes, where `answer` holds a code and a Prefect server is there."""
-    if answer.code is not None:
-        from plan_adapter.cli.servers import answering_server
-        from plan_adapter.engine.connection import use_server
-
-        server = await aside(lambda: answering_server(settings))
-        if server is not None:
-            from plan_adapter.engine.secret_blocks import PrefectSecrets
-
-            with use_server(server):
-                yield PrefectSecrets()
-            return
-    yield None
-
-
 async def _proved(answer: "Answer", request: "ApprovalRequest", store: "PlanStore", settings: Settings) -> "Approval":
     from plan_adapter.identity.known import Means, approval_from
 
-    async with secrets_of_codes(answer, settings) as secrets:
-        return await approval_from(answer, request, Means(settings, secrets, store))
+    return await approval_from(answer, request, Means(await store.policy_in_force(settings), settings, store))
 
 
 async def _end_rejected(run: "PlanRun", approval: "Approval", store: "PlanStore") -> None:

@@ -35,6 +35,7 @@ VERBS = (
     Verb("approve", "Approve what a run waits for", first=True),
     Verb("resume", "Go on with a run that stopped", first=True),
     Verb("show", "Show a plan, or a run with its steps", first=True),
+    Verb("policy", "Show or set the policy that holds for every plan"),
     Verb("reject", "Reject what a run waits for, or ask for changes"),
     Verb("draft", "Draft a plan from a task in words, with a language model or by way of any chat"),
     Verb("revise", "Put a new version of its plan into a run"),

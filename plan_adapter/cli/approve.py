@@ -54,8 +54,8 @@ async def approve(
         input: With `--standing`: `name=pattern`, a regular expression that the whole value of the input must fit; may be repeated.
         tools: With `--standing`: `package.module:name` of a tool or registry that the plan uses; may be repeated.
         file: With `--standing`: write it beside the plan as NAME.approval.yaml, signed, instead of into the store.
-        enroll: Make a secret of one-time codes for this person, keep it in a Prefect Secret block, and print its otpauth URI once.
-        force: With `--enroll`: put the secret in the place of one that the person has, without asking.
+        enroll: Make one-time codes for this person: keep their seed in the store, encrypted, and print its otpauth URI once.
+        force: With `--enroll`: replace the codes that the person has, without asking.
         json: Print one JSON object.
     """
     settings = Settings()

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.secrets import seen, sight_line
-from plan_adapter.cli.sources import model_of, open_store, plan_of, tools_of
+from plan_adapter.cli.sources import model_of, open_store, plan_of, policy_of_store, tools_of
 from plan_adapter.readable import counted, duration, one_line
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
     from plan_adapter.agent.openai_model import Probe
     from plan_adapter.engine.diagnosis import Finding
+    from plan_adapter.errors import StoreError
+    from plan_adapter.policy import PolicyInForce
 
 
 def doctor(plan: str | None = None, /, *, tools: list[str] | None = None, model: bool = False, json: bool = False) -> int:
@@ -29,8 +31,9 @@ def doctor(plan: str | None = None, /, *, tools: list[str] | None = None, model:
     from plan_adapter.engine.diagnosis import diagnose
 
     settings = Settings()
-    own = (lambda: _tools(tools or []), lambda: _signatures(settings), lambda: _model(settings, ask=model))
-    findings = diagnose(settings, checks=(lambda: _store(settings), *own))
+    own = (lambda: _tools(tools or []), lambda: _model(settings, ask=model))
+    governing = (lambda: _policy(settings), lambda: _signatures(_policy_of(settings)[0]))
+    findings = diagnose(settings, checks=(lambda: _store(settings), *governing, *own))
     findings += [] if plan is None else _of_plan(plan, tools or [], settings)
     for finding in findings:
         if json:
@@ -107,10 +110,12 @@ def _of_plan(plan: str, imports: list[str], settings: Settings) -> "list[Finding
     except InvalidPlanError as error:
         what = f"{plan} has {counted(len(error.problems), 'problem')}, so its secrets are not looked for"
         return [Finding(ok=False, what=what, hint=f"`plan validate {plan}` names them")]
-    hint = "a name that is meant as a group: PLAN_ADAPTER_GROUPS says who is in it; until then nobody else may than who is called so"
+    policy, _ = _policy_of(settings)
+    where = "PLAN_ADAPTER_GROUPS" if policy.number is None else "the store's policy"
+    hint = f"a name that is meant as a group: {where} says who is in it; until then nobody else may than who is called so"
     findings = [
         Finding(ok=True, what=f"`{one_line(name)}`, who may approve or operate, counts as a person: no group is called so here", hint=hint)
-        for name in names_of_nobody(validated.plan, settings)
+        for name in names_of_nobody(validated.plan, policy)
     ]
     if not validated.secrets:
         return [*findings, Finding(ok=True, what=f"{plan} uses no secrets")]
@@ -121,23 +126,54 @@ def _of_plan(plan: str, imports: list[str], settings: Settings) -> "list[Finding
     ]
 
 
-def _signatures(settings: Settings) -> "Finding":
-    """Whether signed answers can be verified here, where anything demands or names them."""
+def _policy_of(settings: Settings) -> "tuple[PolicyInForce, StoreError | None]":
+    """Return what the settings and the store's policy demand together; with an error, what the settings demand alone."""
+    from plan_adapter.errors import StoreError
+    from plan_adapter.policy import policy_in_force
+
+    try:
+        return asyncio.run(policy_of_store(settings)), None
+    except StoreError as error:
+        return policy_in_force(settings), error
+
+
+def _policy(settings: Settings) -> "Finding":
+    """Which policy holds for every plan, and who set it."""
     from plan_adapter.engine.diagnosis import Finding
 
-    can_sign = shutil.which("ssh-keygen") is not None
-    file = settings.allowed_signers.expanduser() if settings.allowed_signers is not None else None
-    if file is None:
-        demanded = settings.known_by == ("ssh_signature",)
-        what = "PLAN_ADAPTER_ALLOWED_SIGNERS names no file: signed answers (`plan approve --sign`) are not taken"
-        return Finding(ok=not demanded, what=what, hint="PLAN_ADAPTER_KNOWN_BY takes no other answer" if demanded else "")
+    policy, error = _policy_of(settings)
+    if error is not None:
+        return Finding(ok=False, what=f"the store's policy cannot be read: {error}")
+    if policy.number is None:
+        what = "the store has no policy: the environment of each process decides who may do what"
+        return Finding(ok=True, what=what, hint="`plan policy set FILE` keeps one in the store, which the environment cannot loosen")
+    hint = "`plan policy show` shows it; the environment may only be stricter"
+    return Finding(ok=True, what=f"version {policy.number} of the store's policy holds for every plan", hint=hint)
+
+
+def _signatures(policy: "PolicyInForce") -> "Finding":
+    """Whether signed answers can be verified here, where anything demands or names them."""
+    from plan_adapter.engine.diagnosis import Finding
+    from plan_adapter.policy import STORES_SIGNERS
+
+    can_sign, signers = shutil.which("ssh-keygen") is not None, policy.allowed_signers
+    if signers is None:
+        demanded = policy.known_by == ("ssh_signature",)
+        named = "PLAN_ADAPTER_ALLOWED_SIGNERS names no file" if policy.number is None else "the store's policy has no `allowed_signers`"
+        what = f"{named}: signed answers (`plan approve --sign`) are not taken"
+        return Finding(ok=not demanded, what=what, hint="known_by takes no other answer" if demanded else "")
     if not can_sign:
         return Finding(ok=False, what="there is no `ssh-keygen`: no signature can be verified", hint="apt install openssh-client")
-    try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as error:
-        what = f"the file of allowed signers {file} cannot be read: {error.strerror or error}"
-        return Finding(ok=False, what=what, hint="PLAN_ADAPTER_ALLOWED_SIGNERS names it: a line for each key, `ana ssh-ed25519 AAAA…`")
-    keys = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if isinstance(signers, str):
+        where, text = STORES_SIGNERS, signers
+    else:
+        file = signers.expanduser()
+        where = f"file of allowed signers {file}"
+        try:
+            text = file.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            what = f"the file of allowed signers {file} cannot be read: {error.strerror or error}"
+            return Finding(ok=False, what=what, hint="PLAN_ADAPTER_ALLOWED_SIGNERS names it: a line for each key, `ana ssh-ed25519 AAAA…`")
+    keys = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     hint = "" if keys else "write a line for each key: `ana ssh-ed25519 AAAA…`"
-    return Finding(ok=bool(keys), what=f"file of allowed signers {file}: {counted(len(keys), 'key')}", hint=hint)
+    return Finding(ok=bool(keys), what=f"{where}: {counted(len(keys), 'key')}", hint=hint)

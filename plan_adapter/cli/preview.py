@@ -12,7 +12,7 @@ from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.going_on import asked_for, preview_resume
 from plan_adapter.cli.secrets import seen, sight_line
-from plan_adapter.cli.sources import input_texts, plan_of, tools_of
+from plan_adapter.cli.sources import input_texts, plan_of, policy_of_store, tools_of
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
@@ -81,9 +81,8 @@ def _preview(validated: "ValidatedPlan", texts: dict[str, str]) -> "Preview":
     from plan_adapter.preview import preview_plan
     from plan_adapter.validation import bind_inputs
 
-    show = partial(
-        preview_plan, validated, requires_approval=requires_approval(validated.plan, allow_unapproved=Settings().allow_unapproved)
-    )
+    policy = asyncio.run(policy_of_store(Settings()))
+    show = partial(preview_plan, validated, requires_approval=requires_approval(validated.plan, policy), gate_effects=policy.gate_effects)
     try:
         bound = bind_inputs(validated, texts, from_text=True)
     except InvalidPlanError as error:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from plan_adapter.cli import output
-from plan_adapter.cli.answering import Place, Words, find_run, proofs, secrets_of_codes
+from plan_adapter.cli.answering import Place, Words, find_run, proofs
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import run_end, run_json
 from plan_adapter.cli.sources import open_store
@@ -106,8 +106,7 @@ async def _say(place: Place, words: Words, store: "PlanStore", settings: Setting
         await store.note_refusal(run.id, f"{words.decision} is not taken: {reason}", by=words.by or os_user(), step_id=place.step)
         raise NotApprovedError(reason)
     answer = proofs(words, request, settings)
-    async with secrets_of_codes(answer, settings) as secrets:
-        word = await word_of(answer, request, store, settings, secrets=secrets)
+    word = await word_of(answer, request, store, settings)
     await store.resolve(run.id, place.step, word, item=place.item)
     return await store.run(run.id)
 

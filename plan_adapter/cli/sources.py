@@ -15,6 +15,7 @@ from plan_adapter.settings import Settings
 if TYPE_CHECKING:
     from plan_adapter.agent.openai_model import OpenAIModel
     from plan_adapter.plan import ExecutionPlan
+    from plan_adapter.policy import PolicyInForce
     from plan_adapter.problems import Problem
     from plan_adapter.store.store import PlanStore
     from plan_adapter.tools.registry import ToolRegistry
@@ -39,6 +40,16 @@ def open_store(settings: Settings) -> "PlanStore":
     from plan_adapter.store.store import PlanStore
 
     return PlanStore(settings.store_url)
+
+
+async def policy_of_store(settings: Settings) -> "PolicyInForce":
+    """Return what the settings and the policy of their store demand together, for commands that change nothing: no store is made."""
+    from plan_adapter.policy import policy_in_force
+
+    if settings.database_url is None and not (settings.home / "plans.db").exists():
+        return policy_in_force(settings)
+    async with open_store(settings) as store:
+        return await store.policy_in_force(settings)
 
 
 def drafting_tools_of(imports: Sequence[str], names: Sequence[str]) -> "ToolRegistry":

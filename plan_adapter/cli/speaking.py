@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from plan_adapter.cli.answering import Words, proofs, secrets_of_codes
+from plan_adapter.cli.answering import Words, proofs
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
@@ -42,5 +42,5 @@ class Person:
         from plan_adapter.identity.known import Means, proved
 
         answer = proofs(replace(self.words, decision="approve", note=because), request, self.settings)
-        async with secrets_of_codes(answer, self.settings) as secrets:
-            return await proved(answer, request, Means(self.settings, secrets, store)), answer.signature
+        means = Means(await store.policy_in_force(self.settings), self.settings, store)
+        return await proved(answer, request, means), answer.signature

@@ -13,6 +13,7 @@ from plan_adapter.readable import as_text, counted, moment
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
+    from plan_adapter.policy import PolicyInForce
     from plan_adapter.record import StandingApproval
     from plan_adapter.validation import ValidatedPlan
 
@@ -43,9 +44,10 @@ async def approve_standing(wish: Wish, words: Words, settings: Settings, *, as_j
     async with open_store(settings) as store:
         validated = validate(await plan_of(wish.plan, store), tools_of(wish.tools))
         try:
-            standing = _signed(_standing(wish, words, validated, await store.now()), words, validated, settings)
+            policy = await store.policy_in_force(settings)
+            standing = _signed(_standing(wish, words, validated, await store.now()), words, validated, settings, policy)
             if wish.in_file:
-                return _write(standing, wish, settings, as_json=as_json)
+                return _write(standing, wish, policy, as_json=as_json)
             await store.add_standing(standing)
         except NotApprovedError as error:
             raise UsageError(str(error)) from error
@@ -111,13 +113,15 @@ def _standing(wish: Wish, words: Words, validated: "ValidatedPlan", now: datetim
     )
 
 
-def _signed(standing: "StandingApproval", words: Words, validated: "ValidatedPlan", settings: Settings) -> "StandingApproval":
+def _signed(
+    standing: "StandingApproval", words: Words, validated: "ValidatedPlan", settings: Settings, policy: "PolicyInForce"
+) -> "StandingApproval":
     """Return `standing` with its signature where one is wanted; raises NotApprovedError where the policy does not take it."""
     from plan_adapter.approval import refusal, rules_of
     from plan_adapter.errors import NotApprovedError
 
     known_by = "ssh_signature" if words.sign else "os_user"
-    rules = rules_of(validated.plan, settings, requested_by="")
+    rules = rules_of(validated.plan, policy, requested_by="")
     if reason := refusal(rules, by=standing.by, known_by=known_by, decision="approve"):
         raise NotApprovedError(reason)
     if not words.sign:
@@ -126,12 +130,12 @@ def _signed(standing: "StandingApproval", words: Words, validated: "ValidatedPla
     from plan_adapter.identity.standing_files import sign_standing, verify_standing
 
     signed = sign_standing(standing, key=default_key(settings))
-    if settings.allowed_signers is not None:
-        verify_standing(signed, settings=settings)
+    if policy.allowed_signers is not None:
+        verify_standing(signed, policy=policy)
     return signed
 
 
-def _write(standing: "StandingApproval", wish: Wish, settings: Settings, *, as_json: bool) -> int:
+def _write(standing: "StandingApproval", wish: Wish, policy: "PolicyInForce", *, as_json: bool) -> int:
     from plan_adapter.identity.standing_files import write_signed
     from plan_adapter.standing import signature_path, standing_path
 
@@ -147,7 +151,7 @@ def _write(standing: "StandingApproval", wish: Wish, settings: Settings, *, as_j
     else:
         output.line(f"wrote {path} and {signature_path(path)}: {_limits(standing)}")
         output.note("with both beside the plan, scheduled runs of exactly this plan need no other approval")
-    if settings.allowed_signers is None:
+    if policy.number is None and policy.allowed_signers is None:
         output.note("where the runs are, PLAN_ADAPTER_ALLOWED_SIGNERS must name a file that holds your key")
     return ExitCode.DONE
 

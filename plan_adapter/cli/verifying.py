@@ -11,20 +11,24 @@ from plan_adapter.readable import counted, one_line
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
+    from plan_adapter.policy import PolicyInForce
     from plan_adapter.store.signed import Signed
     from plan_adapter.store.verification import Verification
 
 
 async def verify_run(run_or_file: str, *, as_json: bool) -> int:
     """Say whether the record is intact, altered (and where first) or not verifiable; a file is verified without a store."""
+    from plan_adapter.policy import policy_in_force
+
     settings = Settings()
-    document = _read(Path(run_or_file))
+    document, policy = _read(Path(run_or_file)), policy_in_force(settings)  # of a file: its store, and that one's policy, may be elsewhere
     if document is not None:
         found, signed, run_id = _examined(document)
     else:
         async with open_store(settings) as store:
             found, signed, run_id = await store.read_export(run_or_file, _examined)
-    checked = [_checked(one, settings) for one in signed]
+            policy = await store.policy_in_force(settings)
+    checked = [_checked(one, policy) for one in signed]
     bad = [line for line in checked if line["problem"] is not None]
     if as_json:
         verdict = "altered" if bad else found.verdict
@@ -53,7 +57,8 @@ def _tell(found: "Verification", checked: list[dict[str, Any]]) -> None:
     for line in checked:
         if not line["checked"]:
             output.note(
-                f"the signature of {one_line(line['by'])} is not checked: PLAN_ADAPTER_ALLOWED_SIGNERS names no file of allowed signers"
+                f"the signature of {one_line(line['by'])} is not checked: neither the store's policy nor "
+                "PLAN_ADAPTER_ALLOWED_SIGNERS names allowed signers"
             )
 
 
@@ -71,7 +76,7 @@ def _examined(document: dict[str, Any]) -> "tuple[Verification, list[Signed], st
     return found, signed, run.get("id") if isinstance(run, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
 
 
-def _checked(signed: "Signed", settings: Settings) -> dict[str, Any]:
+def _checked(signed: "Signed", policy: "PolicyInForce") -> dict[str, Any]:
     """Return of what somebody signed where it stands and whose it is, whether its signature was looked at, and what is wrong with it."""
     from plan_adapter.errors import NotApprovedError
     from plan_adapter.identity.signatures import allowed_signers, signer
@@ -79,10 +84,10 @@ def _checked(signed: "Signed", settings: Settings) -> dict[str, Any]:
     told: dict[str, Any] = {"table": signed.table, "id": signed.key, "step": signed.step_id, "by": signed.by}
     if signed.signature is None:
         return told | {"checked": True, "problem": "it is recorded as signed, and there is no signature"}
-    if settings.allowed_signers is None:
+    if policy.allowed_signers is None:
         return told | {"checked": False, "problem": None}
     try:
-        signer(signed.text, signed.signature, allowed=allowed_signers(settings), by=signed.by)
+        signer(signed.text, signed.signature, allowed=allowed_signers(policy), by=signed.by)
     except NotApprovedError as error:
         return told | {"checked": True, "problem": str(error)}
     return told | {"checked": True, "problem": None}

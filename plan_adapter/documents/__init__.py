@@ -3,7 +3,7 @@
 The readers are imported when they are used: describing the command line must not wait for them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -15,7 +15,7 @@ from plan_adapter.problems import Problem
 from plan_adapter.readable import one_line
 from plan_adapter.values import find_bad_values
 
-__all__ = ["dump_plan", "load_plan", "place", "plan_schema", "read_document", "read_documents", "read_file", "read_mapping"]
+__all__ = ["dump_plan", "load_plan", "place", "plan_schema", "read_document", "read_documents", "read_file", "read_mapping", "read_placed"]
 
 
 def read_document(text: str, *, file: str | None = None) -> tuple[ExecutionPlan | None, list[Problem]]:
@@ -45,6 +45,13 @@ def read_file(path: str | Path) -> tuple[ExecutionPlan | None, list[Problem]]:
 
 def read_mapping(path: str | Path) -> tuple[dict[str, JsonValue] | None, list[Problem]]:
     """Return the mapping in a YAML or JSON file that is no plan, a file of inputs for instance, and every problem."""
+    from plan_adapter.documents.reading import read_values
+
+    return read_values(Path(path))[:2]
+
+
+def read_placed(path: str | Path) -> tuple[dict[str, JsonValue] | None, list[Problem], Callable[[Problem], Problem]]:
+    """Return what `read_mapping` does, and a function that adds file, line and column to a problem that is found in the mapping."""
     from plan_adapter.documents.reading import read_values
 
     return read_values(Path(path))

@@ -132,17 +132,17 @@ def read_path(path: Path) -> tuple[ExecutionPlan | None, list[Problem]]:
         return None, [replace(error.problem, file=str(path))]
 
 
-def read_values(path: Path) -> tuple[dict[str, JsonValue] | None, list[Problem]]:
-    """Return the mapping in the file at `path` and every problem; see `read_mapping`."""
+def read_values(path: Path) -> tuple[dict[str, JsonValue] | None, list[Problem], Callable[[Problem], Problem]]:
+    """Return the mapping in the file at `path`, every problem, and what gives another problem its place; see `read_mapping`."""
     file = str(path)
     try:
         root, problems = _read_tree(_content(path).removeprefix("\ufeff"), file)
     except UnreadableError as error:
-        return None, [replace(error.problem, file=file)]
+        return None, [replace(error.problem, file=file)], lambda problem: problem
     values = root.plain()
     if isinstance(values, dict):
-        return values, _tidy(problems, file)
-    return None, [_no_mapping(root, "the file must hold a mapping of names to values", file)]
+        return values, _tidy(problems, file), lambda problem: replace(_marked(root, problem), file=file)
+    return None, [_no_mapping(root, "the file must hold a mapping of names to values", file)], lambda problem: problem
 
 
 def _no_mapping(root: Node, wanted: str, file: str | None) -> Problem:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from plan_adapter.engine.connection import check_server, configured_api_url, ui_hint, under_worker, url_source
 from plan_adapter.engine.local_server import server_status
+from plan_adapter.engine.server_auth import demands_authentication
 from plan_adapter.engine.server_password import login_hint
 from plan_adapter.engine.server_state import ServerFolder
 from plan_adapter.errors import NoServerError
@@ -76,10 +77,25 @@ def _server(settings: Settings) -> Iterator[Finding]:
         if configured:
             server = check_server()
             yield Finding(ok=True, what=f"Prefect server {server.api_url} answers (set by {url_source()})")
+            yield _authentication(server.api_url)
         else:
             yield from _local_server(settings)
     except NoServerError as error:
         yield Finding(ok=False, what=str(error))
+
+
+def _authentication(api_url: str) -> Finding:
+    """Whether people must sign in at the server before they can read and answer forms."""
+    demands = demands_authentication(api_url)
+    if demands:
+        return Finding(ok=True, what="the Prefect server demands authentication")
+    unknown = "it is not known whether the Prefect server demands authentication"
+    what = "the Prefect server demands no authentication" if demands is False else unknown
+    hint = (
+        "whoever reaches it can answer gates as anybody: an answer in a form proves nobody, and one-time codes count only with "
+        "`plan approve RUN --code`; let `known_by` ask for ssh_signature, totp or os_user"
+    )
+    return Finding(ok=True, what=what, hint=hint)
 
 
 def _local_server(settings: Settings) -> Iterator[Finding]:
@@ -95,6 +111,7 @@ def _local_server(settings: Settings) -> Iterator[Finding]:
     if status.state == "healthy":
         login = [login_hint(status.password_file)] if status.password_file is not None else []
         yield Finding(ok=True, what=f"{what} answers; log: {status.log_path}", hint="; ".join([*login, *ui_hint(status.ui_url or "")[1:]]))
+        yield _authentication(status.api_url or "")
     else:
         hint = f"`plan down`, then run again; log: {status.log_path}{ServerFolder(status.log_path.parent).log_tail()}"
         yield Finding(ok=False, what=f"{what} does not answer", hint=hint)

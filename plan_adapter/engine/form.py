@@ -7,7 +7,7 @@ from typing import Any, Literal, cast, get_args
 from prefect.input import RunInput
 from pydantic import Field, JsonValue, create_model
 
-from plan_adapter.execution.standing import SHOWN_DIGITS, answer_command
+from plan_adapter.execution.standing import SHOWN_DIGITS, answer_command, open_form_notice
 from plan_adapter.gate_text import split_text, without_picture
 from plan_adapter.readable import counted, prose
 from plan_adapter.record import Answer, ApprovalRequest, Decision, GateKind, GateRules, Resolution
@@ -44,24 +44,27 @@ class NotAnAnswerError(ValueError):
     """What came back from a form is no complete answer; the message says why, for whom to tell it."""
 
 
-def form_of(request: ApprovalRequest) -> type[RunInput]:
-    """Return the fields of the form of `request`, with every rule in its JSON schema: the server checks nothing else."""
+def form_of(request: ApprovalRequest, *, takes_codes: bool = True) -> type[RunInput]:
+    """Return the fields of the form of `request`, with every rule in its JSON schema: the server checks nothing else.
+
+    Without `takes_codes` it has no field for a one-time code, because anybody could read and send it.
+    """
     if request.kind == "outcome":
-        return _outcome_form(request)
+        return _outcome_form(request, takes_codes=takes_codes)
     fields: dict[str, Any] = {
         "decision": (
             Literal[get_args(Decision)],
             Field(title="Decision", description="For request_changes, say in the note what to change."),
         ),
         "approver": (str, _approver(request.rules)),
-        **_proofs(request.rules, signs="plan approve --sign"),
+        **_proofs(request.rules, signs="plan approve --sign", takes_codes=takes_codes),
         "note": (str, _note()),
         "digest": (str, _digest(request)),
     }
     return create_model("Answer", __base__=RunInput, **fields)
 
 
-def _outcome_form(request: ApprovalRequest) -> type[RunInput]:
+def _outcome_form(request: ApprovalRequest, *, takes_codes: bool) -> type[RunInput]:
     """Return the fields by which a person says how a call ended."""
     fields: dict[str, Any] = {
         "decision": (
@@ -78,7 +81,7 @@ def _outcome_form(request: ApprovalRequest) -> type[RunInput]:
             ),
         ),
         "approver": (str, _approver(request.rules)),
-        **_proofs(request.rules, signs="plan resolve --api --sign"),
+        **_proofs(request.rules, signs="plan resolve --api --sign", takes_codes=takes_codes),
         "note": (str, _note("How you know.")),
         "digest": (str, _digest(request)),
     }
@@ -100,13 +103,15 @@ def _note(description: str | None = None) -> Any:
     return Field(default="", max_length=MAX_NOTE_CHARACTERS, title="Note", description=description)
 
 
-def description_of(request: ApprovalRequest, *, refused: str | None = None) -> str:
+def description_of(request: ApprovalRequest, *, refused: str | None = None, takes_codes: bool = True) -> str:
     """Return the Markdown above the form: why the answer before was not taken, the first screen of what is asked, and the rest folded.
 
     Prefect's newer UI folds the rest, so that `decision` stays in sight; the older one shows it in a box of its own, which scrolls.
     """
     first, rest = split_text(_cut(without_picture(request.text), request))
     parts = [first, *([_FOLD, rest, "</details>"] if rest else [])]
+    if not takes_codes:
+        parts.insert(0, f"**No one-time code counts in this form.** {open_form_notice(request)}")
     if refused:
         nothing = "Nothing has run" if request.step_id is None else "This call was not made"
         nothing = "Nothing was decided" if request.kind == "outcome" else nothing
@@ -192,9 +197,9 @@ def _approver(rules: GateRules) -> Any:
     )
 
 
-def _proofs(rules: GateRules, *, signs: str) -> dict[str, Any]:
+def _proofs(rules: GateRules, *, signs: str, takes_codes: bool) -> dict[str, Any]:
     """Return the fields by which who answers proves who they are; required where there is no other way."""
-    known_by = rules.known_by or ()
+    known_by = tuple(way for way in rules.known_by or () if way != "totp" or takes_codes)
     fields = dict[str, Any]()
     if "totp" in known_by:
         only = known_by == ("totp",)

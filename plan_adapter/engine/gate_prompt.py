@@ -23,9 +23,11 @@ from prefect.settings import temporary_settings
 from prefect.states import Paused, Running
 
 from plan_adapter.approval import Asking
+from plan_adapter.engine.connection import current_server
 from plan_adapter.engine.form import NotAnAnswerError, answer_of, description_of, form_of
 from plan_adapter.engine.gate_labels import labels_of
 from plan_adapter.engine.gate_logs import MAX_WORDS, Tell, waiting
+from plan_adapter.engine.server_auth import demands_authentication
 from plan_adapter.readable import one_line
 from plan_adapter.record import ApprovalRequest
 
@@ -151,7 +153,8 @@ class Prompt:
 
     async def _open(self, key: str, refused: str | None) -> None:
         request = self._asking.request
-        for write in form_writes(request, self._id, self._client, key=key, refused=refused):
+        private = await takes_codes(request)
+        for write in form_writes(request, self._id, self._client, key=key, refused=refused, takes_codes=private):
             await self._persistently(write)
         paused = with_form(Paused(message=_waits_for(request)), key)
         self._shown = True
@@ -221,12 +224,20 @@ def base_of(key: str) -> str:
     return f"paused-{key}"
 
 
+async def takes_codes(request: ApprovalRequest) -> bool:
+    """Return whether one-time codes count in the form of `request`: only where people sign in at the server, or none is asked for."""
+    if "totp" not in (request.rules.known_by or ()):
+        return True
+    return await asyncio.to_thread(demands_authentication, current_server().api_url) is True
+
+
 def form_writes(
-    request: ApprovalRequest, flow_run_id: UUID, client: PrefectClient, *, key: str, refused: str | None
+    request: ApprovalRequest, flow_run_id: UUID, client: PrefectClient, *, key: str, refused: str | None, takes_codes: bool
 ) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
     """Return what writes the form of the pause with `key`, in this order; each may be done again."""
     keyset = keyset_from_base_key(base_of(key))
-    form, text = form_of(request), description_of(request, refused=refused)
+    form = form_of(request, takes_codes=takes_codes)
+    text = description_of(request, refused=refused, takes_codes=takes_codes)
     return (
         lambda: _save(form.asave(keyset, flow_run_id)),
         lambda: _save(acreate_flow_run_input(keyset["description"], text, flow_run_id=flow_run_id)),

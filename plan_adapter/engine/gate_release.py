@@ -14,7 +14,7 @@ from plan_adapter.approval import Asking
 from plan_adapter.engine.form import description_of, form_of
 from plan_adapter.engine.gate_labels import labels_of
 from plan_adapter.engine.gate_logs import Tell, waiting
-from plan_adapter.engine.gate_prompt import TROUBLE
+from plan_adapter.engine.gate_prompt import TROUBLE, takes_codes
 from plan_adapter.readable import one_line
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,9 @@ async def release(asking: Asking, flow_run_id: UUID, client: PrefectClient, tell
         return
     tell(says)
     # Only the description: other initial data would drop what the fields say of themselves.
-    form = form_of(request).with_initial_data(description=description_of(request, refused=request.refused))
+    private = await takes_codes(request)
+    text = description_of(request, refused=request.refused, takes_codes=private)
+    form = form_of(request, takes_codes=private).with_initial_data(description=text)
     try:
         await form.asave(keyset_from_base_key(keyset), flow_run_id)
         result = await client.set_flow_run_state(flow_run_id, suspended)

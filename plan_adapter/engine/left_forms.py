@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
 
 from plan_adapter.approval import Asking
-from plan_adapter.engine.gate_prompt import TROUBLE, base_of, form_writes, with_form
+from plan_adapter.engine.gate_prompt import TROUBLE, base_of, form_writes, takes_codes, with_form
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +50,9 @@ async def leave_form(asking: Asking) -> None:
     flow, key = FlowRunContext.get(), uuid4().hex
     if flow is None or flow.flow_run is None or not isinstance(flow.client, PrefectClient):
         raise RuntimeError("a form is left inside a running flow")
+    private, refused = await takes_codes(asking.request), asking.request.refused
     try:
-        for write in form_writes(asking.request, flow.flow_run.id, flow.client, key=key, refused=asking.request.refused):
+        for write in form_writes(asking.request, flow.flow_run.id, flow.client, key=key, refused=refused, takes_codes=private):
             await write()
     except TROUBLE as error:
         log.warning("flow run %s waits without a form: %s", flow.flow_run.id, type(error).__name__)

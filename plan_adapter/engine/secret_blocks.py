@@ -1,40 +1,17 @@
-"""`PrefectSecrets` and `SecretBlocks`: secrets kept in Prefect blocks, which its server encrypts and its UI does not show."""
+"""`SecretBlocks`: secrets kept in Prefect blocks, which its server encrypts and its UI does not show."""
 
 import inspect
 import json
 import re
 from typing import Any, cast
 
-from prefect import get_client
 from prefect.blocks.core import Block
 from prefect.blocks.system import Secret
 from prefect.exceptions import ObjectNotFound
 from pydantic import SecretBytes, SecretStr
 
 from plan_adapter.engine.connection import trouble_with_server
-from plan_adapter.engine.gate_events import key_of
 from plan_adapter.secrets import SecretUnavailableError
-
-# Generic without a type, as the block type that everybody uses: `Secret[str]` would be a type of its own.
-_BLOCK: Any = Secret
-
-
-class PrefectSecrets:
-    """Reads and keeps secrets of the Prefect server that Prefect's settings name."""
-
-    async def secret(self, name: str) -> str | None:
-        """Return the text of the Secret block called `name`; None if there is none."""
-        # Not as a block: loading one sends an event, for which the end of the process waits.
-        try:
-            async with get_client() as client:
-                kept = await client.read_block_document_by_name(key_of(name), block_type_slug="secret", include_secrets=True)
-        except ObjectNotFound:
-            return None
-        return str(kept.data["value"])
-
-    async def keep_secret(self, name: str, value: str) -> None:
-        """Keep `value` as the Secret block called `name`, in place of the one that has this name."""
-        await _BLOCK(value=SecretStr(value)).asave(key_of(name), overwrite=True)
 
 
 class SecretBlocks:

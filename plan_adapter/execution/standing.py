@@ -130,6 +130,14 @@ def answer_command(asked: Asked, *, verb: str = "approve", api: bool = False) ->
     return f"plan {verb} {asked.run_id}{option}{_place(asked)}{digest}"
 
 
+def open_form_notice(asked: Asked) -> str:
+    """Return why no one-time code counts in the form of a Prefect server that demands no authentication, and where to give it instead."""
+    return (
+        "This Prefect server demands no authentication: whoever reaches it can read and send forms, so a one-time code in a form proves "
+        f"nobody. Answer with `{answer_command(asked)} --code CODE`."
+    )
+
+
 def show_command(asked: Asked, *, api: bool = False) -> str:
     """Return the command that prints everything that a gate asks about, and answers nothing."""
     return f"plan approve {asked.run_id}{' --api' if api else ''}{_place(asked)} --show"

@@ -6,22 +6,23 @@ from functools import partial
 
 from plan_adapter.approval import answer_to, decision_of, refusal, signed_text, text_to_sign
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.identity.codes import CodeStore, SecretSource, check
+from plan_adapter.identity.codes import CodeStore, check
 from plan_adapter.identity.signatures import allowed_signers, signer
 from plan_adapter.plan import KnownBy
+from plan_adapter.policy import PolicyInForce
 from plan_adapter.record import Answer, Approval, ApprovalRequest, Decision, Gate
 from plan_adapter.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """With what proofs are checked: whose signatures are allowed, what keeps the secrets of one-time codes, and which codes were used.
+    """With what proofs are checked: whose signatures are allowed, the seeds of one-time codes, their key, and which codes were used.
 
     `now` is the time in seconds since 1970 at which a code must be good; None: this host's.
     """
 
-    settings: Settings
-    secrets: SecretSource | None
+    policy: PolicyInForce
+    settings: Settings  # where the key of the seeds is
     codes: CodeStore
     now: float | None = None
 
@@ -33,10 +34,10 @@ async def known_by(answer: Answer, request: ApprovalRequest, means: Means) -> Kn
     """
     if answer.signature is not None:
         text = text_to_sign(answer, request)
-        verify = partial(signer, text, answer.signature, allowed=allowed_signers(means.settings), by=answer.by)
+        verify = partial(signer, text, answer.signature, allowed=allowed_signers(means.policy), by=answer.by)
         await asyncio.to_thread(verify)  # bounded: ssh-keygen is given ten seconds
     if answer.code is not None:
-        await check(answer.by, answer.code, secrets=means.secrets, codes=means.codes, now=means.now)
+        await check(answer.by, answer.code, codes=means.codes, settings=means.settings, now=means.now)
     return _claimed(answer, request)
 
 
@@ -66,7 +67,7 @@ async def proved(answer: Answer, request: ApprovalRequest, means: Means) -> Know
     return way
 
 
-def recheck(approval: Approval, request: ApprovalRequest | Gate, settings: Settings) -> None:
+def recheck(approval: Approval, request: ApprovalRequest | Gate, policy: PolicyInForce) -> None:
     """Return if the signature of `approval` is of this answer at this gate; raises NotApprovedError otherwise.
 
     Only what claims to be signed is looked at; one that a standing approval gave is proved by that one's signature
@@ -76,7 +77,7 @@ def recheck(approval: Approval, request: ApprovalRequest | Gate, settings: Setti
         return
     if approval.signature is None:
         raise NotApprovedError(f"the approval by {approval.by} is recorded as signed, and holds no signature")
-    signer(_signed(request, approval.decision), approval.signature, allowed=allowed_signers(settings), by=approval.by)
+    signer(_signed(request, approval.decision), approval.signature, allowed=allowed_signers(policy), by=approval.by)
 
 
 def _claimed(answer: Answer, request: ApprovalRequest) -> KnownBy:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from plan_adapter.errors import NotApprovedError
+from plan_adapter.policy import STORES_SIGNERS, PolicyInForce
 from plan_adapter.readable import one_line
 from plan_adapter.settings import Settings
 
@@ -43,14 +44,19 @@ def default_key(settings: Settings) -> Path:
     return found if found.exists() else found.with_name(f"{found.name}.pub")  # the public half alone: an agent has the other
 
 
-def allowed_signers(settings: Settings) -> Path:
-    """Return the file of keys whose signatures count; raises NotApprovedError where the settings name none."""
-    if settings.allowed_signers is None:
+def allowed_signers(policy: PolicyInForce) -> Path | str:
+    """Return the file of keys whose signatures count, or its lines where the store's policy has them; raises NotApprovedError for none."""
+    if policy.allowed_signers is None and policy.number is not None:
+        raise NotApprovedError(
+            "no signature can be verified: the store's policy has no `allowed_signers`, a line for each key: `ana ssh-ed25519 AAAA…`; "
+            "`plan policy set FILE` sets one that has"
+        )
+    if policy.allowed_signers is None:
         raise NotApprovedError(
             "no signature can be verified: PLAN_ADAPTER_ALLOWED_SIGNERS names no file of allowed signers, "
             "which has a line for each key: `ana ssh-ed25519 AAAA…`"
         )
-    return settings.allowed_signers.expanduser()
+    return policy.allowed_signers if isinstance(policy.allowed_signers, str) else policy.allowed_signers.expanduser()
 
 
 def sign(text: str, *, key: Path) -> str:
@@ -72,8 +78,8 @@ def sign(text: str, *, key: Path) -> str:
         return signature.read_text(encoding="ascii")
 
 
-def signer(text: str, signature: str, *, allowed: Path, by: str) -> str:
-    """Return `by` once it is sure that a key of theirs, by the file `allowed`, signed exactly `text`.
+def signer(text: str, signature: str, *, allowed: Path | str, by: str) -> str:
+    """Return `by` once it is sure that a key of theirs, by `allowed`, a file or its lines, signed exactly `text`.
 
     A line counts for the names that it writes out: one with a pattern (`*@example.org`) says that a key is somebody's, not whose.
     Certificates of a `cert-authority` count for the names that they hold. Raises NotApprovedError, which says what is wrong.
@@ -82,7 +88,8 @@ def signer(text: str, signature: str, *, allowed: Path, by: str) -> str:
         raise NotApprovedError(f"`{one_line(by)}` is no name that an SSH key could belong to")
     if len(signature) > MAX_SIGNATURE_CHARACTERS:
         raise NotApprovedError("the signature is malformed: it is far longer than any signature")
-    signers = _read_signers(allowed)
+    signers = allowed.encode() if isinstance(allowed, str) else _read_signers(allowed)
+    where = STORES_SIGNERS if isinstance(allowed, str) else str(allowed)
     with tempfile.TemporaryDirectory(prefix="plan-verify-") as folder:
         # Copies: the file cannot change between two looks at it.
         everyone, own, signed = Path(folder, "everyone"), Path(folder, "own"), Path(folder, "signature")
@@ -95,7 +102,7 @@ def signer(text: str, signature: str, *, allowed: Path, by: str) -> str:
             return by
         found = _ssh_keygen(["-Y", "find-principals", "-s", str(signed), "-f", str(everyone)], seconds=VERIFY_SECONDS)
     names = found.stdout.decode(errors="replace").split("\n") if found.returncode == 0 else []
-    raise NotApprovedError(_why_not_verified(verified.stderr.decode(errors="replace"), by=by, names=names, allowed=allowed))
+    raise NotApprovedError(_why_not_verified(verified.stderr.decode(errors="replace"), by=by, names=names, allowed=where))
 
 
 def _ssh_keygen(
@@ -173,7 +180,7 @@ def _names(by: bytes, line: bytes) -> bool:
     return by in principals.split(b",") or b"cert-authority" in options
 
 
-def _why_not_verified(said: str, *, by: str, names: Sequence[str], allowed: Path) -> str:
+def _why_not_verified(said: str, *, by: str, names: Sequence[str], allowed: str) -> str:
     who = one_line(by)
     if "incorrect signature" in said:
         return f"the signature is not of this answer: what {who} signed is another text, or it was changed since"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.identity.signatures import MAX_SIGNATURE_CHARACTERS, allowed_signers, sign, signer
+from plan_adapter.policy import PolicyInForce
 from plan_adapter.record import StandingApproval
-from plan_adapter.settings import Settings
 from plan_adapter.standing import read_standing_file, signature_path, write_standing_file
 
 
@@ -23,7 +23,7 @@ def write_signed(standing: StandingApproval, path: Path) -> None:
     signature_path(path).write_bytes(standing.signature.encode("ascii"))
 
 
-def signed_standing(path: Path, *, settings: Settings) -> StandingApproval:
+def signed_standing(path: Path, *, policy: PolicyInForce) -> StandingApproval:
     """Return the standing approval in the file at `path`, once the signature beside it is known to be of these bytes by who is named.
 
     Without a signature a file is nobody's word. Raises InvalidPlanError for what the file says, NotApprovedError for its signature.
@@ -40,13 +40,13 @@ def signed_standing(path: Path, *, settings: Settings) -> StandingApproval:
     except OSError as error:
         raise NotApprovedError(f"the signature {beside} cannot be read: {error}") from None
     try:
-        signer(text, signature, allowed=allowed_signers(settings), by=standing.by)
+        signer(text, signature, allowed=allowed_signers(policy), by=standing.by)
     except NotApprovedError as error:
         raise NotApprovedError(f"{path}: {error}") from None
     return replace(standing, known_by="ssh_signature", signature=signature)
 
 
-def verify_standing(standing: StandingApproval, *, settings: Settings) -> None:
+def verify_standing(standing: StandingApproval, *, policy: PolicyInForce) -> None:
     """Return if the signature of `standing`, as the store keeps it, is of what it says; raises NotApprovedError otherwise.
 
     One that does not claim to be signed is not looked at. One of a file is signed as the file was written, by hand perhaps: where its
@@ -57,10 +57,10 @@ def verify_standing(standing: StandingApproval, *, settings: Settings) -> None:
     if standing.signature is None:
         raise NotApprovedError(f"the standing approval by {standing.by} is recorded as signed, and holds no signature")
     try:
-        signer(write_standing_file(standing), standing.signature, allowed=allowed_signers(settings), by=standing.by)
+        signer(write_standing_file(standing), standing.signature, allowed=allowed_signers(policy), by=standing.by)
     except NotApprovedError:
         if standing.source is None:
             raise
-        written = signed_standing(Path(standing.source), settings=settings)
+        written = signed_standing(Path(standing.source), policy=policy)
         if (written.id, write_standing_file(written)) != (standing.id, write_standing_file(standing)):
             raise NotApprovedError(f"{standing.source} and the standing approval by {standing.by} do not say the same") from None

@@ -19,6 +19,7 @@ from plan_adapter.draft_text import origin_lines
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.gate_text import plan_gate_text
 from plan_adapter.plan import ExecutionPlan, PlanStatus
+from plan_adapter.policy import PolicyInForce
 from plan_adapter.readable import one_line
 from plan_adapter.record import Approval, Gate, GateRules, PlanRun, RunContext, RunReason
 from plan_adapter.runs.gate_keeper import GateKeeper
@@ -38,7 +39,7 @@ MOST_PENDING = 200
 
 async def is_answered(bound: BoundPlan, store: PlanStore, occasion: Occasion, *, run: PlanRun | None = None) -> bool:
     """Whether nobody needs to be asked, or there is an answer (also one to `run`), or somebody who can be asked."""
-    if not requires_approval(bound.validated.plan, allow_unapproved=occasion.settings.allow_unapproved):
+    if not requires_approval(bound.validated.plan, await store.policy_in_force(occasion.settings)):
         return True
     if occasion.approval is not None or occasion.approver is not None or occasion.asks_in_form:
         return True
@@ -112,7 +113,8 @@ async def refuse_approver(bound: BoundPlan, store: PlanStore, occasion: Occasion
     revisions = [] if run is None else await store.revisions(run.id)
     requested_by = occasion.requested_by if run is None else run.requested_by or ""
     revised_by = revisions[-1].by if revisions else ""
-    occasion.approver.foresee(rules_of(bound.validated.plan, occasion.settings, requested_by=requested_by, revised_by=revised_by))
+    policy = await store.policy_in_force(occasion.settings)
+    occasion.approver.foresee(rules_of(bound.validated.plan, policy, requested_by=requested_by, revised_by=revised_by))
 
 
 async def end_overdue(run: PlanRun, store: PlanStore) -> PlanRun:
@@ -171,7 +173,7 @@ async def _found(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval
         return answer
     if occasion.approval is not None:
         return await _fitting(occasion.approval, bound, run, keeper)
-    if not requires_approval(plan, allow_unapproved=occasion.settings.allow_unapproved):
+    if not requires_approval(plan, await store.policy_in_force(occasion.settings)):
         return without_approval(bound, now=await store.now())
     waiting = await store.find_approval(bound.approval_digest, context=_context_of(run))
     if waiting is not None:
@@ -207,7 +209,8 @@ async def _fitting(given: Approval, bound: BoundPlan, run: PlanRun, keeper: Gate
     """Return an answer that was given before the run was made; raises NotApprovedError where the rules do not take it."""
     revisions = await keeper.store.revisions(run.id)
     revised_by = revisions[-1].by if revisions else ""
-    rules = rules_of(bound.validated.plan, keeper.occasion.settings, requested_by=run.requested_by or "", revised_by=revised_by)
+    policy = await keeper.store.policy_in_force(keeper.occasion.settings)
+    rules = rules_of(bound.validated.plan, policy, requested_by=run.requested_by or "", revised_by=revised_by)
     if given.decision == "request_changes":
         raise NotApprovedError(f"{given.by} asks for changes: {given.note}")
     if given.approval_digest == bound.approval_digest:
@@ -281,13 +284,14 @@ async def _gate_of(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: S
     """Return the gate of the plan of `run`, which is kept as one that waits; its message tells what was answered and counts no more."""
     plan = bound.validated.plan
     answers, revisions = await store.approvals(run.id), await store.revisions(run.id)
-    rules = rules_of(plan, settings, requested_by=run.requested_by or "", revised_by=revisions[-1].by if revisions else "")
+    policy = await store.policy_in_force(settings)
+    rules = rules_of(plan, policy, requested_by=run.requested_by or "", revised_by=revisions[-1].by if revisions else "")
     changes, lapsed = await said_before(await _answers(run, bound, store), plan, run, store, settings)
     await _keep_waiting(run, store, message="; ".join(lapsed) or None)
     replaced = replaced_version(revisions, answers)
     text = plan_gate_text(
         bound,
-        gated=gated_steps(bound, settings),
+        gated=gated_steps(bound, policy),
         approval_digest=bound.approval_digest,
         expires_ms=plan.options.approval_timeout_ms,
         earlier=await store.get(replaced.digest) if replaced is not None and replaced.digest != run.digest else None,
@@ -296,7 +300,7 @@ async def _gate_of(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: S
         notices=[
             *changes,
             *lapsed,
-            *_unknown_names(plan, settings),
+            *_unknown_names(plan, policy),
             *await code_notices(bound.validated, run, store),
             *await missing_notices(bound.validated, settings),
         ],
@@ -304,11 +308,12 @@ async def _gate_of(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: S
     return new_gate(run, approval_digest=bound.approval_digest, description=plan.description, text=text, rules=rules)
 
 
-def _unknown_names(plan: ExecutionPlan, settings: Settings) -> list[str]:
+def _unknown_names(plan: ExecutionPlan, policy: PolicyInForce) -> list[str]:
     """Return who of the approvers may be a group that is missing; where there are no groups at all, every name is a person's."""
     approvers = plan.approval.approvers if plan.approval is not None else ()
-    names = [name for name in names_of_nobody(plan, settings) if name in approvers] if settings.groups else []
-    return [f"`{one_line(name)}` may answer, as a person: no group is called so in PLAN_ADAPTER_GROUPS." for name in names]
+    names = [name for name in names_of_nobody(plan, policy) if name in approvers] if policy.groups else []
+    where = "PLAN_ADAPTER_GROUPS" if policy.number is None else "the store's policy"
+    return [f"`{one_line(name)}` may answer, as a person: no group is called so in {where}." for name in names]
 
 
 async def _origin(run: PlanRun, earlier: list[str], store: PlanStore) -> list[str]:
@@ -325,11 +330,11 @@ async def _keep_waiting(run: PlanRun, store: PlanStore, *, message: str | None) 
         await store.update_run(run)
 
 
-def gated_steps(bound: BoundPlan, settings: Settings) -> Collection[str]:
+def gated_steps(bound: BoundPlan, policy: PolicyInForce) -> Collection[str]:
     """Return the ids of the steps that wait at a gate of their own."""
     validated = bound.validated
     steps = validated.plan.steps
-    return [step.id for step in steps if needs_gate(step, validated.tools[step.id].effect, validated.plan, settings)]
+    return [step.id for step in steps if needs_gate(step, validated.tools[step.id].effect, validated.plan, policy)]
 
 
 async def _used(bound: BoundPlan, run: PlanRun, answer: Approval, keeper: GateKeeper) -> ApprovedPlan:

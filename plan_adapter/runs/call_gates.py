@@ -9,6 +9,7 @@ from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.ports import GatedCall, GateRefusal
 from plan_adapter.gate_text import step_gate_text
 from plan_adapter.plan import Effect, ExecutionPlan, Step
+from plan_adapter.policy import PolicyInForce
 from plan_adapter.record import Approval, Gate, PlanRun, RunReason
 from plan_adapter.runs.gate_keeper import GateKeeper
 from plan_adapter.runs.gates import new_gate, no_answer
@@ -23,6 +24,7 @@ class CallGates:
     approved: ApprovedPlan
     keeper: GateKeeper
     stop: Stop
+    policy: PolicyInForce  # as it was when this start of the run began: a newer one decides of its answers, and of the next start
     asked: Collection[str] = ()  # steps that an earlier start of the run has ended, and that somebody was asked about
     _before: list[Gate] | None = field(default=None, init=False)  # gates that were closed before this start
 
@@ -33,7 +35,7 @@ class CallGates:
 
     def is_gated(self, step: Step, declared: Effect) -> bool:
         """Return whether the step, the plan's policy or the settings ask for an approval of this call."""
-        return needs_gate(step, declared, self._plan, self.keeper.occasion.settings)
+        return needs_gate(step, declared, self._plan, self.policy)
 
     async def ask(self, call: GatedCall) -> Approval | GateRefusal | None:
         """Return the approval of exactly this call, why there is none, or None where it was left waiting for one."""
@@ -71,7 +73,7 @@ class CallGates:
 
     async def _gate_of(self, call: GatedCall, answers: list[Approval]) -> Gate:
         keeper, run = self.keeper, self.keeper.run
-        rules = rules_of(self._plan, keeper.occasion.settings, requested_by=run.requested_by or "")
+        rules = rules_of(self._plan, await keeper.store.policy_in_force(keeper.occasion.settings), requested_by=run.requested_by or "")
         before = [step for step in run.steps if step.id in self.approved.bound.validated.dependencies[call.step.id]]
         changes, lapsed = await said_before(
             [row for row in answers if row.decision == "approve" or row.at >= self.approved.approval.at],
@@ -125,7 +127,9 @@ class CallGates:
             return last if await self._counts(last) else None
         if (expired := await self._expired(call)) is not None:
             return await self._outcome(expired, call)
-        return await approval_by_standing(self.approved.approval, call, self.keeper.run, self.keeper.store, self.keeper.occasion)
+        return await approval_by_standing(
+            self.approved.approval, call, self.keeper.run, self._plan, self.keeper.store, self.keeper.occasion
+        )
 
     async def _counts(self, answer: Approval) -> bool:
         """Return whether `answer` is an approval that this process takes, whoever took it before."""

@@ -1,5 +1,6 @@
 """`form_door`: the Prefect side of a run's gates. Imported only inside a flow run."""
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING
 
@@ -8,7 +9,7 @@ from plan_adapter.engine.gate import GateCancelledError, ask_in_form
 from plan_adapter.engine.gate_events import emit, publish_text
 from plan_adapter.engine.gate_forms import collected_answer, resume_released
 from plan_adapter.engine.left_forms import leave_form
-from plan_adapter.engine.secret_blocks import PrefectSecrets
+from plan_adapter.engine.server_auth import demands_authentication
 from plan_adapter.errors import NoServerError
 from plan_adapter.record import Approval, Gate, PlanRun
 from plan_adapter.runs.approving import end_expired
@@ -57,4 +58,7 @@ def form_door(flow_run_id: str, store: PlanStore, server: "Server | None") -> Fo
     async def publish(gate: Gate) -> None:
         await publish_text(gate.text, key=f"plan {gate.name}", description=gate.description)
 
-    return FormDoor(ask, collected_answer, emit_event, publish, resume_released, PrefectSecrets(), leave_form)
+    async def is_private() -> bool:
+        return await asyncio.to_thread(demands_authentication, server.api_url) is True
+
+    return FormDoor(ask, collected_answer, emit_event, publish, resume_released, is_private, leave_form)

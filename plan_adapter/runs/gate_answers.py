@@ -1,14 +1,16 @@
 """`GateAnswers`: takes what is answered at gates, once its giver is proved and allowed."""
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
 
 from pydantic import JsonValue
 
+from plan_adapter.approval import with_todays_policy
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.identity.codes import SecretSource
+from plan_adapter.execution.standing import open_form_notice
 from plan_adapter.identity.known import Means, approval_from, proved, recheck
+from plan_adapter.policy import PolicyInForce
 from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, Receipt
 from plan_adapter.settings import Settings
 from plan_adapter.store.outcomes import Word
@@ -21,7 +23,7 @@ class GateAnswers:
 
     store: PlanStore
     settings: Settings
-    secrets: SecretSource | None  # of one-time codes
+    forms_are_private: Callable[[], Awaitable[bool]] | None = None  # whether people sign in where they answer forms; None: no forms
     clean: Callable[[JsonValue], JsonValue] = lambda value: value  # takes secrets out of what people say of a call
     _verified: set[str] = field(default_factory=set[str])  # ids of answers that were proved in this process
 
@@ -38,7 +40,7 @@ class GateAnswers:
     async def prove(self, approval: Approval, asked: ApprovalRequest | Gate) -> None:
         """Return if `approval`, which may come from elsewhere, is signed by who it says, where it says so; raises NotApprovedError."""
         if approval.id not in self._verified:
-            await asyncio.to_thread(recheck, approval, asked, self.settings)
+            await asyncio.to_thread(recheck, approval, asked, await self.store.policy_in_force(self.settings))
             self._verified.add(approval.id)
 
     async def word_at(self, gate: Gate) -> Receipt | None:
@@ -50,7 +52,9 @@ class GateAnswers:
 
     async def _taken(self, answer: Answer, request: ApprovalRequest) -> Approval:
         """Return `answer` as an approval, its giver proved and allowed; raises NotApprovedError with why not."""
-        approval = await approval_from(answer, request, await self._means())
+        await self._refuse_open_form(answer, request)
+        means = await self._means()
+        approval = await approval_from(answer, await self._as_of_today(request, means.policy), means)
         self._verified.add(approval.id)
         return approval
 
@@ -59,11 +63,28 @@ class GateAnswers:
             raise NotApprovedError(
                 f"what is asked is how the call ended, and `{answer.decision}` does not say it: done, again or abort does"
             )
-        known_by = await proved(answer, request, await self._means())
+        await self._refuse_open_form(answer, request)
+        means = await self._means()
+        known_by = await proved(answer, await self._as_of_today(request, means.policy), means)
         said = (str(self.clean(answer.note)), self.clean(answer.result))
         if answer.signature is not None and said[1] != answer.result:  # no record could show that this is what was signed
             raise NotApprovedError("the result that was signed holds the value of a secret: say it without, and sign that")
         return Word(answer.decision, answer.by, known_by, *said, digest=request.approval_digest, signature=answer.signature)
 
     async def _means(self) -> Means:
-        return Means(self.settings, self.secrets, self.store, (await self.store.now()).timestamp())
+        policy = await self.store.policy_in_force(self.settings)
+        return Means(policy, self.settings, self.store, (await self.store.now()).timestamp())
+
+    async def _as_of_today(self, request: ApprovalRequest, policy: PolicyInForce) -> ApprovalRequest:
+        """Return `request` with what an answer must fit now, by the store's policy where it has one."""
+        if policy.number is None or request.run_id is None:
+            return request
+        run = await self.store.run(request.run_id, with_steps=False)
+        return replace(request, rules=with_todays_policy(request.rules, await self.store.get(run.digest), policy))
+
+    async def _refuse_open_form(self, answer: Answer, request: ApprovalRequest) -> None:
+        """Raise NotApprovedError for a code in a form that anybody could have read and sent."""
+        if answer.channel != "form" or answer.code is None or answer.signature is not None or self.forms_are_private is None:
+            return
+        if not await self.forms_are_private():
+            raise NotApprovedError(open_form_notice(request))

@@ -43,8 +43,8 @@ class GateKeeper:
     _leaving: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
     def __post_init__(self) -> None:
-        secrets = self.door.secrets if self.door is not None else None
-        self.answers = GateAnswers(self.store, self.occasion.settings, secrets)
+        forms_are_private = None if self.door is None else self.door.is_private
+        self.answers = GateAnswers(self.store, self.occasion.settings, forms_are_private)
 
     async def open(self, gate: Gate, *, timeout_ms: int) -> Gate:
         """Return `gate` as it is open now: a new one, or that of an earlier start of the run, whose approvers are those of today."""

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from plan_adapter.approval import Asking
-from plan_adapter.identity.codes import SecretSource
 from plan_adapter.plan import new_id
 from plan_adapter.readable import duration
 from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, GateKind, GateRules, PlanRun, Receipt
@@ -36,7 +35,8 @@ class FormDoor:
     """Keep the text of a gate where the run's page shows it."""
     resume_released: Callable[[Gate, Approval], Awaitable[None]]
     """Let a run that gave its worker back start again."""
-    secrets: SecretSource
+    is_private: Callable[[], Awaitable[bool]]
+    """Whether only people who have signed in at the server can read and answer forms."""
     leave: Callable[[Asking], Awaitable[None]] | None = None
     """Puts the form of the plan's gate up for the time after this process, whose flow run must then end as one that waits."""
 

@@ -15,15 +15,16 @@ from plan_adapter.store.store import PlanStore
 async def why_lapsed(answer: Approval, plan: ExecutionPlan, run: PlanRun, store: PlanStore, settings: Settings) -> str | None:
     """Return why an approval that was given at a gate, and that nobody has used yet, would not be taken now; None where it would.
 
-    Groups, settings and allowed signers may have changed since, or be others in the process that took it.
+    The policy, groups and allowed signers may have changed since, or be others in the process that took it.
     """
     if answer.decision != "approve" or answer.gate_id is None or answer.used_at is not None:
         return None
-    rules = rules_of(plan, settings, requested_by=run.requested_by or "")
+    policy = await store.policy_in_force(settings)
+    rules = rules_of(plan, policy, requested_by=run.requested_by or "")
     if (reason := refusal(rules, by=answer.by, known_by=answer.known_by, decision=answer.decision)) is not None:
         return reason
     try:
-        await asyncio.to_thread(recheck, answer, await store.gate(answer.gate_id), settings)
+        await asyncio.to_thread(recheck, answer, await store.gate(answer.gate_id), policy)
     except NotApprovedError as error:
         return str(error)
     return None

@@ -37,7 +37,8 @@ class OutcomeGates:
     async def _gate_of(self, doubt: Doubt) -> Gate:
         run, step, lost = self.keeper.run, doubt.step, doubt.lost
         bound, store = self.approved.bound, self.keeper.store
-        rules = rules_of(bound.validated.plan, self.keeper.occasion.settings, requested_by=run.requested_by or "")
+        policy = await store.policy_in_force(self.keeper.occasion.settings)
+        rules = rules_of(bound.validated.plan, policy, requested_by=run.requested_by or "")
         text = outcome_text(bound, step, lost, why=doubt.why, made_by=await store.start_of(lost), run_id=run.id)
         digest = outcome_digest(lost.id)
         return new_gate(

@@ -147,7 +147,7 @@ async def _perform(approved: ApprovedPlan, keeper: GateKeeper, *, past: Past, wa
     reached("claimed")
     scope = scope_of(approved, run, await store.recorder(run), occasion, past=past, way=way)
     scope.step_runs = step_runs
-    scope.gates = CallGates(approved, keeper, scope.stop, past.asked)
+    scope.gates = CallGates(approved, keeper, scope.stop, await store.policy_in_force(occasion.settings), past.asked)
     ask_about_doubts(scope, keeper)
     scope.tell("run_started")
     rollback = undrafted = None

@@ -16,7 +16,7 @@ async def require_operator(
 ) -> None:
     """Return if `by` may do this with `run`; raises NotApprovedError, which the audit then tells of."""
     try:
-        refuse_operation(plan, settings, by=by, operation=operation)
+        refuse_operation(plan, await store.policy_in_force(settings), by=by, operation=operation)
     except NotApprovedError as error:
         await store.note_refusal(run.id, str(error), by=by)
         raise
@@ -29,7 +29,7 @@ async def require_approver(
 
     `doing` begins the sentence that says why not.
     """
-    rules = rules_of(plan, settings, requested_by=run.requested_by or "")
+    rules = rules_of(plan, await store.policy_in_force(settings), requested_by=run.requested_by or "")
     if (why := refusal(rules, by=by, known_by=known_by, decision=decision)) is not None:
         await store.note_refusal(run.id, f"{doing}: {why}", by=by, known_by=known_by)
         raise NotApprovedError(f"{doing}: {why}")

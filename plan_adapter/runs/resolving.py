@@ -7,7 +7,6 @@ from plan_adapter.identity.known import Means, proved
 from plan_adapter.readable import one_line
 from plan_adapter.record import Answer, ApprovalRequest, PlanRun, Resolution
 from plan_adapter.runs.permitting import ways_to_prove
-from plan_adapter.secrets import SecretSource
 from plan_adapter.settings import Settings
 from plan_adapter.store.outcomes import Word
 from plan_adapter.store.store import PlanStore
@@ -29,19 +28,19 @@ async def word_request(
         run_id=run.id,
         step_id=step_id,
         item=item,
-        rules=rules_of(plan, settings, requested_by=run.requested_by or ""),
+        rules=rules_of(plan, await store.policy_in_force(settings), requested_by=run.requested_by or ""),
         kind="outcome",
     )
 
 
-async def word_of(answer: Answer, request: ApprovalRequest, store: PlanStore, settings: Settings, *, secrets: SecretSource | None) -> Word:
+async def word_of(answer: Answer, request: ApprovalRequest, store: PlanStore, settings: Settings) -> Word:
     """Return `answer` as the word that the store takes, its giver proved and allowed.
 
-    Raises NotApprovedError with why not, which the audit of the run then tells of. `secrets` keeps those of one-time codes.
+    Raises NotApprovedError with why not, which the audit of the run then tells of.
     """
     assert answer.decision in ("done", "again", "abort")
     try:
-        known_by = await proved(answer, request, Means(settings, secrets, store))
+        known_by = await proved(answer, request, Means(await store.policy_in_force(settings), settings, store))
     except NotApprovedError as error:
         said = f"`{one_line(request.step_id or '')}` is not resolved: {error}"
         await store.note_refusal(request.run_id or "", said, by=answer.by, known_by=answer.channel)

@@ -10,6 +10,7 @@ from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.standing import without_rollback
 from plan_adapter.execution.status import ended_status
 from plan_adapter.plan import ApprovalPolicy, ExecutionPlan, PlanStatus, StepStatus
+from plan_adapter.policy import PolicyInForce
 from plan_adapter.record import Approval, Outcome, PlanRun, RunReason
 from plan_adapter.runs.approving import is_of_run
 from plan_adapter.runs.ending import end_run
@@ -17,7 +18,6 @@ from plan_adapter.runs.gate_keeper import GateKeeper
 from plan_adapter.runs.occasion import Occasion
 from plan_adapter.runs.performing import Way, ask_about_doubts, scope_of, undo
 from plan_adapter.runs.retooling import changes_of_tools, named_changes
-from plan_adapter.settings import Settings
 from plan_adapter.store.revisions import Revision
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan
@@ -79,14 +79,14 @@ async def with_approved_rollbacks(bound: BoundPlan, run: PlanRun, past: Past, st
     return replace(bound, approval_digest=run.approval_digest)
 
 
-def is_guarded(plan: ExecutionPlan, settings: Settings) -> bool:
+def is_guarded(plan: ExecutionPlan, policy: PolicyInForce) -> bool:
     """Return whether only somebody who may approve `plan` may have what its runs did undone.
 
     Where calls of the plan wait at gates of their own, no call that undoes one is asked about: the approval of the plan covers those that
     follow a failure, and who asks for others approves them by that.
     """
-    policy = plan.approval or ApprovalPolicy()
-    return bool(policy.effects or settings.gate_effects) or any(step.requires_approval for step in plan.steps)
+    own = plan.approval or ApprovalPolicy()
+    return bool(own.effects or policy.gate_effects) or any(step.requires_approval for step in plan.steps)
 
 
 def refuse_doubt(run: PlanRun, past: Past) -> None:

@@ -9,7 +9,8 @@ from plan_adapter.approval import refusal, rules_of
 from plan_adapter.errors import InvalidPlanError, NotApprovedError, StoreError
 from plan_adapter.execution.ports import GatedCall
 from plan_adapter.identity.standing_files import signed_standing, verify_standing
-from plan_adapter.plan import new_id
+from plan_adapter.plan import ExecutionPlan, new_id
+from plan_adapter.policy import PolicyInForce
 from plan_adapter.record import Approval, PlanRun, RunContext, StandingApproval
 from plan_adapter.runs.occasion import Occasion
 from plan_adapter.standing import covers, find_standing_file
@@ -26,15 +27,16 @@ async def standing_for(bound: BoundPlan, run: PlanRun, store: PlanStore, occasio
     """
     if occasion.schedule is None:
         return None
-    in_file = await _take_file(store, run, occasion)
+    policy = await store.policy_in_force(occasion.settings)
+    in_file = await _take_file(store, run, occasion, policy)
     now = await store.now()
     for standing in await store.standing():
-        reason = covers(standing, bound, schedule=occasion.schedule, now=now) or _refusal(standing, bound, occasion)
+        reason = covers(standing, bound, schedule=occasion.schedule, now=now) or _refusal(standing, bound.validated.plan, policy)
         if standing.source is not None and standing.id != in_file:
             reason = reason or f"{standing.source} does not say so beside this plan any more"
         if reason is None:
             try:
-                await _verify(standing, occasion)
+                await _verify(standing, policy)
                 return await store.use_standing(standing.id, run_id=run.id, approval_digest=bound.approval_digest)
             except NotApprovedError as error:  # a wrong signature, or used up or revoked in this moment
                 reason = str(error)
@@ -42,17 +44,19 @@ async def standing_for(bound: BoundPlan, run: PlanRun, store: PlanStore, occasio
     return None
 
 
-def _refusal(standing: StandingApproval, bound: BoundPlan, occasion: Occasion) -> str | None:
+def _refusal(standing: StandingApproval, plan: ExecutionPlan, policy: PolicyInForce) -> str | None:
     """Return why who gave `standing` may not approve a run of this plan."""
-    rules = rules_of(bound.validated.plan, occasion.settings, requested_by="")  # a schedule starts it
+    rules = rules_of(plan, policy, requested_by="")  # a schedule starts it
     return refusal(rules, by=standing.by, known_by=standing.known_by, decision="approve")
 
 
-async def _verify(standing: StandingApproval, occasion: Occasion) -> None:
-    await asyncio.to_thread(partial(verify_standing, standing, settings=occasion.settings))
+async def _verify(standing: StandingApproval, policy: PolicyInForce) -> None:
+    await asyncio.to_thread(partial(verify_standing, standing, policy=policy))
 
 
-async def approval_by_standing(of_run: Approval, call: GatedCall, run: PlanRun, store: PlanStore, occasion: Occasion) -> Approval | None:
+async def approval_by_standing(
+    of_run: Approval, call: GatedCall, run: PlanRun, plan: ExecutionPlan, store: PlanStore, occasion: Occasion
+) -> Approval | None:
     """Return the approval of a call that the run's standing approval gives, where that names the step; None otherwise."""
     if of_run.standing_id is None:
         return None
@@ -60,7 +64,10 @@ async def approval_by_standing(of_run: Approval, call: GatedCall, run: PlanRun, 
     standing = next((known for known in kept if known.id == of_run.standing_id and known.revoked_at is None), None)
     if standing is None or call.step.id not in standing.steps or (standing.until is not None and standing.until <= await store.now()):
         return None
-    await _verify(standing, occasion)
+    policy = await store.policy_in_force(occasion.settings)
+    if _refusal(standing, plan, policy) is not None:  # today's policy does not take it any more: somebody is asked
+        return None
+    await _verify(standing, policy)
     given = replace(
         of_run,
         id=new_id(),
@@ -75,13 +82,13 @@ async def approval_by_standing(of_run: Approval, call: GatedCall, run: PlanRun, 
     return given
 
 
-async def _take_file(store: PlanStore, run: PlanRun, occasion: Occasion) -> str | None:
+async def _take_file(store: PlanStore, run: PlanRun, occasion: Occasion, policy: PolicyInForce) -> str | None:
     """Keep the standing approval of a signed file beside the plan's own in the store, which counts its uses; return its id."""
     path = find_standing_file(occasion.plan_file) if occasion.plan_file is not None else None
     if path is None:
         return None
     try:
-        standing = await asyncio.to_thread(partial(signed_standing, path, settings=occasion.settings))
+        standing = await asyncio.to_thread(partial(signed_standing, path, policy=policy))
     except (NotApprovedError, InvalidPlanError) as error:
         log.warning("%s gives no standing approval: %s", path, error)
         return None

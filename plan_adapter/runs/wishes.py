@@ -60,7 +60,8 @@ async def ask_for(
     Where it `is_guarded` they must be somebody who may approve `plan`, known as it wants; raises NotApprovedError, which the audit then
     tells of. Raises RunConflictError where the run has changed meanwhile.
     """
-    rules = rules_of(plan, occasion.settings, requested_by=run.requested_by or "") if is_guarded else GateRules()
+    policy = await store.policy_in_force(occasion.settings)
+    rules = rules_of(plan, policy, requested_by=run.requested_by or "") if is_guarded else GateRules()
     digest = await store.digest_of_wish(run.id, wish, steps)
     request = ApprovalRequest(digest, run.name, run.description, text="", run_id=run.id, rules=rules, wish=wish)
     speaker, because = _speaker(occasion), readable_words(because)

@@ -1,7 +1,8 @@
 -- What each role may do in a plan store on PostgreSQL. `plan store grants | psql …` as the owner of the tables, again after each upgrade.
 --
 --   plan_runner    runs plans: the command line, workers, the API. Adds to attempts, receipts and audit, and never changes them.
---   plan_operator  approves, rejects, resolves and cancels; reads everything. Runs nothing: it can write no attempt and no plan.
+--   plan_operator  approves, rejects, resolves and cancels, sets the policy, enrolls one-time codes; reads everything. Runs nothing: it
+--                  can write no attempt and no plan.
 --   plan_auditor   reads everything, which is all that `plan runs verify` and `plan export` need.
 --
 -- They cannot log in themselves: CREATE ROLE ana LOGIN PASSWORD '…' IN ROLE plan_operator;
@@ -20,17 +21,19 @@ END
 $$;
 
 REVOKE ALL ON plans, versions, implied_dependencies, runs, leases, step_runs, attempts, receipts, approvals, gates, standing_approvals,
-    used_codes, revisions, drafts, model_calls, audit, plan_adapter_revision FROM PUBLIC, plan_runner, plan_operator, plan_auditor;
+    used_codes, revisions, drafts, model_calls, audit, policy_history, totp_history, plan_adapter_revision
+    FROM PUBLIC, plan_runner, plan_operator, plan_auditor;
 
 GRANT SELECT ON plans, versions, implied_dependencies, runs, leases, step_runs, attempts, receipts, approvals, gates, standing_approvals,
-    used_codes, revisions, drafts, model_calls, audit, plan_adapter_revision TO plan_runner, plan_operator, plan_auditor;
+    used_codes, revisions, drafts, model_calls, audit, policy_history, totp_history, plan_adapter_revision
+    TO plan_runner, plan_operator, plan_auditor;
 
 GRANT INSERT ON plans, versions, implied_dependencies, runs, leases, step_runs, attempts, receipts, approvals, gates, standing_approvals,
     used_codes, revisions, drafts, model_calls, audit TO plan_runner;
 GRANT UPDATE, DELETE ON plans, versions, implied_dependencies, runs, leases, step_runs, approvals, gates, standing_approvals, used_codes,
     revisions, drafts TO plan_runner;
 
-GRANT INSERT ON approvals, standing_approvals, used_codes, receipts, audit TO plan_operator;
+GRANT INSERT ON approvals, standing_approvals, used_codes, receipts, audit, policy_history, totp_history TO plan_operator;
 GRANT UPDATE (closed_at, "end") ON gates TO plan_operator;
 GRANT UPDATE (revoked_at, revoked_by) ON standing_approvals TO plan_operator;
 GRANT UPDATE (status, reason, message, updated_at, completed_at, cancel_reason, cancel_requested_at, cancel_rollback) ON runs

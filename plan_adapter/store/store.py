@@ -12,9 +12,10 @@ from pydantic import JsonValue
 from sqlalchemy import Connection
 
 from plan_adapter.canonical import plan_digest
-from plan_adapter.errors import PlanAdapterError, RunConflictError
+from plan_adapter.errors import PlanAdapterError, RunConflictError, StoreError
 from plan_adapter.execution.carry import Past
 from plan_adapter.plan import ExecutionPlan, PlanStatus
+from plan_adapter.policy import PolicyInForce, policy_in_force
 from plan_adapter.record import (
     Approval,
     Attempt,
@@ -29,7 +30,7 @@ from plan_adapter.record import (
     Wish,
 )
 from plan_adapter.settings import Settings
-from plan_adapter.store import approvals, audit, codes, gates, leases, outcomes, plans, revisions, runs, standing, steps, wishes
+from plan_adapter.store import approvals, audit, codes, gates, leases, outcomes, plans, policies, revisions, runs, standing, steps, wishes
 from plan_adapter.store.audit import AuditEntry, entries_of
 from plan_adapter.store.columns import Clock, clock_of, now_of
 from plan_adapter.store.database import Database
@@ -40,6 +41,7 @@ from plan_adapter.store.known_steps import implied_row
 from plan_adapter.store.outcomes import Word
 from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.plans import PlanVersion
+from plan_adapter.store.policies import NewPolicy, PolicyVersion
 from plan_adapter.store.recorded import Recorded, past_of, recorded_of
 from plan_adapter.store.recorder import StoreRecorder
 from plan_adapter.store.revisions import Revision
@@ -455,6 +457,31 @@ class PlanStore:
         """The drafts of plans that models made."""
         return Drafts(self._database, self.tenant_id, self._whose(RunContext()))
 
+    # The policy
+
+    async def policy(self) -> PolicyVersion | None:
+        """Return the store's policy, None where nobody has set one; raises StoreError for one that was altered."""
+        return await self._database.read(policies.newest)
+
+    async def policy_history(self) -> tuple[list[PolicyVersion], str | None]:
+        """Return every version of the store's policy, oldest first, and what is wrong with the first one that was altered."""
+        return await self._database.read(policies.history)
+
+    async def set_policy(self, new: NewPolicy) -> PolicyVersion:
+        """Keep a policy, which holds from now on for every run of this store.
+
+        Where the one before names operators, only they may; else anybody who can write to the store. Raises NotApprovedError, and
+        RunConflictError where somebody else set one meanwhile. A store that is open for one tenant sets none: it would hold for all.
+        """
+        if self.tenant_id is not None:
+            raise StoreError("a policy holds for all tenants: set it with a store that is not open for one of them")
+        return await self._database.write(partial(policies.add, new=new))
+
+    async def policy_in_force(self, settings: Settings) -> PolicyInForce:
+        """Return what `settings` and the store's policy demand together, as it is now: read it when something is decided."""
+        version = await self.policy()
+        return policy_in_force(settings) if version is None else policy_in_force(settings, version.policy, number=version.number)
+
     # Standing approvals and one-time codes
 
     async def add_standing(self, approval: StandingApproval, *, context: RunContext | None = None) -> None:
@@ -476,6 +503,22 @@ class PlanStore:
         Raises NotApprovedError for a standing approval of another tenant than the run's, and for one that is revoked, over or used up.
         """
         return await self._write(standing.use, standing_id=standing_id, run_id=run_id, approval_digest=approval_digest)
+
+    async def totp_seed(self, person: str) -> str | None:
+        """Return the encrypted seed of a person's one-time codes, None where they have none."""
+        return await self._database.read(partial(policies.totp_seed, person=person))
+
+    async def refuse_enrolling(self, person: str, *, by: str) -> None:
+        """Return if `by` may make one-time codes for `person`; raises NotApprovedError, which says who may."""
+        await self._database.read(partial(policies.refuse_enrolling, person=person, by=by))
+
+    async def add_totp_seed(self, person: str, seed: str, *, by: str, known_by: str, replaces: bool) -> None:
+        """Keep an encrypted seed; the ones before stay in the store and count no more.
+
+        Raises NotApprovedError for who may not enroll `person`, RunConflictError for somebody who has a seed, unless it `replaces` that.
+        """
+        add = partial(policies.add_totp_seed, person=person, seed=seed, by=by, known_by=known_by, replaces=replaces)
+        await self._database.write(add)
 
     async def try_code(self, name: str) -> float:
         """Count a try of a one-time code of `name`, as a wrong one until `use_code` follows, and return 0.0.

@@ -29,19 +29,27 @@ REVISION = "0007"
 REVISION_TABLE = "plan_adapter_revision"
 """Named apart from alembic's default, which another application in the same database may use."""
 
-REFUSALS: dict[str, tuple[str, ...]] = {
-    "sqlite": tuple(
-        f"CREATE TRIGGER audit_refuses_{change.lower()} BEFORE {change} ON audit "
-        "BEGIN SELECT RAISE(ABORT, 'the audit is only added to'); END"
-        for change in ("UPDATE", "DELETE")
-    ),
-    "postgresql": (
-        "CREATE OR REPLACE FUNCTION plan_adapter_refuse_change() RETURNS trigger LANGUAGE plpgsql AS "
-        "$$ BEGIN RAISE EXCEPTION 'the audit is only added to'; END $$",
-        "CREATE TRIGGER audit_refuses_changes BEFORE UPDATE OR DELETE ON audit FOR EACH ROW EXECUTE FUNCTION plan_adapter_refuse_change()",
-    ),
-}
-"""The triggers by which a database refuses to change or delete what the audit holds; who owns the table can drop them."""
+
+def _only_added_to(table: Table) -> None:
+    """Have the database refuse to change or delete rows of `table`, by triggers that only the table's owner can drop."""
+    name = table.name
+    refusal = f"the {name.replace('_', ' ')} is only added to"
+    statements = {
+        "sqlite": tuple(
+            f"CREATE TRIGGER {name}_refuses_{change.lower()} BEFORE {change} ON {name} BEGIN SELECT RAISE(ABORT, '{refusal}'); END"
+            for change in ("UPDATE", "DELETE")
+        ),
+        "postgresql": (
+            "CREATE OR REPLACE FUNCTION plan_adapter_refuse_change() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE EXCEPTION 'the % is only added to', replace(TG_TABLE_NAME, '_', ' '); END $$",
+            f"CREATE TRIGGER {name}_refuses_changes BEFORE UPDATE OR DELETE ON {name} FOR EACH ROW "
+            "EXECUTE FUNCTION plan_adapter_refuse_change()",
+        ),
+    }
+    for dialect, texts in statements.items():
+        for statement in texts:
+            event.listen(table, "after_create", DDL(statement.replace("%", "%%")).execute_if(dialect=dialect))
+
 
 metadata = MetaData(
     naming_convention={
@@ -164,9 +172,7 @@ audit = Table(
     sqlite_with_rowid=False,
 )
 
-for _dialect, _statements in REFUSALS.items():
-    for _statement in _statements:
-        event.listen(audit, "after_create", DDL(_statement).execute_if(dialect=_dialect))
+_only_added_to(audit)
 
 # The next three are written while steps run. On SQLite without row ids: one tree each instead of two or three, so that a commit
 # writes fewer pages. Their keys begin with the run, which is what they are read by.
@@ -373,3 +379,32 @@ model_calls = Table(
     Column("prompt", Words, nullable=False),
     Column("answer", Words, nullable=False),
 )
+
+policy_history = Table(
+    "policy_history",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=False),  # from 1, without gaps; the newest one holds
+    *_whose(),
+    Column("document", Text, nullable=False),  # the canonical form
+    Column("by", Words, nullable=False),
+    Column("known_by", Text, nullable=False),
+    Column("at", Instant, nullable=False),
+    Column("signature", Text),
+    Column("digest", Text, nullable=False),  # of this row and the digest before it
+)
+
+_only_added_to(policy_history)
+
+totp_history = Table(
+    "totp_history",
+    metadata,
+    Column("name", Words, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),  # from 1; the newest one counts
+    *_whose(),
+    Column("seed", Text, nullable=False),  # encrypted; its key is not in the database
+    Column("by", Words, nullable=False),
+    Column("known_by", Text, nullable=False),
+    Column("at", Instant, nullable=False),
+)
+
+_only_added_to(totp_history)

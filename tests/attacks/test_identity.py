@@ -6,10 +6,21 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from pyotp.totp import TOTP
 
+from plan_adapter import NotApprovedError, PlanStatus
+from plan_adapter.identity.codes import check, code_key, new_seed
+from plan_adapter.identity.seeds import seal
+from plan_adapter.plan import ApprovalPolicy, KnownBy
+from plan_adapter.policy import Policy
+from plan_adapter.record import Answer, RunReason
+from plan_adapter.settings import Settings
+from plan_adapter.store.policies import NewPolicy
 from tests.attacks.commands import plan, written
+from tests.gates.world import FormAnswers, World
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
@@ -57,3 +68,99 @@ def test_a_standing_approval_is_of_the_real_account(tmp_path: Path) -> None:
     limits = ("--schedule", "release/nightly", "--runs", "1")
     given = plan("approve", "--standing", path, *limits, "--json", cwd=tmp_path, **LIES)
     assert (given.last["by"], given.last["known_by"]) == (ME, "os_user")
+
+
+ANA = new_seed("ana")[0]
+
+
+async def enrolled(world: World) -> Settings:
+    """Enroll ana in the store of `world`; return the settings with the key of her seed."""
+    await world.store.add_totp_seed("ana", seal("ana", ANA, world.settings), by="ana", known_by="os_user", replaces=False)
+    return world.settings
+
+
+async def test_the_seed_of_one_person_does_not_count_for_another(world: World) -> None:
+    settings = await enrolled(world)
+    mine, code = new_seed("mallory")[0], TOTP(new_seed("mallory")[0])
+    sealed = seal("mallory", mine, settings)
+    await world.store.add_totp_seed("mallory", sealed, by="mallory", known_by="os_user", replaces=False)
+    row = "INSERT INTO totp_history (name, number, tenant_id, seed, by, known_by, at) SELECT 'ana', 2, '', seed, 'ana', 'os_user', at"
+    await world.sql(f"{row} FROM totp_history WHERE name = 'mallory'")
+    with pytest.raises(NotApprovedError, match="belongs to somebody else"):
+        await check("ana", code.at(1200), codes=world.store, settings=settings, now=1200)
+
+
+async def test_a_seed_that_was_sealed_with_another_key_does_not_count(world: World, tmp_path: Path) -> None:
+    settings, mine = await enrolled(world), new_seed("ana")[0]
+    sealed = seal("ana", mine, Settings(home=tmp_path / "mallory"))
+    await world.sql(
+        "INSERT INTO totp_history SELECT name, 2, tenant_id, agent_id, org_id, task_id, :seed, by, known_by, at FROM totp_history",
+        seed=sealed,
+    )
+    with pytest.raises(NotApprovedError, match="another key"):
+        await check("ana", TOTP(mine).at(1200), codes=world.store, settings=settings, now=1200)
+
+
+@pytest.mark.parametrize("by", ["mallory", "", "Ana", "ana ", "ops"])
+@pytest.mark.parametrize("operated", [False, True], ids=["no policy", "operators"])
+async def test_nobody_replaces_the_seed_of_somebody_else(operated: bool, by: str, world: World) -> None:
+    await enrolled(world)
+    if operated:
+        await world.store.set_policy(NewPolicy(Policy(operators=["ops"], groups={"ops": ["bo"]}), 1, "bo", "os_user"))
+    for replaces in (True, False):
+        with pytest.raises(NotApprovedError, match="may not enroll ana; who may: ana"):
+            await world.store.add_totp_seed("ana", "sealed", by=by, known_by="os_user", replaces=replaces)
+    for allowed in ("ana", *(["bo"] if operated else [])):
+        await world.store.add_totp_seed("ana", f"by {allowed}", by=allowed, known_by="os_user", replaces=True)
+        assert await world.store.totp_seed("ana") == f"by {allowed}"
+
+
+async def test_only_operators_enroll_others_where_the_policy_names_them(world: World) -> None:
+    await world.store.set_policy(NewPolicy(Policy(operators=["bo"]), 1, "bo", "os_user"))
+    with pytest.raises(NotApprovedError, match="may not enroll ana; who may: ana, or an operator of the policy: bo"):
+        await world.store.add_totp_seed("ana", "sealed", by="mallory", known_by="os_user", replaces=False)
+    await world.store.add_totp_seed("ana", "sealed", by="bo", known_by="os_user", replaces=False)
+
+
+@pytest.mark.parametrize("known_by", [("totp",), ("totp", "ssh_signature"), ("totp", "os_user")], ids=" ".join)
+@pytest.mark.parametrize("private", [True, False], ids=["signed in", "open server"])
+async def test_a_code_in_the_form_of_an_open_server_proves_nobody(private: bool, known_by: tuple[KnownBy, ...], world: World) -> None:
+    await enrolled(world)
+    code = TOTP(ANA).at(await world.now())
+    form = FormAnswers((Answer("approve", "ana", channel="form", code=code),), private=private)
+    going = world.start_with_form(world.plan(policy=ApprovalPolicy(known_by=list(known_by))), form)
+    gate = await world.gate() if not private else None
+    while not form.told:
+        await world.store.changed(0.5)
+    if private:
+        assert (form.told, (await going).status) == ([None], PlanStatus.COMPLETED)
+        return
+    assert gate is not None
+    assert f"`plan approve {gate.run_id} --digest {gate.approval_digest[:12]} --code CODE`" in str(form.told[0])
+    refused = [entry for entry in await world.store.audit(gate.run_id) if entry.kind == "refused"]
+    assert refused and "proves nobody" in str(refused[0].message)
+    assert await world.store.use_code(code_key("ana"), int((await world.now()).timestamp()) // 30)  # the code was not used up
+    assert (await world.end(going)).reason is RunReason.REJECTED
+    assert world.struck == []
+
+
+def test_a_seed_is_shown_once_and_stands_nowhere_else(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    enrolled = plan("approve", "--enroll", "bo", cwd=tmp_path, PLAN_ADAPTER_HOME=str(home))
+    assert enrolled.code == 0, enrolled.err
+    seed = parse_qs(urlsplit(enrolled.out.strip()).query)["secret"][0]
+    assert seed not in enrolled.err
+    files = [path for path in home.rglob("*") if path.is_file()]
+    assert home / "totp.key" in files
+    assert [path for path in files if seed.encode() in path.read_bytes()] == []
+    again = plan(
+        "approve", "--enroll", "bo", "--force", cwd=tmp_path, PLAN_ADAPTER_HOME=str(home), **LIES | {"LOGNAME": "bo", "USER": "bo"}
+    )
+    assert (again.code, f"{ME} may not enroll bo; who may: bo" in again.err) == (6, True)
+
+
+def test_a_person_replaces_their_own_seed(tmp_path: Path) -> None:
+    assert plan("approve", "--enroll", ME, cwd=tmp_path).code == 0
+    without = plan("approve", "--enroll", ME, cwd=tmp_path)
+    assert (without.code, "`--force` replaces them" in without.err) == (2, True)
+    assert "count no more" in plan("approve", "--enroll", ME, "--force", cwd=tmp_path).err

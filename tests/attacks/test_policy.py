@@ -1,11 +1,26 @@
 """No plan and no environment loosens what the settings and the store's policy demand."""
 
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from plan_adapter.plan import ApprovalPolicy, Effect, ExecutionPlan
-from plan_adapter.record import RunReason
+from plan_adapter import NotApprovedError, PlanStatus, acancel_run, arevise_run
+from plan_adapter.approval import Asking, text_to_sign
+from plan_adapter.canonical import runbook_digest
+from plan_adapter.errors import StoreError
+from plan_adapter.identity.known import Means, approval_from
+from plan_adapter.plan import ApprovalPolicy, Effect, ExecutionPlan, new_id
+from plan_adapter.policy import Policy
+from plan_adapter.record import Answer, RunReason, StandingApproval
+from plan_adapter.runner import execute_plan
+from plan_adapter.runs.gates import request_of
 from plan_adapter.settings import Settings
-from tests.gates.world import World
+from plan_adapter.store.policies import NewPolicy
+from tests.gates.world import FormAnswers, World
+from tests.identity.conftest import make_key
 
 
 def striking(effect: Effect | None, *, policy: ApprovalPolicy | None = None) -> ExecutionPlan:
@@ -25,4 +40,156 @@ async def test_a_step_cannot_lower_the_effect_by_which_it_is_gated(said: Effect 
     going = world.start(plan, tools=world.tools(effect=declared))
     assert (await world.gate(step="strike")).step_id == "strike"
     assert (await world.end(going)).reason is RunReason.REJECTED
+    assert world.struck == []
+
+
+async def set_policy(world: World, **fields: Any) -> None:
+    """Keep a policy in the store of `world`."""
+    version = await world.store.policy()
+    await world.store.set_policy(NewPolicy(Policy(**fields), 1 if version is None else version.number + 1, "ana", "totp"))
+
+
+def needs(world: World, **policy: Any) -> ExecutionPlan:
+    """A plan that waits at its gate."""
+    return world.plan(policy=ApprovalPolicy(**policy) if policy else None)
+
+
+LOOSER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    # what the policy says, and what the environment of the attacker says
+    "approvers": ({"approvers": ["bo"]}, {"approvers": ("ana", "bo")}),
+    "a member of a group": ({"approvers": ["sre"], "groups": {"sre": ["bo"]}}, {"groups": {"sre": ["bo", "ana"]}}),
+    "a group of the plan": ({"groups": {"sre": ["bo"]}}, {"groups": {"sre": ["ana"]}}),
+    "an empty group": ({"approvers": ["sre"], "groups": {"sre": ["bo"]}}, {"groups": {"sre": []}, "approvers": ("sre",)}),
+    "proofs": ({"known_by": ["ssh_signature"]}, {"known_by": ("os_user",)}),
+    "self approval": ({"self_approval": False}, {"allow_self_approval": True}),
+}
+
+
+@pytest.mark.parametrize(("kept", "environment"), LOOSER.values(), ids=LOOSER)
+async def test_an_environment_does_not_loosen_the_stores_policy(kept: dict[str, Any], environment: dict[str, Any], world: World) -> None:
+    await set_policy(world, **kept)
+    world.settings = Settings(**environment)
+    by = "runner" if "self_approval" in kept else "ana"
+    going = world.start(needs(world, approvers=["sre"]) if "groups" in kept and "approvers" not in kept else needs(world))
+    gate = await world.gate()
+    await world.answer(gate, by=by, known_by="os_user")  # written past every check: who goes on with it must look
+    run = await world.end(going)
+    assert (run.reason, world.struck) == (RunReason.REJECTED, [])
+
+
+@pytest.mark.parametrize("allowed", [True, False], ids=["allowed", "not allowed"])
+async def test_an_environment_does_not_bring_back_the_authors_word(allowed: bool, world: World) -> None:
+    await set_policy(world, allow_unapproved=allowed)
+    world.settings = Settings(allow_unapproved=True)
+    run = await execute_plan(world.bound(striking(None)), occasion=world.occasion(), store=world.store, offline=True, record_pending=True)
+    assert (run.status, bool(world.struck)) == ((PlanStatus.COMPLETED, True) if allowed else (PlanStatus.PENDING_APPROVAL, False))
+
+
+@pytest.mark.parametrize("said", ["read", None])
+async def test_the_stores_policy_gates_writes_whatever_plan_and_environment_say(said: Effect | None, world: World) -> None:
+    await set_policy(world, gate_effects=["write"])
+    world.settings = Settings(gate_effects=())
+    going = world.start(striking(said))
+    assert (await world.gate(step="strike")).step_id == "strike"
+    assert (await world.end(going)).reason is RunReason.REJECTED
+    assert world.struck == []
+
+
+@pytest.mark.parametrize("operation", ["run", "resume", "cancel", "revise"])
+async def test_an_environment_names_no_operators(operation: str, world: World) -> None:
+    run, _ = await world.detached(needs(world))
+    await set_policy(world, operators=["ops"], groups={"ops": ["bo"]})
+    world.settings = Settings(operators=("mallory",), groups={"ops": ["mallory"]})
+    with pytest.raises(NotApprovedError, match="mallory may not"):
+        if operation == "run":
+            await execute_plan(world.bound(), occasion=world.occasion(requested_by="mallory"), store=world.store, offline=True)
+        elif operation == "resume":
+            await world.resume(run.id, requested_by="mallory")
+        elif operation == "cancel":
+            await acancel_run(run.id, store=world.store, by="mallory")
+        else:
+            await arevise_run(run.id, striking(None), tools=world.tools(), by="mallory", store=world.store)
+    assert (await world.store.run(run.id)).status is PlanStatus.PENDING_APPROVAL
+
+
+async def test_an_approval_that_a_stricter_policy_would_refuse_lapses(world: World) -> None:
+    run, gate = await world.detached(needs(world))
+    await world.answer(gate)
+    await set_policy(world, approvers=["bo"])
+    with pytest.raises(NotApprovedError, match="counts no more: ana may not answer here: bo may"):
+        await world.resume(run.id)
+    assert world.struck == []
+
+
+async def test_an_answer_in_a_form_is_held_against_the_policy_of_that_moment(world: World) -> None:
+    form = FormAnswers((Answer("approve", "ana", channel="form"),))
+    gated = needs(world)
+
+    async def restricted(asking: Asking) -> None:
+        await set_policy(world, approvers=["bo"])
+        form.told.append(await asking.submit(form.answers[0]))
+        await asyncio.shield(asking.closed)
+
+    form.ask = restricted  # type: ignore[method-assign]
+    going = world.start_with_form(gated, form)
+    while not form.told:
+        await world.store.changed(0.5)
+    assert form.told == ["ana may not answer here: bo may"]
+    assert (await world.end(going)).reason is RunReason.REJECTED
+    assert world.struck == []
+
+
+async def test_a_standing_approval_lapses_with_the_policy(world: World) -> None:
+    plan = needs(world)
+    validated = world.bound(plan).validated
+    standing = StandingApproval(
+        id=new_id(),
+        runbook_digest=runbook_digest(validated.digest, validated.definitions),
+        name=plan.name,
+        by="ana",
+        known_by="os_user",
+        at=await world.now(),
+        inputs={"target": "a"},
+        schedules=("run-plan/nightly",),
+        max_runs=9,
+    )
+    await world.store.add_standing(standing)
+    assert (await world.start(plan, schedule="run-plan/nightly")).status is PlanStatus.COMPLETED
+    assert world.struck == ["a"]
+    await set_policy(world, known_by=["ssh_signature"])
+    assert (await world.end(world.start(plan, schedule="run-plan/nightly"))).reason is RunReason.REJECTED
+    assert world.struck == ["a"]
+
+
+async def test_a_signature_counts_by_the_policys_keys_alone(world: World, tmp_path: Path) -> None:
+    mallory = make_key(tmp_path / "mallory")
+    (tmp_path / "allowed").write_text(f"ana {mallory.public}\n", encoding="utf-8")
+    ana = make_key(tmp_path / "ana")
+    await set_policy(world, known_by=["ssh_signature"], allowed_signers=[f"ana {ana.public}"])
+    world.settings = Settings(allowed_signers=tmp_path / "allowed")
+    run, gate = await world.detached(needs(world))
+    policy = await world.store.policy_in_force(world.settings)
+    request = request_of(gate)
+    answer = Answer("approve", "ana", channel="os_user")
+    forged = replace(answer, signature=mallory.signs(text_to_sign(answer, request)))
+    with pytest.raises(NotApprovedError, match="the signature is by a key that the allowed signers of the store's policy"):
+        await approval_from(forged, request, Means(policy, world.settings, world.store))
+    await world.store.answer_gate(gate.id, replace(world.approval(gate), known_by="ssh_signature", signature=forged.signature))
+    with pytest.raises(NotApprovedError, match="counts no more"):
+        await world.resume(run.id)
+    assert world.struck == []
+
+
+async def test_an_altered_policy_starts_nothing(world: World) -> None:
+    await set_policy(world, gate_effects=["write"])
+    triggers = ["policy_history_refuses_update"] if world.url.startswith("sqlite") else []
+    for trigger in triggers:
+        await world.sql(f"DROP TRIGGER {trigger}")
+    if not triggers:
+        await world.sql("ALTER TABLE policy_history DISABLE TRIGGER USER")
+    await world.sql("UPDATE policy_history SET document = '{}'")
+    if not triggers:
+        await world.sql("ALTER TABLE policy_history ENABLE TRIGGER USER")
+    with pytest.raises(StoreError, match="was altered"):
+        await execute_plan(world.bound(striking(None)), occasion=world.occasion(), store=world.store, offline=True)
     assert world.struck == []

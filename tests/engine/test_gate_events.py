@@ -16,7 +16,6 @@ from plan_adapter.approval import answer_to
 from plan_adapter.engine import gate_events
 from plan_adapter.engine.flow_runs import run_flow
 from plan_adapter.engine.gate_events import emit, key_of, publish_text
-from plan_adapter.engine.secret_blocks import PrefectSecrets
 from plan_adapter.plan import PlanStatus, new_id
 from plan_adapter.record import ApprovalRequest, Gate, GateRules, PlanRun
 
@@ -113,15 +112,3 @@ def test_every_name_has_a_key_of_its_own(name: str, beginning: str) -> None:
     key = key_of(name)
     assert key.startswith(beginning) and len(key) <= 200 and key.isascii() and key == key.lower()
     assert key != key_of(name + "!")
-
-
-async def test_secrets_are_kept_as_blocks_that_show_nothing() -> None:
-    secrets, name = PrefectSecrets(), f"totp-{new_id()}"
-    assert await secrets.secret(name) is None
-    await secrets.keep_secret(name, "0123456789")
-    assert await secrets.secret(name) == "0123456789"
-    await secrets.keep_secret(name, "JBSWY3DPEHPK3PXP")
-    assert await secrets.secret(name) == "JBSWY3DPEHPK3PXP"
-    async with get_client() as client:
-        document = await client.read_block_document_by_name(name, "secret", include_secrets=False)
-    assert "JBSWY3DPEHPK3PXP" not in document.model_dump_json()

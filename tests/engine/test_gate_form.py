@@ -1,12 +1,14 @@
 """The form of a gate: what its schema lets through, what of an answer is believed, how long its text may be."""
 
 import re
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
 from prefect.utilities.schema_tools.validation import is_valid
 
 from plan_adapter.engine.form import MAX_TEXT_CHARACTERS, NotAnAnswerError, answer_of, description_of, form_of, text_shown, values_of
+from plan_adapter.plan import KnownBy
 from plan_adapter.record import Answer, GateKind, GateRules
 from tests.engine.gates import GOOD, request_of
 
@@ -33,6 +35,26 @@ def fields(rules: GateRules) -> list[str]:
 )
 def test_only_what_applies_is_asked(rules: GateRules, names: list[str]) -> None:
     assert fields(rules) == names
+
+
+@pytest.mark.parametrize(
+    ("known_by", "names"),
+    [
+        (("totp",), ["decision", "approver", "note", "digest"]),
+        (("totp", "ssh_signature"), ["decision", "approver", "signature", "note", "digest"]),
+    ],
+)
+@pytest.mark.parametrize("kind", ["approval", "outcome"])
+def test_where_anybody_reaches_the_form_it_asks_for_no_code_and_says_where_to_give_it(
+    kind: GateKind, known_by: tuple[KnownBy, ...], names: list[str]
+) -> None:
+    request = replace(request_of(rules=GateRules(known_by=known_by)), kind=kind, step_id="lost", run_id="run-1")
+    schema = form_of(request, takes_codes=False).model_json_schema()
+    assert [name for name in schema["properties"] if name != "result"] == names
+    assert ("signature" in schema["required"]) is ("ssh_signature" in known_by)  # the only way that is left
+    command = {"approval": "plan approve run-1 --step lost --digest", "outcome": "plan resolve run-1 lost done|again|abort --digest"}[kind]
+    top = description_of(request, takes_codes=False).partition("\n\n")[0]
+    assert "demands no authentication" in top and f"`{command} " in top and top.endswith("--code CODE`.")
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ class Doubtful:
         async def work() -> PlanRun:
             bound, occasion = bind_inputs(validate(plan or self.plan(), self.tools()), {}), self.occasion()
             run = await create_run(bound, self.store, occasion)
-            door = FormDoor(answers.ask, answers.collected, lambda *_: None, answers.publish, answers.resume_released, answers)
+            door = FormDoor(answers.ask, answers.collected, lambda *_: None, answers.publish, answers.resume_released, answers.is_private)
             return await perform(bound, run, self.store, occasion, past=Past(), way=Way(DirectCalls(), door=door))
 
         self.going.append(asyncio.ensure_future(work()))

@@ -8,6 +8,7 @@ import pytest
 from plan_adapter import ExecutionPlan, NotApprovedError, PlanRun, PlanStatus, ToolRegistry, acancel_run, aresolve_step, arevise_run, tool
 from plan_adapter.approval import os_user, refuse_operation
 from plan_adapter.plan import ApprovalPolicy
+from plan_adapter.policy import policy_in_force
 from plan_adapter.runner import execute_plan
 from plan_adapter.settings import Settings
 from tests.gates.world import World
@@ -27,7 +28,7 @@ WHO: dict[str, tuple[list[str], tuple[str, ...], str, str | None]] = {  # of the
     "only_by_the_settings": (["bo"], ("ana", "bo"), "ana", "bo"),
     "not_in_the_group": (["sre"], (), "ana", "bo, 李雷"),
     "by_the_name_of_the_group": (["sre"], (), "sre", "bo, 李雷"),
-    "the_two_exclude_each_other": (["bo"], ("ana",), "ana", "nobody: the plan and the settings exclude each other"),
+    "the_two_exclude_each_other": (["bo"], ("ana",), "ana", "nobody: the plan and the policy exclude each other"),
     "a_name_that_looks_the_same": (["ana"], (), "аna", "ana"),
     "another_deployment": (["run-plan/nightly"], (), "run-plan/hourly", "run-plan/nightly"),
     "nobody_at_all": (["ana"], (), "", "ana"),
@@ -37,12 +38,12 @@ WHO: dict[str, tuple[list[str], tuple[str, ...], str, str | None]] = {  # of the
 @pytest.mark.parametrize(("of_plan", "of_settings", "by", "who"), WHO.values(), ids=WHO)
 def test_the_stricter_of_plan_and_settings_holds(of_plan: list[str], of_settings: tuple[str, ...], by: str, who: str | None) -> None:
     plan = ExecutionPlan(description="x", name="发布", approval=ApprovalPolicy(operators=of_plan))
-    settings = Settings(operators=of_settings, groups=GROUPS)
+    policy = policy_in_force(Settings(operators=of_settings, groups=GROUPS))
     if who is None:
-        refuse_operation(plan, settings, by=by, operation="resume")
+        refuse_operation(plan, policy, by=by, operation="resume")
         return
     with pytest.raises(NotApprovedError) as refused:
-        refuse_operation(plan, settings, by=by, operation="resume")
+        refuse_operation(plan, policy, by=by, operation="resume")
     assert str(refused.value) == f"{by} may not resume runs of `发布`; who may: {who}"
 
 

@@ -87,7 +87,7 @@ class Undoing:
 
     def way(self, answers: FormAnswers) -> Way:
         """Return a way of calling with a form in which `answers` are given."""
-        door = FormDoor(answers.ask, answers.collected, lambda *_: None, answers.publish, answers.resume_released, answers)
+        door = FormDoor(answers.ask, answers.collected, lambda *_: None, answers.publish, answers.resume_released, answers.is_private)
         return Way(DirectCalls(), door=door)
 
     def start_with_form(self, answers: FormAnswers, **fields: Any) -> "asyncio.Task[PlanRun]":

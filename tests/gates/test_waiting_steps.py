@@ -151,7 +151,7 @@ async def test_whoever_looks_on_is_told_of_an_answer_in_the_form_that_is_not_tak
     bound = world.bound(world.plan(policy=ApprovalPolicy(approvers=["bo"])))
     occasion = world.occasion(asks_in_form=True, listener=told.append)
     run = await create_run(bound, world.store, occasion)
-    door = FormDoor(answers.ask, answers.collected, lambda *_: None, answers.publish, answers.resume_released, answers)
+    door = FormDoor(answers.ask, answers.collected, lambda *_: None, answers.publish, answers.resume_released, answers.is_private)
     done = await asyncio.wait_for(perform(bound, run, world.store, occasion, past=Past(), way=Way(DirectCalls(), door=door)), BOUND_SECONDS)
     assert done.status is PlanStatus.COMPLETED
     (refused,) = [event for event in told if event.kind == "gate_refused"]

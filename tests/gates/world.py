@@ -52,6 +52,7 @@ class FormAnswers:
 
     answers: tuple[Answer, ...]
     told: list[str | None] = field(default_factory=list)
+    private: bool = True  # whether the server of the form demands authentication
 
     async def ask(self, asking: Asking) -> None:
         for answer in self.answers:
@@ -67,8 +68,8 @@ class FormAnswers:
     async def resume_released(self, _gate: Gate, _approval: Approval) -> None:
         return None
 
-    async def secret(self, _name: str) -> None:
-        return None
+    async def is_private(self) -> bool:
+        return self.private
 
 
 @dataclass
@@ -129,7 +130,7 @@ class World:
         async def work() -> PlanRun:
             bound, occasion = self.bound(plan), self.occasion(asks_in_form=True)
             run = await create_run(bound, self.store, occasion)
-            door = FormDoor(answers.ask, answers.collected, lambda *_: None, answers.publish, answers.resume_released, answers)
+            door = FormDoor(answers.ask, answers.collected, lambda *_: None, answers.publish, answers.resume_released, answers.is_private)
             return await perform(bound, run, self.store, occasion, past=Past(), way=Way(DirectCalls(), door=door))
 
         self.going.append(asyncio.ensure_future(work()))

@@ -9,20 +9,25 @@ import pytest
 from plan_adapter.approval import text_to_sign
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.identity.known import Means, approval_from, known_by, recheck
+from plan_adapter.policy import policy_in_force
 from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, GateRules
 from plan_adapter.settings import Settings
 from tests.identity.conftest import Key, request_at, text_of
-from tests.identity.test_codes import SECRET, Secrets, Used
+from tests.identity.test_codes import SECRET, Codes, keyed
 
 NOW, CODE = 59.0, "287082"
 
 
+def means(settings: Settings, codes: Codes | None = None) -> Means:
+    return Means(policy_in_force(settings), keyed(), codes or Codes(ana=SECRET), NOW)
+
+
 async def known(answer: Answer, request: ApprovalRequest, settings: Settings) -> str:
-    return await known_by(answer, request, Means(settings, Secrets(ana=SECRET), Used(), NOW))
+    return await known_by(answer, request, means(settings))
 
 
-async def approval(answer: Answer, request: ApprovalRequest, settings: Settings, used: Used | None = None) -> Approval:
-    return await approval_from(answer, request, Means(settings, Secrets(ana=SECRET), used or Used(), NOW))
+async def approval(answer: Answer, request: ApprovalRequest, settings: Settings, used: Codes | None = None) -> Approval:
+    return await approval_from(answer, request, means(settings, used))
 
 
 @pytest.mark.parametrize("channel", ["os_user", "form", "unverified"])
@@ -40,7 +45,7 @@ async def test_a_signature_makes_its_person_known_and_is_kept(settings: Settings
     given = await approval(Answer("approve", "ana", "for tonight", signature=signature), request, settings)
     assert (given.by, given.known_by, given.signature, given.note) == ("ana", "ssh_signature", signature, "for tonight")
     assert (given.approval_digest, given.run_id, given.gate_id) == (request.approval_digest, "run-1", "gate-1")
-    recheck(given, request, settings)
+    recheck(given, request, policy_in_force(settings))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +79,7 @@ async def test_a_wrong_proof_is_never_a_name_without_proof(settings: Settings, p
 
 
 async def test_a_right_code_beside_a_wrong_signature_is_refused_and_not_used_up(settings: Settings) -> None:
-    used = Used()
+    used = Codes(ana=SECRET)
     with pytest.raises(NotApprovedError, match="malformed"):
         await approval(Answer("approve", "ana", code=CODE, signature="x"), request_at(), settings, used)
     assert used.known == set()
@@ -101,7 +106,7 @@ async def test_a_signature_needs_a_gate(settings: Settings, ana: Key) -> None:
     ids=["approvers", "known_by", "self"],
 )
 async def test_who_may_not_answer_is_told_so_and_keeps_the_code(settings: Settings, rules: GateRules, said: str) -> None:
-    used = Used()
+    used = Codes(ana=SECRET)
     with pytest.raises(NotApprovedError, match=said):
         await approval(Answer("approve", "ana", code=CODE), request_at(rules=rules), settings, used)
     assert used.known == set()
@@ -119,7 +124,7 @@ async def test_a_signed_approval_is_looked_at_again_before_it_is_used(settings: 
     request = request_at()
     given = await approval(Answer("approve", "ana", signature=ana.signs(text_of(request))), request, settings)
     gate = _gate(request)
-    recheck(given, gate, settings)
+    recheck(given, gate, policy_in_force(settings))
     for changed, at in (
         (replace(given, by="bo"), gate),
         (replace(given, signature=None), gate),
@@ -129,11 +134,11 @@ async def test_a_signed_approval_is_looked_at_again_before_it_is_used(settings: 
         (given, replace(gate, run_id="run-2")),
     ):
         with pytest.raises(NotApprovedError):
-            recheck(changed, at, settings)
+            recheck(changed, at, policy_in_force(settings))
     allowed.write_text(f"ana {bo.public}\n", encoding="utf-8")
     with pytest.raises(NotApprovedError):
-        recheck(given, gate, settings)
-    recheck(replace(given, known_by="os_user"), gate, settings)  # claims no signature
+        recheck(given, gate, policy_in_force(settings))
+    recheck(replace(given, known_by="os_user"), gate, policy_in_force(settings))  # claims no signature
 
 
 def _gate(request: ApprovalRequest) -> Gate:

@@ -8,6 +8,7 @@ import pytest
 
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.identity.standing_files import sign_standing, signed_standing, verify_standing, write_signed
+from plan_adapter.policy import policy_in_force
 from plan_adapter.record import StandingApproval
 from plan_adapter.settings import Settings
 from plan_adapter.standing import find_standing_file, signature_path, standing_path
@@ -41,16 +42,16 @@ def test_a_signed_file_says_what_was_written_and_who_signed(ana: Key, settings: 
     signed = sign_standing(STANDING, key=ana.path)
     write_signed(signed, beside)
     assert find_standing_file(beside.with_name("nightly.yaml")) == beside
-    read = signed_standing(beside, settings=settings)
+    read = signed_standing(beside, policy=policy_in_force(settings))
     assert read == replace(signed, id=read.id, source=str(beside))
-    verify_standing(read, settings=settings)
+    verify_standing(read, policy=policy_in_force(settings))
 
 
 def test_a_file_without_a_signature_is_nobodys_word(ana: Key, settings: Settings, beside: Path) -> None:
     write_signed(sign_standing(STANDING, key=ana.path), beside)
     signature_path(beside).unlink()
     with pytest.raises(NotApprovedError, match="is not signed"):
-        signed_standing(beside, settings=settings)
+        signed_standing(beside, policy=policy_in_force(settings))
 
 
 @pytest.mark.parametrize(
@@ -64,13 +65,13 @@ def test_a_changed_file_is_refused(ana: Key, settings: Settings, beside: Path, c
     assert change[0] in content
     beside.write_bytes(content.replace(*change).encode())
     with pytest.raises(NotApprovedError, match="the signature is not of this answer"):
-        signed_standing(beside, settings=settings)
+        signed_standing(beside, policy=policy_in_force(settings))
 
 
 def test_a_file_signed_by_somebody_else_is_refused(bo: Key, settings: Settings, beside: Path) -> None:
     write_signed(sign_standing(STANDING, key=bo.path), beside)
     with pytest.raises(NotApprovedError, match="the key of bo, not of ana"):
-        signed_standing(beside, settings=settings)
+        signed_standing(beside, policy=policy_in_force(settings))
 
 
 def test_nothing_unsigned_is_written(beside: Path) -> None:
@@ -94,12 +95,12 @@ def test_a_row_that_was_changed_in_the_store_is_refused(
         text = "# by hand\n" + beside.read_text(encoding="utf-8")
         beside.write_text(text, encoding="utf-8")
         signature_path(beside).write_text(ana.signs(text))
-        kept = signed_standing(beside, settings=settings)
-    verify_standing(kept, settings=settings)
-    verify_standing(replace(kept, runs=3), settings=settings)
+        kept = signed_standing(beside, policy=policy_in_force(settings))
+    verify_standing(kept, policy=policy_in_force(settings))
+    verify_standing(replace(kept, runs=3), policy=policy_in_force(settings))
     with pytest.raises(NotApprovedError):
-        verify_standing(replace(kept, **change), settings=settings)  # type: ignore[arg-type]
+        verify_standing(replace(kept, **change), policy=policy_in_force(settings))  # type: ignore[arg-type]
 
 
 def test_one_that_claims_no_signature_is_not_looked_at(settings: Settings) -> None:
-    verify_standing(STANDING, settings=settings)
+    verify_standing(STANDING, policy=policy_in_force(settings))

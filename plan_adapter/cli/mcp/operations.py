@@ -146,13 +146,14 @@ class Operations:
         validated = self.checked(await self._plan(plan, document), is_document=document is not None)
         missing = [name for name, declared in validated.plan.inputs.items() if declared.is_required and name not in (inputs or {})]
         bound = None if missing else bind_inputs(validated, inputs)
+        policy = await self.store.policy_in_force(self.settings)
         preview = preview_plan(
             validated,
             inputs=None if bound is None else bound.inputs,
             approval_digest=None if bound is None else bound.approval_digest,
-            requires_approval=requires_approval(validated.plan, allow_unapproved=self.settings.allow_unapproved),
+            requires_approval=requires_approval(validated.plan, policy),
             missing=tuple(missing),
-            gate_effects=self.settings.gate_effects,
+            gate_effects=policy.gate_effects,
         )
         shown = preview.as_json()
         del shown["secrets"]  # names, which would be masked as if they were values
@@ -221,7 +222,8 @@ class Operations:
         mine = await end_overdue(await self._mine(run), self.store)
         if mine.status is PlanStatus.COMPLETED or mine.reason in (RunReason.REJECTED, RunReason.EXPIRED):
             raise RunConflictError(f"run {mine.id} is over ({mine.reason or mine.status}): start a new one")
-        refuse_operation(await self.store.get(mine.digest), self.settings, by=self.agent.by, operation="resume")
+        policy = await self.store.policy_in_force(self.settings)
+        refuse_operation(await self.store.get(mine.digest), policy, by=self.agent.by, operation="resume")
         if not await self.store.gates(run_id=mine.id):
             self.workers.start(mine.id)
         return await self._settled(mine.id, wait_seconds)
@@ -235,7 +237,7 @@ class Operations:
 
     async def start(self, bound: BoundPlan, *, wait_seconds: float) -> Told:
         """Record a run of `bound`, have it executed unless somebody must be asked first, and tell how it stands after some seconds."""
-        refuse_operation(bound.validated.plan, self.settings, by=self.agent.by, operation="run")
+        refuse_operation(bound.validated.plan, await self.store.policy_in_force(self.settings), by=self.agent.by, operation="run")
         waiting = await self.store.runs(MOST_LISTED, status=PlanStatus.PENDING_APPROVAL, context=self.agent.context)
         if sum(run.requested_by == self.agent.by for run in waiting) >= MOST_WAITING:
             raise RunConflictError(f"{MOST_WAITING} runs of yours wait for people: list_gates names them, cancel_run takes one back")

@@ -1,0 +1,131 @@
+"""`plan policy`."""
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from plan_adapter.cli import output
+from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.cli.sources import open_store
+from plan_adapter.readable import moment, one_line
+from plan_adapter.settings import Settings
+
+if TYPE_CHECKING:
+    from plan_adapter.policy import Policy
+    from plan_adapter.store.policies import PolicyVersion
+    from plan_adapter.store.store import PlanStore
+
+
+async def policy(
+    action: Literal["show", "set"] = "show",
+    file: str | None = None,
+    /,
+    *,
+    all: bool = False,
+    sign: bool = False,
+    code: str | None = None,
+    by: str | None = None,
+    json: bool = False,
+) -> int:
+    """Show the policy that the store keeps for every plan, or set the next version of it.
+
+    A policy says who may approve and operate, which groups there are, how approvers must be known, which steps wait at a gate, and whose
+    SSH signatures count. The settings of a process (PLAN_ADAPTER_…) can only be stricter. Where a policy names operators, only they set the
+    next one; anybody who can write to the store sets the first.
+
+    `plan policy show` ends with 1 where a version was altered behind its back.
+
+    Args:
+        action: `show`, or `set`.
+        file: With `set`: a YAML or JSON file with any of approvers, operators, groups, known_by, self_approval, gate_effects,
+            allow_unapproved, allowed_signers.
+        all: With `show`: every version, oldest first.
+        sign: With `set`: sign the policy with your SSH key, where the policy asks for that.
+        code: With `set`: your one-time code, where the policy asks for one.
+        by: With `set`: who sets it, with `--sign` or `--code`; the operating system's user if it is not given.
+        json: Print one JSON object per version.
+    """
+    settings = Settings()
+    async with open_store(settings) as store:
+        if action == "set":
+            if file is None or all:
+                raise UsageError("`plan policy set FILE` sets a policy")
+            if by is not None and not (sign or code):
+                raise UsageError("--by is a name without proof: add --sign, or --code with the one-time code of that person")
+            return await _set(file, store, settings, sign=sign, code=code, by=by, as_json=json)
+        if file is not None or sign or code or by:
+            raise UsageError("`plan policy show` takes no file, --sign, --code and --by; `plan policy set FILE` does")
+        return await _show(store, with_all=all, as_json=json)
+
+
+async def _show(store: "PlanStore", *, with_all: bool, as_json: bool) -> int:
+    versions, problem = await store.policy_history()
+    for version in versions if with_all else versions[-1:]:
+        if as_json:
+            output.json_line({**_told(version), "problem": problem})
+        else:
+            _tell(version)
+    if problem is not None:
+        output.note(f"altered: {problem}; nothing is approved or run with this store until its owner restores the rows")
+        return ExitCode.FAILED
+    if not versions and as_json:
+        output.json_line({"number": None, "policy": None, "problem": None})
+    elif not versions:
+        output.line("the store has no policy: the environment of each process decides who may do what; `plan policy set FILE` sets one")
+    return ExitCode.DONE
+
+
+async def _set(file: str, store: "PlanStore", settings: Settings, *, sign: bool, code: str | None, by: str | None, as_json: bool) -> int:
+    from plan_adapter.approval import os_user
+    from plan_adapter.policy import read_policy
+    from plan_adapter.store.policies import NewPolicy
+
+    new, before = read_policy(file), await store.policy()
+    me = os_user()
+    who, number = by or me, 1 if before is None else before.number + 1
+    known_by, signature = "os_user" if who == me else "unverified", None
+    if code is not None:
+        from plan_adapter.identity.codes import check
+
+        await check(who, code, codes=store, settings=settings)
+        known_by = "totp"
+    if sign:
+        known_by, signature = "ssh_signature", await _signature(new, number, who, store, settings)
+    kept = await store.set_policy(NewPolicy(new, number, who, known_by, signature))
+    if as_json:
+        output.json_line(_told(kept))
+        return ExitCode.DONE
+    output.line(f"version {kept.number} of the store's policy holds from now on, set by {one_line(kept.by)} ({kept.known_by})")
+    if not new.operators:
+        output.note("it names no operators: anybody who can write to this store can set the next one")
+    return ExitCode.DONE
+
+
+async def _signature(new: "Policy", number: int, by: str, store: "PlanStore", settings: Settings) -> str:
+    """Return the signature of a new policy, verified by the signers that hold until then."""
+    from plan_adapter.cli.aside import aside
+    from plan_adapter.identity.signatures import allowed_signers, default_key, sign, signer
+    from plan_adapter.store.policies import signed_policy
+
+    text = signed_policy(new, number)
+    allowed = allowed_signers(await store.policy_in_force(settings))
+    signature = sign(text, key=default_key(settings))
+    await aside(lambda: signer(text, signature, allowed=allowed, by=by))
+    return signature
+
+
+def _told(version: "PolicyVersion") -> dict[str, Any]:
+    return {
+        "number": version.number,
+        "by": version.by,
+        "known_by": version.known_by,
+        "at": version.at.isoformat(),
+        "digest": version.digest,
+        "policy": version.policy.to_document(),
+    }
+
+
+def _tell(version: "PolicyVersion") -> None:
+    from plan_adapter.documents.yaml_text import write_yaml
+
+    who = f"{one_line(version.by)} ({version.known_by})"
+    output.line(f"# version {version.number}, set by {who} at {moment(version.at)}, digest {version.digest}")
+    output.line(write_yaml(version.policy.to_document()).rstrip("\n"))

@@ -1,0 +1,196 @@
+"""The policy for every plan: the document that the store keeps, and what it and the settings demand together."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
+
+from plan_adapter.documents import read_placed
+from plan_adapter.errors import InvalidPlanError
+from plan_adapter.plan import EFFECTS, Effect, KnownBy
+from plan_adapter.problems import Problem, did_you_mean
+from plan_adapter.readable import visible
+from plan_adapter.settings import Settings
+from plan_adapter.values import join
+
+T = TypeVar("T")
+
+STORES_SIGNERS = "the allowed signers of the store's policy"
+
+_SIGNER = re.compile(r'(?:"[^"]+"|[^\s"#]\S*)[ \t]+\S+[ \t]+\S+.*')  # names, options or a key type, a key
+
+
+class Policy(BaseModel):
+    """Who may do what in every plan of a store. A field that is left out restricts nothing."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    approvers: list[str] = Field(default_factory=list)
+    """Names and groups that may answer at any gate."""
+    operators: list[str] = Field(default_factory=list)
+    """Names, groups and deployments that may run, resume, revise, cancel and roll back, and the names that may set the next policy."""
+    groups: dict[str, list[str]] = Field(default_factory=dict)
+    """The members of groups; with a policy in the store, groups of the environment do not count."""
+    known_by: list[KnownBy] = Field(default_factory=list)
+    """How an approver may be known at any gate."""
+    self_approval: bool = True
+    """Whether who started a run may approve it."""
+    gate_effects: list[Effect] = Field(default_factory=list)
+    """Steps whose tools have these effects wait at a gate of their own."""
+    allow_unapproved: bool = True
+    """Whether `require_approval: false` and `auto_approve: true` of a plan are honoured."""
+    allowed_signers: list[str] = Field(default_factory=list)
+    """SSH keys whose signatures count, a line each as in ssh-keygen's ALLOWED SIGNERS; a file that the environment names does not count."""
+
+    @field_validator("allowed_signers", mode="before")
+    @classmethod
+    def _lines(cls, value: object) -> object:
+        return value.splitlines() if isinstance(value, str) else value
+
+    def to_document(self) -> dict[str, JsonValue]:
+        """Return the policy as JSON, without the fields that were left out."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
+def read_policy(path: str | Path) -> Policy:
+    """Return the policy in a YAML or JSON file; raises InvalidPlanError with every problem, each with its line and column."""
+    values, problems, place = read_placed(path)
+    if values is None:
+        raise InvalidPlanError(problems)
+    policy, found = _checked(values)
+    known = {problem.at for problem in problems}
+    problems = [*problems, *(place(problem) for problem in found if problem.at not in known)]
+    if policy is None or problems:
+        raise InvalidPlanError(sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0)))
+    return policy
+
+
+def policy_of(document: dict[str, JsonValue]) -> Policy:
+    """Return the policy that the store keeps as `document`; raises InvalidPlanError with every problem."""
+    policy, problems = _checked(document)
+    if policy is None or problems:
+        raise InvalidPlanError(problems)
+    return policy
+
+
+def _checked(values: dict[str, JsonValue]) -> tuple[Policy | None, list[Problem]]:
+    try:
+        policy = Policy.model_validate(values)
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_input=False)
+        return None, [_problem_of(found["type"], found["loc"], found["msg"]) for found in errors]
+    return policy, [*_bad_names(policy), *_bad_signers(policy)]
+
+
+def _problem_of(kind: str, loc: tuple[int | str, ...], message: str) -> Problem:
+    at = ""
+    for part in loc:
+        at = join(at, part) if at else str(part)
+    if kind == "extra_forbidden":
+        name = str(loc[-1])[:60]
+        return Problem("unknown-field", at=at, message=f"a policy has no field `{name}`", hint=did_you_mean(name, [*Policy.model_fields]))
+    code = "bad-value" if kind == "literal_error" else "wrong-type"
+    return Problem(code, at=at, message=message[:1].lower() + message[1:], hint=_HINTS.get(str(loc[0]), "") if loc else "")
+
+
+_HINTS = {
+    "approvers": "write a list of names, as in [ana, sre]",
+    "operators": "write a list of names, as in [ana, run-plan/nightly]",
+    "groups": "write each group with a list of its members, as in {sre: [bo, li]}",
+    "known_by": "write a list of ssh_signature, totp, os_user, form or unverified",
+    "self_approval": "write true or false",
+    "gate_effects": "write a list of read, idempotent_write or write",
+    "allow_unapproved": "write true or false",
+    "allowed_signers": "write a line for each key: `ana ssh-ed25519 AAAA…`",
+}
+
+
+def _bad_names(policy: Policy) -> list[Problem]:
+    named = [
+        *(("bad-approver", f"approvers[{index}]", name) for index, name in enumerate(policy.approvers)),
+        *(("bad-operator", f"operators[{index}]", name) for index, name in enumerate(policy.operators)),
+        *(("bad-value", join("groups", name), name) for name in policy.groups),
+        *(
+            ("bad-value", f"{join('groups', group)}[{index}]", name)
+            for group, members in policy.groups.items()
+            for index, name in enumerate(members)
+        ),
+    ]
+    hint = "write the name without white space around it and without invisible characters"
+    return [Problem(code, at=at, message=f"nobody is called {name[:80]!r}", hint=hint) for code, at, name in named if not _is_name(name)]
+
+
+def _is_name(name: str) -> bool:
+    return bool(name) and name == name.strip() and visible(name) == name and name.isprintable()
+
+
+def _bad_signers(policy: Policy) -> list[Problem]:
+    lines = [(index, line.strip()) for index, line in enumerate(policy.allowed_signers)]
+    return [
+        Problem("bad-value", at=f"allowed_signers[{index}]", message="this line is no allowed signer", hint=_HINTS["allowed_signers"])
+        for index, line in lines
+        if line and not line.startswith("#") and (_SIGNER.fullmatch(line) is None or not line.isprintable())
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyInForce:
+    """What the settings and the store's policy demand together, at one moment; of both the stricter.
+
+    Of names and proofs None restricts nothing, and an empty tuple takes nobody: the settings and the policy exclude each other.
+    """
+
+    number: int | None = None  # of the store's policy; None where the settings decide alone
+    approvers: tuple[str, ...] | None = None  # groups resolved
+    operators: tuple[str, ...] | None = None
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    named: tuple[str, ...] = ()  # names and groups as they were written, of approvers
+    known_by: tuple[KnownBy, ...] | None = None
+    self_approval: bool = True
+    gate_effects: tuple[Effect, ...] = ()
+    allow_unapproved: bool = True
+    allowed_signers: Path | str | None = None  # a file, or the lines themselves
+
+    def members(self, names: Sequence[str]) -> tuple[str, ...] | None:
+        """Return `names` with the members of groups in the place of their groups; None where no name is given, which restricts nothing."""
+        if not names:
+            return None
+        return tuple(dict.fromkeys(member for name in names for member in self.groups.get(name, [name])))
+
+
+def policy_in_force(settings: Settings, policy: Policy | None = None, *, number: int | None = None) -> PolicyInForce:
+    """Return what `settings` and the store's `policy` demand together.
+
+    With a policy, groups and signers are the policy's alone; names and proofs are those that both take; booleans are the stricter ones;
+    gate effects add up.
+    """
+    if policy is None:
+        of_store, groups = Policy(), settings.groups
+        signers: Path | str | None = settings.allowed_signers
+    else:
+        of_store, groups = policy, policy.groups
+        signers = "\n".join(policy.allowed_signers) if policy.allowed_signers else None
+    shared = PolicyInForce(groups=groups)
+    effects = {*settings.gate_effects, *of_store.gate_effects}
+    return replace(
+        shared,
+        number=number,
+        approvers=both(shared.members(settings.approvers), shared.members(of_store.approvers)),
+        operators=both(shared.members(settings.operators), shared.members(of_store.operators)),
+        named=(*settings.approvers, *of_store.approvers),
+        known_by=both(tuple(settings.known_by) or None, tuple(of_store.known_by) or None),
+        self_approval=settings.allow_self_approval and of_store.self_approval,
+        gate_effects=tuple(effect for effect in EFFECTS if effect in effects),
+        allow_unapproved=settings.allow_unapproved and of_store.allow_unapproved,
+        allowed_signers=signers,
+    )
+
+
+def both(first: tuple[T, ...] | None, second: tuple[T, ...] | None) -> tuple[T, ...] | None:
+    """Return what both hold; None holds everything."""
+    if first is None or second is None:
+        return second if first is None else first
+    return tuple(name for name in first if name in second)

@@ -1,0 +1,117 @@
+"""`plan policy`: set by an operator, shown with who set it and when, and followed by every verb."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plan_adapter.approval import os_user
+from tests.cli.conftest import Plan
+from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document
+
+ME = os_user()
+
+
+def written(name: str = "policy.json", **fields: Any) -> str:
+    """Write a policy and return its path."""
+    Path(name).write_text(json.dumps(fields, ensure_ascii=False), encoding="utf-8")
+    return name
+
+
+def test_without_a_policy_that_is_said(plan: Plan) -> None:
+    shown = plan("policy")
+    assert (shown.code, "the store has no policy" in shown.out, "`plan policy set FILE`" in shown.out) == (0, True, True)
+    assert plan("policy", "show", "--json").lines == [{"number": None, "policy": None, "problem": None}]
+    assert "ok  the store has no policy: the environment of each process decides" in plan("doctor").out
+
+
+def test_a_policy_is_set_and_shown_with_who_set_it_and_its_history(plan: Plan) -> None:
+    first = plan("policy", "set", written(approvers=["安娜"]))
+    assert first.out == f"version 1 of the store's policy holds from now on, set by {ME} (os_user)\n"
+    assert "names no operators: anybody who can write to this store can set the next one" in first.err
+    (told,) = plan("policy", "set", written(operators=[ME], gate_effects=["write"]), "--json").lines
+    assert (told["number"], told["by"], told["policy"]) == (2, ME, {"operators": [ME], "gate_effects": ["write"]})
+    shown = plan("policy", "show").out
+    assert shown.startswith(f"# version 2, set by {ME} (os_user) at ") and told["digest"] in shown
+    assert shown.endswith(f"\noperators: [{ME}]\ngate_effects: [write]\n")
+    assert [line["number"] for line in plan("policy", "show", "--all", "--json").lines] == [1, 2]
+    assert "ok  version 2 of the store's policy holds for every plan" in plan("doctor").out
+
+
+def test_all_problems_of_a_policy_are_told_at_once(plan: Plan) -> None:
+    said = plan("policy", "set", written(approver=["ana"], known_by=["ssh"], operators=[""]))
+    assert (said.code, said.out) == (2, "")
+    assert "policy.json:1:2: error[unknown-field] at approver: a policy has no field `approver`; did you mean `approvers`?" in said.err
+    assert "error[bad-value] at known_by[0]" in said.err
+    assert plan("policy").out.startswith("the store has no policy")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("set",), ("set", "a.json", "--all"), ("show", "a.json"), ("show", "--sign"), ("set", "a.json", "--by", "ana"), ("drop",)],
+    ids=" ".join,
+)
+def test_a_command_that_is_not_meant_so_sets_nothing(plan: Plan, arguments: tuple[str, ...]) -> None:
+    written("a.json", approvers=["ana"])
+    assert plan("policy", *arguments).code == 2
+    assert plan("policy").out.startswith("the store has no policy")
+
+
+def test_who_is_no_operator_sets_no_policy(plan: Plan) -> None:
+    assert plan("policy", "set", written(operators=["somebody-else"])).code == 0
+    refused = plan("policy", "set", written(operators=[ME]))
+    assert (refused.code, f"{ME} may not set the policy; its operators may: somebody-else" in refused.err) == (6, True)
+
+
+def test_a_signed_policy_is_verified_by_the_keys_of_the_one_before(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {}
+    for name in ("ana", "mallory"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(tmp_path / name)], check=True)
+        keys[name] = (tmp_path / f"{name}.pub").read_text().strip()
+    lines = [f"ana {keys['ana']}"]
+    assert plan("policy", "set", written(operators=["ana"], known_by=["ssh_signature"], allowed_signers=lines)).code == 0
+    monkeypatch.setenv("PLAN_ADAPTER_SIGNING_KEY", str(tmp_path / "mallory"))
+    (tmp_path / "allowed").write_text(f"ana {keys['mallory']}\n")
+    monkeypatch.setenv("PLAN_ADAPTER_ALLOWED_SIGNERS", str(tmp_path / "allowed"))
+    forged = plan("policy", "set", written(operators=["mallory"]), "--sign", "--by", "ana")
+    assert (forged.code, "the allowed signers of the store's policy" in forged.err) == (6, True)
+    monkeypatch.setenv("PLAN_ADAPTER_SIGNING_KEY", str(tmp_path / "ana"))
+    signed = plan("policy", "set", written(operators=["ana", "bo"]), "--sign", "--by", "ana")
+    assert signed.out == "version 2 of the store's policy holds from now on, set by ana (ssh_signature)\n"
+
+
+def test_an_altered_policy_is_told_and_stops_what_it_decides(plan: Plan, home: Path) -> None:
+    import sqlite3
+
+    assert plan("policy", "set", written(gate_effects=["write"])).code == 0
+    with sqlite3.connect(home / "plans.db") as database:
+        database.execute("DROP TRIGGER policy_history_refuses_update")
+        database.execute("UPDATE policy_history SET document = '{}'")
+    database.close()
+    shown = plan("policy")
+    assert (shown.code, "altered: version 1 of the store's policy is not as it was written" in shown.err) == (1, True)
+    assert "BAD the store's policy cannot be read: version 1" in plan("doctor").out
+    refused = plan("run", document(GREET), "--offline", *TOOLS)
+    assert (refused.code, "is not as it was written" in refused.err) == (2, True)
+
+
+def test_every_verb_follows_the_policy_of_the_store(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = document(GREET, **NEEDS_APPROVAL)
+    run_id = plan("run", path, "--offline", "--json", *TOOLS).run["id"]
+    assert plan("policy", "set", written(approvers=["ana"], operators=["ops"], groups={"ops": ["bo"]})).code == 0
+    monkeypatch.setenv("PLAN_ADAPTER_APPROVERS", ME)
+    monkeypatch.setenv("PLAN_ADAPTER_OPERATORS", ME)
+    monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"ops": [ME]}))
+    for command in (("run", path, "--offline", *TOOLS), ("resume", run_id, "--offline", *TOOLS), ("cancel", run_id), ("approve", run_id)):
+        said = plan(*command)
+        assert (said.code, f"{ME} may not" in said.err) == (6, True), (command, said.err)
+
+
+def test_the_preview_tells_which_gates_the_policy_adds(plan: Plan) -> None:
+    path = document({**GREET, "tool_name": "bash", "parameters": {"command": "true"}, "effect": "read"})
+    (before,) = plan("preview", path, "--json").lines
+    assert plan("policy", "set", written(gate_effects=["write"], allow_unapproved=False)).code == 0
+    (after,) = plan("preview", path, "--json").lines
+    assert [(shown["steps"][0]["gate"], shown["requires_approval"]) for shown in (before, after)] == [(False, False), (True, True)]

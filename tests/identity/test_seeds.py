@@ -1,0 +1,111 @@
+"""Seeds of one-time codes: encrypted with a key that only its owner reads, and bound to their person."""
+
+import base64
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cryptography.fernet import Fernet
+from pydantic import SecretStr
+
+from plan_adapter.errors import NotApprovedError
+from plan_adapter.identity.seeds import KEY_FILE, seal, unseal
+from plan_adapter.secrets import values_at_hand
+from plan_adapter.settings import Settings
+
+SEED = "JBSWY3DPEHPK3PXPJBSWY3DPEHPK3PXP"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Settings:
+    """Settings with a home that holds nothing yet."""
+    return Settings(home=tmp_path / "home")
+
+
+def refusal(settings: Settings, sealed: str, person: str = "ana") -> str:
+    with pytest.raises(NotApprovedError) as error:
+        unseal(person, sealed, settings)
+    assert SEED not in str(error.value)
+    return str(error.value)
+
+
+def test_a_seed_comes_back_for_its_person_alone(home: Settings) -> None:
+    sealed = seal("安娜", SEED, home)
+    assert SEED not in sealed and SEED.encode() not in base64.urlsafe_b64decode(sealed)
+    assert unseal("安娜", sealed, home) == SEED
+    assert "belongs to somebody else" in refusal(home, sealed, "ana")
+
+
+def test_the_key_is_made_when_it_is_first_needed_and_only_its_owner_reads_it(home: Settings) -> None:
+    before = os.umask(0)
+    try:
+        sealed = seal("ana", SEED, home)
+    finally:
+        os.umask(before)
+    key = home.home / KEY_FILE
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert [path.name for path in home.home.iterdir()] == [KEY_FILE]
+    assert unseal("ana", sealed, home) == SEED
+
+
+def test_processes_that_make_the_key_at_once_make_one(home: Settings) -> None:
+    code = (
+        "import sys; from pathlib import Path; from plan_adapter.identity.seeds import seal; from plan_adapter.settings import Settings\n"
+        f"print(seal('ana', {SEED!r}, Settings(home=Path(sys.argv[1]))))"
+    )
+    command = [sys.executable, "-c", code, str(home.home)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    sealed = [process.communicate()[0].strip() for process in processes]
+    assert [unseal("ana", one, home) for one in sealed] == [SEED] * 4
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o601, 0o666])
+def test_a_key_that_others_may_reach_is_refused(home: Settings, mode: int) -> None:
+    sealed = seal("ana", SEED, home)
+    (home.home / KEY_FILE).chmod(mode)
+    assert "others may read the key" in refusal(home, sealed)
+    with pytest.raises(NotApprovedError, match="chmod 600"):
+        seal("bo", SEED, home)
+
+
+def test_a_key_behind_a_link_or_in_a_pipe_is_refused(home: Settings, tmp_path: Path) -> None:
+    sealed = seal("ana", SEED, home)
+    key = home.home / KEY_FILE
+    key.rename(tmp_path / "elsewhere")
+    key.symlink_to(tmp_path / "elsewhere")
+    assert "cannot be read" in refusal(home, sealed)
+    key.unlink()
+    os.mkfifo(key, 0o600)
+    assert "no file of your own" in refusal(home, sealed)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"too short", SEED.encode(), b"a" * 5000])
+def test_a_file_without_a_key_is_told_without_its_content(home: Settings, content: bytes) -> None:
+    sealed = seal("ana", SEED, home)
+    (home.home / KEY_FILE).write_bytes(content)
+    assert "holds no key" in refusal(home, sealed)
+
+
+def test_a_missing_or_other_key_says_what_to_do(home: Settings, tmp_path: Path) -> None:
+    sealed = seal("ana", SEED, home)
+    assert "there is no key" in refusal(Settings(home=tmp_path / "other"), sealed)
+    other = Settings(home=home.home, totp_key=SecretStr(Fernet.generate_key().decode()))
+    said = refusal(other, sealed)
+    assert "another key than PLAN_ADAPTER_TOTP_KEY" in said and "plan approve --enroll ana" in said
+
+
+async def test_the_setting_takes_the_place_of_the_file_and_is_hidden(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = Fernet.generate_key().decode()
+    monkeypatch.setenv("PLAN_ADAPTER_TOTP_KEY", key)
+    settings = Settings(home=home.home)
+    assert unseal("ana", seal("ana", SEED, settings), settings) == SEED
+    assert not home.home.exists()
+    assert key not in repr(settings) and key not in json.dumps(settings.model_dump(mode="json"))
+    assert key in await values_at_hand(settings)
+    monkeypatch.setenv("PLAN_ADAPTER_TOTP_KEY", "no key")
+    with pytest.raises(NotApprovedError, match="PLAN_ADAPTER_TOTP_KEY holds no key"):
+        seal("ana", SEED, Settings(home=home.home))

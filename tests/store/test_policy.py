@@ -1,0 +1,130 @@
+"""The store's policy: versions that are only added and chained, set by operators; and the history of one-time code seeds."""
+
+import asyncio
+
+import pytest
+from sqlalchemy import text
+
+from plan_adapter.errors import NotApprovedError, RunConflictError, StoreError
+from plan_adapter.policy import Policy
+from plan_adapter.settings import Settings
+from plan_adapter.store.policies import NewPolicy
+from plan_adapter.store.store import PlanStore
+
+OPERATED = Policy(operators=["ops", "run-plan/nightly"], groups={"ops": ["ana"]}, approvers=["小明"])
+
+
+def new(policy: Policy = OPERATED, number: int = 1, *, by: str = "ana", known_by: str = "os_user") -> NewPolicy:
+    return NewPolicy(policy, number, by, known_by)
+
+
+async def altered(store: PlanStore, *statements: str) -> None:
+    """Change rows as only the owner of the tables can."""
+
+    def work(connection) -> None:
+        if connection.dialect.name == "sqlite":
+            connection.execute(text("DROP TRIGGER policy_history_refuses_update"))
+            connection.execute(text("DROP TRIGGER policy_history_refuses_delete"))
+        else:
+            connection.execute(text("ALTER TABLE policy_history DISABLE TRIGGER USER"))
+        for statement in statements:
+            connection.execute(text(statement))
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("ALTER TABLE policy_history ENABLE TRIGGER USER"))
+
+    await store._database.write(work)
+
+
+async def test_the_newest_policy_holds_and_every_version_stays(store: PlanStore):
+    assert await store.policy() is None
+    assert (await store.policy_in_force(Settings())).number is None
+    first = await store.set_policy(new(by="zoe"))
+    second = await store.set_policy(new(Policy(operators=["ana"], self_approval=False), 2))
+    assert await store.policy() == second
+    assert await store.policy_history() == ([first, second], None)
+    assert (first.by, first.policy.approvers, second.number) == ("zoe", ["小明"], 2)
+    held = await store.policy_in_force(Settings())
+    assert (held.number, held.operators, held.self_approval, held.approvers) == (2, ("ana",), False, None)
+
+
+async def test_only_operators_set_the_next_policy_by_their_names_and_groups(store: PlanStore):
+    await store.set_policy(new(by="anybody", known_by="unverified"))
+    for by in ("bo", "", "ops", "小明"):
+        with pytest.raises(NotApprovedError, match="may not set the policy; its operators may: ana, run-plan/nightly"):
+            await store.set_policy(new(Policy(), 2, by=by))
+    assert (await store.set_policy(new(Policy(), 2))).number == 2
+    assert (await store.set_policy(new(OPERATED, 3, by="bo"))).number == 3  # version 2 named no operators
+
+
+async def test_the_environment_names_no_operator_of_the_policy(store: PlanStore, monkeypatch: pytest.MonkeyPatch):
+    await store.set_policy(new())
+    monkeypatch.setenv("PLAN_ADAPTER_OPERATORS", "mallory")
+    monkeypatch.setenv("PLAN_ADAPTER_GROUPS", '{"ops": ["mallory"]}')
+    with pytest.raises(NotApprovedError):
+        await store.set_policy(new(Policy(), 2, by="mallory"))
+
+
+async def test_where_the_policy_asks_for_a_proof_so_does_setting_the_next_one(store: PlanStore):
+    await store.set_policy(new(Policy(known_by=["ssh_signature", "totp"])))
+    with pytest.raises(NotApprovedError, match="known by os_user only, and setting the policy needs ssh_signature or totp"):
+        await store.set_policy(new(Policy(), 2))
+    assert (await store.set_policy(new(Policy(), 2, known_by="totp"))).known_by == "totp"
+
+
+async def test_two_people_do_not_overwrite_each_others_policy(store: PlanStore):
+    said = await asyncio.gather(*(store.set_policy(new(by=f"p{n}")) for n in range(8)), return_exceptions=True)
+    kept = [version for version in said if not isinstance(version, BaseException)]
+    assert len(kept) == 1
+    assert all(isinstance(error, RunConflictError | NotApprovedError) for error in said if isinstance(error, BaseException))
+    assert await store.policy_history() == (kept, None)
+
+
+async def test_a_store_of_one_tenant_follows_the_policy_and_sets_none(store: PlanStore, store_url: str):
+    await store.set_policy(new())
+    async with PlanStore(store_url, tenant_id="a") as tenant:
+        assert (await tenant.policy_in_force(Settings())).operators == ("ana", "run-plan/nightly")
+        with pytest.raises(StoreError, match="holds for all tenants"):
+            await tenant.set_policy(new(number=2))
+
+
+@pytest.mark.parametrize("table", ["policy_history", "totp_history"])
+@pytest.mark.parametrize("change", ["UPDATE {} SET by = 'mallory'", "DELETE FROM {}"])
+async def test_the_database_refuses_to_change_what_was_set(store: PlanStore, table: str, change: str):
+    await store.set_policy(new())
+    await store.add_totp_seed("ana", "sealed", by="ana", known_by="os_user", replaces=False)
+    with pytest.raises(StoreError, match=f"the {table.replace('_', ' ')} is only added to"):
+        await store._database.write(lambda connection: connection.execute(text(change.format(table))) and None)
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("UPDATE policy_history SET document = '{}' WHERE number = 2", "version 2 of the store's policy is not as it was written"),
+        ("UPDATE policy_history SET by = 'bo' WHERE number = 2", "version 2 of the store's policy is not as it was written"),
+        ("UPDATE policy_history SET digest = 'x' WHERE number = 1", "version 1 of the store's policy is not as it was written"),
+        ("DELETE FROM policy_history WHERE number = 1", "version 2 of the store's policy does not follow the one before"),
+        ("UPDATE policy_history SET number = 7 WHERE number = 2", "version 7 of the store's policy does not follow the one before"),
+    ],
+    ids=["document", "who", "digest", "deleted", "renumbered"],
+)
+async def test_a_policy_that_was_altered_is_told_and_decides_nothing(store: PlanStore, statement: str, said: str):
+    await store.set_policy(new())
+    await store.set_policy(new(Policy(operators=["ana"], gate_effects=["write"]), 2))
+    await altered(store, statement)
+    _, problem = await store.policy_history()
+    assert said in str(problem)
+    with pytest.raises(StoreError, match="of the store's policy"):
+        await store.policy_in_force(Settings())
+    with pytest.raises(StoreError, match="of the store's policy"):
+        await store.set_policy(new(Policy(), 3))
+
+
+async def test_seeds_are_added_and_the_newest_one_counts(store: PlanStore):
+    assert await store.totp_seed("安娜") is None
+    await store.add_totp_seed("安娜", "one", by="bo", known_by="os_user", replaces=False)
+    with pytest.raises(RunConflictError, match="has one-time codes already"):
+        await store.add_totp_seed("安娜", "two", by="安娜", known_by="os_user", replaces=False)
+    await store.add_totp_seed("安娜", "two", by="安娜", known_by="os_user", replaces=True)
+    assert await store.totp_seed("安娜") == "two"
+    rows = await store._database.read(lambda connection: connection.execute(text("SELECT number, by, seed FROM totp_history")).all())
+    assert sorted(rows) == [(1, "bo", "one"), (2, "安娜", "two")]

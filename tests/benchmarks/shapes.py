@@ -53,6 +53,11 @@ def chain(count: int) -> Shape:
     return Shape(f"chain-{count}", {f"s{n}": ([f"s{n - 1}"] if n else [], 0) for n in range(count)}, 10)
 
 
+def fanout(count: int) -> Shape:
+    """Return steps that depend on nothing."""
+    return Shape(f"fanout-{count}", {f"s{n}": ([], 0) for n in range(count)}, 10)
+
+
 def layered(layers: int, width: int) -> Shape:
     """Return layers of steps, each of which depends on three of the layer before."""
     dice, steps, previous = random.Random(7), dict[str, tuple[list[str], int]](), list[str]()

@@ -10,7 +10,6 @@ import os
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
@@ -19,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from plan_adapter import PlanStore
-from tests.faults.harness import TARGETS, Target, trial
+from tests.faults.harness import TARGETS, Each, at_random, trial
 from tests.faults.races import RACES, race
-from tests.faults.shares import Share, share
+from tests.faults.shares import AIMED, Share, share
 from tests.postgres import running_server
 
 
@@ -50,30 +49,33 @@ def _all(count: int, seed: int, stores: Sequence[str | None], folder: Path) -> i
     shares = [
         Share(-(-count // cores), -(-count // 2 // cores), range(seed + core, sys.maxsize, cores), stores, folder) for core in range(cores)
     ]
-    done, raced, found, processes, trials = Counter[Target](), Counter[str](), 0, 0, 0
+    every = Share(0, 0, range(seed, sys.maxsize), stores, folder)
     with ProcessPoolExecutor(cores, mp_context=multiprocessing.get_context("spawn")) as pool:
         for part in as_completed([pool.submit(share, work) for work in shares]):
             ended = part.result()
-            done, raced, found = done + ended.done, raced + ended.raced, found + len(ended.found)
-            processes, trials = processes + ended.processes, trials + ended.trials
+            every.done, every.raced, every.found = every.done + ended.done, every.raced + ended.raced, every.found + ended.found
+            every.processes, every.trials = every.processes + ended.processes, every.trials + ended.trials
+    asyncio.run(every.aim())
+    done, raced = every.done, every.raced
     for point, detail in TARGETS:
         print(f"{done[point, detail]:6}  {point}" + (f" ({detail})" if detail else ""))
     for kind in RACES:
         print(f"{raced[kind.__name__]:6}  {kind.__name__}")
     missed = [target for target in TARGETS if not done[target]] + [kind.__name__ for kind in RACES if not raced[kind.__name__]]
     seconds = time.monotonic() - began
-    counts = f"{done.total()} kills, {raced.total()} races, {trials} runs, {processes} processes, {found} violations"
+    counts = f"{done.total()} kills, {raced.total()} races, {every.trials} runs, {every.processes} processes, {len(every.found)} violations"
     print(f"{counts}, {seconds:.0f} s, SEED={seed}")
     if missed:
         print(f"never came to: {missed}")
-    return 1 if found or missed else 0
+    return 1 if every.found or missed else 0
 
 
 async def _replay(words: str, stores: Sequence[str | None], folder: Path) -> int:
     name, seed, database = words.split("/")
     store = next((url for url in stores if (url is None) == (database == "sqlite")), None)
     kind = next((kind for kind in RACES if kind.__name__ == name), None)
-    ended = await trial(int(seed), folder, store) if kind is None else (await race(kind, int(seed), folder, store))[0]
+    choose = Each() if name == AIMED else at_random
+    ended = await trial(int(seed), folder, store, choose=choose) if kind is None else (await race(kind, int(seed), folder, store))[0]
     print("\n".join([*ended.told, *map(str, ended.found)]))
     return 1 if ended.found else 0
 

@@ -1,5 +1,6 @@
 """Every place at which a process of a run can end, once on each database; and two processes with one run. `make faults` does many more."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tests.faults.harness import TARGETS, Each, Target, opened, trial
 from tests.faults.plans import EVERYTHING, REVISED
 from tests.faults.processes import SILENT, start
 from tests.faults.races import RACES, Race, race
+from tests.faults.shares import Share
 from tests.faults.world import lines_of
 
 MOST_SEEDS = 10
@@ -50,6 +52,17 @@ async def test_of_two_processes_one_executes_a_run(kind: Race, shared_store: str
         if happened:
             return
     pytest.fail(f"none of {MOST_SEEDS} runs came to it")
+
+
+async def test_what_the_draws_left_out_is_aimed_at(tmp_path: Path) -> None:
+    left: Target = ("in-transaction", "run_changed")
+    every = Share(0, 0, range(1, sys.maxsize), [None], tmp_path)
+    every.done.update(target for target in TARGETS if target != left)
+    every.raced.update(kind.__name__ for kind in RACES[1:])
+    await every.aim()
+    assert every.found == []
+    assert dict(every.done) == dict.fromkeys(TARGETS, 1)
+    assert dict(every.raced) == dict.fromkeys([kind.__name__ for kind in RACES], 1)
 
 
 async def test_a_process_that_does_not_end_says_what_it_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,11 @@ MASK = "***"
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _BLOCK = re.compile(r"[#>+=|-]|\*[ *]|`{3}|~{3}")  # what makes more than a paragraph at the beginning of a line
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-_JOINERS = frozenset("\u200c\u200d")  # emoji and several scripts need them; they hide nothing
+_JOINERS = frozenset("\u200c\u200d")  # emoji and several scripts need them, between two of their own letters
+_UNSEEN = re.compile(  # what nobody can see in a text that people read as ASCII: joiners, variation selectors, other marks without a form
+    r"[\u200c\u200d](?![^\x00-\x7f\u200c\u200d])|(?<![^\x00-\x7f\u200c\u200d])[\u200c\u200d]"
+    r"|(?<=[\x00-\x7f])[\ufe00-\ufe0f](?!\u20e3)|[\u034f\u17b4\u17b5\u180b-\u180d\u180f\U000e0100-\U000e01ef]"
+)
 _BLANKS = frozenset("\u115f\u1160\u2800\u3164\uffa0")  # letters and symbols that nobody can see
 _TICKS = re.compile(r"`+")
 _SPAN = re.compile(r"`([^`]+)`")
@@ -66,7 +70,9 @@ def listed(texts: Sequence[str], most: int) -> str:
 
 def visible(text: str) -> str:
     r"""Return `text` with every character that could hide or move other text (ESC, bidi overrides, …) written as `\x1b` or `\u202e`."""
-    return text if text.isascii() and text.isprintable() else "".join(_shown(character) for character in text)
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_shown(character) for character in _UNSEEN.sub(lambda found: _escaped(found[0]), text))
 
 
 def one_line(text: str) -> str:
@@ -262,6 +268,10 @@ def _shown(character: str) -> str:
         return character
     if unicodedata.category(character) not in _INVISIBLE and character not in _BLANKS:
         return character
+    return _escaped(character)
+
+
+def _escaped(character: str) -> str:
     return f"\\x{ord(character):02x}" if ord(character) < 0x100 else f"\\u{ord(character):04x}"
 
 

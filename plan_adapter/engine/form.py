@@ -245,11 +245,11 @@ def _show(request: ApprovalRequest) -> str:
 
 
 def _open_fence(text: str) -> str | None:
-    """Return the fence that closes the code block that `text` leaves open."""
-    fence: str | None = None
-    for line in re.findall(r"^ {0,3}(`{3,}|~{3,})([^\n]*)$", text, re.MULTILINE):
-        if fence is None:
-            fence = line[0]
-        elif line[0].startswith(fence) and not line[1].strip():
-            fence = None
-    return fence
+    """Return the line that closes the code block that `text` leaves open; indented as the block, or it would begin another one."""
+    opened: tuple[str, str] | None = None
+    for indent, fence, more in re.findall(r"^( {0,3})(`{3,}|~{3,})([^\n]*)$", text, re.MULTILINE):
+        if opened is None:
+            opened = indent, fence
+        elif fence.startswith(opened[1]) and not more.strip():
+            opened = None
+    return None if opened is None else "".join(opened)

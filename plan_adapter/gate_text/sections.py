@@ -5,10 +5,13 @@ from collections.abc import Iterable, Sequence
 from plan_adapter.gate_text.first_screen import short_description
 from plan_adapter.gate_text.values import SHOWN_CHARACTERS, Values
 from plan_adapter.plan import ExecutionPlan
-from plan_adapter.readable import words
+from plan_adapter.readable import one_line, words
 
 TITLE_CHARACTERS = 100
 """How much of a plan's name is its heading; the digests cover all of it."""
+
+NOTICE_CHARACTERS = 300
+"""How much of a notice is shown: a note of somebody who answered may be long."""
 
 ORDER, DIGESTS = "### Order", "### Digests"
 
@@ -43,8 +46,13 @@ def call_name(step_id: str, item: int | None) -> str:
 
 
 def notice_lines(notices: Sequence[str]) -> list[str]:
-    """Return what must be seen before all else."""
-    return [line for notice in notices for line in (f"**⚠️ {words(notice.strip())}**", "")]
+    """Return what must be seen before all else, each cut to a few lines."""
+    return [line for notice in notices for line in (f"**⚠️ {words(_short(one_line(notice)))}**", "")]
+
+
+def _short(notice: str) -> str:
+    more = len(notice) - NOTICE_CHARACTERS
+    return notice if more <= 0 else f"{notice[:NOTICE_CHARACTERS]}… {more:,} more characters: `plan show` has all"
 
 
 def quoted(text: str) -> list[str]:

@@ -154,3 +154,5 @@ def test_the_rest_of_a_steps_text_that_is_cut_is_shown_by_a_command() -> None:
 def test_a_cut_within_a_code_block_closes_it() -> None:
     text = description_of(request_of(text="````\n" + "x\n" * MAX_TEXT_CHARACTERS))
     assert "x\n````\n\n**Cut here:" in text
+    indented = description_of(request_of(text="- a:\n\n  ```\n" + "  x\n" * MAX_TEXT_CHARACTERS))
+    assert "x\n  ```\n\n**Cut here:" in indented

@@ -49,21 +49,38 @@ def plan_digest(plan: ExecutionPlan) -> str:
     return sha256(canonical_json(canonical_document(plan))).hexdigest()
 
 
-def approval_digest(plan_digest: str, inputs: Mapping[str, JsonValue], definitions: Iterable[Mapping[str, JsonValue]]) -> str:
-    """Return the SHA-256, in hex, of what an approval binds to: the plan, the inputs of the run and the tools' definitions."""
+def approval_digest(
+    plan_digest: str,
+    inputs: Mapping[str, JsonValue],
+    definitions: Iterable[Mapping[str, JsonValue]],
+    folder: Mapping[str, str] | None = None,
+) -> str:
+    """Return the SHA-256, in hex, of what an approval binds to: the plan, the inputs of the run and the tools' definitions.
+
+    With `folder` also of the folder that the run was moved to.
+    """
     tools = {str(definition["name"]): dict(definition) for definition in definitions}
     content: dict[str, JsonValue] = {"plan": plan_digest, "inputs": dict(inputs), "tools": cast("dict[str, JsonValue]", tools)}
+    if folder is not None:
+        content["folder"] = dict(folder)
     return sha256(canonical_json(content)).hexdigest()
 
 
-def call_digest(step: Step, item: int | None, parameters: Mapping[str, JsonValue], definition: Mapping[str, JsonValue]) -> str:
+def call_digest(
+    step: Step,
+    item: int | None,
+    parameters: Mapping[str, JsonValue],
+    definition: Mapping[str, JsonValue],
+    folder: Mapping[str, str] | None = None,
+) -> str:
     """Return the SHA-256, in hex, of what the approval of a step binds to: the step, the resolved parameters, the tool's definition.
 
-    It holds nothing of the rest of the plan: a new version leaves the approvals of steps that it does not touch as they are.
+    It holds nothing of the rest of the plan: a new version leaves the approvals of steps that it does not touch as they are. With
+    `folder` it also binds to the folder that the run was moved to.
     """
     written = _canonical_step(step_document(step))
     call = {"step": written, "item": item, "parameters": dict(parameters), "tool": dict(definition)}
-    return sha256(canonical_json(cast("_Document", call))).hexdigest()
+    return sha256(canonical_json(cast("_Document", call if folder is None else {**call, "folder": dict(folder)}))).hexdigest()
 
 
 def runbook_digest(plan_digest: str, definitions: Iterable[Mapping[str, JsonValue]]) -> str:

@@ -262,6 +262,21 @@ class _WithSteps:
             return self.steps
 
 
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Where a run works: commands and relative paths of its steps start here."""
+
+    path: str  # the working directory, links followed
+    files_root: str  # the folder of `read_file` and `write_file`
+    inodes: str = ""  # device:inode of both: another folder may be put at the same path
+    is_moved: bool = False  # whether somebody moved the run here: its approval digest covers the folder then
+
+    @property
+    def content(self) -> dict[str, str]:
+        """What an approval of a run that was moved here covers of the folder."""
+        return {"path": self.path, "files_root": self.files_root, "inodes": self.inodes}
+
+
 @dataclass(slots=True)
 class PlanRun(_WithSteps):
     """One execution of a plan. Written by the engine only; what it returns is the record."""
@@ -293,6 +308,7 @@ class PlanRun(_WithSteps):
     approved_by: str | None = None
     rejection_note: str | None = None
     metadata: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+    folder: RunFolder | None = None  # None for a run of a version that recorded none
 
     @property
     def is_approved(self) -> bool:

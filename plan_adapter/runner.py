@@ -27,6 +27,7 @@ from plan_adapter.readable import one_line
 from plan_adapter.record import Approval, PlanRun, Resolution, RunContext, RunReason
 from plan_adapter.runs.approving import end_overdue, is_answered, not_approved, open_detached, refuse_approver
 from plan_adapter.runs.cancelled import cancelled_before, is_cancelled
+from plan_adapter.runs.folders import in_folder, moved_here, refuse_elsewhere, refuse_rollback_elsewhere
 from plan_adapter.runs.going_on import must_be_asked, refuse_missing_now, refuse_resume, rolled_back, work_left
 from plan_adapter.runs.occasion import Occasion
 from plan_adapter.runs.performing import create_run, perform, perform_anywhere, prefect_way
@@ -135,16 +136,18 @@ async def aresume_run(
     hooks: Hooks | None = None,
     offline: bool = False,
     by: str | None = None,
+    here: bool = False,
 ) -> PlanRun:
     """Go on with a run that stopped, and return its record: what has a succeeded receipt is carried, the rest is run.
 
     Uses the recorded plan and inputs. Resuming approves nothing: a run that waits for an approval needs one, and one whose tools
     have changed since it was approved (name, parameters, effect, permissions) opens its gate again, which shows what of them changed.
-    `by` is who resumes it, taken at its word; None: the operating system's user. Raises NotApprovedError, and changes nothing, where
-    nobody is there to be asked, and for who is no operator of the plan; RunConflictError for a run that has completed, was rejected, or
-    is held by a process that lives.
+    A run goes on in the folder that it was created in; with `here` it is moved to the current one, which an approver is asked about
+    first (what `approve` returns covers no folder). `by` is who resumes it, taken at its word; None: the operating system's user.
+    Raises NotApprovedError, and changes nothing, where nobody is there to be asked, in another folder without `here`, and for who is no
+    operator of the plan; RunConflictError for a run that has completed, was rejected, or is held by a process that lives.
     """
-    return await go_on(run_id, tools=tools, occasion=_occasion(approval, approver, hooks, by), store=store, offline=offline)
+    return await go_on(run_id, tools=tools, occasion=_occasion(approval, approver, hooks, by), store=store, offline=offline, here=here)
 
 
 async def go_on(
@@ -156,6 +159,7 @@ async def go_on(
     offline: bool = False,
     asked: Redrive | None = None,
     record_pending: bool = False,
+    here: bool = False,
 ) -> PlanRun:
     """Go on with a run that stopped: `aresume_run` for callers that have an occasion, and who want only some of its steps.
 
@@ -175,7 +179,12 @@ async def go_on(
             if not offline and run.flow_run_id is not None and run.completed_at is None and await _was_cancelled(run, opened, occasion):
                 return await opened.run(run.id)
             work = work_left(run, plan, past, recorded.kept, asked=asked)
-            bound = as_recorded(run, plan, tools)
+            if work is not perform:
+                refuse_rollback_elsewhere(run, occasion.settings)
+            elif not here:
+                refuse_elsewhere(run, occasion.settings)
+            moved_to = moved_here(occasion.settings, run) if work is perform else None
+            bound = as_recorded(run, plan, tools, moved_to=moved_to)
         occasion = replace(occasion, tools=tools)
         asks = work is perform and await must_be_asked(bound, run, opened, occasion)
         if work is not perform or asks or asked is not None or bound.validated.secrets:  # else nobody looks at them before it goes on
@@ -207,10 +216,11 @@ def resume_run(
     hooks: Hooks | None = None,
     offline: bool = False,
     by: str | None = None,
+    here: bool = False,
 ) -> PlanRun:
     """Go on with a run that stopped, and return its record; see `aresume_run`."""
     return _complete(
-        aresume_run(run_id, tools=tools, approval=approval, approver=approver, store=store, hooks=hooks, offline=offline, by=by),
+        aresume_run(run_id, tools=tools, approval=approval, approver=approver, store=store, hooks=hooks, offline=offline, by=by, here=here),
         twin="aresume_run",
     )
 
@@ -269,7 +279,9 @@ async def undo_run(
         return run
     if tools is None:
         raise RunConflictError(f"nobody executes run {run.id}: what undoes it needs `tools`")
-    bound = as_recorded(run if version is None else replace(run, digest=version.digest), plan, tools)
+    done = run if version is None else replace(run, digest=version.digest, folder=version.folder)
+    refuse_rollback_elsewhere(done, occasion.settings)
+    bound = as_recorded(done, plan, tools)
     if version is not None:
         run = await store.put_back(run.id, version, bound.validated, by=occasion.operator)
     bound = await with_approved_rollbacks(bound, run, past, store)
@@ -397,7 +409,7 @@ async def arevise_run(
         await require_operator(await opened.get(run.digest), run, opened, settings, by=by, operation="revise")
         if (await opened.past(run.id)).has_rollbacks:
             raise rolled_back(run)
-        bound = bind_inputs(validate(plan, tools), run.inputs)
+        bound = in_folder(bind_inputs(validate(plan, tools), run.inputs), run.folder)
         attended = any(gate.attended is not False for gate in await opened.gates(run_id=run.id))
         revised = await opened.revise_run(run.id, bound.validated, bound.approval_digest, by=by, note=note)
         if not attended and requires_approval(bound.validated.plan, await opened.policy_in_force(settings)):
@@ -491,6 +503,8 @@ async def _flow_body(
             await refuse_resume(run, opened)
             if not is_same_but_for_tools(bound, run):
                 bound, occasion = await _revised(bound, run, opened, occasion), replace(occasion, approval=None)
+            else:
+                bound = in_folder(bound, run.folder)
             past = await opened.past(run.id)
             work = work_left(run, bound.validated.plan, past, await opened.reason_of(run.id))
             if work is not perform:

@@ -29,6 +29,7 @@ async def preview_resume(run: str, asked: "Redrive | None", *, tools: list[str],
     from plan_adapter.execution.redrive import Redrive
     from plan_adapter.execution.rollback import units_to_undo
     from plan_adapter.runs.approving import end_overdue
+    from plan_adapter.runs.folders import refuse_elsewhere
     from plan_adapter.runs.going_on import refuse_resume, work_left
     from plan_adapter.runs.redrive import fates_of
     from plan_adapter.runs.retooling import as_recorded, changes_of_tools, code_notices
@@ -41,6 +42,8 @@ async def preview_resume(run: str, asked: "Redrive | None", *, tools: list[str],
         plan, past = recorded.plan, recorded.past
         await refuse_resume(found, store)
         work = work_left(found, plan, past, recorded.kept, asked=asked)
+        if work is not roll_back:
+            refuse_elsewhere(found, Settings())
         bound = as_recorded(found, plan, tools_of(tools))
         if work is roll_back:
             await with_approved_rollbacks(bound, found, past, store)

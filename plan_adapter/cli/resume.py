@@ -37,6 +37,7 @@ def resume(
     offline: bool = False,
     yes: bool = False,
     detach: bool = False,
+    here: bool = False,
     wait: bool = False,
     json: bool = False,
 ) -> int:
@@ -60,6 +61,7 @@ def resume(
         offline: Run without Prefect.
         yes: Approve what is asked, in the name of the operating system's user, where the policy allows that.
         detach: Wait for nobody: once nothing but approvals is waited for, of the plan or of steps, leave the run and end with 6.
+        here: Move the run from the folder that it was created in to the current one; that is asked about first.
         wait: Where another process has the run, wait until it has ended or its lease is free, and go on then.
         json: Print events as JSON Lines; the last line is the run.
     """
@@ -73,7 +75,8 @@ def resume(
         asyncio.run(_mark_done(run, mark_done, result, words))
     elif result is not None:
         raise UsageError("--result goes with --mark-done STEP")
-    return asyncio.run(_resume(run, tools or [], Wanted(yes=yes, detach=detach, json=json), asked, words, offline=offline, waits=wait))
+    wanted = Wanted(yes=yes, detach=detach, json=json)
+    return asyncio.run(_resume(run, tools or [], wanted, asked, words, offline=offline, waits=wait, here=here))
 
 
 async def _mark_done(run: str, step: str, result: str | None, words: Words) -> None:
@@ -88,7 +91,9 @@ async def _mark_done(run: str, step: str, result: str | None, words: Words) -> N
         await mark_step_done(run, step, result, words, store, settings)
 
 
-async def _resume(run: str, tools: list[str], wanted: Wanted, asked: "Redrive | None", words: Words, *, offline: bool, waits: bool) -> int:
+async def _resume(
+    run: str, tools: list[str], wanted: Wanted, asked: "Redrive | None", words: Words, *, offline: bool, waits: bool, here: bool
+) -> int:
     from plan_adapter.errors import RunConflictError
     from plan_adapter.runner import go_on
 
@@ -105,7 +110,9 @@ async def _resume(run: str, tools: list[str], wanted: Wanted, asked: "Redrive | 
                 return code_of_run(now)
             performance = Performance(server, wanted, store=store, tools=registry)
             occasion = performance.occasion(settings, speaker=Person(words, settings))
-            work = go_on(found.id, tools=registry, occasion=occasion, store=store, offline=offline, asked=asked, record_pending=True)
+            work = go_on(
+                found.id, tools=registry, occasion=occasion, store=store, offline=offline, asked=asked, record_pending=True, here=here
+            )
             try:
                 return await performance.complete(work)
             except RunConflictError:

@@ -117,7 +117,8 @@ class Call:
         )
 
     def _digest(self, parameters: dict[str, JsonValue]) -> str:
-        return call_digest(self.step, self.item, parameters, self._tool.definition())
+        folder = self._scope.approved.bound.folder
+        return call_digest(self.step, self.item, parameters, self._tool.definition(), None if folder is None else folder.content)
 
     def retry_delay(self, end: AttemptEnd) -> float | None:
         """Return the seconds to wait before another attempt, or None if `end` was the last."""

@@ -35,12 +35,13 @@ def plan_gate_text(
     kept: Collection[str] = (),
     tools: Sequence[str] = (),
     origin: Sequence[str] = (),
+    folder: str = "",
     limit_bytes: int = LIMIT_BYTES,
 ) -> str:
     """Return what an approval of a plan covers: on the first screen what it calls and what cannot be undone, then every detail.
 
     `gated` are the steps that ask again before they run, `kept` those whose approvals stay valid; `expires_ms` 0 is no limit; `tools` is
-    the section that says which tools changed, `origin` the one that says what a model was asked for.
+    the section that says which tools changed, `origin` the one that says what a model was asked for, `folder` where the run works.
     Above `limit_bytes` steps at the end of the list are left out, and the text says so; nothing else is.
     """
     validated, gates = bound.validated, frozenset(gated)
@@ -53,7 +54,13 @@ def plan_gate_text(
     decided = _decided(preview, expires_ms)
     first += [*first_steps(preview, gates, values, height=max(HEIGHT - height_of([*first, *decided]), FEWEST)), "", *decided]
     before = [] if earlier is None else changes_section(earlier, preview, kept=kept, schemas=values.schemas)
-    before += [*tools, *_about(preview, gates), *description_section(preview.plan.description), *_inputs(bound.inputs, values), *origin]
+    before += [
+        *tools,
+        *_about(preview, gates, folder),
+        *description_section(preview.plan.description),
+        *_inputs(bound.inputs, values),
+        *origin,
+    ]
     before += ["### Steps", ""]
     after = [*_irreversible(preview), *_order(bound, preview, gates), *digests_section(validated.digest, approval_digest=approval_digest)]
     steps = steps_list(preview, gates, values, limit_bytes=limit_bytes - size_of([*first, *before, *after]))
@@ -70,7 +77,7 @@ def _decided(preview: Preview, expires_ms: int) -> list[str]:
     return [f"{danger} {expiry(preview.plan, expires_ms, None)}", ""]
 
 
-def _about(preview: Preview, gates: frozenset[str]) -> list[str]:
+def _about(preview: Preview, gates: frozenset[str], folder: str) -> list[str]:
     """Return what is to be known of the run as a whole, a fact a line."""
     plan = preview.plan
     counts = ", ".join(counted(count, _DOES[effect]) for effect, count in preview.effects.items())
@@ -87,6 +94,7 @@ def _about(preview: Preview, gates: frozenset[str]) -> list[str]:
         *uses_secrets(preview.secrets),
         *([f"- {REPLAN_FACT}"] if plan.on_failure == "replan" else []),
         *([f"- {operators_fact(plan.approval)}"] if plan.approval is not None and plan.approval.operators else []),
+        *([f"- works in {code(folder)}"] if folder else []),
         f"- takes at most: {longest}" + (", not counting waits for answers" if asks else ""),
         "",
     ]

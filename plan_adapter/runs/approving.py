@@ -22,6 +22,7 @@ from plan_adapter.plan import ExecutionPlan, PlanStatus
 from plan_adapter.policy import PolicyInForce
 from plan_adapter.readable import one_line
 from plan_adapter.record import Approval, Gate, GateRules, PlanRun, RunContext, RunReason
+from plan_adapter.runs.folders import folder_text, in_folder, move_text
 from plan_adapter.runs.gate_keeper import GateKeeper
 from plan_adapter.runs.gates import new_gate, no_answer
 from plan_adapter.runs.lapsing import said_before, why_lapsed
@@ -274,7 +275,7 @@ async def renewed(run: PlanRun, keeper: GateKeeper) -> BoundPlan:
     for field in fields(run):
         setattr(run, field.name, getattr(fresh, field.name))
     run.flow_run_id = flow_run_id
-    bound = bind_inputs(validate(await keeper.store.get(run.digest), tools), run.inputs)
+    bound = in_folder(bind_inputs(validate(await keeper.store.get(run.digest), tools), run.inputs), run.folder)
     if bound.approval_digest != run.approval_digest:
         raise RunConflictError(f"run {run.id} has a new version of its plan, made with other tools: revise it with these")
     return bound
@@ -289,6 +290,7 @@ async def _gate_of(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: S
     changes, lapsed = await said_before(await _answers(run, bound, store), plan, run, store, settings)
     await _keep_waiting(run, store, message="; ".join(lapsed) or None)
     replaced = replaced_version(revisions, answers)
+    moved = move_text(replaced.folder, run.folder) if replaced is not None else None
     text = plan_gate_text(
         bound,
         gated=gated_steps(bound, policy),
@@ -297,7 +299,9 @@ async def _gate_of(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: S
         earlier=await store.get(replaced.digest) if replaced is not None and replaced.digest != run.digest else None,
         tools=retooled_lines(bound, run, replaced),
         origin=await _origin(run, [revision.digest for revision in revisions], store),
+        folder="" if run.folder is None else folder_text(run.folder),
         notices=[
+            *([] if moved is None else [f"{moved[0].upper()}{moved[1:]}."]),
             *changes,
             *lapsed,
             *_unknown_names(plan, policy),

@@ -26,6 +26,7 @@ from plan_adapter.record import PlanRun, Recorder, RunReason, StepRun, StepRuns,
 from plan_adapter.runs.approving import approve_run, open_detached, renewed
 from plan_adapter.runs.call_gates import CallGates
 from plan_adapter.runs.ending import conclude_run, leave_waiting, let_go
+from plan_adapter.runs.folders import current_folder, in_folder
 from plan_adapter.runs.gate_keeper import GateKeeper
 from plan_adapter.runs.gates import FormDoor
 from plan_adapter.runs.occasion import Occasion
@@ -196,7 +197,7 @@ async def _replanned(scope: RunScope, keeper: GateKeeper, way: Way) -> tuple[Bou
         draft, tools = await drafting
         if draft.plan is None:
             return None, draft.failure
-        bound = bind_inputs(validate(draft.plan, tools), run.inputs)
+        bound = in_folder(bind_inputs(validate(draft.plan, tools), run.inputs), run.folder)
         if bound.approval_digest == run.approval_digest:
             return None, f"the model changes nothing (`plan show --draft {draft.id}`)"
     except StoreError:
@@ -292,6 +293,7 @@ async def create_run(bound: BoundPlan, store: PlanStore, occasion: Occasion, *, 
         org_id=context.org_id,
         tenant_id=context.tenant_id,
         metadata=dict(plan.metadata),
+        folder=current_folder(occasion.settings),
     )
     await store.create_run(run, bound.validated)
     return run

@@ -5,7 +5,8 @@ from dataclasses import replace
 from plan_adapter.canonical import approval_digest
 from plan_adapter.errors import InvalidPlanError, NotApprovedError
 from plan_adapter.plan import ExecutionPlan, StepStatus
-from plan_adapter.record import Approval, PlanRun
+from plan_adapter.record import Approval, PlanRun, RunFolder
+from plan_adapter.runs.folders import in_folder, move_text
 from plan_adapter.store.revisions import Revision
 from plan_adapter.store.store import PlanStore
 from plan_adapter.stored_plan import StoredPlan
@@ -19,14 +20,18 @@ OTHER_TOOLS = "the run was made with other tools than are at hand now: give them
 """What mends a recorded plan that calls a tool of which nothing is known."""
 
 
-def as_recorded(run: PlanRun, plan: ExecutionPlan, tools: ToolRegistry) -> BoundPlan:
-    """Return the recorded `plan` of `run` with its inputs, and with the tools as they are now; raises InvalidPlanError."""
+def as_recorded(run: PlanRun, plan: ExecutionPlan, tools: ToolRegistry, *, moved_to: RunFolder | None = None) -> BoundPlan:
+    """Return the recorded `plan` of `run` with its inputs, and with the tools as they are now; raises InvalidPlanError.
+
+    It is to run in the folder that the run is `moved_to`, or was moved to before.
+    """
+    folder = moved_to or (run.folder if run.folder is not None and run.folder.is_moved else None)
     if isinstance(plan, StoredPlan):
-        bound = recall(plan, run.inputs, tools, digest=run.digest, approved=run.approval_digest)
+        bound = recall(plan, run.inputs, tools, digest=run.digest, approved=run.approval_digest, folder=folder)
         if bound is not None:
             return bound
     try:
-        return bind_inputs(validate_recorded(plan, tools, digest=run.digest), run.inputs)
+        return in_folder(bind_inputs(validate_recorded(plan, tools, digest=run.digest), run.inputs), folder)
     except InvalidPlanError as error:
         told = [replace(found, hint=OTHER_TOOLS) if found.code == "unknown-tool" else found for found in error.problems]
         raise InvalidPlanError(told) from None
@@ -40,7 +45,8 @@ def is_same_but_for_tools(bound: BoundPlan, run: PlanRun) -> bool:
 async def changes_of_tools(validated: ValidatedPlan, run: PlanRun, store: PlanStore) -> list[ToolChange]:
     """Return the tools whose definitions are not those that the run keeps; raises NotApprovedError where somebody altered these."""
     kept = await store.definitions(run.id)
-    if approval_digest(run.digest, run.inputs, kept) != run.approval_digest:
+    folder = run.folder.content if run.folder is not None and run.folder.is_moved else None
+    if approval_digest(run.digest, run.inputs, kept, folder) != run.approval_digest:
         raise NotApprovedError(
             f"the approval digest of run {run.id} is not that of its plan, inputs and tools: its record was altered "
             f"(`plan runs verify {run.id}` tells more)"
@@ -49,19 +55,27 @@ async def changes_of_tools(validated: ValidatedPlan, run: PlanRun, store: PlanSt
 
 
 async def take_tools(bound: BoundPlan, run: PlanRun, store: PlanStore, *, by: str) -> PlanRun:
-    """Put the same plan with its tools as they are now into `run`, and return the run, which waits for an approval of that.
+    """Put the same plan with its tools and its folder as they are now into `run`; return the run, which waits for an approval of that.
 
-    What is done stays done; approvals of single calls count where their tool is as it was. Raises RunConflictError as `revise_run` does.
+    What is done stays done; approvals of single calls count where their tool and folder are as they were. Raises RunConflictError as
+    `revise_run` does.
     """
-    note = f"tools changed: {named_changes(await changes_of_tools(bound.validated, run, store))}"
-    return await store.revise_run(run.id, bound.validated, bound.approval_digest, by=by, note=note)
+    note = await _differences(bound, run, store, "tools changed")
+    return await store.revise_run(run.id, bound.validated, bound.approval_digest, by=by, note=note, folder=bound.folder)
+
+
+async def _differences(bound: BoundPlan, run: PlanRun, store: PlanStore, tools_changed: str) -> str:
+    """Return in words what is not as the run has it: its tools, its folder."""
+    changes = named_changes(await changes_of_tools(bound.validated, run, store))
+    moved = None if bound.folder is None else move_text(run.folder, bound.folder)
+    return "; ".join(([f"{tools_changed}: {changes}"] if changes else []) + ([moved] if moved is not None else []))
 
 
 async def refuse_other_tools(bound: BoundPlan, run: PlanRun, store: PlanStore, *, then: str) -> None:
-    """Raise NotApprovedError, which names the tools that changed, and `then` what can be done, where `bound` has other tools than `run`."""
+    """Raise NotApprovedError where the tools or the folder of `bound` are not those of `run`: which, and `then` what can be done."""
     if bound.approval_digest != run.approval_digest:
-        changes = named_changes(await changes_of_tools(bound.validated, run, store))
-        raise NotApprovedError(f"tools of run {run.id} have changed since it was approved: {changes}; {then}")
+        why = await _differences(bound, run, store, f"tools of run {run.id} have changed since it was approved")
+        raise NotApprovedError(f"{why}; {then}")
 
 
 def named_changes(changes: list[ToolChange]) -> str:

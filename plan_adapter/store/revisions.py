@@ -12,14 +12,14 @@ from plan_adapter.canonical import canonical_document
 from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.standing import resolve_command
 from plan_adapter.plan import PlanStatus, StepStatus
-from plan_adapter.record import PlanRun
+from plan_adapter.record import PlanRun, RunFolder
 from plan_adapter.store import chain, entries, gates, leases, runs
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now
 from plan_adapter.store.digests import Plain, plain
 from plan_adapter.store.known_steps import implied_row, put_implied
 from plan_adapter.store.plans import plan_row, put_plan
-from plan_adapter.store.rows import Row, context_of, dump_json, load_json, whose
+from plan_adapter.store.rows import Row, context_of, dump_json, folder_column, folder_of, load_json, whose
 from plan_adapter.store.steps import past_of
 from plan_adapter.store.tables import plans, revisions, step_runs
 from plan_adapter.store.tables import runs as run_table
@@ -46,14 +46,24 @@ class Revision:
     note: str
     at: datetime
     definitions: list[dict[str, JsonValue]] | None = None
+    folder: RunFolder | None = None  # where the run worked
 
 
 def revise(
-    connection: Connection, tenant: str | None, run_id: str, validated: "ValidatedPlan", approval_digest: str, *, by: str, note: str
+    connection: Connection,
+    tenant: str | None,
+    run_id: str,
+    validated: "ValidatedPlan",
+    approval_digest: str,
+    *,
+    by: str,
+    note: str,
+    folder: RunFolder | None = None,
 ) -> PlanRun:
     """Put a new version of the plan, or the same plan with other tools, into a run, which then waits for its approval; return the run.
 
-    Its open gates are closed as superseded. Raises RunConflictError for a run that has completed or that a living process
+    Its open gates are closed as superseded; with `folder` it works there from now on.
+    Raises RunConflictError for a run that has completed or that a living process
     executes, for a version that changes nothing, and for one that changes or leaves out steps that have succeeded or may have been done.
     """
     run = _locked(connection, tenant, run_id)
@@ -61,7 +71,9 @@ def revise(
         raise RunConflictError(f"the new version is the one that run {run['id']} has: nothing would change")
     _refuse_changes_of_begun_steps(connection, run, validated)
     put_plan(connection, plan_row(validated.plan, validated.digest, context_of(run)))
-    told, now = _replace(connection, run, _content(connection, run, validated, approval_digest) | _unended(), by=by, note=note)
+    content = _content(connection, run, validated, approval_digest) | _unended()
+    content |= {} if folder is None else {"folder": folder_column(folder)}
+    told, now = _replace(connection, run, content, by=by, note=note)
     if validated.digest != run["digest"]:  # else the ends of its steps are still those of its steps
         connection.execute(delete(step_runs).where(step_runs.c.run_id == run["id"], step_runs.c.status != StepStatus.COMPLETED))
     leases.let_go(connection, run["id"])
@@ -85,6 +97,7 @@ def put_back(connection: Connection, tenant: str | None, run_id: str, version: R
     content = _content(connection, run, validated, version.approval_digest) | {
         "definitions": dump_json([*version.definitions]),
         "updated_at": database_now(),
+        **({} if version.folder is None else {"folder": folder_column(version.folder)}),
     }
     told, now = _replace(
         connection, run, content, by=by, note=f"what is undone was done under version {version.number}, which was approved"
@@ -98,7 +111,7 @@ def _replace(connection: Connection, run: Row, content: dict[str, Any], *, by: s
     """Keep the version that a run has as a replaced one and give it `content`; return what the audit is told, and the row as it is now."""
     replaced = {"run_id": run["id"], "number": len(revisions_of(connection, run["id"])) + 1, "digest": run["digest"]}
     replaced |= {"approval_digest": run["approval_digest"], "by": by, "note": note, "at": database_now()}
-    replaced["definitions"] = run["definitions"]
+    replaced |= {"definitions": run["definitions"], "folder": run["folder"]}
     inserted = insert(revisions).values({**whose(context_of(run)), **replaced}).returning(revisions)
     told = [entries.of_revision(plain(revisions, connection.execute(inserted).mappings().one()))]
     renewed = update(run_table).where(run_table.c.id == run["id"]).values(content).returning(run_table)
@@ -109,7 +122,7 @@ def revisions_of(connection: Connection, run_id: str) -> list[Revision]:
     """Return the versions of a run's plan that were replaced, oldest first."""
     query = select(revisions).where(revisions.c.run_id == run_id).order_by(revisions.c.number)
     return [
-        Revision(row["number"], row["digest"], row["approval_digest"], row["by"], row["note"], row["at"], _definitions(row))
+        Revision(row["number"], row["digest"], row["approval_digest"], row["by"], row["note"], row["at"], _definitions(row), folder_of(row))
         for row in connection.execute(query).mappings()
     ]
 

@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from pydantic import JsonValue
 from sqlalchemy import RowMapping
 
 from plan_adapter.plan import StepStatus
-from plan_adapter.record import ABORTED, Approval, Attempt, Outcome, Receipt, RunContext, StepRun
+from plan_adapter.record import ABORTED, Approval, Attempt, Outcome, Receipt, RunContext, RunFolder, StepRun
 from plan_adapter.store.tables import receipts, step_runs
 
 Row: TypeAlias = RowMapping
@@ -210,6 +211,16 @@ def put_end(step: StepRun, row: Sequence[Any]) -> None:
     status, outcome, step.error, step.reason, step.retry_count, step.attempts, step.carried, step.rolled_back, *times = row
     step.status, step.outcome = STATUSES[status], Outcome(outcome) if outcome else None
     step.started_at, step.completed_at, step.duration_ms = times
+
+
+def folder_column(folder: RunFolder | None) -> str | None:
+    """Return how the folder of a run is kept."""
+    return None if folder is None else dump_json(asdict(folder))
+
+
+def folder_of(row: Row) -> RunFolder | None:
+    """Return the folder that `folder_column` wrote."""
+    return None if row["folder"] is None else RunFolder(**load_json(row["folder"]))
 
 
 def approval_row(approval: Approval) -> dict[str, Any]:

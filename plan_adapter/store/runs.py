@@ -16,7 +16,7 @@ from plan_adapter.store.digests import plain
 from plan_adapter.store.holder import Holder
 from plan_adapter.store.known_steps import put_implied
 from plan_adapter.store.plans import put_plan, seen_by
-from plan_adapter.store.rows import Row, dump_json, load_json, whose
+from plan_adapter.store.rows import Row, dump_json, folder_column, folder_of, load_json, whose
 from plan_adapter.store.steps import step_runs_of
 from plan_adapter.store.tables import runs, step_runs
 
@@ -49,6 +49,7 @@ def run_row(run: PlanRun, validated: "ValidatedPlan", steps: dict[str, Any]) -> 
         "inputs": dump_json(run.inputs),
         "steps": steps["digest"],
         "definitions": dump_json(list(validated.definitions)),
+        "folder": folder_column(run.folder),
         "created_at": run.created_at,
         "updated_at": run.updated_at,
         "audited": True,
@@ -283,6 +284,7 @@ def _assembled(connection: Connection, rows: Sequence[Row], *, with_results: boo
             inputs=load_json(row["inputs"]),
             outputs=load_json(row["outputs"]),
             metadata=load_json(row["metadata"]),
+            folder=folder_of(row),
             steps=steps.get(row["id"], []),
             status=PlanStatus(row["status"]),
             reason=RunReason.INTERRUPTED if row["id"] in interrupted else kept_reason(row),

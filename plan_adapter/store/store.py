@@ -25,6 +25,7 @@ from plan_adapter.record import (
     Receipt,
     Resolution,
     RunContext,
+    RunFolder,
     RunReason,
     StandingApproval,
     Wish,
@@ -310,15 +311,21 @@ class PlanStore:
         """Return the steps of the run that people have left out, with who did so and why."""
         return await self._read_of_run(run_id, wishes.left_out_of)
 
-    async def revise_run(self, run_id: str, validated: "ValidatedPlan", approval_digest: str, *, by: str, note: str) -> PlanRun:
+    async def revise_run(
+        self, run_id: str, validated: "ValidatedPlan", approval_digest: str, *, by: str, note: str, folder: RunFolder | None = None
+    ) -> PlanRun:
         """Put a new version of its plan into a run, which then waits for its approval, and return the run; its inputs stay.
+
+        With `folder` the run works there from now on.
 
         Its open gates are closed as superseded, and `revisions` tells what was replaced. Raises RunConflictError for a run that has
         completed or that a living process executes, for a version that changes nothing, and, naming them all, for steps that have
         succeeded, or may have been done, and are not the same in the new version.
         """
         return await self._database.write(
-            lambda connection: revisions.revise(connection, self.tenant_id, run_id, validated, approval_digest, by=by, note=note)
+            lambda connection: revisions.revise(
+                connection, self.tenant_id, run_id, validated, approval_digest, by=by, note=note, folder=folder
+            )
         )
 
     async def put_back(self, run_id: str, version: Revision, validated: "ValidatedPlan", *, by: str) -> PlanRun:

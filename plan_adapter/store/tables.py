@@ -133,6 +133,7 @@ runs = Table(
     Column("cancel_reason", Words),
     Column("cancel_requested_at", Instant),
     Column("cancel_rollback", Boolean),  # whether what was done is to be undone then
+    Column("folder", Text),  # where it works; None for a run of a version that recorded none
     Column("audited", Boolean),  # whether its audit begins with its creation; None for a run of a version that kept none
     ForeignKeyConstraint(["tenant_id", "digest"], ["plans.tenant_id", "plans.digest"]),
     Index(None, "created_at"),
@@ -343,6 +344,7 @@ revisions = Table(
     Column("note", Words, nullable=False),
     Column("at", Instant, nullable=False),
     Column("definitions", Text),  # of its tools; None for one that an earlier version of this package replaced
+    Column("folder", Text),  # where the run worked
 )
 
 drafts = Table(

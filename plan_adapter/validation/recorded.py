@@ -9,6 +9,7 @@ from pydantic import JsonValue
 
 from plan_adapter.canonical import approval_digest
 from plan_adapter.graph import topological_order, transitive_reduction
+from plan_adapter.record import RunFolder
 from plan_adapter.stored_plan import StepDocument, StoredPlan, dependencies_in
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation.calls import Call, declarations, recorded_call
@@ -18,8 +19,12 @@ from plan_adapter.validation.validated import BoundPlan, ValidatedPlan, compiled
 T = TypeVar("T")
 
 
-def recall(plan: StoredPlan, inputs: dict[str, JsonValue], tools: ToolRegistry, *, digest: str, approved: str) -> BoundPlan | None:
+def recall(
+    plan: StoredPlan, inputs: dict[str, JsonValue], tools: ToolRegistry, *, digest: str, approved: str, folder: RunFolder | None = None
+) -> BoundPlan | None:
     """Return the plan of a run with its inputs as they were bound when the digest of what is `approved` was made.
+
+    `folder` is the one that the run was moved to, if it was.
 
     None where it is not the digest of the plan, the inputs and the tools as they are now, or where what its steps wait for is not known.
     Else all that was checked would be found to be so again: a step, and its expressions, are made when somebody asks for them, which of
@@ -33,7 +38,9 @@ def recall(plan: StoredPlan, inputs: dict[str, JsonValue], tools: ToolRegistry, 
     called = {name: tools.get(name) for name in names}
     used = {name: tool for name, tool in sorted(called.items()) if tool is not None}
     definitions = tuple(tool.definition() for tool in used.values())
-    if shape is None or len(used) < len(called) or approval_digest(digest, inputs, definitions) != approved:
+    if shape is None or len(used) < len(called):
+        return None
+    if approval_digest(digest, inputs, definitions, None if folder is None else folder.content) != approved:
         return None
     dependencies = dependencies_in(documents, shape.implied)
     order = list(dependencies) if shape.is_in_order else topological_order(dependencies)
@@ -57,7 +64,7 @@ def recall(plan: StoredPlan, inputs: dict[str, JsonValue], tools: ToolRegistry, 
         secrets=calls.secrets() if plan.may_have_secrets else frozenset(),
         steps=stored,
     )
-    return BoundPlan(validated, inputs, approved)
+    return BoundPlan(validated, inputs, approved, folder)
 
 
 class _Calls(dict[str, Call]):

@@ -14,6 +14,7 @@ from plan_adapter.expressions import INPUT_NAME, Declarations, Template, compile
 from plan_adapter.graph import topological_order, transitive_reduction
 from plan_adapter.plan import ExecutionPlan, Step
 from plan_adapter.problems import Problem
+from plan_adapter.record import RunFolder
 from plan_adapter.settings import Settings
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool
@@ -54,6 +55,7 @@ class BoundPlan:
     validated: ValidatedPlan
     inputs: dict[str, JsonValue]
     approval_digest: str
+    folder: RunFolder | None = None  # that the run was moved to: the digest covers it, too
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from plan_adapter.store import schema
 from plan_adapter.store.store import PlanStore
 from plan_adapter.store.tables import REVISION, REVISION_TABLE, metadata
 from tests.postgres import PostgresServer
-from tests.store.builders import a_plan, begun
+from tests.store.builders import a_plan, begun, created, validated
 
 
 async def test_the_migrations_make_exactly_the_tables_that_a_new_store_has(store: PlanStore):
@@ -91,6 +91,16 @@ async def test_the_newest_migration_can_be_taken_back(store: PlanStore):
     await store._database.write(lambda connection: command.upgrade(schema._config(connection), "head"))
     run = await begun(store)
     assert (await store.run(run.id)).id == run.id
+
+
+async def test_a_run_of_a_version_that_recorded_no_folder_still_verifies(store: PlanStore):
+    run = await created(store)
+    revised = await store.revise_run(run.id, validated(a_plan("new")), "e" * 64, by="ana", note="")
+    for which, change in (("0006", command.downgrade), ("head", command.upgrade)):
+        await store._database.write(lambda connection, change=change, which=which: change(schema._config(connection), which))
+    assert (await store.run(run.id)).folder is None and revised.folder is None
+    assert (await store.revisions(run.id))[0].folder is None
+    assert (await store.verify(run.id)).ok
 
 
 async def test_a_run_keeps_its_steps_over_a_downgrade_and_back(store: PlanStore):
@@ -187,7 +197,7 @@ async def test_upgrading_a_file_says_which_revision_it_has(tmp_path: Path):
 FIRST_USE = """
 import asyncio, sys
 from plan_adapter.store.store import PlanStore
-from tests.store.builders import a_plan, begun
+from tests.store.builders import a_plan, begun, created, validated
 
 async def main():
     async with PlanStore(sys.argv[1]) as store:

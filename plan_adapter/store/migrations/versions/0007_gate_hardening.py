@@ -17,11 +17,15 @@ $$ BEGIN RAISE EXCEPTION {message}; END $$"""
 def upgrade() -> None:
     """Add tables and columns."""
     _add_policy_and_seeds()
+    for table in ("runs", "revisions"):
+        op.add_column(table, sa.Column("folder", sa.Text))
 
 
 def downgrade() -> None:
     """Drop them again."""
     _drop_policy_and_seeds()
+    for table in ("runs", "revisions"):
+        op.drop_column(table, "folder")
 
 
 def _add_policy_and_seeds() -> None:

@@ -1,0 +1,117 @@
+"""The folder that a run works in: recorded with the run, compared when it is resumed, covered by a new approval once it moves."""
+
+import os
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+from plan_adapter.canonical import approval_digest
+from plan_adapter.errors import NotApprovedError
+from plan_adapter.execution.standing import resume_asked, rollback_command
+from plan_adapter.readable import one_line
+from plan_adapter.record import PlanRun, RunFolder
+from plan_adapter.settings import Settings
+from plan_adapter.validation import BoundPlan
+
+NO_INODE = "-"
+
+
+def current_folder(settings: Settings) -> RunFolder | None:
+    """Return the folder that a run of this process works in, links followed; None where the current folder is gone."""
+    try:
+        path = os.path.realpath(Path.cwd())
+    except OSError:
+        return None
+    files_root = path if settings.files_root is None else os.path.realpath(settings.files_root.expanduser())
+    return RunFolder(_text(path), _text(files_root), f"{_inode(path)} {_inode(files_root)}")
+
+
+def in_folder(bound: BoundPlan, folder: RunFolder | None) -> BoundPlan:
+    """Return `bound` with an approval digest that covers `folder`, where somebody moved the run there."""
+    if folder is None or not folder.is_moved:
+        return bound
+    validated = bound.validated
+    digest = approval_digest(validated.digest, bound.inputs, validated.definitions, folder.content)
+    return replace(bound, approval_digest=digest, folder=folder)
+
+
+def why_elsewhere(recorded: RunFolder | None, now: RunFolder | None, *, by_path: bool = False) -> str | None:
+    """Return how the folder of this process differs from that of a run; None where it does not, or the run has none recorded.
+
+    `by_path`: a folder that was put in the place of the recorded one is the same.
+    """
+    if recorded is None:
+        return None
+    if now is None:
+        return f"works in {one_line(recorded.path)}, and the current folder is gone"
+    if recorded.path != now.path:
+        return f"works in {one_line(recorded.path)}, and this is {one_line(now.path)}"
+    if recorded.files_root != now.files_root:
+        return f"keeps its files in {one_line(recorded.files_root)}, and here they are in {one_line(now.files_root)}"
+    if not by_path and not _same_inodes(recorded.inodes, now.inodes):
+        return f"works in {one_line(recorded.path)}, and another folder stands there now"
+    return None
+
+
+def refuse_elsewhere(run: PlanRun, settings: Settings) -> None:
+    """Raise NotApprovedError, with what to type, where `run` works in another folder than this process."""
+    now = current_folder(settings)
+    if (why := why_elsewhere(run.folder, now)) is not None:
+        here = f"`{resume_asked(run)} --here` asks for an approval of this folder"
+        there = (
+            [] if run.folder is None or why_elsewhere(run.folder, now, by_path=True) is None else [_there(run.folder, resume_asked(run))]
+        )
+        raise NotApprovedError(f"run {run.id} {why}, which nobody approved: {', '.join([*there, here])}")
+
+
+def refuse_rollback_elsewhere(run: PlanRun, settings: Settings) -> None:
+    """Raise NotApprovedError where what `run` did would be undone in another folder: nobody can approve that."""
+    why = why_elsewhere(run.folder, current_folder(settings), by_path=True)
+    if why is not None and run.folder is not None:
+        raise NotApprovedError(f"run {run.id} {why}: it is undone where it was done; {_there(run.folder, rollback_command(run))}")
+
+
+def moved_here(settings: Settings, run: PlanRun) -> RunFolder | None:
+    """Return the folder of this process as the one to which `run` is moved; None where the run works in it already."""
+    now = current_folder(settings)
+    if why_elsewhere(run.folder, now) is None:
+        return None
+    if now is None:
+        raise NotApprovedError(f"run {run.id} cannot work here: the current folder is gone; go to one that is there")
+    return replace(now, is_moved=True)
+
+
+def folder_text(folder: RunFolder) -> str:
+    """Return the folder in words for a gate: `/srv/app`, and where files are kept if that is elsewhere."""
+    return folder.path if folder.files_root == folder.path else f"{folder.path}, files in {folder.files_root}"
+
+
+def move_text(before: RunFolder | None, now: RunFolder | None) -> str | None:
+    """Return from where to where a run was moved; None where it was not."""
+    if before is None or now is None or before == now:
+        return None
+    replaced = " (another folder at the same place)" if folder_text(before) == folder_text(now) else ""
+    return f"the folder of the run changed: from {folder_text(before)} to {folder_text(now)}{replaced}"
+
+
+def _there(folder: RunFolder, command: str) -> str:
+    files = "" if folder.files_root == folder.path else f"PLAN_ADAPTER_FILES_ROOT={shlex.quote(folder.files_root)} "
+    return f"`cd {shlex.quote(folder.path)} && {files}{command}` goes on there"
+
+
+def _inode(path: str) -> str:
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return NO_INODE
+    return f"{found.st_dev}:{found.st_ino}"
+
+
+def _same_inodes(recorded: str, now: str) -> bool:
+    # Not the numbers of devices: those of many file systems change when a machine starts again.
+    pairs = zip(recorded.split(), now.split(), strict=False)
+    return all(NO_INODE in (one, other) or one.partition(":")[2] == other.partition(":")[2] for one, other in pairs)
+
+
+def _text(path: str) -> str:
+    return os.fsencode(path).decode(errors="backslashreplace")

@@ -1,23 +1,76 @@
 """`format_plan`: a plan, or what became of it, as Markdown."""
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from pydantic import JsonValue
 
 from plan_adapter.expressions import Declarations, compile_template
 from plan_adapter.listing import policy_facts, step_listing, step_patience
 from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Input, Step, StepStatus
-from plan_adapter.readable import as_text, code, counted, duration, moment, prose
-from plan_adapter.record import AUTHOR, Outcome, PlanRun, RunReason, StandingApproval, StepRun
+from plan_adapter.readable import as_text, code, counted, duration, masked, moment, prose
+from plan_adapter.record import AUTHOR, Attempt, Outcome, PlanRun, Receipt, RunReason, StandingApproval, StepRun
+
+SHOWN_ITEMS = 20
+"""How many items of a step's `for_each` a text shows."""
 
 SHOWN_CHARACTERS = 400
 """How much of a result or an error a text shows; the store keeps all of it."""
 
 
-def format_plan(plan_or_run: ExecutionPlan | PlanRun, *, standing: StandingApproval | None = None) -> str:
+@dataclass(frozen=True, slots=True)
+class StepCallRecord:
+    """The calls of a step, or of one item of its `for_each`, as recorded: with what it was called last, how often, for how long."""
+
+    item: int | None
+    parameters: JsonValue  # resolved; secrets masked
+    attempts: int  # of all starts of the run
+    max_attempts: int  # in one start
+    outcome: str | None  # of the last attempt; None while nothing is recorded of its end
+    duration_ms: int | None  # of the last attempt
+
+    def __str__(self) -> str:
+        """Return them in a few words."""
+        tries = f"attempt {self.attempts} of {self.max_attempts}"
+        if self.attempts > self.max_attempts:
+            tries = f"attempt {self.attempts} (at most {self.max_attempts} each time the run starts)"
+        took = f", {duration(self.duration_ms)}" if self.duration_ms is not None else ""
+        return f"{tries}{took}, {self.outcome or 'not ended'}"
+
+
+def calls_of(run: PlanRun, attempts: Sequence[Attempt], receipts: Sequence[Receipt]) -> dict[str, list[StepCallRecord]]:
+    """Return the calls of each step of `run` that was called, by its id, items in their order."""
+    last, counts = dict[tuple[str, int | None], Attempt](), Counter[tuple[str, int | None]]()
+    for attempt in attempts:
+        unit = (attempt.step_id, attempt.item)
+        counts[unit] += 1
+        if unit not in last or attempt.number > last[unit].number:
+            last[unit] = attempt
+    ends = {receipt.attempt_id: receipt for receipt in receipts}
+    most = {step.id: step.max_retries + 1 for step in run.steps}
+    found = dict[str, list[StepCallRecord]]()
+    for (step_id, item), attempt in sorted(last.items(), key=lambda pair: (pair[0][0], pair[0][1] or 0)):
+        if step_id in most:
+            end, parameters = ends.get(attempt.id), masked(attempt.parameters, expressions=False)
+            outcome, took = (end.outcome.value, end.duration_ms) if end is not None else (None, None)
+            call = StepCallRecord(item, parameters, counts[step_id, item], most[step_id], outcome, took)
+            found.setdefault(step_id, []).append(call)
+    return found
+
+
+def format_plan(
+    plan_or_run: ExecutionPlan | PlanRun,
+    *,
+    standing: StandingApproval | None = None,
+    calls: Mapping[str, Sequence[StepCallRecord]] | None = None,
+) -> str:
     """Return a plan with every dependency, those made by references marked, or a run with its steps' ends, as Markdown.
 
-    `standing` is the standing approval that a run has used, which its record does not name.
+    `standing` is the standing approval that a run has used, which its record does not name; `calls` are its calls by step.
     """
-    lines = _plan_lines(plan_or_run) if isinstance(plan_or_run, ExecutionPlan) else _run_lines(plan_or_run, standing)
+    is_plan = isinstance(plan_or_run, ExecutionPlan)
+    lines = _plan_lines(plan_or_run) if is_plan else _run_lines(plan_or_run, standing, calls or {})
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -101,7 +154,7 @@ def _options(options: ExecutionOptions) -> list[str]:
     return facts
 
 
-def _run_lines(run: PlanRun, standing: StandingApproval | None) -> list[str]:
+def _run_lines(run: PlanRun, standing: StandingApproval | None, calls: Mapping[str, Sequence[StepCallRecord]]) -> list[str]:
     summary = run.summary()
     reason = f", {run.reason}" if run.reason and run.reason.value != run.status.value else ""
     lines = [f"# {prose(run.name)}: {run.status}{reason}", "", prose(run.description), "", f"- run: `{run.id}`"]
@@ -111,6 +164,9 @@ def _run_lines(run: PlanRun, standing: StandingApproval | None) -> list[str]:
     counts = ", ".join(f"{getattr(summary, name)} {name}" for name in ends if getattr(summary, name))
     lines.append(f"- steps: {summary.total_steps}" + (f" ({counts})" if counts else "") + f", {summary.progress:g} % ended")
     lines.append(f"- plan digest: `{run.digest}`")
+    if run.folder is not None:
+        files = "" if run.folder.files_root == run.folder.path else f", files in {code(run.folder.files_root)}"
+        lines.append(f"- folder: {code(run.folder.path)}{files}")
     if run.flow_run_id:
         lines.append(f"- flow run: `{run.flow_run_id}`")
     if run.approved_by:
@@ -128,6 +184,7 @@ def _run_lines(run: PlanRun, standing: StandingApproval | None) -> list[str]:
     lines += ["", "## Steps", ""]
     for step in run.steps:
         lines += _step_run_lines(step, is_interrupted=run.reason is RunReason.INTERRUPTED)
+        lines += _call_lines(calls.get(step.id, ()), run.id)
     return lines
 
 
@@ -153,6 +210,16 @@ def _step_run_lines(step: StepRun, *, is_interrupted: bool) -> list[str]:
         lines.append(f"   - error: {code(_cut(step.error))}")
     if step.result is not None:
         lines.append(f"   - result: {code(_cut(as_text(step.result)))}")
+    return lines
+
+
+def _call_lines(calls: Sequence[StepCallRecord], run_id: str) -> list[str]:
+    lines = list[str]()
+    for call in calls[:SHOWN_ITEMS]:
+        item = "" if call.item is None else f"item {call.item}: "
+        lines += [f"   - {item}{call}", f"   - {item}parameters: {code(_cut(as_text(call.parameters)))}"]
+    if len(calls) > SHOWN_ITEMS:
+        lines.append(f"   - … {len(calls) - SHOWN_ITEMS} more items: `plan show {run_id} --json`")
     return lines
 
 

@@ -17,6 +17,7 @@ from plan_adapter.settings import Settings
 from plan_adapter.tool_changes import CodeChange, code_changes
 
 if TYPE_CHECKING:
+    from plan_adapter.formatting import StepCallRecord
     from plan_adapter.plan import ExecutionPlan
     from plan_adapter.record import Attempt, PlanRun, Receipt
 
@@ -27,13 +28,14 @@ SHOWN_CHARACTERS = 500
 async def show(plan_or_run: str | None = None, /, *, draft: bool = False, json: bool = False) -> int:
     """Show a plan with every dependency, those that references make, too, or a run with its steps, their ends and why, and its approvals.
 
-    Of a run also: steps that earlier versions of its plan had begun, and where the code of a tool was not the same from one attempt to the
-    next.
+    Of a run also: with what each step was called (secrets masked), which attempt of how many that was, and how long it took; steps that
+    earlier versions of its plan had begun; and where the code of a tool was not the same from one attempt to the next.
 
     Args:
         plan_or_run: A plan document, `-` for stdin, `store:name@version`, the id of a run or its beginning, or a plan's digest.
         draft: Show the draft of that id with every question to the model and its answer; without an id list the newest drafts.
-        json: Print one JSON object; that of a run has its `steps`, open `gates`, `approvals`, `code_changes` and `earlier_steps`.
+        json: Print one JSON object; that of a run has its `steps` with their `calls`, open `gates`, `approvals`, `code_changes` and
+            `earlier_steps`.
     """
     from plan_adapter.canonical import plan_digest
     from plan_adapter.formatting import format_plan
@@ -76,6 +78,7 @@ class ShownRun:
 
     standing: Standing
     code: list[CodeChange]
+    calls: "dict[str, list[StepCallRecord]]"
     earlier: list[dict[str, Any]]  # steps of versions before, which the plan has no more, and how they ended
 
 
@@ -86,13 +89,14 @@ def _show_run(found: ShownRun, *, as_json: bool) -> None:
     if as_json:
         gates, answers = [gate_json(gate) for gate in standing.gates], [asdict(answer) for answer in standing.answers]
         changed = [_code_json(change) for change in found.code]
-        output.json_line(
-            {**run_json(run, steps=True), "gates": gates, "approvals": answers, "code_changes": changed, "earlier_steps": found.earlier}
-        )
+        shown = run_json(run, steps=True)
+        for step in shown["steps"]:
+            step["calls"] = [asdict(call) for call in found.calls.get(step["id"], ())]
+        output.json_line({**shown, "gates": gates, "approvals": answers, "code_changes": changed, "earlier_steps": found.earlier})
         return
     changed = ["", "## Code", "", *(f"- {change}" for change in found.code)] if found.code else []
     gone = ["", "## Steps of earlier versions", "", *map(_earlier_line, found.earlier)] if found.earlier else []
-    text = "\n".join([format_plan(run, standing=standing.used).rstrip("\n"), *gone, *changed, *standing.lines()])
+    text = "\n".join([format_plan(run, standing=standing.used, calls=found.calls).rstrip("\n"), *gone, *changed, *standing.lines()])
     output.line(unescaped(text) if output.is_terminal(sys.stdout) else text)
     if (hint := standing.hint()) is not None:
         output.note(hint)
@@ -121,6 +125,7 @@ def _code_json(change: CodeChange) -> dict[str, Any]:
 async def _find(word: str) -> "ExecutionPlan | ShownRun":
     # Ids of runs and digests of plans are both hexadecimal; a file of that name goes before both, a run before a plan.
     from plan_adapter.errors import RunConflictError, StoreError
+    from plan_adapter.formatting import calls_of
     from plan_adapter.runs.approving import end_overdue
 
     if word == STDIN or word.startswith(STORED) or _looks_like_a_file(word):
@@ -129,8 +134,9 @@ async def _find(word: str) -> "ExecutionPlan | ShownRun":
         try:
             run = await end_overdue(await store.run(word), store)
             attempts = await store.attempts(run.id)
-            earlier = _earlier_steps(run, attempts, await store.receipts(run.id))
-            return ShownRun(await standing_of(run, store), code_changes(attempts), earlier)
+            receipts = await store.receipts(run.id)
+            earlier, calls = _earlier_steps(run, attempts, receipts), calls_of(run, attempts, receipts)
+            return ShownRun(await standing_of(run, store), code_changes(attempts), calls, earlier)
         except RunConflictError as no_run:
             if not is_stored(word):
                 raise UsageError(f"`{word}` is no file, and {no_run}") from no_run

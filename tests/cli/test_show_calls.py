@@ -1,0 +1,63 @@
+"""What `plan show RUN` tells of the calls of a run: parameters, attempts, durations."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Plan
+from tests.cli.test_run import TOOLS, document, step
+
+
+def test_each_step_tells_its_resolved_parameters_its_attempts_and_how_long_they_took(plan: Plan) -> None:
+    greet = step("greet", "greet", parameters={"who": "${{ inputs.name }}"})
+    fails = step("fails", "fail", parameters={"text": "坏了"}, max_retries=2, retry_delay_ms=0)
+    path = document(greet, fails, inputs={"name": {"type": "string", "default": "世界"}})
+    run_id = plan("run", path, "--offline", "--yes", "--json", *TOOLS).run["id"]
+    first, second = plan("show", run_id, "--json").run["steps"]
+    (greeted,), (failed,) = first["calls"], second["calls"]
+    assert {**greeted, "duration_ms": 0} == {
+        "item": None,
+        "parameters": {"who": "世界"},
+        "attempts": 1,
+        "max_attempts": 1,
+        "outcome": "succeeded",
+        "duration_ms": 0,
+    }
+    assert greeted["duration_ms"] >= 0
+    assert (failed["parameters"], failed["attempts"], failed["max_attempts"]) == ({"text": "坏了"}, 3, 3)
+    assert failed["outcome"] == "failed"
+    shown = plan("show", run_id).out
+    assert "   - attempt 1 of 1, " in shown
+    assert '   - parameters: `{"who": "世界"}`\n' in shown
+    assert "   - attempt 3 of 3, " in shown
+    assert plan("resume", run_id, "--offline", *TOOLS).code == 1
+    assert "   - attempt 6 (at most 3 each time the run starts), " in plan("show", run_id).out
+
+
+def test_each_item_of_a_step_tells_its_own(plan: Plan) -> None:
+    each = step("each", "greet", parameters={"who": "${{ item }}"}, for_each="${{ inputs.names }}")
+    names = [f"n{number}" for number in range(25)]
+    path = document(each, inputs={"names": {"type": "array", "default": names}})
+    run_id = plan("run", path, "--offline", "--yes", "--json", *TOOLS).run["id"]
+    calls = plan("show", run_id, "--json").run["steps"][0]["calls"]
+    assert [(call["item"], call["parameters"]["who"]) for call in calls] == list(enumerate(names))
+    shown = plan("show", run_id).out
+    assert '   - item 3: parameters: `{"who": "n3"}`\n' in shown
+    assert f"   - … 5 more items: `plan show {run_id} --json`\n" in shown
+
+
+def test_secrets_are_masked_and_a_step_that_was_not_called_has_no_calls(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mounted").mkdir()
+    (tmp_path / "mounted" / "token").write_text("geheim-密码-42")
+    monkeypatch.setenv("PLAN_ADAPTER_SECRETS_DIR", str(tmp_path / "mounted"))
+    used = step("used", "run_command", parameters={"argv": ["echo", "${{ secrets.token }}"], "env": {"API_TOKEN": "literal-geheim"}})
+    never = step("never", "greet", parameters={"who": "x"}, when="${{ false }}")
+    run_id = plan("run", document(used, never), "--offline", "--yes", "--json", *TOOLS).run["id"]
+    said, shown = plan("show", run_id, "--json"), plan("show", run_id).out
+    first, second = said.run["steps"]
+    assert first["calls"][0]["parameters"] == {"argv": ["echo", "${{ secrets.token }}"], "env": {"API_TOKEN": "***"}}
+    assert second["calls"] == []
+    for secret in ("geheim-密码-42", "literal-geheim"):
+        assert secret not in shown + said.out

@@ -94,7 +94,7 @@ def dependencies_of(plan: ExecutionPlan) -> dict[str, Dependencies]:
 
 
 def _dependencies(step: Step, declarations: Declarations) -> Dependencies:
-    texts = [*step.parameters.values(), step.input, step.when, step.for_each, step.done_when]
+    texts = [*step.parameters.values(), step.input, step.when, step.for_each, step.label, step.done_when]
     if step.rollback is not None:
         texts += step.rollback.parameters.values()
     template, _ = compile_template([text for text in texts if text is not None], declarations, at="")
@@ -205,7 +205,7 @@ def _step_run_lines(step: StepRun, *, is_interrupted: bool) -> list[str]:
     if step.reason and (is_said or step.status is StepStatus.SKIPPED):
         lines.append(f"   - {prose(step.reason)}")
     if step.rolled_back:
-        lines.append("   - undone by its rollback")
+        lines.append("   - rolled back")
     if step.error:
         lines.append(f"   - error: {code(_cut(step.error))}")
     if step.result is not None:

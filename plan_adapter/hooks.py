@@ -43,6 +43,7 @@ class Event:
     message: str | None = None
     delay_ms: int | None = None
     gate: Gate | None = None
+    name: str | None = None  # of the call of a step that it is about: `restart[web-2]`
     in_form: bool = False  # of a gate that opened: whether a form on the run's page asks, too
 
 

@@ -36,6 +36,8 @@ def step_listing(
     lines += [f"   - tags: {', '.join(map(code, step.tags))}"] if step.tags else []
     if step.for_each is not None:
         lines.append(f"   - for each: {code(step.for_each)}" + (f" ({counted(items, 'item')})" if items is not None else ""))
+    if step.label is not None:
+        lines.append(f"   - label: {code(step.label)}")
     if gate:
         lines.append(f"   - **waits for an approval of its own**{', each item' if step.for_each is not None else ''}")
     for name, value in parameters.items():
@@ -46,7 +48,8 @@ def step_listing(
 
 def _rollback_lines(step: Step, effect: Effect | None, parameters: Mapping[str, JsonValue]) -> list[str]:
     tool = step.rollback.tool_name if step.rollback is not None else ""
-    lines = [f"   - undone by {code(tool)}" + (f" ({effect})" if effect else "")]
+    failed = ", also where it failed" if step.rollback_failed else ""
+    lines = [f"   - undone by {code(tool)}" + (f" ({effect})" if effect else "") + failed]
     for name, value in parameters.items():
         lines += _parameter_lines(f"undone with {code(name)}", value)
     return lines

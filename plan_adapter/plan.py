@@ -33,6 +33,11 @@ MAX_TAG_CHARACTERS = 64
 TAGS_SCHEMA: dict[str, Any] = {"items": {"type": "string", "minLength": 1, "maxLength": MAX_TAG_CHARACTERS, "pattern": r"^\S(.*\S)?$"}}
 """The schema of a list of tags; validation says in words what is wrong with one."""
 
+LABEL_DESCRIPTION = (
+    "What an item of the `for_each` is called in task runs, messages and gates: a text with `${{ item… }}`. Without one, the item itself "
+    "where it is a short text or a number, else its `name` or `id`, else its number from 1. The second item of the same label gets ` (2)`."
+)
+
 WHOLE_EXPRESSION = r"^\s*\$\{\{[\s\S]*\}\}\s*$"
 
 
@@ -104,6 +109,12 @@ class Input(_Model):
 ROLLBACK_DESCRIPTION = (
     "The call that undoes the step once it has completed (each item that succeeded): made, in the reverse order of dependencies, when a "
     "failed step or the total timeout ends the run, and on request when it is cancelled or has ended. A run that was rolled back is over."
+)
+
+
+ROLLBACK_FAILED_DESCRIPTION = (
+    "Whether the step, or the item, that failed is rolled back, too. Only with a `rollback`, which then may see null as `result`. "
+    "One whose outcome is unknown is never rolled back by itself."
 )
 
 
@@ -207,6 +218,7 @@ class Step(_Model):
         description="An expression that gives a list: the tool is called once for each member, which is `item`.",
         json_schema_extra={"pattern": WHOLE_EXPRESSION},
     )
+    label: str | None = Field(default=None, description=LABEL_DESCRIPTION, json_schema_extra={"minLength": 1})
     parameters: dict[str, JsonValue] = Field(
         default_factory=dict, description="What the tool is handed; `${{ }}` may stand in any text, and alone keeps its type."
     )
@@ -233,6 +245,7 @@ class Step(_Model):
     tags: list[str] = Field(
         default_factory=list, description="Tags of the step's task runs; Prefect's limits on tags hold.", json_schema_extra=TAGS_SCHEMA
     )
+    rollback_failed: bool = Field(default=False, description=ROLLBACK_FAILED_DESCRIPTION)
     metadata: dict[str, JsonValue] = Field(default_factory=dict, description="Anything about the step; not read by the engine.")
 
     # Beside the fields, where a cached_property would be: to make a private attribute of each of thousands takes as long as to read them.

@@ -109,6 +109,8 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
             "An input's name is a letter, then letters, digits or underscores (ASCII); words of Python, CEL and Prefect's flows are taken."
         ),
         "bad-input-definition": "The definition of an input contradicts itself, for instance a default that its own pattern refuses.",
+        "bad-label": "A label names the items of a step's `for_each`. Write it with `${{ item… }}`, or remove it.",
+        "bad-rollback": "`rollback_failed` stands in a step that has no `rollback`. Write one, or remove `rollback_failed`.",
         "bad-tag": (
             "A tag is fixed text of one line and at most 64 characters, without white space at its ends, invisible characters or `${{ }}`."
         ),

@@ -80,6 +80,28 @@ def one_line(text: str) -> str:
     return visible(" ".join(text.split()))
 
 
+def call_name(step_id: str, item: int | None, label: str | None = None) -> str:
+    """Return what a call is named for people: `restart`, or `restart[web-2]` for an item; without a label its number from 1."""
+    return step_id if item is None else f"{step_id}[{label or item + 1}]"
+
+
+def item_option(item: int | None, label: str | None = None) -> str:
+    """Return the option with which a command names an item, empty for none: its label where no shell takes that for anything else."""
+    if item is None:
+        return ""
+    if label is None or label == str(item + 1) or not _PLAIN_LABEL.fullmatch(label):
+        return f" --item {item + 1}"
+    return f" --item {label if not label.isdecimal() else f':{item + 1}'}"
+
+
+def means_item(word: str, item: int | None, label: str | None) -> bool:
+    """Return whether `word`, as the option `--item` gives it, means this item: its label, its number from 1, or `:` and the number."""
+    return item is not None and (word == label or word in (str(item + 1), f":{item + 1}"))
+
+
+_PLAIN_LABEL = re.compile(r"[\w.@/+][\w.@/+:-]*")
+
+
 def as_text(value: object) -> str:
     """Return a JSON value in one line; text stands as it is, without quotes, where it cannot be taken for another value."""
     if isinstance(value, str) and value and value == " ".join(value.split()) and not _reads_as_json(value):

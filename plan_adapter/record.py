@@ -74,6 +74,7 @@ class Attempt:
     approval_id: str | None = None  # of a step that waited at a gate of its own
     approval_digest: str | None = None  # of that call, as it is made now
     code_digest: str | None = None  # of the source of the tool that was called; no approval binds to it
+    label: str | None = None  # what the item is called, where not by its number
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,6 +454,7 @@ class Gate:
     openings: int = 1  # how often it was shown: after a kill, a forced state, a refused answer
     attended: bool | None = None  # whether a process waits at it; None: one on another host, of which nothing is known
     kind: GateKind = "approval"
+    label: str | None = None  # what the item is called, where not by its number
 
     @property
     def is_released(self) -> bool:
@@ -482,6 +484,7 @@ class ApprovalRequest:
     refused: str | None = None  # why the answer before was not taken
     kind: GateKind = "approval"
     wish: Wish | None = None  # what somebody asks for by themselves, at no gate; their answer approves it
+    label: str | None = None  # what the item is called, where not by its number
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from plan_adapter.canonical import canonical_json
 from plan_adapter.plan import EFFECTS, Effect, ExecutionPlan
-from plan_adapter.readable import as_text, code, is_secret_name, secret_parameters
+from plan_adapter.readable import as_text, call_name, code, is_secret_name, secret_parameters
 from plan_adapter.record import Attempt
 
 SHOWN_CHARACTERS = 200
@@ -194,4 +194,4 @@ def _attempt(attempt: Attempt) -> str:
 
 
 def _place(attempt: Attempt) -> str:
-    return code(attempt.step_id) + (f", item {attempt.item}" if attempt.item is not None else "")
+    return code(call_name(attempt.step_id, attempt.item, attempt.label))

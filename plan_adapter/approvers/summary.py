@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from plan_adapter.gate_text import without_picture
-from plan_adapter.readable import moment, one_line, visible
+from plan_adapter.readable import call_name, moment, one_line, visible
 from plan_adapter.record import ApprovalRequest
 
 SHOWN_LINES = 50
@@ -21,7 +21,8 @@ def gate_summary(request: ApprovalRequest) -> str:
         shown += [line for line in rest if ALWAYS_SHOWN in line.casefold()]
         shown.append(f"… {len(rest)} more lines; all of it: v" + (f", or `plan approve {request.run_id} --show`" if is_approval else ""))
     if not lines:
-        shown.append(one_line(f"{request.name}{f', step {request.step_id}' if request.step_id else ''}: {request.description}"))
+        call = f", step {call_name(request.step_id, request.item, request.label)}" if request.step_id else ""
+        shown.append(one_line(f"{request.name}{call}: {request.description}"))
     shown += ["", f"approval digest: `{request.approval_digest}`"] if is_approval else []
     if request.expires_at is not None:
         shown.append(f"an answer is waited for until {moment(request.expires_at)}")

@@ -12,6 +12,7 @@ from plan_adapter.approvers.conversation import Conversation
 from plan_adapter.approvers.summary import gate_summary
 from plan_adapter.execution.standing import answer_command
 from plan_adapter.gate_text import without_picture
+from plan_adapter.readable import call_name
 from plan_adapter.record import Answer, Approval, ApprovalRequest, Resolution
 
 Edit: TypeAlias = Callable[[ApprovalRequest, Conversation], Awaitable[bool]]
@@ -148,8 +149,8 @@ class TerminalApprover:
 
 
 def step_name(request: ApprovalRequest) -> str:
-    """Return the step that is asked about, with the number of its item."""
-    return f"`{request.step_id}`" + (f", item {request.item}" if request.item is not None else "")
+    """Return the step that is asked about, with the label of its item."""
+    return f"`{call_name(str(request.step_id), request.item, request.label)}`"
 
 
 def _other_ways(request: ApprovalRequest) -> str:

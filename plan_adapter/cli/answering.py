@@ -12,8 +12,10 @@ from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import gate_json, gate_place
 from plan_adapter.cli.servers import has_only_the_api, show_end
 from plan_adapter.cli.waiting import after_changes
+from plan_adapter.execution.carry import undone_by
 from plan_adapter.execution.standing import SHOWN_DIGITS, Asked, answer_command, resume_asked, show_command
 from plan_adapter.plan import PlanStatus
+from plan_adapter.readable import code, listed, means_item, one_line
 from plan_adapter.record import Decision, Resolution
 from plan_adapter.settings import Settings
 
@@ -39,7 +41,7 @@ class Place:
 
     run: str  # an id, its beginning, or the id of a flow run
     step: str | None = None  # None: the plan's, else, where a person confirms it, whichever of a step is the only one that is open
-    item: int | None = None
+    item: str | None = None  # its label or its number from 1
     digest: str | None = None  # the beginning of the digest of what was read: the answer counts for no other content
 
     def __post_init__(self) -> None:
@@ -274,7 +276,35 @@ def _uuid(word: str) -> str | None:
 
 
 def _fits(gate: "Gate", place: Place) -> bool:
-    return (place.step is None or gate.step_id == place.step) and (place.item is None or gate.item == place.item)
+    of_step = place.step is None or gate.step_id == place.step
+    return of_step and (place.item is None or means_item(place.item, gate.item, gate.label))
+
+
+def refuse_item(item: str | None) -> None:
+    """Raise UsageError for the number 0: items are counted from 1."""
+    if item in ("0", ":0"):
+        raise UsageError("items are counted from 1: the first is `--item 1`")
+
+
+async def item_of(place: Place, run_id: str, store: "PlanStore") -> tuple[int | None, str | None]:
+    """Return the item, from 0, and the label that `place` means; raises UsageError for a label that no item of the step has."""
+    if place.item is None:
+        return None, None
+    step_id = undone_by(place.step or "")
+    labels = {item: label for (name, item), label in (await store.labels(run_id)).items() if name == step_id and item is not None}
+    number = place.item.removeprefix(":")
+    by_number = int(number) - 1 if number.isdecimal() and number.isascii() else None
+    by_label = next((item for item, label in labels.items() if label == place.item), None)
+    if by_number is None and by_label is None:
+        known = f"; its items: {listed([code(label) for _, label in sorted(labels.items())], 20)}" if labels else ""
+        raise UsageError(f"no item of `{step_id}` is called `{one_line(place.item)}`{known}; a number counts from 1")
+    if by_number is not None and by_label is not None and by_number != by_label:
+        raise UsageError(
+            f"`--item {place.item}` means two items of `{step_id}`: number {by_label + 1} is called so, and item number {place.item} is "
+            f"`{labels.get(by_number, place.item)}`; write `--item :{by_label + 1}` or `--item :{by_number + 1}`"
+        )
+    item = by_number if by_label is None else by_label
+    return item, None if item is None else labels.get(item)
 
 
 async def _why_none(run: "PlanRun", place: Place, store: "PlanStore") -> str:

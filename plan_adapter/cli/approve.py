@@ -1,6 +1,6 @@
 """`plan approve`."""
 
-from plan_adapter.cli.answering import Place, Words, answer_here, show_gate
+from plan_adapter.cli.answering import Place, Words, answer_here, refuse_item, show_gate
 from plan_adapter.cli.codes import UsageError
 from plan_adapter.cli.sources import open_store
 from plan_adapter.settings import Settings
@@ -11,7 +11,7 @@ async def approve(
     /,
     *,
     step: list[str] | None = None,
-    item: int | None = None,
+    item: str | None = None,
     digest: str | None = None,
     note: str = "",
     sign: bool = False,
@@ -38,7 +38,7 @@ async def approve(
         run: The id of a run or its beginning, or of a flow run.
         step: The step whose gate is answered; without it that of the plan, or, confirmed at a terminal, of the only step that asks.
             With `--standing`, one that is approved, too (may be repeated).
-        item: The item of the step's `for_each`, counted from 0.
+        item: The item of the step's `for_each`: its label (`web-2`) or its number from 1.
         digest: The approval digest of what you read, or its first characters, at least 8: other content is not approved.
             Without it you are asked at a terminal; elsewhere content that changed after the run was created is not approved.
         note: What is recorded with the answer.
@@ -93,10 +93,11 @@ async def answer_gate(place: Place, words: Words, settings: Settings, *, api: bo
         return await answer_here(place, words, store, settings, as_json=as_json)
 
 
-def place_of(run: str | None, steps: list[str], item: int | None, digest: str | None) -> Place:
+def place_of(run: str | None, steps: list[str], item: str | None, digest: str | None) -> Place:
     """Return which gate is meant; raises UsageError where that is not said."""
     if run is None:
         raise UsageError("say which run: `plan gates` lists what waits")
     if len(steps) > 1:
         raise UsageError("one answer is for one gate: give --step once")
+    refuse_item(item)
     return Place(run, steps[0] if steps else None, item, digest)

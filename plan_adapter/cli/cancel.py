@@ -91,7 +91,7 @@ async def _roll_back(run: str, reason: str, tools: list[str], words: Words, *, o
         if not left and not past.has_rollbacks:
             output.note("nothing was undone: no step that has completed declares a rollback")
         if doubtful:
-            output.note(after_abort(found.id, doubtful, is_undone=past.has_rollbacks))
+            output.note(after_abort(found.id, doubtful, past.labels, is_undone=past.has_rollbacks))
         if await has_unknown_rollback(found.id, store):
             return ExitCode.UNKNOWN
         return ExitCode.FAILED if left or doubtful else ExitCode.DONE

@@ -1,5 +1,6 @@
 """What a person asks for when a run goes on, and what would become of its steps."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,7 @@ async def preview_resume(run: str, asked: "Redrive | None", *, tools: list[str],
         bound = as_recorded(found, plan, tools_of(tools))
         if work is roll_back:
             await with_approved_rollbacks(bound, found, past, store)
-            return _tell_rollback(found.id, units_to_undo(plan, past), as_json=as_json)
+            return _tell_rollback(found.id, units_to_undo(plan, past), past.labels, as_json=as_json)
         validated = bound.validated
         changes, notices = await changes_of_tools(validated, found, store), await code_notices(validated, found, store)
         unknown = {attempt.step_id for attempt in await store.unknown(found.id)}
@@ -66,13 +67,13 @@ async def preview_resume(run: str, asked: "Redrive | None", *, tools: list[str],
     return ExitCode.DONE
 
 
-def _tell_rollback(run_id: str, left: "list[Unit]", *, as_json: bool) -> int:
+def _tell_rollback(run_id: str, left: "list[Unit]", labels: "Mapping[Unit, str]", *, as_json: bool) -> int:
     from plan_adapter.execution.standing import unit_names
 
     if as_json:
         output.json_line({"run_id": run_id, "steps": [], "rollback": [{"id": step_id, "item": item} for step_id, item in left]})
     else:
-        undone = ", ".join(unit_names(left)) or "nothing: it only remains to say so"
+        undone = ", ".join(unit_names(left, labels)) or "nothing: it only remains to say so"
         output.line(f"no step goes on, because the run is being rolled back; its rollback goes on, and undoes {undone}")
     return ExitCode.DONE
 

@@ -118,9 +118,10 @@ class LiveDisplay:
                 self._open = {**self._open, step.id: replace(known, again_at=None) if known else _Open(step, now)}
             case "attempt_failed" if known is not None:
                 again = now + (event.delay_ms or 0) / 1000
-                self._open = {**self._open, step.id: replace(known, again_at=again, problem=one_line(event.message or "failed"))}
+                problem = _of_call(event, one_line(event.message or "failed"))
+                self._open = {**self._open, step.id: replace(known, again_at=again, problem=problem)}
             case "log" if known is not None:
-                known.log.extend((event.message or "").splitlines())
+                known.log.extend(_of_call(event, text) for text in (event.message or "").splitlines())
             case "step_completed" | "step_failed" | "step_skipped":
                 self._open = {name: opened for name, opened in self._open.items() if name != step.id}
                 self._ended += step.undoes is None
@@ -168,3 +169,8 @@ class LiveDisplay:
 
         if lines:
             self._conversation.above(write)
+
+
+def _of_call(event: Event, text: str) -> str:
+    """Return `text` with the call that it is about, where the row of its step does not name that."""
+    return text if event.name is None or event.step is None or event.name == event.step.id else f"{event.name}: {text}"

@@ -14,6 +14,8 @@ from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.servers import answering_server
 from plan_adapter.cli.sources import open_store
 from plan_adapter.errors import NoServerError
+from plan_adapter.execution.standing import label_of
+from plan_adapter.readable import call_name
 from plan_adapter.record import Outcome, PlanRun
 from plan_adapter.settings import Settings
 
@@ -64,7 +66,9 @@ async def _lines(run: PlanRun, store: "PlanStore", settings: Settings) -> tuple[
                 return found, f"Prefect at {server.api_url}"
         except NoServerError as error:
             output.note(f"plan: {error}")
-    lines = [line for receipt in await store.receipts(run.id) for line in _from_receipt(receipt)]
+    labels = await store.labels(run.id)
+    named = [(receipt, label_of((receipt.step_id, receipt.item), labels)) for receipt in await store.receipts(run.id)]
+    lines = [line for receipt, label in named for line in _from_receipt(receipt, label)]
     return lines, "the receipts of its steps"
 
 
@@ -76,8 +80,8 @@ async def _from_prefect(server: "Server", flow_run_id: str) -> list[Line]:
         return [Line(log.at, log.step, log.text) for log in await flow_run_logs(flow_run_id)]
 
 
-def _from_receipt(receipt: "Receipt") -> Iterator[Line]:
-    name = receipt.step_id if receipt.item is None else f"{receipt.step_id}[{receipt.item}]"
+def _from_receipt(receipt: "Receipt", label: str | None) -> Iterator[Line]:
+    name = call_name(receipt.step_id, receipt.item, label)
     for text in _texts(receipt.result):
         yield Line(receipt.ended_at, name, text)
     if receipt.outcome is Outcome.FAILED:

@@ -22,7 +22,7 @@ from plan_adapter.cli.waiting import standing_of
 from plan_adapter.errors import LeaseLostError, RunConflictError, StoreError
 from plan_adapter.execution.cancellation import Leave
 from plan_adapter.execution.printing import captured_prints
-from plan_adapter.execution.standing import leaves_to_undo, resume_command, rollback_command
+from plan_adapter.execution.standing import is_told, leaves_to_undo, resume_command, rollback_command
 from plan_adapter.hooks import Event
 from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import as_text
@@ -280,9 +280,9 @@ def next_command(run: "PlanRun") -> str:
             f"`plan resolve {run.id} {unknown or 'STEP'} done|again|abort` says how it ended, then `{resume_command(run)}` goes on; "
             "a write whose outcome is unknown is never tried again by itself"
         )
-    if any(step.rolled_back for step in run.steps) or "; rollback: undone" in (run.message or ""):
-        rest = f", `{rollback_command(run)}` undoes what is left" if leaves_to_undo(run.message) else ""
-        return f"`plan show {run.id}` tells what was undone{rest}; a run that was rolled back does not go on: start a new one"
+    if any(step.rolled_back for step in run.steps) or is_told(run.message):
+        rest = f", `{rollback_command(run)}` rolls the rest back" if leaves_to_undo(run.message) else ""
+        return f"`plan show {run.id}` tells what was rolled back{rest}; a run that was rolled back does not go on: start a new one"
     if run.status in (PlanStatus.FAILED, PlanStatus.PARTIAL):
         return f"`plan show {run.id}` tells more; `{resume_command(run)}` tries what has not succeeded again"
     return f"`plan show {run.id}` tells more"

@@ -169,7 +169,7 @@ def form_lines(event: Event, links: Links) -> list[str]:
 
 def plain_lines(event: Event) -> list[str]:
     """Return `event` as lines that stand alone in a log."""
-    step = event.step.id if event.step is not None else ""
+    step = event.name or (event.step.id if event.step is not None else "")
     match event.kind:
         case "run_started":
             return [f"run {event.run.id} of {one_line(event.run.name)}: {counted(len(event.run.steps), 'step')}"]

@@ -6,7 +6,7 @@ from typing import Any
 from plan_adapter.execution.standing import answer_command
 from plan_adapter.hooks import Event
 from plan_adapter.plan import StepStatus
-from plan_adapter.readable import counted, duration, one_line
+from plan_adapter.readable import call_name, counted, duration, one_line
 from plan_adapter.record import Gate, Outcome, PlanRun, StepRun
 
 MARKS = {StepStatus.COMPLETED: "✓", StepStatus.FAILED: "✗", StepStatus.SKIPPED: "-"}
@@ -34,6 +34,8 @@ def event_json(event: Event) -> dict[str, Any]:
         fields |= {"name": event.run.name, "digest": event.run.digest, "flow_run_id": event.run.flow_run_id}
     if event.step is not None:
         fields["step"] = event.step.id if event.kind == "log" else asdict(event.step)
+    if event.name is not None and event.step is not None and event.name != event.step.id:
+        fields["call"] = event.name
     if event.gate is not None:
         fields["gate"] = gate_json(event.gate)
     if event.message is not None:
@@ -52,6 +54,7 @@ def gate_json(gate: Gate) -> dict[str, Any]:
         "run_id": gate.run_id,
         "step": gate.step_id,
         "item": gate.item,
+        "label": gate.label,
         "name": gate.name,
         "description": gate.description,
         "digest": gate.approval_digest,
@@ -71,7 +74,7 @@ def gate_json(gate: Gate) -> dict[str, Any]:
 
 def gate_place(gate: Gate) -> str:
     """Return what `gate` is the gate of: the plan, or a step and its item."""
-    return "plan" if gate.step_id is None else gate.step_id + (f"[{gate.item}]" if gate.item is not None else "")
+    return "plan" if gate.step_id is None else call_name(gate.step_id, gate.item, gate.label)
 
 
 def step_end(step: StepRun) -> str:

@@ -11,7 +11,7 @@ async def reject(
     /,
     *,
     step: str | None = None,
-    item: int | None = None,
+    item: str | None = None,
     digest: str | None = None,
     note: str = "",
     changes: bool = False,
@@ -27,7 +27,7 @@ async def reject(
     Args:
         run: The id of a run or its beginning, or of a flow run.
         step: The step whose gate is answered; without it that of the plan, or, confirmed at a terminal, of the only step that asks.
-        item: The item of the step's `for_each`, counted from 0.
+        item: The item of the step's `for_each`: its label (`web-2`) or its number from 1.
         digest: The approval digest of what you read, or its first characters, at least 8: other content is not answered.
         note: Why; it is recorded with the answer.
         changes: Ask for changes instead of ending the run; `--note` says which.

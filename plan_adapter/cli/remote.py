@@ -16,6 +16,7 @@ from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.servers import answering_server
 from plan_adapter.cli.waiting import age, time_left
 from plan_adapter.execution.standing import SHOWN_DIGITS, answer_command
+from plan_adapter.readable import call_name, means_item
 from plan_adapter.record import LEAST_ID_CHARACTERS, ApprovalRequest, Decision, GateRules, Resolution
 
 if TYPE_CHECKING:
@@ -107,9 +108,8 @@ def _the_one(forms: "list[OpenForm]", place: Place, words: Words | None) -> "Ope
     if len(place.run) < LEAST_ID_CHARACTERS:
         raise UsageError(f"`{place.run}` is too short for the id of a run: give at least {LEAST_ID_CHARACTERS} of its characters")
     of_run = [form for form in forms if form.run_id.startswith(place.run.lower()) or form.flow_run_id == place.run.lower()]
-    fitting = [
-        form for form in of_run if (place.step is None or form.step_id == place.step) and (place.item is None or form.item == place.item)
-    ]
+    of_step = [form for form in of_run if place.step is None or form.step_id == place.step]
+    fitting = [form for form in of_step if place.item is None or means_item(place.item, form.item, form.label)]
     if words is not None:
         asking, fitting = fitting, [form for form in fitting if (form.kind == "outcome") == says_how_it_ended]
         if asking and not fitting:
@@ -157,6 +157,7 @@ def _request(form: "OpenForm", text: str) -> ApprovalRequest:
         run_id=form.run_id,
         step_id=form.step_id,
         item=form.item,
+        label=form.label,
         gate_id=form.gate_id,
         rules=GateRules(known_by=form.known_by),
         kind=form.kind,
@@ -170,6 +171,7 @@ def _form_json(form: "OpenForm", server: "Server") -> dict[str, Any]:
         "run_id": form.run_id,
         "step": form.step_id,
         "item": form.item,
+        "label": form.label,
         "name": form.name,
         "digest": form.approval_digest,
         "command": _command(form),
@@ -191,7 +193,7 @@ def _row(form: "OpenForm", now: datetime) -> tuple[str, ...]:
 
 
 def _step(form: "OpenForm") -> str:
-    return f"{form.step_id}" + (f"[{form.item}]" if form.item is not None else "")
+    return call_name(str(form.step_id), form.item, form.label)
 
 
 def _command(form: "OpenForm", decision: Decision | Resolution = "approve") -> str:

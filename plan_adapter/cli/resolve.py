@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from plan_adapter.cli import output
-from plan_adapter.cli.answering import Place, Words, find_run, proofs
+from plan_adapter.cli.answering import Place, Words, find_run, item_of, proofs, refuse_item
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import run_end, run_json
 from plan_adapter.cli.sources import open_store
-from plan_adapter.execution.standing import resume_command, rollback_command
+from plan_adapter.execution.standing import resolve_command, resume_command, rollback_command
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ async def resolve(
     resolution: Literal["done", "again", "abort"],
     /,
     *,
-    item: int | None = None,
+    item: str | None = None,
     digest: str | None = None,
     result: str | None = None,
     note: str = "",
@@ -44,7 +44,7 @@ async def resolve(
         run: The id of a run or its beginning, or of a flow run.
         step: The step whose outcome is unknown.
         resolution: done, again or abort.
-        item: The item of the step's `for_each`, counted from 0.
+        item: The item of the step's `for_each`: its label (`web-2`) or its number from 1.
         digest: The digest of what was asked, or its first characters, at least 8, as `plan gates` prints it: what you say
             counts for that attempt only.
         result: With `done`: the step's result as JSON, which later steps may refer to; null if it is not given.
@@ -59,6 +59,7 @@ async def resolve(
 
     if result is not None and resolution != "done":
         raise UsageError("--result is what a step that was done gave back: it goes with `done` only")
+    refuse_item(item)
     settings, place = Settings(), Place(run, step, item, digest)
     words = Words(resolution, note=note, sign=sign, code=code, by=by, result=_value(result))
     if api:
@@ -77,7 +78,8 @@ async def resolve(
     if is_executed:
         output.note("the process that waits for it " + ("ends the run" if resolution == "abort" else "goes on at once"))
     elif unknown:
-        output.note(f"`plan resolve {found.id} {unknown[0].step_id} done|again|abort` says the next one")
+        command = resolve_command(found.id, (unknown[0].step_id, unknown[0].item), label=unknown[0].label)
+        output.note(f"`{command}` says the next one")
     elif hint is not None:
         output.note(hint)
     elif resolution != "abort":
@@ -100,14 +102,15 @@ async def _say(place: Place, words: Words, store: "PlanStore", settings: Setting
     assert place.step is not None
     assert words.decision in ("done", "again", "abort")
     run = await find_run(place.run, store)
-    request = await word_request(run, place.step, words.decision, store, settings, item=place.item)
+    item, label = await item_of(place, run.id, store)
+    request = await word_request(run, place.step, words.decision, store, settings, item=item, label=label)
     if not place.is_of(request.approval_digest):
         reason = f"another attempt of `{place.step}` is in doubt now: your answer is to {place.digest}; `plan gates` lists what is asked"
         await store.note_refusal(run.id, f"{words.decision} is not taken: {reason}", by=words.by or os_user(), step_id=place.step)
         raise NotApprovedError(reason)
     answer = proofs(words, request, settings)
     word = await word_of(answer, request, store, settings)
-    await store.resolve(run.id, place.step, word, item=place.item)
+    await store.resolve(run.id, place.step, word, item=item)
     return await store.run(run.id)
 
 

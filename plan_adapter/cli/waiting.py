@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from plan_adapter.cli.records import gate_place
 from plan_adapter.execution.standing import answer_command, resume_asked, resume_command
 from plan_adapter.plan import PlanStatus
-from plan_adapter.readable import duration, moment, prose
+from plan_adapter.readable import call_name, duration, moment, prose
 from plan_adapter.record import Approval, Gate, PlanRun, StandingApproval
 
 if TYPE_CHECKING:
+    from plan_adapter.execution.carry import Unit
     from plan_adapter.store.revisions import Revision
     from plan_adapter.store.store import PlanStore
 
@@ -32,6 +33,7 @@ class Standing:
     offline: bool = False  # whether it is known, before it has begun, that it runs without Prefect
     stopped: str | None = None  # what a person may type, where the run has stopped with something in doubt
     standing: "Mapping[str, StandingApproval]" = field(default_factory=dict[str, "StandingApproval"])  # those that gave it answers, by id
+    labels: "Mapping[Unit, str]" = field(default_factory=dict[tuple[str, int | None], str])  # what items are called
 
     @property
     def answer(self) -> Approval | None:
@@ -55,7 +57,7 @@ class Standing:
     def lines(self) -> list[str]:
         """Return a Markdown section; nothing where nobody was ever asked."""
         listed = [(row.at, _version_line(row)) for row in self.replaced]
-        listed += [(row.at, _answer_line(row, self.standing)) for row in self.answers if row.known_by != "not_required"]
+        listed += [(row.at, _answer_line(row, self.standing, self.labels)) for row in self.answers if row.known_by != "not_required"]
         found = [line for _, line in sorted(listed, key=lambda pair: pair[0])] + [_gate_line(gate, self.now) for gate in self.gates]
         return ["", "## Approvals", "", *found] if found else []
 
@@ -101,7 +103,8 @@ async def standing_of(run: PlanRun, store: "PlanStore", *, offline: bool = False
     gates, answers, stopped = await store.gates(run_id=run.id), await store.approvals(run.id), await hint_of(run, store)
     used = {row.standing_id for row in answers if row.standing_id is not None}
     standing = {one.id: one for one in await store.standing(include_ended=True) if one.id in used} if used else {}
-    return Standing(run, gates, answers, await store.revisions(run.id), await store.now(), offline, stopped, standing)
+    labels = await store.labels(run.id) if any(row.item is not None for row in answers) else {}
+    return Standing(run, gates, answers, await store.revisions(run.id), await store.now(), offline, stopped, standing, labels)
 
 
 async def statuses_of(runs: Sequence[PlanRun], store: "PlanStore") -> dict[str, str]:
@@ -129,8 +132,8 @@ def _bracketed(words: list[str]) -> str:
     return f" ({', '.join(words)})" if words else ""
 
 
-def _answer_line(row: Approval, standing: "Mapping[str, StandingApproval]") -> str:
-    step = "" if row.step_id is None else f" step {row.step_id}" + (f"[{row.item}]" if row.item is not None else "")
+def _answer_line(row: Approval, standing: "Mapping[str, StandingApproval]", labels: "Mapping[Unit, str]") -> str:
+    step = "" if row.step_id is None else f" step {prose(call_name(row.step_id, row.item, labels.get((row.step_id, row.item))))}"
     said = f"- {ANSWERED[row.decision]}{step} by "
     if row.standing_id is None:
         return f"{said}{prose(row.by)} ({row.known_by}) at {moment(row.at)}{_noted(row.note)}"
@@ -145,10 +148,10 @@ def _version_line(row: "Revision") -> str:
 
 
 def _gate_line(gate: Gate, now: datetime) -> str:
-    what = "of the plan" if gate.step_id is None else f"of step {gate_place(gate)}"
+    what = "of the plan" if gate.step_id is None else f"of step {prose(gate_place(gate))}"
     since = f" since {moment(gate.opened_at)} ({age(now, gate.opened_at)})"
     until = f", until {moment(gate.expires_at)} ({time_left(gate.expires_at, now)})" if gate.expires_at is not None else ""
-    asked = f"asks how step {gate_place(gate)} ended" if gate.kind == "outcome" else f"waits for an approval {what}"
+    asked = f"asks how step {prose(gate_place(gate))} ended" if gate.kind == "outcome" else f"waits for an approval {what}"
     return f"- **{asked}**{since}{until}; {RELEASED if gate.is_released else ATTENDED[gate.attended]}"
 
 

@@ -34,6 +34,7 @@ class DirectTaskRuns:
             self._flow,
             step_id=call.step_run.id,
             name=call.name,
+            key=call.key,
             upstream=upstream,
             retry_delays=call.retry_delays,
             timeout_seconds=call.timeout_seconds,

@@ -10,7 +10,7 @@ from prefect.artifacts import acreate_markdown_artifact
 from prefect.events import emit_event
 
 from plan_adapter.execution.standing import answer_command
-from plan_adapter.readable import one_line
+from plan_adapter.readable import call_name, one_line
 from plan_adapter.record import Approval, Gate, PlanRun
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ def emit(
                 "asks": gate.kind,
                 "step": gate.step_id,
                 "item": gate.item,
+                "label": gate.label,
                 "run_id": run.id,
                 "age_seconds": round(max(0.0, ((gate.closed_at or datetime.now(UTC)) - gate.opened_at).total_seconds())),
                 "digest": gate.approval_digest,
@@ -76,6 +77,5 @@ def key_of(name: str) -> str:
 
 
 def _title(gate: Gate) -> str:
-    step = f": {gate.step_id}" if gate.step_id is not None else ""
-    item = f" [{gate.item}]" if gate.item is not None else ""
-    return f"{one_line(gate.name)}{step}{item}"[:MAX_KEY_CHARACTERS]
+    call = f": {call_name(gate.step_id, gate.item, gate.label)}" if gate.step_id is not None else ""
+    return f"{one_line(gate.name)}{call}"[:MAX_KEY_CHARACTERS]

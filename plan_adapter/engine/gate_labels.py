@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from plan_adapter.readable import one_line
 from plan_adapter.record import ApprovalRequest, GateKind
 
 PREFIX = "plan_adapter."
@@ -27,6 +28,7 @@ class GateLabels:
     keyset: str
     refused: str | None  # why the answer before was not taken
     kind: GateKind
+    label: str | None  # what the item is called, where not by its number
 
 
 def labels_of(request: ApprovalRequest, keyset: str, refused: str | None) -> dict[str, str | int | float | bool]:
@@ -44,6 +46,7 @@ def labels_of(request: ApprovalRequest, keyset: str, refused: str | None) -> dic
         "keyset": keyset,
         "refused": refused,
         "kind": request.kind,
+        "label": request.label,
     }
     # Prefect merges labels: what does not hold any more must be written over.
     return {PREFIX + name: (value or "")[:MAX_LABEL_CHARACTERS] for name, value in labels.items()}
@@ -68,6 +71,7 @@ def read_labels(labels: Mapping[str, Any]) -> GateLabels | None:
             keyset=texts["keyset"],
             refused=texts.get("refused") or None,
             kind="outcome" if texts.get("kind") == "outcome" else "approval",
+            label=one_line(texts["label"]) if texts.get("label") else None,
         )
     except ValueError:
         return None

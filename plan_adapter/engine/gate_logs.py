@@ -8,6 +8,7 @@ from prefect.context import FlowRunContext
 from prefect.logging.loggers import flow_run_logger
 
 from plan_adapter.execution.standing import answer_command
+from plan_adapter.readable import call_name
 from plan_adapter.record import ApprovalRequest
 
 MAX_WORDS = 500
@@ -24,7 +25,7 @@ def teller(flow: FlowRunContext) -> Tell:
 
 def place_of(request: ApprovalRequest) -> str:
     """Return the step that is asked about, and its item."""
-    return str(request.step_id) if request.item is None else f"{request.step_id} {request.item}"
+    return call_name(str(request.step_id), request.item, request.label)
 
 
 _IN_THE_UI = "answer with the button Resume (in Prefect's newer UI: in the menu ⋮)"

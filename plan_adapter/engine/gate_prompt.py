@@ -28,7 +28,7 @@ from plan_adapter.engine.form import NotAnAnswerError, answer_of, description_of
 from plan_adapter.engine.gate_labels import labels_of
 from plan_adapter.engine.gate_logs import MAX_WORDS, Tell, waiting
 from plan_adapter.engine.server_auth import demands_authentication
-from plan_adapter.readable import one_line
+from plan_adapter.readable import call_name, one_line
 from plan_adapter.record import ApprovalRequest
 
 T = TypeVar("T")
@@ -263,8 +263,7 @@ def _waits_for(request: ApprovalRequest) -> str:
     name = one_line(request.name)[:200]
     if request.kind == "approval":
         return f"Waiting for an approval of {name}"
-    item = "" if request.item is None else f"[{request.item}]"
-    return f"Waiting for word of how `{request.step_id}{item}` of {name} ended"
+    return f"Waiting for word of how `{call_name(str(request.step_id), request.item, request.label)}` of {name} ended"
 
 
 def _shows(state: State | None, key: str | None) -> bool:

@@ -61,6 +61,7 @@ class Past:
     cut_reads: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # reads without a receipt, which are repeated
     unkept: frozenset[str] = frozenset()  # steps that have succeeded, perhaps in part, and whose end the record does not have
     asked: frozenset[str] = frozenset()  # steps that have ended in the last start, and that somebody was asked about
+    labels: Mapping[Unit, str] = field(default_factory=dict[Unit, str])  # what items are called, as far as the record has to name them
     aborted: set[Unit] = field(default_factory=set[Unit])  # writes that may have been done: a person ended the run, and did not say
 
     @property
@@ -83,6 +84,12 @@ class Past:
     def has_rollbacks(self) -> bool:
         """Whether the run began to undo what it had done: then no step of it starts any more."""
         return any(step_id.startswith(_ROLLBACK) for step_id, _ in self.attempts)
+
+    @property
+    def failed(self) -> list[Unit]:
+        """The steps, and items, that were begun, have not succeeded, and of which the record says so; rollbacks apart."""
+        doubted = {*self.succeeded, *self.unknown, *self.repeatable, *self.cut_reads, *self.aborted}
+        return [unit for unit in self.attempts if unit not in doubted and not is_rollback(unit[0])]
 
     @property
     def unknown_steps(self) -> list[str]:

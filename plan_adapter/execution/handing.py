@@ -50,13 +50,14 @@ class Called:
 class Handing:
     """What one call hands its tool, of which each attempt is given the same."""
 
-    def __init__(self, scope: RunScope, called: Called, step_run: StepRun, *, item: int | None, value: JsonValue) -> None:
-        """Resolve what is `called` with `value` as its `item`."""
+    def __init__(self, scope: RunScope, called: Called, step_run: StepRun, *, item: int | None, value: JsonValue, name: str) -> None:
+        """Resolve what is `called` with `value` as its `item`; `name` is what people are shown."""
         self._scope = scope
         self._called = called
         self._step_run = step_run
         self._item = item
         self._value = value
+        self._name = name
 
     def parameters(self) -> dict[str, JsonValue]:
         """Return the parameters as everybody but the tool sees them: for a secret the expression stands that uses it."""
@@ -97,7 +98,7 @@ class Handing:
             agent_id=run.agent_id,
             org_id=run.org_id,
             tenant_id=run.tenant_id,
-            logger=step_logger(self._scope, self._step_run),
+            logger=step_logger(self._scope, self._step_run, self._name),
             deadline=min(limits, default=None),
             redaction=self._scope.secrets.scrubber,
         )

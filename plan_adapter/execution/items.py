@@ -1,19 +1,74 @@
-"""`Items`: the calls of one step, one or one per item of its `for_each`, and how they make the end of the step."""
+"""`Items`: the calls of one step, one or one per item of its `for_each`, and how they make the end of the step; and their labels."""
 
+from collections.abc import Callable, Sequence
+
+from pydantic import JsonValue
+
+from plan_adapter.errors import ExpressionError
 from plan_adapter.execution.ports import AttemptEnd
+from plan_adapter.execution.scope import RunScope
 from plan_adapter.plan import Step
+from plan_adapter.readable import one_line
 
 _WORST_FIRST = ("unknown", "cancelled", "timed_out", "failed")
+
+
+MAX_LABEL_CHARACTERS = 40
+"""A longer text labels no item by itself, and what the plan makes of it is cut."""
+
+
+def item_labels(scope: RunScope, step: Step, values: Sequence[JsonValue]) -> list[str | None]:
+    """Return what the items of `step`, whose values these are, are called; None where that is the number of one.
+
+    A label is one line without secrets, control characters and backticks, and no two are the same.
+    """
+    template = scope.approved.bound.validated.labels.get(step.id)
+    taken, labels = set[str](), list[str | None]()
+    for number, value in enumerate(values, start=1):
+        written = _default(value)
+        if template is not None:
+            try:
+                written = _short(template.resolve(scope.variables(item=value)), cut=True)
+            except ExpressionError:  # an item that lacks what the label names: it is called by its number, and its call is made
+                written = None
+        label = _clean(written, scope.secrets.scrubber.text) or str(number)
+        unique, count = label, 2
+        while unique in taken:
+            unique, count = f"{label} ({count})", count + 1
+        taken.add(unique)
+        labels.append(None if unique == str(number) else unique)
+    return labels
+
+
+def _default(value: JsonValue) -> str | None:
+    if isinstance(value, dict):
+        return next((text for name in ("name", "id") if (text := _short(value.get(name)))), None)
+    return _short(value)
+
+
+def _short(value: JsonValue, *, cut: bool = False) -> str | None:
+    """Return a short text of one line, or a number, as text; `cut`: of any text its beginning."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    text = str(value)
+    return text if cut or (len(text) <= MAX_LABEL_CHARACTERS and len(text.splitlines()) <= 1) else None
+
+
+def _clean(text: str | None, mask: Callable[[str], str]) -> str:
+    if text is None:
+        return ""
+    shown = one_line(mask(text)).replace("`", "'").strip()  # masked before it is cut, which could leave a part of a secret
+    return shown if len(shown) <= MAX_LABEL_CHARACTERS else shown[: MAX_LABEL_CHARACTERS - 1] + "…"
 
 
 class Items:
     """The calls of `step` and their ends; a call that was never started ends as None."""
 
-    def __init__(self, step: Step, count: int, *, is_list: bool) -> None:
-        """Expect `count` ends; `is_list` for a step with `for_each`, whose result is the list of its items' results."""
+    def __init__(self, step: Step, labels: Sequence[str | None], *, is_list: bool) -> None:
+        """Expect an end per label; `is_list` for a step with `for_each`, whose result is the list of its items' results."""
         self.step = step
-        self.count = count
-        self.open = count
+        self.labels = labels
+        self.count = self.open = count = len(labels)
         self.carried = 0
         self.started = False
         self.settled = False  # a person said how a call ended, after it was shown as unknown
@@ -46,7 +101,11 @@ class Items:
         bad = sorted((end for end in ends if end.outcome != "succeeded"), key=lambda end: _WORST_FIRST.index(end.outcome))
         if not bad and not self.missing:
             return AttemptEnd("succeeded", max((end.number for end in ends), default=0), result=[end.result for end in ends])
-        texts = [f"item {place}: {end.error}" for place, end in enumerate(self._ends) if end is not None and end.outcome != "succeeded"]
+        texts = [
+            f"item {label or place}: {end.error}"
+            for place, (end, label) in enumerate(zip(self._ends, self.labels, strict=True), start=1)
+            if end is not None and end.outcome != "succeeded"
+        ]
         shown = "; ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if len(texts) > 3 else "")
         left = f"{self.missing} of {self.count} items were not started" + (f": {cause}" if cause else "") if self.missing else ""
         outcome = bad[0].outcome if bad else "failed"

@@ -40,6 +40,7 @@ class GatedCall:
     effect: Effect
     parameters: dict[str, JsonValue]
     approval_digest: str  # of exactly this call
+    label: str | None = None  # what the item is called, where not by its number
     withdrawn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """Done once the call will not be made whatever is answered: then nobody is to be asked any more."""
     waiting: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -123,7 +124,12 @@ class StepCall(Protocol):
 
     @property
     def name(self) -> str:
-        """The step's id; with `for_each` followed by the item's place: `verify[0]`."""
+        """What people are shown: the step's id; with `for_each` followed by the item's label: `verify[web-2]`."""
+        ...
+
+    @property
+    def key(self) -> str:
+        """What tells the call from the others of its run, the same in every start: the step's id, and its item's place from 0."""
         ...
 
     @property

@@ -10,14 +10,25 @@ from plan_adapter import graph
 from plan_adapter.errors import ExpressionError
 from plan_adapter.execution.attempts import RetryPolicy
 from plan_adapter.execution.cancellation import Stop
-from plan_adapter.execution.carry import AttemptEnded, Past, Unit, rollback_id
+from plan_adapter.execution.carry import AttemptEnded, Past, Unit, is_rollback, rollback_id, undone_by
 from plan_adapter.execution.handing import Called
+from plan_adapter.execution.items import item_labels
 from plan_adapter.execution.ports import AttemptEnd, CallStep, Doubt, Said
 from plan_adapter.execution.scope import RunScope
-from plan_adapter.execution.standing import ROLLBACK_NEVER_KNOWN, names, perhaps_done, resolve_command, standing
+from plan_adapter.execution.standing import (
+    CHECK_BY_HAND,
+    NAMED,
+    ROLLBACK_NEVER_KNOWN,
+    label_of,
+    perhaps_done,
+    resolve_command,
+    standing,
+    unit_names,
+)
 from plan_adapter.execution.step import Call
 from plan_adapter.execution.task_set import TaskSet
 from plan_adapter.plan import ExecutionPlan, Step, StepStatus
+from plan_adapter.readable import listed
 from plan_adapter.record import Attempt, Outcome, StepRun
 
 SHOWN_CHARACTERS = 300
@@ -27,9 +38,24 @@ _ONCE = RetryPolicy(retries=0, delay=0.0, backoff=1.0, jitter=0.0)
 
 
 def units_to_undo(plan: ExecutionPlan, past: Past) -> list[Unit]:
-    """Return the steps, or items, that were done, declare a rollback, and were not undone yet."""
+    """Return the steps, or items, that are still to be rolled back: those that were done, and those that failed, where the plan says so."""
     undoable = {step.id for step in plan.steps if step.rollback is not None}
-    return [unit for unit in past.succeeded if unit[0] in undoable and (rollback_id(unit[0]), unit[1]) not in past.succeeded]
+    also_failed = {step.id for step in plan.steps if step.rollback is not None and step.rollback_failed}
+    units = [*(unit for unit in past.succeeded if unit[0] in undoable), *(unit for unit in past.failed if unit[0] in also_failed)]
+    return [unit for unit in units if (rollback_id(unit[0]), unit[1]) not in past.succeeded]
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """The end of a step, or an item, that failed and is rolled back all the same. Implements `carry.AttemptEnded`."""
+
+    step_id: str
+    item: int | None
+    number: int
+    outcome: str = "failed"
+    result: JsonValue = None
+    by: str | None = None
+    is_abort: bool = False
 
 
 @dataclass(slots=True)
@@ -65,28 +91,50 @@ class Rollback:
         self._after = graph.successors(self._validated.reduced)
         self._missing = {step_id: len(after) for step_id, after in self._after.items()}  # how many are to end before it
         self._urgency = {step_id: float(position) for position, step_id in enumerate(self._validated.order)}
-        self._done = _by_step(past.succeeded)
+        self._failed_units = [unit for unit in past.failed if unit[0] in self._validated.rollbacks]
+        also_failed = {unit: _Failed(*unit, past.attempts[unit]) for unit in self._failed_units if self._steps[unit[0]].rollback_failed}
+        self._done = _by_step({**past.succeeded, **also_failed})
+        self._labels = dict(past.labels)
+        self._not_started = list[Unit]()
         self._undoable = [step_id for step_id in reversed(self._validated.order) if self._is_undoable(step_id)]
         self._causes = dict[Unit, str]()  # of what was not undone, why
-        self._undone = {unit for unit in past.succeeded if (rollback_id(unit[0]), unit[1]) in past.succeeded}
+        self._undone = {(undone_by(step_id), item) for step_id, item in past.succeeded if is_rollback(step_id)}
         self._behind = dict[str, str]()  # by step: the one that had to be undone first and was not
         self._failed = ""
         self._asked = list[Doubt]()  # what people are asked about
         self._open = len(self._undoable)
         self._tasks = TaskSet(scope, "the rollback", is_over=lambda: not self._open)
+        for step_id in {step_id for step_id, _ in past.attempts if step_id in self._validated.rollbacks}:
+            self._look_at_items(self._steps[step_id])
 
     def _is_undoable(self, step_id: str) -> bool:
         return step_id in self._validated.rollbacks and bool(self._done.get(step_id))
 
+    def _look_at_items(self, step: Step) -> None:
+        """Note what the items of a step are called, and which of them were not started."""
+        if (template := self._validated.for_each.get(step.id)) is None:
+            return
+        try:
+            values = template.resolve(self.scope.variables())
+        except ExpressionError:  # then the record alone names them
+            return
+        for item, label in enumerate(item_labels(self.scope, step, values) if isinstance(values, list) else ()):
+            if label is not None:
+                self._labels.setdefault((step.id, item), label)
+            if (step.id, item) not in self._past.attempts:
+                self._not_started.append((step.id, item))
+
     @property
     def doubt(self) -> str | None:
         """Why nothing may be undone now, None where it may."""
-        if not (unknown := self._past.unknown_steps):
+        if not self._past.unknown_steps:
             return None
         run_id = self.scope.run.id
+        units = [unit for unit in self._past.unknown if not is_rollback(unit[0])]
+        command = resolve_command(run_id, units[0], label=self._labels.get(units[0]))
         return (
-            f"nothing was undone, because whether {names(unknown)} was done is unknown: `plan resolve {run_id} {unknown[0]} "
-            f"done|again|abort`, then `plan cancel {run_id} --rollback`"
+            f"rolled back: nothing, because whether {', '.join(unit_names(units, self._labels))} was done is unknown: `{command}`, "
+            f"then `plan cancel {run_id} --rollback`"
         )
 
     @property
@@ -138,7 +186,7 @@ class Rollback:
     def _begin(self, step: Step, first: str | None) -> None:
         """Ask for the calls that undo what was done of `step`, unless `first` had to be undone before."""
         left = [receipt for receipt in reversed(self._done[step.id]) if (step.id, receipt.item) not in self._undone]
-        cause = f"`{first}` must be undone first" if first is not None else self._halted
+        cause = f"`{first}` must be rolled back first" if first is not None else self._halted
         undoing = _Undoing(step, self._run_of(step), len(left))
         for receipt in left:
             if cause:
@@ -151,7 +199,7 @@ class Rollback:
     def _request(self, undoing: _Undoing, receipt: AttemptEnded) -> None:
         unit = (rollback_id(undoing.step.id), receipt.item)
         if unit in self._past.aborted:  # what may have been done is not called again before somebody says more
-            command = resolve_command(self.scope.run.id, unit, "done|again")
+            command = resolve_command(self.scope.run.id, unit, "done|again", label=label_of(unit, self._labels))
             error = f"{ROLLBACK_NEVER_KNOWN}: look, then `{command}` and `plan cancel {self.scope.run.id} --rollback`"
             return self._note(undoing, receipt.item, AttemptEnd("failed", 0, error=error, can_retry=False), cause=error)
         try:
@@ -265,11 +313,16 @@ class Rollback:
             await self.scope.tell_end(run)
         if left:
             self._behind[step.id] = step.id
-        elif not self._runs[step.id].rolled_back:
+        elif not self._runs[step.id].rolled_back and not self._remains(step.id):
             self._runs[step.id].rolled_back = True
             self.scope.recorder.step_ended(self._runs[step.id])
         self._open -= 1
         self._end_steps(self._released(step.id))
+
+    def _remains(self, step_id: str) -> bool:
+        """Whether something of a step failed, or may have been done, and is not rolled back."""
+        begun = (*self._failed_units, *self._past.unknown, *self._past.repeatable, *self._past.aborted)
+        return any(unit[0] == step_id and unit not in self._undone for unit in begun)
 
     def _finish(self, undoing: _Undoing, left: list[AttemptEnded]) -> None:
         """Write how the rollback of a step came out: completed only if nothing is left of it."""
@@ -300,8 +353,10 @@ class Rollback:
             upstream=self._upstream(step),
             result=receipt.result,
         )
-        value = self._value(step, receipt.item)
-        return Call(self.scope, step, undoing.run, urgency=self._urgency[step.id], item=receipt.item, value=value, called=called)
+        value, label = self._value(step, receipt.item), self._labels.get((step.id, receipt.item))
+        return Call(
+            self.scope, step, undoing.run, urgency=self._urgency[step.id], item=receipt.item, value=value, label=label, called=called
+        )
 
     def _value(self, step: Step, item: int | None) -> JsonValue:
         """Return the member of the step's `for_each` that the item was made of."""
@@ -310,13 +365,13 @@ class Rollback:
             return None
         values = template.resolve(self.scope.variables())
         if not isinstance(values, list) or item >= len(values):
-            raise ExpressionError(f"`for_each` gives no item {item} any more: {step.for_each}")
+            raise ExpressionError(f"`for_each` gives no item {item + 1} any more: {step.for_each}")
         return values[item]
 
     def _cause(self, step: Step, item: int | None, end: AttemptEnd) -> str:
         if self._is_unknown(step, end):
             run_id = self.scope.run.id
-            command = resolve_command(run_id, (rollback_id(step.id), item))
+            command = resolve_command(run_id, (rollback_id(step.id), item), label=self._labels.get((step.id, item)))
             return f"whether its rollback was done is unknown: `{command}`, then `plan cancel {run_id} --rollback`"
         error = end.error or "no reason was given"
         shown = error if len(error) <= SHOWN_CHARACTERS else error[:SHOWN_CHARACTERS] + "…"
@@ -348,9 +403,14 @@ class Rollback:
         """Return in words what is undone, what is not and why, and what cannot be."""
         if self.doubt is not None:
             return self.doubt
-        done = {step_id: [receipt.item for receipt in self._done[step_id]] for step_id in self._undoable}
-        parts = standing(done, self._undone, self._causes)
-        parts += [f"cannot be undone: {names(self._final())} (writes, declares no rollback)"] if self._final() else []
+        whys = dict[Unit, str]()
+        for step_id in self._undoable:
+            for receipt in self._done[step_id]:
+                unit = (step_id, receipt.item)
+                whys[unit] = "" if unit in self._undone else self._causes.get(unit, "not reached")
+        failed = [unit for unit in self._failed_units if unit not in whys]
+        parts = standing({**whys, **dict.fromkeys(failed, CHECK_BY_HAND)}, self._labels, self._not_started)
+        parts += [f"cannot be rolled back: {listed(self._final(), NAMED)} (writes, declares no rollback)"] if self._final() else []
         return "; ".join([*parts, *perhaps_done(self._validated.plan, self._past)])
 
     def _final(self) -> list[str]:

@@ -8,7 +8,7 @@ from pydantic import JsonValue
 from plan_adapter import graph
 from plan_adapter.errors import ExpressionError, error_text
 from plan_adapter.execution.clock import RunClock
-from plan_adapter.execution.items import Items
+from plan_adapter.execution.items import Items, item_labels
 from plan_adapter.execution.ports import AttemptEnd, CallStep, Doubt, GatedCall, GateRefusal, Said, StepGates
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.standing import NEVER_KNOWN
@@ -217,7 +217,8 @@ class Scheduler:
         except ExpressionError as error:
             self._finish(step, AttemptEnd("failed", 0, error=str(error)))
             return self.tasks.spawn(self._close(step, show=True))
-        state = Items(step, len(items), is_list=step.for_each is not None)
+        labels = item_labels(self._scope, step, [value for _, value in items]) if step.for_each is not None else [None]
+        state = Items(step, labels, is_list=step.for_each is not None)
         for item, value in items:
             self._queue(state, item, value)
         return None if state.open else self.tasks.spawn(self._close_items(state))
@@ -227,15 +228,15 @@ class Scheduler:
         if (receipt := self._scope.past.succeeded.get(unit)) is not None:
             state.carried += 1
             return state.end(item, AttemptEnd("succeeded", receipt.number, result=receipt.result))
-        made = partial(self._call, state.step, item, value)
+        made = partial(self._call, state.step, item, value, state.labels[item or 0])
         if (lost := self._scope.past.unknown.get(unit)) is not None:
             return self.tasks.spawn(self._find_out(state, made(), lost))
         if (gates := self._gates_of(state.step)) is not None:
             return self.tasks.spawn(self._ask(gates, state, made()))
         return self._request(state, item, made)  # it is made when its turn comes: of steps that are ready at once there may be thousands
 
-    def _call(self, step: Step, item: int | None, value: JsonValue) -> Call:
-        return Call(self._scope, step, self._runs[step.id], urgency=self._urgency[step.id], item=item, value=value)
+    def _call(self, step: Step, item: int | None, value: JsonValue, label: str | None) -> Call:
+        return Call(self._scope, step, self._runs[step.id], urgency=self._urgency[step.id], item=item, value=value, label=label)
 
     def _gates_of(self, step: Step) -> StepGates | None:
         """Return who asks for the approvals of the calls of `step`, None where none is asked for."""

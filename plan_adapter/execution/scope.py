@@ -53,10 +53,18 @@ class RunScope:
         """Let expressions use how `step` ended."""
         self.values[step.id] = {"result": step.result, "status": step.status.value, "error": step.error}
 
-    def tell(self, kind: EventKind, step: StepRun | None = None, message: str | None = None, delay_ms: int | None = None) -> None:
-        """Hand an event to the listener; one that raises is logged and changes nothing."""
+    def tell(
+        self,
+        kind: EventKind,
+        step: StepRun | None = None,
+        message: str | None = None,
+        delay_ms: int | None = None,
+        *,
+        name: str | None = None,
+    ) -> None:
+        """Hand an event to the listener; one that raises is logged and changes nothing. `name` is that of a call of the step."""
         shown = message if message is None else self.secrets.scrubber.text(message)
-        tell(self.listener, Event(kind, self.run, step, shown, delay_ms))
+        tell(self.listener, Event(kind, self.run, step, shown, delay_ms, name=name))
 
     async def call_hook(self, hook: Callable[..., object] | None, *arguments: object) -> None:
         """Call one of the caller's hooks; one that raises is logged and changes nothing."""
@@ -83,24 +91,25 @@ class RunScope:
 class StepLog(logging.Handler):
     """Hands the lines of a step's log to the listener and to the log sink (Prefect's log of the task run)."""
 
-    def __init__(self, scope: RunScope, step: StepRun) -> None:
-        """Serve `step` of `scope`."""
+    def __init__(self, scope: RunScope, step: StepRun, name: str) -> None:
+        """Serve `step` of `scope`, and of it the call of that `name`."""
         super().__init__()
         self._scope = scope
         self._step = step
+        self._call = name
 
     def emit(self, record: logging.LogRecord) -> None:
         """Hand `record` on, without secrets."""
         if self._scope.secrets.scrubber:
             clean(record, self._scope.secrets.scrubber)
         with prints_of_call(None):  # who shows the line may print, too
-            self._scope.tell("log", self._step, record.getMessage())
+            self._scope.tell("log", self._step, record.getMessage(), name=self._call)
             if self._scope.log_sink is not None:
                 self._scope.log_sink(record)
 
 
-def step_logger(scope: RunScope, step: StepRun) -> logging.Logger:
-    """Return a logger for one step; made without the registry of loggers, so that runs leave nothing behind in it."""
+def step_logger(scope: RunScope, step: StepRun, name: str) -> logging.Logger:
+    """Return a logger for one call of a step; made without the registry of loggers, so that runs leave nothing behind in it."""
     logger = logging.Logger(f"plan_adapter.steps.{step.id}", logging.INFO)
-    logger.addHandler(StepLog(scope, step))
+    logger.addHandler(StepLog(scope, step, name))
     return logger

@@ -1,11 +1,12 @@
 """Where the rollback of a run stands, in the words that stand in the run's message."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from plan_adapter.execution.carry import Past, Unit, is_rollback, rollback_id, undone_by
 from plan_adapter.plan import ExecutionPlan
-from plan_adapter.readable import listed
+from plan_adapter.readable import call_name, item_option, listed
 from plan_adapter.record import GateKind, PlanRun
 
 NAMED = 20
@@ -17,39 +18,57 @@ NEVER_KNOWN = "whether it was done was never known"
 ROLLBACK_NEVER_KNOWN = "whether its rollback was done was never known"
 """The same of the call that undoes a step."""
 
-_MARK = "; rollback: "
+CHECK_BY_HAND = "failed, check by hand"
+"""Why a step, or an item, is not rolled back that failed: part of it may have been done."""
+
+_MARK = "; rolled back: "
 
 
-def standing(done: Mapping[str, Sequence[int | None]], undone: Collection[Unit], causes: Mapping[Unit, str]) -> list[str]:
-    """Return what is undone and what is not; `done` are the items of each step that was done, `causes` why one is not undone."""
-    gone, kept = list[str](), list[str]()
-    for step_id, items in done.items():
-        whys = {item: "" if (step_id, item) in undone else causes.get((step_id, item), "not reached") for item in items}
-        told = {f"`{step_id}`": whys[items[0]]} if len(set(whys.values())) == 1 else {f"`{step_id}[{i}]`": why for i, why in whys.items()}
-        gone += [name for name, why in told.items() if not why]
-        kept += [f"{name} ({why})" for name, why in told.items() if why]
-    return ["undone: " + (listed(gone, NAMED) or "nothing"), *(["not undone: " + listed(kept, NAMED)] if kept else [])]
+def standing(whys: Mapping[Unit, str], labels: Mapping[Unit, str], not_started: Sequence[Unit] = ()) -> list[str]:
+    """Return what is rolled back, what is not and why, and which items were not started.
+
+    `whys` are the steps and items that did something, each with why it is not rolled back: empty for one that is.
+    """
+    names = _unit_names([*whys, *not_started], labels)
+    gone = [names[unit] for unit, why in whys.items() if not why]
+    kept = [f"{names[unit]} ({why})" for unit, why in whys.items() if why]
+    left = [names[unit] for unit in not_started]
+    parts = ["rolled back: " + (listed(gone, NAMED) or "nothing")]
+    parts += ["not rolled back: " + listed(kept, NAMED)] if kept else []
+    return [*parts, "not started: " + listed(left, NAMED)] if left else parts
+
+
+def _unit_names(units: Sequence[Unit], labels: Mapping[Unit, str]) -> dict[Unit, str]:
+    """Return what units are called: the items of one step by their labels alone."""
+    if len({step_id for step_id, _ in units}) == 1 and all(unit in labels for unit in units):
+        return {unit: labels[unit] for unit in units}
+    return {unit: call_name(*unit, labels.get(unit)) for unit in units}
 
 
 def recorded_standing(plan: ExecutionPlan, past: Past) -> str:
-    """Return where the rollback of a run stands by its record alone, without a reason for each step that is not undone."""
-    done = dict[str, list[int | None]]()
-    undoable = {step.id for step in plan.steps if step.rollback is not None}
-    for step_id, item in reversed(past.succeeded):
-        if step_id in undoable:
-            done.setdefault(step_id, []).append(item)
-    undone = {unit for unit in past.succeeded if (rollback_id(unit[0]), unit[1]) in past.succeeded}
-    causes = dict[Unit, str]()
-    for step_id, item in past.succeeded:
-        if (unit := (rollback_id(step_id), item)) in past.unknown or unit in past.aborted:
-            causes[step_id, item] = "whether its rollback was done is unknown" if unit in past.unknown else ROLLBACK_NEVER_KNOWN
-    return "; ".join([*standing(done, undone, causes), *perhaps_done(plan, past)])
+    """Return where the rollback of a run stands by its record alone, without a reason for each step that is not rolled back."""
+    steps = {step.id: step for step in plan.steps if step.rollback is not None}
+    whys = dict[Unit, str]()
+    for unit in reversed([*past.succeeded, *past.failed]):
+        step_id, item = unit
+        rollback = (rollback_id(step_id), item)
+        if step_id not in steps:
+            continue
+        if rollback in past.succeeded:
+            whys[unit] = ""
+        elif unit not in past.succeeded and not steps[step_id].rollback_failed:
+            whys[unit] = CHECK_BY_HAND
+        elif rollback in past.unknown or rollback in past.aborted:
+            whys[unit] = "whether its rollback was done is unknown" if rollback in past.unknown else ROLLBACK_NEVER_KNOWN
+        else:
+            whys[unit] = "not reached"
+    return "; ".join([*standing(whys, past.labels), *perhaps_done(plan, past)])
 
 
 def perhaps_done(plan: ExecutionPlan, past: Past) -> list[str]:
     """Return what may have been changed and is not undone, because nobody said whether it was done; nothing where that is said of all."""
     units = [*aborted_steps(plan, past), *((step_id, item) for step_id, item in past.repeatable if not is_rollback(step_id))]
-    return [f"begun, and perhaps done: {listed(unit_names(units), NAMED)}"] if units else []
+    return [f"begun, and perhaps done: {listed(unit_names(units, past.labels), NAMED)}"] if units else []
 
 
 def aborted_steps(plan: ExecutionPlan, past: Past) -> list[Unit]:
@@ -60,14 +79,14 @@ def aborted_steps(plan: ExecutionPlan, past: Past) -> list[Unit]:
     return sorted((unit for unit in past.aborted if unit[0] in places), key=lambda unit: (places[unit[0]], unit[1] or 0))
 
 
-def after_abort(run_id: str, units: Sequence[Unit], *, is_undone: bool) -> str:
+def after_abort(run_id: str, units: Sequence[Unit], labels: Mapping[Unit, str], *, is_undone: bool) -> str:
     """Return what a person may do about `units`, which are left in doubt in a run that has ended; `is_undone`: it was rolled back."""
-    known = f"whether {listed(unit_names(units), NAMED)} was done was never known"
+    known = f"whether {listed(unit_names(units, labels), NAMED)} was done was never known"
     undoes = f"`plan cancel {run_id} --rollback` undoes it, where it declares how"
     if is_undone:
-        command = resolve_command(run_id, units[0], "done")
+        command = resolve_command(run_id, units[0], "done", label=label_of(units[0], labels))
         return f"{known}, and it is not undone: look; if it was done, `{command}` says so, and {undoes}"
-    command = resolve_command(run_id, units[0], "done|again")
+    command = resolve_command(run_id, units[0], "done|again", label=label_of(units[0], labels))
     return (
         f"{known}, and it is neither undone nor called again: look; `{command}` says whether it was, then `plan resume {run_id}` goes on; "
         f"if it was done, {undoes}"
@@ -79,25 +98,32 @@ def aborted_rollbacks(past: Past) -> list[Unit]:
     return [unit for unit in past.aborted if is_rollback(unit[0])]
 
 
-def after_aborted_rollback(run_id: str, unit: Unit) -> str:
+def after_aborted_rollback(run_id: str, unit: Unit, labels: Mapping[Unit, str]) -> str:
     """Return what a person may do about the rollback `unit`, which they left in doubt."""
-    command, of_step = resolve_command(run_id, unit, "done|again"), unit_names([(undone_by(unit[0]), unit[1])])[0]
+    command = resolve_command(run_id, unit, "done|again", label=label_of(unit, labels))
+    of_step = unit_names([(undone_by(unit[0]), unit[1])], labels)[0]
     return (
         f"{ROLLBACK_NEVER_KNOWN}, that of {of_step}, and it is not called again: look; `{command}` says whether it was, "
         f"then `plan cancel {run_id} --rollback` undoes what is left"
     )
 
 
-def unit_names(units: Iterable[Unit]) -> list[str]:
-    """Return steps, and items of steps, as code."""
-    return [f"`{step_id}`" if item is None else f"`{step_id}[{item}]`" for step_id, item in units]
+def unit_names(units: Iterable[Unit], labels: Mapping[Unit, str]) -> list[str]:
+    """Return steps, and items of steps by their labels, as code."""
+    return [f"`{call_name(*unit, label_of(unit, labels))}`" for unit in units]
 
 
-def resolve_command(run_id: str, unit: Unit, words: str = "done|again|abort") -> str:
+def label_of(unit: Unit, labels: Mapping[Unit, str]) -> str | None:
+    """Return what an item is called, also that of a rollback; None for one that its number names."""
+    step_id, item = unit
+    return labels.get(unit) or labels.get((undone_by(step_id), item))
+
+
+def resolve_command(run_id: str, unit: Unit, words: str = "done|again|abort", *, label: str | None = None) -> str:
     """Return what a person types who says how a call ended of which nobody knows it."""
     step_id, item = unit
     name = f'"{step_id}"' if is_rollback(step_id) else step_id
-    return f"plan resolve {run_id} {name} {words}" + ("" if item is None else f" --item {item}")
+    return f"plan resolve {run_id} {name} {words}{item_option(item, label)}"
 
 
 SHOWN_DIGITS = 12
@@ -114,6 +140,8 @@ class Asked(Protocol):
     @property
     def item(self) -> int | None: ...  # noqa: D102
     @property
+    def label(self) -> str | None: ...  # noqa: D102
+    @property
     def approval_digest(self) -> str: ...  # noqa: D102
     @property
     def kind(self) -> GateKind: ...  # noqa: D102
@@ -126,7 +154,7 @@ def answer_command(asked: Asked, *, verb: str = "approve", api: bool = False) ->
     """
     option, digest = " --api" if api else "", f" --digest {asked.approval_digest[:SHOWN_DIGITS]}"
     if asked.kind == "outcome":
-        return resolve_command(str(asked.run_id), (asked.step_id or "", asked.item)) + option + digest
+        return resolve_command(str(asked.run_id), (asked.step_id or "", asked.item), label=asked.label) + option + digest
     return f"plan {verb} {asked.run_id}{option}{_place(asked)}{digest}"
 
 
@@ -145,7 +173,7 @@ def show_command(asked: Asked, *, api: bool = False) -> str:
 
 def _place(asked: Asked) -> str:
     step = f" --step {asked.step_id}" if asked.step_id is not None else ""
-    return step + (f" --item {asked.item}" if asked.item is not None else "")
+    return step + item_option(asked.item, asked.label)
 
 
 def resume_command(run: PlanRun, *, offline: bool = False) -> str:
@@ -170,7 +198,7 @@ def offline_option(run: PlanRun) -> str:
 
 def with_rollback(message: str | None, stands: str) -> str:
     """Return the message of a run with where its rollback stands, once: where an earlier one stood is left out."""
-    return (without_rollback(message) or "the run has ended") + _MARK + stands
+    return f"{without_rollback(message) or 'the run has ended'}; {stands}"
 
 
 def without_rollback(message: str | None) -> str | None:
@@ -178,9 +206,15 @@ def without_rollback(message: str | None) -> str | None:
     return message.rpartition(_MARK)[0] or message if message is not None else None
 
 
+def is_told(message: str | None) -> bool:
+    """Return whether the message of a run says where its rollback stands."""
+    return _MARK in (message or "")
+
+
 def leaves_to_undo(message: str | None) -> bool:
-    """Return whether the message of a run that was rolled back names something that was done and is not undone."""
-    return "; not undone: " in (message or "").rpartition(_MARK)[2]
+    """Return whether the message of a run that was rolled back names something that another rollback would undo."""
+    kept = (message or "").rpartition(_MARK)[2].partition("; not rolled back: ")[2].partition("; ")[0]
+    return bool(re.sub(rf"[^,]*\({CHECK_BY_HAND}\)(, )?", "", kept).strip())
 
 
 def names(step_ids: Iterable[str]) -> str:

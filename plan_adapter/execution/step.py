@@ -17,6 +17,7 @@ from plan_adapter.execution.printing import prints_of_call
 from plan_adapter.execution.probing import ask_probe
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.plan import Effect, Isolation, Step, new_id
+from plan_adapter.readable import call_name
 from plan_adapter.record import Approval, Attempt, Outcome, PlanRun, Receipt, StepRun
 from plan_adapter.secrets import SecretUnavailableError
 from plan_adapter.tools.probing import Done, NotDone
@@ -36,22 +37,24 @@ class Call:
         urgency: float,
         item: int | None,
         value: JsonValue,
+        label: str | None = None,
         called: Called | None = None,
     ) -> None:
-        """Make the call of `step`, or what is `called` in its stead, with `value` as its `item`.
+        """Make the call of `step`, or what is `called` in its stead, with `value` as its `item`, which is called `label`.
 
         Whoever lets it be driven has a slot for its first attempt.
         """
         self.step = step
         self.step_run = step_run
         self.item = item
+        self._label = label
         self._called = called or Called.by(step, scope.approved.bound.validated)
         self.upstream = self._called.upstream
         self._scope = scope
         self._value = value
         self._urgency = urgency
         self._tool: Tool[..., Any] = self._called.tool
-        self._handing = Handing(scope, self._called, step_run, item=item, value=value)
+        self._handing = Handing(scope, self._called, step_run, item=item, value=value, name=self.name)
         self._policy = self._called.retry
         self._has_slot = True
         self._without_prefect = False
@@ -68,7 +71,12 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The id of what is called; with `for_each` followed by the item's place."""
+        """The id of what is called; with `for_each` followed by the item's label."""
+        return call_name(self._called.id, self.item, self._label)
+
+    @property
+    def key(self) -> str:
+        """What tells the call from the others of its run, whatever its item is called: a name of a file, and of a task run."""
         return self._called.id if self.item is None else f"{self._called.id}[{self.item}]"
 
     @property
@@ -114,6 +122,7 @@ class Call:
             effect=self.effect,
             parameters=parameters,
             approval_digest=digest,
+            label=self._label,
         )
 
     def _digest(self, parameters: dict[str, JsonValue]) -> str:
@@ -145,7 +154,7 @@ class Call:
             self._tries += 1
             end = await self._attempt()
             if end.not_done and not self._scope.stop.is_set:  # what was not done costs no retry; the second time in a row it does
-                self._scope.tell("attempt_failed", self.step_run, end.error, 0)
+                self._scope.tell("attempt_failed", self.step_run, end.error, 0, name=self.name)
                 end = await self._attempt()
         finally:
             self._has_slot = False
@@ -153,7 +162,7 @@ class Call:
         delay = self.retry_delay(end)
         if delay is not None:
             self.step_run.retry_count += 1
-            self._scope.tell("attempt_failed", self.step_run, end.error, round(delay * 1000))
+            self._scope.tell("attempt_failed", self.step_run, end.error, round(delay * 1000), name=self.name)
         return end
 
     async def _attempt(self) -> AttemptEnd:
@@ -280,7 +289,7 @@ class Call:
         return None if met is True else f"done_when is not met: {self.step.done_when}"
 
     def _keep(self, result: JsonValue) -> JsonValue:
-        return self._scope.limit.keep(result, run_id=self.run.id, name=f"{self.name}-{self._number}")
+        return self._scope.limit.keep(result, run_id=self.run.id, name=f"{self.key}-{self._number}")
 
     def _timeout_text(self) -> str:
         limit = f"no answer within {self.timeout_seconds:g} s"
@@ -306,6 +315,7 @@ class Call:
             approval_id=self.approval.id if self.approval is not None else None,
             approval_digest=self._digest(parameters) if self.approval is not None else None,
             code_digest=code_digest(self._tool),
+            label=self._label,
         )
 
     def _receipt(self, intent: Attempt, end: AttemptEnd, duration_ms: int) -> Receipt:

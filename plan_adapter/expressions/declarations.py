@@ -11,7 +11,7 @@ from plan_adapter.problems import did_you_mean
 Expected: TypeAlias = Literal["bool", "list"]
 
 ONLY_THERE: Mapping[str, str] = {
-    "item": "`item` exists in the parameters and the done_when of a step with for_each",
+    "item": "`item` exists in the parameters, the label and the done_when of a step with for_each",
     "result": "`result` alone exists in done_when; elsewhere write steps.<id>.result",
     "error": "write steps.<id>.error",
     "status": "write steps.<id>.status",

@@ -1,10 +1,10 @@
 """`outcome_text`: what a person is asked who knows how an interrupted write ended."""
 
 from plan_adapter.gate_text.first_screen import FEWEST, HEIGHT, first_values, height_of, opening
-from plan_adapter.gate_text.sections import call_name, description_section, digests_section, document, masked_note
+from plan_adapter.gate_text.sections import description_section, digests_section, document, masked_note
 from plan_adapter.gate_text.values import Values, value_lines
 from plan_adapter.plan import Step
-from plan_adapter.readable import code, moment, words
+from plan_adapter.readable import call_name, code, moment, words
 from plan_adapter.record import Attempt
 from plan_adapter.validation import BoundPlan
 
@@ -23,7 +23,7 @@ def outcome_text(bound: BoundPlan, step: Step, lost: Attempt, *, why: str, made_
     template = validated.rollbacks[step.id].parameters if undoes else validated.parameters[step.id]
     values = Values.of(bound, expressions=bool(template.secrets))
     description = f"Undo: {step.description}" if undoes and step.description else step.description
-    first = opening(f"How did {call_name(lost.step_id, lost.item)} end?", description)
+    first = opening(f"How did {words(call_name(lost.step_id, lost.item, lost.label))} end?", description)
     asked = [f"Attempt {lost.number} is a write, and nobody knows whether it was done. It called {code(lost.tool_name)} with:", ""]
     answers = ["Look at what it was to change, then answer: **done**, **again** (it was not done) or **abort**.", ""]
     handed = values.parameters(lost.tool_name, lost.parameters)

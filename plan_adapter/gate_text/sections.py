@@ -40,11 +40,6 @@ def title(plan: ExecutionPlan) -> str:
     return words(plan.name if len(plan.name) <= TITLE_CHARACTERS else plan.name[:TITLE_CHARACTERS] + "…")
 
 
-def call_name(step_id: str, item: int | None) -> str:
-    """Return how a gate names the call that it asks about; `item` counts from 0."""
-    return words(step_id) + (f", item {item + 1}" if item is not None else "")
-
-
 def notice_lines(notices: Sequence[str]) -> list[str]:
     """Return what must be seen before all else, each cut to a few lines."""
     return [line for notice in notices for line in (f"**⚠️ {words(_short(one_line(notice)))}**", "")]

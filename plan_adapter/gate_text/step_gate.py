@@ -7,11 +7,11 @@ from pydantic import JsonValue
 from plan_adapter.expressions import Foresight
 from plan_adapter.gate_text.first_screen import FEWEST, HEIGHT, first_values, height_of, opening
 from plan_adapter.gate_text.phrases import EFFECTS_SHOWN, expiry, retries, uses_secrets
-from plan_adapter.gate_text.sections import call_name, description_section, digests_section, document, masked_note, notice_lines, title
+from plan_adapter.gate_text.sections import description_section, digests_section, document, masked_note, notice_lines, title
 from plan_adapter.gate_text.values import Values, value_lines
 from plan_adapter.plan import Effect, Step
 from plan_adapter.preview import RollbackPreview, preview_rollback
-from plan_adapter.readable import code, duration, words
+from plan_adapter.readable import call_name, code, duration, words
 from plan_adapter.validation import BoundPlan
 
 
@@ -22,6 +22,7 @@ def step_gate_text(
     effect: Effect,
     parameters: Mapping[str, JsonValue],
     item: int | None,
+    label: str | None = None,
     approval_digest: str,
     expires_ms: int,
     results: Mapping[str, JsonValue] | None = None,
@@ -37,8 +38,8 @@ def step_gate_text(
     # Of this call everything is resolved but secrets; of what would undo it, what uses inputs alone.
     values, known = Values.of(bound, expressions=bool(secrets)), Values.of(bound)
     undo = preview_rollback(step.id, validated, Foresight(bound.inputs))
-    first = [*notice_lines(notices), *opening(f"Approve {call_name(step.id, item)}?", step.description)]
-    asked = [f"{_danger(effect, undo)} It calls {code(step.tool_name or '')} with:", ""]
+    first = [*notice_lines(notices), *opening(f"Approve {words(call_name(step.id, item, label))}?", step.description)]
+    asked = [f"{_danger(effect, undo, or_fails=step.rollback_failed)} It calls {code(step.tool_name or '')} with:", ""]
     closing = [f"A step of {title(validated.plan)}. {expiry(validated.plan, expires_ms, step)}", ""]
     handed = values.parameters(validated.tools[step.id].name, parameters)
     shown, is_whole = first_values(handed, height=max(HEIGHT - height_of([*first, *asked, *closing]), FEWEST))
@@ -52,10 +53,11 @@ def step_gate_text(
     return document(first, [*rest, *digests_section(validated.digest, approval_digest=approval_digest)])
 
 
-def _danger(effect: Effect, undo: RollbackPreview | None) -> str:
+def _danger(effect: Effect, undo: RollbackPreview | None, *, or_fails: bool) -> str:
     """Return what the call may do, as a sentence."""
     if undo is not None:
-        return f"It {'reads' if effect == 'read' else '**writes**'}; if the run fails after it, it is undone as described below."
+        when = "if it fails, or the run fails after it" if or_fails else "if the run fails after it"
+        return f"It {'reads' if effect == 'read' else '**writes**'}; {when}, it is undone as described below."
     if effect == "read":
         return "It reads, and changes nothing."
     return f"**It writes{', may be repeated safely,' if effect == 'idempotent_write' else ''} and cannot be undone.**"

@@ -51,11 +51,12 @@ def steps_list(preview: Preview, gates: frozenset[str], values: Values, *, limit
 
 def _step_lines(preview: StepPreview, number: int, values: Values, *, gate: bool) -> _StepLines:
     step, blocks, parts = preview.step, list[str](), [code(preview.step.tool_name or "")]
-    conditions = {"when": step.when, "for each": step.for_each, "done when": step.done_when, "on error": step.on_error}
+    conditions = {"when": step.when, "for each": step.for_each, "label": step.label, "done when": step.done_when, "on error": step.on_error}
     parameters = [(code(name), value) for name, value in values.parameters(step.tool_name or "", preview.parameters)]
     _add_parts(step.id, [*((label, text) for label, text in conditions.items() if text is not None), *parameters], parts, blocks)
     if (undo := preview.rollback) is not None:
-        parts.append(f"**undone by** {code(undo.tool_name)} ({EFFECTS_SHOWN[undo.effect]})")
+        failed = ", also where it failed" if step.rollback_failed else ""
+        parts.append(f"**undone by** {code(undo.tool_name)} ({EFFECTS_SHOWN[undo.effect]}){failed}")
         told = [(f"undone with {code(name)}", value) for name, value in values.parameters(undo.tool_name, undo.parameters)]
         _add_parts(step.id, told, parts, blocks)
     effect = EFFECTS_SHOWN[preview.effect] + (" · **asks again**" if gate else "")

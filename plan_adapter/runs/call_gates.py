@@ -44,7 +44,7 @@ class CallGates:
             while answer is None and not call.left.done():
                 answer = await self._asked(call)
         except NotApprovedError as error:
-            return GateRefusal(RunReason.REJECTED, f"at the gate of `{call.step.id}`: {error}")
+            return GateRefusal(RunReason.REJECTED, f"at the gate of `{call.name}`: {error}")
         return answer
 
     async def _asked(self, call: GatedCall) -> Approval | GateRefusal | None:
@@ -88,6 +88,7 @@ class CallGates:
             effect=call.effect,
             parameters=call.parameters,
             item=call.item,
+            label=call.label,
             approval_digest=call.approval_digest,
             expires_ms=self._plan.options.approval_timeout_ms,
             results={step.id: step.result for step in before},
@@ -102,6 +103,7 @@ class CallGates:
             rules=rules,
             step_id=call.step.id,
             item=call.item,
+            label=call.label,
         )
 
     @property

@@ -37,7 +37,7 @@ async def doubt_of(run: PlanRun, store: PlanStore) -> Doubt | None:
         first = unknown[0]
         message = ", and ".join([*gone, f"whether {names(dict.fromkeys(lost.step_id for lost in unknown))} was done is unknown"])
         goes_on = rollback_command(run) if any(is_rollback(lost.step_id) for lost in unknown) else resume_command(run)
-        return Doubt(message, resolve_command(run.id, (first.step_id, first.item)), goes_on)
+        return Doubt(message, resolve_command(run.id, (first.step_id, first.item), label=first.label), goes_on)
     return Doubt("its process is gone; nothing that it did is in doubt", resume_command(run), None) if is_gone else None
 
 
@@ -50,6 +50,6 @@ async def hint_of(run: PlanRun, store: PlanStore) -> str | None:
         return None
     past = await store.past(run.id)
     if run.status is PlanStatus.CANCELLED and (units := aborted_steps(await store.get(run.digest), past)):
-        return after_abort(run.id, units, is_undone=past.has_rollbacks)
+        return after_abort(run.id, units, past.labels, is_undone=past.has_rollbacks)
     left = aborted_rollbacks(past)
-    return after_aborted_rollback(run.id, left[0]) if left else None
+    return after_aborted_rollback(run.id, left[0], past.labels) if left else None

@@ -50,6 +50,7 @@ def new_gate(
     rules: GateRules,
     step_id: str | None = None,
     item: int | None = None,
+    label: str | None = None,
     kind: GateKind = "approval",
 ) -> Gate:
     """Return a gate that is to be opened; its times are those of the store."""
@@ -58,6 +59,7 @@ def new_gate(
         run_id=run.id,
         step_id=step_id,
         item=item,
+        label=label,
         approval_digest=approval_digest,
         name=run.name,
         description=description,
@@ -78,6 +80,7 @@ def request_of(gate: Gate) -> ApprovalRequest:
         run_id=gate.run_id,
         step_id=gate.step_id,
         item=gate.item,
+        label=gate.label,
         gate_id=gate.id,
         opened_at=gate.opened_at,
         expires_at=gate.expires_at,

@@ -86,7 +86,8 @@ def _refuse_what_was_aborted(run: PlanRun, plan: ExecutionPlan, past: Past, *, l
     """Raise RunConflictError where a step that is still to be done may have been: who ended the run over it did not say."""
     left = [unit for unit in aborted_steps(plan, past) if unit[0] not in left_out]
     if left and not past.has_rollbacks:
-        names, command = ", ".join(unit_names(left)), resolve_command(run.id, left[0], "done|again")
+        names = ", ".join(unit_names(left, past.labels))
+        command = resolve_command(run.id, left[0], "done|again", label=past.labels.get(left[0]))
         raise RunConflictError(
             f"run {run.id} was ended by `abort`, and whether {names} was done was never known, so it is not called again: look, and "
             f"say it with `{command}`, or leave it out (`plan resume {run.id} --skip {left[0][0]} --because …`)"

@@ -7,6 +7,7 @@ from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.carry import is_rollback
 from plan_adapter.execution.ports import Doubt, Said
 from plan_adapter.gate_text import outcome_text
+from plan_adapter.readable import call_name
 from plan_adapter.record import Gate, RunReason
 from plan_adapter.runs.gate_keeper import GateKeeper
 from plan_adapter.runs.gates import new_gate
@@ -49,6 +50,7 @@ class OutcomeGates:
             rules=rules,
             step_id=lost.step_id,
             item=lost.item,
+            label=lost.label,
             kind="outcome",
         )
 
@@ -72,4 +74,5 @@ class OutcomeGates:
                 f"the gate of `{closed.step_id}` in run {closed.run_id} is closed with the word {closed.end}, and no receipt holds it"
             )
         note = f" ({word.note})" if word.note else ""
-        return Said(closed.end, f"{word.by} says of `{closed.step_id}`: {closed.end}{note}", word.result)
+        call = call_name(closed.step_id or "", closed.item, closed.label)
+        return Said(closed.end, f"{word.by} says of `{call}`: {closed.end}{note}", word.result)

@@ -77,8 +77,8 @@ def refuse_doubt(run: PlanRun, plan: ExecutionPlan, past: Past) -> None:
     doubted = [*past.unknown, *aborted_steps(plan, past)]
     if doubted:
         raise RunConflictError(
-            f"whether {', '.join(unit_names(doubted))} was done is unknown, and a plan that goes on from there could do harm: "
-            f"`{resolve_command(run.id, doubted[0])}` says how it ended"
+            f"whether {', '.join(unit_names(doubted, past.labels))} was done is unknown, and a plan that goes on from there could do harm: "
+            f"`{resolve_command(run.id, doubted[0], label=past.labels.get(doubted[0]))}` says how it ended"
         )
 
 

@@ -13,7 +13,14 @@ from plan_adapter.store.store import PlanStore
 
 
 async def word_request(
-    run: PlanRun, step_id: str, resolution: Resolution, store: PlanStore, settings: Settings, *, item: int | None = None
+    run: PlanRun,
+    step_id: str,
+    resolution: Resolution,
+    store: PlanStore,
+    settings: Settings,
+    *,
+    item: int | None = None,
+    label: str | None = None,
 ) -> ApprovalRequest:
     """Return what somebody is asked who says this of a step: what their answer binds to, and what it must fit.
 
@@ -28,6 +35,7 @@ async def word_request(
         run_id=run.id,
         step_id=step_id,
         item=item,
+        label=label,
         rules=rules_of(plan, await store.policy_in_force(settings), requested_by=run.requested_by or ""),
         kind="outcome",
     )
@@ -44,7 +52,7 @@ async def word_of(answer: Answer, request: ApprovalRequest, store: PlanStore, se
     except NotApprovedError as error:
         said = f"`{one_line(request.step_id or '')}` is not resolved: {error}"
         await store.note_refusal(request.run_id or "", said, by=answer.by, known_by=answer.channel)
-        command = resolve_command(request.run_id or "", (request.step_id or "", request.item), answer.decision)
+        command = resolve_command(request.run_id or "", (request.step_id or "", request.item), answer.decision, label=request.label)
         has_proof = answer.code is not None or answer.signature is not None
         ways = "" if has_proof else ways_to_prove(request.rules, command, by=answer.by, decision="reject")
         raise NotApprovedError(said + ways) from error

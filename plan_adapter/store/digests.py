@@ -18,11 +18,17 @@ from plan_adapter.store.columns import Instant, Words, readable_words
 Plain: TypeAlias = dict[str, JsonValue]
 """A row, as it stands in an exported file, too."""
 
+_NONE = frozenset[str]()
 _LEFT_OUT: dict[str, frozenset[str]] = {
     "runs": frozenset({"updated_at"}),
     "gates": frozenset({"openings", "holder", "flow_run_id", "keyset"}),  # who shows it where, which may change while it is open
 }
-_ADDED: dict[str, frozenset[str]] = {"runs": frozenset({"folder"}), "revisions": frozenset({"folder"})}
+_ADDED: dict[str, frozenset[str]] = {
+    "runs": frozenset({"folder"}),
+    "revisions": frozenset({"folder"}),
+    "attempts": frozenset({"label"}),
+    "gates": frozenset({"label"}),
+}
 """Columns that rows of an earlier version do not have: where they hold nothing, the digest is that of a row without them."""
 
 _END_OF_GATE = frozenset({"closed_at", "end"})

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, and_, func, insert, or_, selec
 
 from plan_adapter.errors import NotApprovedError, PlanAdapterError, RunConflictError
 from plan_adapter.execution.standing import resolve_command
-from plan_adapter.readable import one_line
+from plan_adapter.readable import call_name, one_line
 from plan_adapter.record import Approval, Gate, GateEnd, GateRules
 from plan_adapter.store import chain, entries, leases
 from plan_adapter.store.changes import signal
@@ -200,7 +200,7 @@ def _run_locked(connection: Connection, tenant: str | None, run_id: str) -> Row:
 def _gate_row(connection: Connection, gate: Gate, timeout_ms: int) -> dict[str, Any]:
     now = now_of(connection)
     return {
-        **{name: getattr(gate, name) for name in ("id", "run_id", "approval_digest", "name", "description", "text", "kind")},
+        **{name: getattr(gate, name) for name in ("id", "run_id", "approval_digest", "name", "description", "text", "kind", "label")},
         "step_id": gate.step_id or "",
         "item": item_column(gate.item),
         "rules": _rules_text(gate.rules),
@@ -238,14 +238,15 @@ def _why_not_taken(connection: Connection, tenant: str | None, gate_id: str, app
     if gate.kind == "outcome" and gate.closed_at is None:
         return NotApprovedError(
             f"this gate asks how `{gate.step_id}` ended, and takes no approval: "
-            f"`{resolve_command(gate.run_id, (gate.step_id or '', gate.item))}` answers it"
+            f"`{resolve_command(gate.run_id, (gate.step_id or '', gate.item), label=gate.label)}` answers it"
         )
     if gate.closed_at is None:
         return NotApprovedError(
             f"the answer is to other content ({approval.approval_digest[:12]}…) than the gate asks about ({gate.approval_digest[:12]}…): "
             "look at it again and answer that"
         )
-    what, at = ("the plan" if gate.step_id is None else f"step `{gate.step_id}`"), gate.closed_at.isoformat(timespec="seconds")
+    what = "the plan" if gate.step_id is None else f"step `{call_name(gate.step_id, gate.item, gate.label)}`"
+    at = gate.closed_at.isoformat(timespec="seconds")
     return RunConflictError(f"the gate of {what} is closed: {_how_it_closed(connection, gate, at)}")
 
 
@@ -297,5 +298,5 @@ def _rules_of(text: str) -> GateRules:
 _ENDED = ("completed", "failed", "cancelled", "partial")
 _PLAIN = (
     "id", "run_id", "approval_digest", "name", "description", "opened_at", "expires_at", "closed_at", "end", "flow_run_id", "keyset",
-    "openings", "kind",
+    "openings", "kind", "label",
 )  # fmt: skip

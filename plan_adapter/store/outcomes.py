@@ -13,8 +13,9 @@ from sqlalchemy import Connection, func, insert, select, update
 
 from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.carry import is_rollback, undone_by
-from plan_adapter.execution.standing import NEVER_KNOWN
+from plan_adapter.execution.standing import NEVER_KNOWN, label_of
 from plan_adapter.plan import PlanStatus, StepStatus, new_id
+from plan_adapter.readable import call_name
 from plan_adapter.record import ABORTED, Attempt, Outcome, Receipt, Resolution, RunReason
 from plan_adapter.store import chain, entries, gates, plans, runs, undoing
 from plan_adapter.store.changes import signal
@@ -22,7 +23,7 @@ from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.digests import plain
 from plan_adapter.store.known_steps import known_steps
 from plan_adapter.store.rows import Row, attempt_of, attempt_row, context_of, item_column, receipt_row, whose
-from plan_adapter.store.steps import past_of
+from plan_adapter.store.steps import labels_of, past_of
 from plan_adapter.store.tables import attempts, audit, receipts, step_runs
 from plan_adapter.store.tables import runs as run_table
 
@@ -120,9 +121,10 @@ def resolve(connection: Connection, tenant: str | None, run_id: str, step_id: st
     return receipt
 
 
-def said_of(attempt: Attempt | Receipt, word: Word) -> str:
+def said_of(attempt: Attempt, word: Word) -> str:
     """Return in words who said what of an attempt."""
-    return f"{word.by} says of `{attempt.step_id}`: {word.resolution}" + (f" ({word.note})" if word.note else "")
+    call = call_name(attempt.step_id, attempt.item, attempt.label)
+    return f"{word.by} says of `{call}`: {word.resolution}" + (f" ({word.note})" if word.note else "")
 
 
 _ERRORS = {"again": "it was not done, and is to be done again", "abort": ABORTED}
@@ -170,10 +172,12 @@ def _by_hand(connection: Connection, run: Row, step_id: str, item: int | None, *
     same = (attempts.c.run_id == run["id"], attempts.c.step_id == step_id, attempts.c.item == item_column(item))
     if _has_succeeded(connection, run["id"], step_id, item):
         raise RunConflictError(f"`{step_id}` has succeeded: there is nothing to say about it")
-    if is_rollback(step_id) and not _has_succeeded(connection, run["id"], step["id"], item):
+    is_done = _has_succeeded(connection, run["id"], step["id"], item) if is_rollback(step_id) else True
+    if not is_done and not (step.get("rollback_failed") and (step["id"], item) in past_of(connection, run["id"]).failed):
         raise RunConflictError(f"`{step['id']}` was not done: there is nothing to undo")
     number = (connection.scalar(select(func.max(attempts.c.number)).where(*same)) or 0) + 1
-    return Attempt(new_id(), run["id"], step_id, item, number, tool_name, "write", {}, "", at)
+    label = label_of((step_id, item), labels_of(connection, run["id"]))
+    return Attempt(new_id(), run["id"], step_id, item, number, tool_name, "write", {}, "", at, label=label)
 
 
 def _has_succeeded(connection: Connection, run_id: str, step_id: str, item: int | None) -> bool:
@@ -193,9 +197,9 @@ def _meant(unknown: Sequence[Attempt], run_id: str, step_id: str, item: int | No
     if len(meant) == 1:
         return meant[0]
     if meant:
-        items = ", ".join(str(attempt.item) for attempt in meant)
+        items = ", ".join(call_name(step_id, attempt.item, attempt.label) for attempt in meant)
         raise RunConflictError(f"of several items of `{step_id}` the outcome is unknown ({items}): name one with --item")
-    names = ", ".join(f"`{a.step_id}`" if a.item is None else f"`{a.step_id}` item {a.item}" for a in unknown)
+    names = ", ".join(f"`{call_name(a.step_id, a.item, a.label)}`" for a in unknown)
     raise RunConflictError(f"the outcome of `{step_id}` in run {run_id} is not unknown" + (f"; that of {names} is" if names else ""))
 
 

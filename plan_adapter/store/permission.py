@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, and_, bindparam, literal_column, select, update
 from sqlalchemy.dialects import sqlite
 
-from plan_adapter.readable import one_line
+from plan_adapter.readable import call_name, one_line
 from plan_adapter.record import Attempt
 from plan_adapter.store.columns import database_now
 from plan_adapter.store.rows import item_column
@@ -82,7 +82,7 @@ def plan_is_approved(run_id: str, rows: Sequence[PlanApproval]) -> str | None:
 
 def call_is_approved(attempt: Attempt, row: CallApproval | None) -> str | None:
     """Return None if `row` is an approval of this very call that has not expired and still stands, else what is missing."""
-    step = f"step `{attempt.step_id}`" + (f", item {attempt.item}," if attempt.item is not None else "")
+    step = f"step `{call_name(attempt.step_id, attempt.item, attempt.label)}`"
     if row is None:
         return f"{step} has a gate of its own and no approval: have it approved"
     if (row.run_id, row.step_id, row.item) != (attempt.run_id, attempt.step_id, item_column(attempt.item)):

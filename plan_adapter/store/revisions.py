@@ -163,7 +163,8 @@ def _refuse_changes_of_begun_steps(connection: Connection, run: Row, validated: 
     if why:
         hint = f"; `plan show {run['id']}` tells how each stands, and what to type" if doubted else ""
         if repeatable := [unit for unit in past.repeatable if unit[0] in doubted]:
-            hint += f"; `{resolve_command(run['id'], repeatable[0], 'done|again')}` says whether it was done"
+            command = resolve_command(run["id"], repeatable[0], "done|again", label=past.labels.get(repeatable[0]))
+            hint += f"; `{command}` says whether it was done"
         raise RunConflictError(f"steps must stay as they are in a new version: {'; '.join(why)}; start a new run to change them{hint}")
 
 

@@ -75,6 +75,7 @@ def attempt_row(attempt: Attempt) -> dict[str, Any]:
         "approval_id": attempt.approval_id,
         "approval_digest": attempt.approval_digest,
         "code_digest": attempt.code_digest,
+        "label": attempt.label,
     }
 
 
@@ -94,6 +95,7 @@ def attempt_of(row: Row) -> Attempt:
         approval_id=row["approval_id"],
         approval_digest=row["approval_digest"],
         code_digest=row["code_digest"],
+        label=row["label"],
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import JsonValue
 from sqlalchemy import ColumnElement, Connection, Table, and_, select
 
-from plan_adapter.execution.carry import Past
+from plan_adapter.execution.carry import Past, Unit
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import Attempt, Outcome, Receipt, StepEnd, StepRun, pending_steps
 from plan_adapter.store.known_steps import known_steps
@@ -74,7 +74,9 @@ def past_of(connection: Connection, run_id: str) -> Past:
     if not past.attempts:
         return past
     asked = select(gates.c.step_id).join_from(gates, step_runs, _is_same_step(gates)).where(gates.c.run_id == run_id)
-    return replace(past, unkept=_unkept(connection, run_id), asked=frozenset(connection.scalars(asked)))
+    is_told = past.has_rollbacks or past.aborted or past.repeatable or past.unknown  # else nobody names an item by its record
+    labels = labels_of(connection, run_id) if is_told else {}
+    return replace(past, unkept=_unkept(connection, run_id), asked=frozenset(connection.scalars(asked)), labels=labels)
 
 
 def _unkept(connection: Connection, run_id: str) -> frozenset[str]:
@@ -106,6 +108,15 @@ def open_attempts_of(connection: Connection, run_id: str) -> list[Attempt]:
     """Return the intents of a run that have no receipt, in the order in which they were written."""
     query = select(attempts).outerjoin_from(attempts, receipts).where(attempts.c.run_id == run_id, receipts.c.run_id.is_(None))
     return [attempt_of(row) for row in connection.execute(query.order_by(attempts.c.started_at, attempts.c.id)).mappings()]
+
+
+def labels_of(connection: Connection, run_id: str) -> dict[Unit, str]:
+    """Return what the items of a run are called that were begun or asked about; one that its number names has none."""
+    found = dict[Unit, str]()
+    for table in (gates, attempts):
+        query = select(table.c.step_id, table.c.item, table.c.label).where(table.c.run_id == run_id, table.c.label.is_not(None))
+        found |= {(step_id, item): label for step_id, item, label in connection.execute(query)}
+    return found
 
 
 def receipts_of(connection: Connection, run_id: str) -> list[Receipt]:

@@ -197,6 +197,10 @@ class PlanStore:
         """Return the receipts of a run in their order."""
         return await self._read_of_run(run_id, steps.receipts_of)
 
+    async def labels(self, run_id: str) -> dict[tuple[str, int | None], str]:
+        """Return what the items of a run are called that were begun or asked about, by step and item; those without one have a number."""
+        return await self._read_of_run(run_id, steps.labels_of)
+
     async def past(self, run_id: str) -> Past:
         """Return what the earlier starts of a run have left, without the steps that people have left out."""
         return await self._read_of_run(run_id, past_of)

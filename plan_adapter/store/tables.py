@@ -224,6 +224,7 @@ attempts = Table(
     Column("approval_id", Text),  # of a step that waited at a gate of its own
     Column("approval_digest", Text),  # of that call, as it was made
     Column("code_digest", Text),  # of the source of the tool, where it is known
+    Column("label", Words),  # what the item is called, where not by its number
     ForeignKeyConstraint(["run_id"], ["runs.id"]),
     sqlite_with_rowid=False,
 )
@@ -295,6 +296,7 @@ gates = Table(
     Column("openings", Integer, nullable=False),
     Column("holder", Text),  # the process that waits at it
     Column("kind", Text, nullable=False, server_default=text("'approval'")),
+    Column("label", Words),  # what the item is called, where not by its number
     Column("text", Words, nullable=False),  # last: SQLite reads a row from its beginning, and this may be long
     Index("ix_gates_open", "run_id", "step_id", "item", unique=True, sqlite_where=_IS_OPEN, postgresql_where=_IS_OPEN),
     Index(None, "run_id"),

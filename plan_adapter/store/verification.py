@@ -39,7 +39,7 @@ class Alteration:
         where = [self.table]
         where += [f"entry {self.entry}"] if self.table == "audit" and self.entry is not None else []
         where += [f"step `{one_line(self.step_id)}`"] if self.step_id is not None else []
-        where += [f"item {self.item}"] if self.item is not None else []
+        where += [f"item {self.item + 1}"] if self.item is not None else []
         where += [f"attempt {self.attempt}"] if self.attempt is not None else []
         return f"{', '.join(where)}: {one_line(self.message)}"
 

@@ -12,6 +12,7 @@ from pydantic import JsonValue
 
 from plan_adapter.expressions import Declarations, Template, compile_template, has_expression
 from plan_adapter.expressions.declarations import Expected
+from plan_adapter.expressions.expression import Expression
 from plan_adapter.plan import EFFECTS, MAX_TAG_CHARACTERS, RESERVED_IDS, STEP_ID, ExecutionPlan, Input, Step
 from plan_adapter.problems import did_you_mean
 from plan_adapter.readable import visible
@@ -48,6 +49,7 @@ class Call:
     parameters: Template
     when: Template | None
     for_each: Template | None
+    label: Template | None
     done_when: Template | None
     undo: Template | None  # the parameters of its rollback
     undo_tool: Tool[..., Any] | None
@@ -55,7 +57,8 @@ class Call:
     @property
     def templates(self) -> dict[str, Template]:
         """Return the templates by field, in the order of a document."""
-        fields = {"for_each": self.for_each, "parameters": self.parameters, "when": self.when, "done_when": self.done_when}
+        fields = {"for_each": self.for_each, "label": self.label, "parameters": self.parameters}
+        fields |= {"when": self.when, "done_when": self.done_when}
         fields["rollback.parameters"] = self.undo
         return {name: template for name, template in fields.items() if template is not None}
 
@@ -141,6 +144,10 @@ def _check_call(step: Step, at: str, declared: Declared, tools: ToolRegistry, fi
         _check_effect(step, tool, at, findings)
         if parameters is not None:
             _check_parameters(tool, parameters, place, findings)
+    if step.label is not None and step.for_each is None:
+        findings.add("bad-label", f"{at}.label", "a label names the items of a `for_each`, and the step has none", "remove it")
+    elif step.label is not None and not step.label.strip():
+        findings.add("bad-label", f"{at}.label", "the label is empty", "write `${{ item… }}`, or remove it")
     undo_tool = _check_rollback(step, at, tools, findings)
     return _compiled(step, (tool, undo_tool), parameters or {}, (at, place), declared, findings)
 
@@ -165,6 +172,9 @@ def check_tags(tags: list[str], at: str, findings: Findings) -> None:
 def _check_rollback(step: Step, at: str, tools: ToolRegistry, findings: Findings) -> Tool[..., Any] | None:
     """Return the tool that undoes `step`, and add what its rollback hands it wrongly."""
     if step.rollback is None:
+        if step.rollback_failed:
+            message = "`rollback_failed` says when the step's `rollback` is made, and the step has none"
+            findings.add("bad-rollback", f"{at}.rollback_failed", message, "write a `rollback`, or remove it")
         return None
     if not step.rollback.tool_name:
         findings.add("missing-field", f"{at}.rollback.tool_name", "the rollback names no tool", "write `tool_name`")
@@ -254,12 +264,14 @@ def _compiled(
         message, hint = "a condition in words is judged by a model, which is not done yet", "write an expression: `${{ result.… }}`"
         findings.add("not-yet", f"{at}.done_when", message, hint)
         done_when = None
+    label = step.label if has_item else None
     return Call(
         step,
         tools[0],
         parameters=compiled(parameters, place, declared[has_item, False, _may_have_secrets(tools[0])]),
         when=None if step.when is None else compiled(step.when, f"{at}.when", declared[False, False, False], "bool"),
         for_each=None if step.for_each is None else compiled(step.for_each, f"{at}.for_each", declared[False, False, False], "list"),
+        label=None if label is None else _label(findings, label, f"{at}.label", declared[True, False, False]),
         done_when=None if done_when is None else compiled(done_when, f"{at}.done_when", declared[has_item, True, False], "bool"),
         undo=None if undo is None else compiled(undo, f"{at}.rollback.parameters", declared[has_item, True, _may_have_secrets(tools[1])]),
         undo_tool=tools[1],
@@ -270,6 +282,15 @@ def _template(findings: Findings, value: JsonValue, at: str, declared: Declarati
     template, problems = compile_template(value, declared, at=at, expect=expect)
     if problems:
         findings.extend(replace(problem, at=at) if at.endswith(".input") else problem for problem in problems)
+    return template
+
+
+def _label(findings: Findings, text: str, at: str, declared: Declarations) -> Template:
+    template = _template(findings, text, at, declared)
+    parts = template.texts.get(text, ())
+    if len(parts) == 1 and isinstance(parts[0], Expression) and parts[0].kind.partition("(")[0] in ("bool", "list", "map", "null_type"):
+        message = f"`label` is of type {parts[0].kind}, and names an item"
+        findings.add("expression-type", at, message, "write an expression that gives a text or a number")
     return template
 
 

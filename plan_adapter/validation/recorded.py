@@ -32,7 +32,7 @@ def recall(
     """
     stored, shape = plan.stored, plan.shape
     documents = stored.documents
-    having = _those_having(("when", "for_each", "done_when", "rollback"), documents)
+    having = _those_having(("when", "for_each", "label", "done_when", "rollback"), documents)
     names = {document["tool_name"] for document in documents}
     names |= {document["rollback"]["tool_name"] for document in having["rollback"].values()}
     called = {name: tools.get(name) for name in names}
@@ -57,6 +57,7 @@ def recall(
         parameters=_Made(dependencies, lambda step_id: calls[step_id].parameters),
         when=_Made(having["when"], lambda step_id: _there(calls[step_id].when)),
         for_each=_Made(having["for_each"], lambda step_id: _there(calls[step_id].for_each)),
+        labels=_Made(having["label"], lambda step_id: _there(calls[step_id].label)),
         done_when=_Made(having["done_when"], lambda step_id: _there(calls[step_id].done_when)),
         rollbacks=_Made(having["rollback"], lambda step_id: _there(calls[step_id].rollback)),
         outputs=MappingProxyType(outputs),

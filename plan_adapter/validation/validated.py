@@ -38,8 +38,9 @@ class ValidatedPlan:
     reduced: Mapping[str, tuple[str, ...]]  # without those that others imply
     tools: Mapping[str, Tool[..., Any]]
     parameters: Mapping[str, Template]
-    when: Mapping[str, Template]  # of the steps that have one; so are the next two
+    when: Mapping[str, Template]  # of the steps that have one; so are the next three
     for_each: Mapping[str, Template]
+    labels: Mapping[str, Template]  # of the items of a for_each
     done_when: Mapping[str, Template]
     rollbacks: Mapping[str, RollbackCall]  # of the steps that have one
     outputs: Mapping[str, Template]  # by name
@@ -101,6 +102,7 @@ def _validated(examined: Examined | None, problems: list[Problem], *, digest: st
         parameters=MappingProxyType({call.step.id: call.parameters for call in calls}),
         when=MappingProxyType({call.step.id: call.when for call in calls if call.when is not None}),
         for_each=MappingProxyType({call.step.id: call.for_each for call in calls if call.for_each is not None}),
+        labels=MappingProxyType({call.step.id: call.label for call in calls if call.label is not None}),
         done_when=MappingProxyType({call.step.id: call.done_when for call in calls if call.done_when is not None}),
         rollbacks=MappingProxyType({call.step.id: call.rollback for call in calls if call.rollback is not None}),
         outputs=MappingProxyType(examined.outputs),

@@ -90,7 +90,7 @@ def test_what_a_person_left_in_doubt_is_told_until_it_is_said(plan: Plan) -> Non
     hint = f"{known}, and it is not undone: look; if it was done, `plan resolve {run_id} slow done` says so, and {undoes}"
     assert (undone.code, hint in undone.err, Path("prepared").exists()) == (1, True, False)
     assert plan("show", run_id).err == hint
-    assert "rollback: undone: `prep`; begun, and perhaps done: `slow`" in undone.out
+    assert "rolled back: prep; begun, and perhaps done: `slow`" in undone.out
     plan("resolve", run_id, "slow", "done")
     undone = plan("cancel", run_id, "--rollback", "--offline")
     assert (undone.code, Path("slow-undone").exists()) == (0, True)

@@ -31,6 +31,10 @@ class WrittenCall:
     before: Any = None  # awaited in each attempt
     task: Any = None  # the Prefect task that the tool is
 
+    @property
+    def key(self) -> str:
+        return self.name
+
     def __post_init__(self) -> None:
         self.made = 0
         self.stop: asyncio.Future[AttemptEnd] = asyncio.get_running_loop().create_future()

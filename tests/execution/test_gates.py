@@ -153,12 +153,12 @@ async def test_each_item_of_a_list_has_a_gate_of_its_own():
     plan.steps[0].for_each, plan.steps[0].parameters = "${{ ['x', 'y', 'z'] }}", {"name": "${{ item }}"}
     execution = Execution(plan, [world.work], gates=people)
     going = asyncio.create_task(execution.go())
-    await people.until_asked("each[0]", "each[1]", "each[2]")
+    await people.until_asked("each[x]", "each[y]", "each[z]")
     assert len({call.approval_digest for call in people.asked.values()}) == 3
-    people.approve("each[2]")
+    people.approve("each[z]")
     await world.until_begun("z")
-    people.refuse("each[1]", REJECTED)
-    people.approve("each[0]")
+    people.refuse("each[y]", REJECTED)
+    people.approve("each[x]")
     run = await going
     assert sorted(world.ended) == ["x", "z"]
     assert run.step("each").status is StepStatus.FAILED

@@ -87,7 +87,7 @@ async def test_what_was_done_is_undone_in_the_reverse_order_of_dependencies(allo
     execution, rollback = await run_and_undo(undoable(DIAMOND, allow_parallel=allow_parallel), world)
     assert (world.done, world.undone) == (["a", "b", "c", "d"], ["d", "c", "b", "a"])
     assert {step.id: step.rolled_back for step in execution.run.steps} == {"a": True, "b": True, "c": True, "d": True, "broken": False}
-    assert rollback.standing() == "undone: `d`, `c`, `b`, `a`"
+    assert rollback.standing() == "rolled back: d, c, b, a; not rolled back: broken (failed, check by hand)"
 
 
 async def test_each_rollback_has_an_intent_a_receipt_a_key_and_events_of_its_own() -> None:
@@ -115,8 +115,8 @@ async def test_of_a_loop_each_item_that_succeeded_is_undone_with_its_own_result_
     assert [(attempt.step_id, attempt.item) for attempt in execution.recorder.attempts[4:]] == [
         ("rollback all", 3), ("rollback all", 1), ("rollback all", 0),
     ]  # fmt: skip
-    assert execution.run.step("all").rolled_back
-    assert rollback.standing() == "undone: `all`"
+    assert not execution.run.step("all").rolled_back  # one of its items failed, and nobody knows what of it was done
+    assert rollback.standing() == "rolled back: 一, 二, 三; not rolled back: broken (failed, check by hand)"
 
 
 async def test_of_a_loop_the_items_that_could_not_be_undone_are_named() -> None:
@@ -130,7 +130,7 @@ async def test_of_a_loop_the_items_that_could_not_be_undone_are_named() -> None:
     assert world.undone == ["三", "二"]
     assert not execution.run.step("all").rolled_back
     assert rollback.standing() == (
-        "undone: `all[2]`; not undone: `all[0]` (left out, because the rollback of `all` failed), `all[1]` (its rollback failed: "
+        "rolled back: 三; not rolled back: 一 (left out, because the rollback of `all` failed), 二 (its rollback failed: "
         "ValueError: 二 is stuck: 卡住了)"
     )
     assert execution.kinds("rollback all") == ["step_started", "step_failed"]
@@ -194,7 +194,7 @@ async def test_what_no_step_stands_on_is_undone_at_the_same_time_within_the_limi
     await going
     assert (crowd.most, crowd.begun[-1], len(crowd.ended)) == (2, "base", 5)
     assert all(execution.run.step(name).rolled_back for name in ("base", "a", "b", "c", "top"))
-    assert rollback.standing() == "undone: `top`, `c`, `b`, `a`, `base`"
+    assert rollback.standing() == "rolled back: top, c, b, a, base; not rolled back: broken (failed, check by hand)"
 
 
 async def test_after_one_that_failed_no_further_one_begins_and_those_under_way_go_on() -> None:
@@ -211,8 +211,8 @@ async def test_after_one_that_failed_no_further_one_begins_and_those_under_way_g
     await going
     assert (crowd.begun, crowd.ended) == (["top", "c"], ["c", "top"])
     assert rollback.standing() == (
-        "undone: `top`; not undone: `c` (its rollback failed: ValueError: c is stuck), `b` (left out, because the rollback of `c` "
-        "failed), `a` (left out, because the rollback of `c` failed), `base` (`a` must be undone first)"
+        "rolled back: top; not rolled back: c (its rollback failed: ValueError: c is stuck), b (left out, because the rollback of `c` "
+        "failed), a (left out, because the rollback of `c` failed), base (`a` must be rolled back first), broken (failed, check by hand)"
     )
     assert {name: execution.kinds(f"rollback {name}")[-1] for name in ("top", "a", "b", "c", "base")} == {
         "top": "step_completed", "a": "step_skipped", "b": "step_skipped", "c": "step_failed", "base": "step_skipped",
@@ -230,7 +230,10 @@ async def test_whoever_halts_it_lets_what_is_under_way_end_and_nothing_begin() -
     crowd.gates["c"].set()
     await going
     assert crowd.ended == ["c"]
-    assert rollback.standing() == "undone: `c`; not undone: `b` (enough (by ana)), `a` (`b` must be undone first)"
+    assert (
+        rollback.standing()
+        == "rolled back: c; not rolled back: b (enough (by ana)), a (`b` must be rolled back first), broken (failed, check by hand)"
+    )
 
 
 @pytest.mark.parametrize("limit", [1, 3])
@@ -275,8 +278,9 @@ async def test_a_failed_rollback_holds_up_what_stands_below_it() -> None:
     execution, rollback = await run_and_undo(undoable(edges, without=("leaf",)), world)
     assert world.undone == ["other", "right", "left"]
     assert rollback.standing() == (
-        "undone: `other`, `right`; not undone: `left` (its rollback failed: ValueError: left is stuck: 卡住了), "
-        "`base` (`left` must be undone first); cannot be undone: `leaf` (writes, declares no rollback)"
+        "rolled back: other, right; not rolled back: left (its rollback failed: ValueError: left is stuck: 卡住了), "
+        "base (`left` must be rolled back first), broken (failed, check by hand); "
+        "cannot be rolled back: leaf (writes, declares no rollback)"
     )
     assert execution.kinds("rollback left") == ["step_started", "step_failed"]
     assert execution.kinds("rollback base") == ["step_skipped"]
@@ -286,7 +290,7 @@ async def test_what_stands_on_an_undone_step_through_one_without_rollback_must_b
     world = World(failing=("c",))
     _, rollback = await run_and_undo(undoable({"a": [], "b": ["a"], "c": ["b"], "broken": ["c"]}, without=("b",)), world)
     assert world.undone == ["c"]
-    assert "`a` (`c` must be undone first)" in rollback.standing()
+    assert "a (`c` must be rolled back first)" in rollback.standing()
 
 
 async def test_a_rollback_is_tried_once_whatever_its_step_says() -> None:
@@ -305,7 +309,8 @@ async def test_a_rollback_without_an_answer_in_time_is_unknown_and_waits_for_a_p
     run_id = execution.run.id
     told = f'`plan resolve {run_id} "rollback b" done|again|abort`, then `plan cancel {run_id} --rollback`'
     assert rollback.standing() == (
-        f"undone: nothing; not undone: `b` (whether its rollback was done is unknown: {told}), `a` (`b` must be undone first)"
+        f"rolled back: nothing; not rolled back: b (whether its rollback was done is unknown: {told}), "
+        "a (`b` must be rolled back first), broken (failed, check by hand)"
     )
     again = rollback_of(execution)
     await again.undo()
@@ -325,7 +330,7 @@ async def test_what_was_undone_before_is_not_undone_again_and_what_failed_is_tri
     await rollback.undo()
     assert (world.undone, mended.undone) == ([], ["b", "a"])
     assert [attempt.number for attempt in execution.recorder.attempts if attempt.step_id == "rollback b"] == [1, 2]
-    assert rollback.standing() == "undone: `c`, `b`, `a`"
+    assert rollback.standing() == "rolled back: c, b, a; not rolled back: broken (failed, check by hand)"
     assert all(execution.run.step(name).rolled_back for name in "abc")
 
 
@@ -342,7 +347,7 @@ async def test_while_the_outcome_of_a_step_is_unknown_nothing_is_undone() -> Non
     execution, rollback = await run_and_undo(plan, world)
     assert (execution.run.reason, world.undone) == (RunReason.UNKNOWN, [])
     assert rollback.standing() == (
-        f"nothing was undone, because whether `slow` was done is unknown: `plan resolve {execution.run.id} slow done|again|abort`, "
+        f"rolled back: nothing, because whether `slow` was done is unknown: `plan resolve {execution.run.id} slow done|again|abort`, "
         f"then `plan cancel {execution.run.id} --rollback`"
     )
 
@@ -355,7 +360,7 @@ async def test_what_was_carried_is_undone_too_with_the_result_it_had() -> None:
     past = Past.of(first.recorder.attempts, first.recorder.receipts)
     execution, rollback = await run_and_undo(plan, world, past=past, recorder=first.recorder)
     assert execution.run.step("a").carried
-    assert (world.undone, rollback.standing()) == (["a"], "undone: `a`")
+    assert (world.undone, rollback.standing()) == (["a"], "rolled back: a; not rolled back: broken (failed, check by hand)")
 
 
 async def test_a_rollback_goes_on_after_the_stop_of_its_run_and_has_a_stop_of_its_own() -> None:
@@ -371,7 +376,7 @@ async def test_a_rollback_goes_on_after_the_stop_of_its_run_and_has_a_stop_of_it
     rollback.scope.stop.set("cancelled", "enough (by ana)")
     await going
     assert world.undone == ["c", "b"]
-    assert rollback.standing().startswith("undone: `c`; not undone: `b` (whether its rollback was done is unknown: ")
+    assert rollback.standing().startswith("rolled back: c; not rolled back: b (whether its rollback was done is unknown: ")
 
 
 @pytest.mark.parametrize(
@@ -391,5 +396,5 @@ async def test_a_rollback_whose_parameters_cannot_be_computed_says_so_and_calls_
     plan.step("a").rollback = RollbackCall(tool_name="undo", parameters={"name": "${{ result.gone }}"})
     execution, rollback = await run_and_undo(plan, world)
     assert world.undone == []
-    assert rollback.standing().startswith("undone: nothing; not undone: `a` (its rollback failed: `result.gone`: ")
+    assert rollback.standing().startswith("rolled back: nothing; not rolled back: a (its rollback failed: `result.gone`: ")
     assert execution.kinds("rollback a") == ["step_failed"]

@@ -118,7 +118,7 @@ async def world(store_url: str) -> AsyncIterator[Undoing]:
         await asyncio.gather(*world.going, return_exceptions=True)
 
 
-UNDONE = "`last` failed: ValueError: nothing answers; rollback: undone: `two`, `one`"
+UNDONE = "`last` failed: ValueError: nothing answers; rolled back: two, one"
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ async def test_who_cancels_while_it_is_asked_ends_the_rollback_and_the_question(
     await acancel_run(gate.run_id, reason="leave it (by bo)", store=world.store)
     run = await going
     assert (await world.store.gate(gate.id)).end == "cancelled"
-    assert "not undone: `two` (whether its rollback was done is unknown: `plan resolve " in (run.message or "")
+    assert "not rolled back: two (whether its rollback was done is unknown: `plan resolve " in (run.message or "")
     assert (run.reason, world.calls) == (RunReason.STEP_FAILED, ["two"])
 
 
@@ -192,7 +192,7 @@ async def test_the_tools_probe_says_it_where_it_can(said: Any, calls: list[str],
 async def test_after_abort_nothing_further_is_undone_and_it_is_not_called_again_before_somebody_says_more(world: Undoing) -> None:
     run = await world.start_with_form(FormAnswers((Answer("abort", "ana", channel="form"),)))
     said = "`two` (ana says of `rollback two`: abort; whether its rollback was done was never known)"
-    assert f"not undone: {said}, `one` (`two` must be undone first)" in (run.message or "")
+    assert f"not rolled back: {said}, one (`two` must be rolled back first)" in (run.message or "")
     later = await world.undo(run, Person([]))
     command = f'`plan resolve {run.id} "rollback two" done|again` and `plan cancel {run.id} --rollback`'
     assert (world.calls, command in (later.message or "")) == (["two"], True)

@@ -49,7 +49,7 @@ async def test_after_a_version_that_nobody_approved_what_was_done_is_undone_as_i
     later = await undo(world, run, shop, by="li")
     assert shop.called == UNDONE
     assert (later.status, later.reason) == (PlanStatus.CANCELLED, RunReason("cancelled" if end == "unanswered" else end))
-    assert (later.message or "").endswith("rollback: undone: `build`")
+    assert (later.message or "").endswith("rolled back: build")
     assert (later.digest, later.approval_digest) == (run.digest, run.approval_digest)
     assert [(step.id, step.rolled_back) for step in later.steps] == [("build", True), ("ship", False)]
     versions = await world.store.revisions(run.id)
@@ -68,7 +68,7 @@ async def test_after_refused_tools_what_was_approved_is_undone_with_those_or_whe
         await undo(world, run, shop, effect="write", guard="read")
     assert shop.called == ["build 商店"]
     later = await undo(world, run, shop, effect="write", force=True)  # `ship` is no call that is made
-    assert (later.message or "").endswith("rollback: undone: `build`")
+    assert (later.message or "").endswith("rolled back: build")
     assert shop.called == UNDONE
     assert (await world.store.verify(run.id)).ok
 

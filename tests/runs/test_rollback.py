@@ -142,7 +142,7 @@ def undone(run: PlanRun) -> dict[str, bool]:
 async def test_a_run_that_a_step_fails_undoes_itself_and_does_not_go_on(either: PlanStore, world: World) -> None:
     run = await arun_plan(pool(), tools=world.tools, store=either, offline=True)
     assert (run.status, run.reason) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED)
-    assert run.message == "`last` failed: ValueError: nothing answers; rollback: undone: `two`, `one`"
+    assert run.message == "`last` failed: ValueError: nothing answers; rolled back: two, one"
     assert world.put_back == ["节点-2", "web-1"]
     kept = await either.run(run.id)
     assert (kept.message, undone(kept)) == (run.message, {"one": True, "two": True, "last": False})
@@ -163,7 +163,7 @@ async def test_a_run_that_a_step_fails_undoes_itself_and_does_not_go_on(either: 
 async def test_a_run_whose_time_is_up_undoes_itself(store: PlanStore, world: World) -> None:
     run = await arun_plan(pool("wait", total_timeout_ms=1000), tools=world.tools, store=store, offline=True)
     assert (run.status, run.reason, world.put_back) == (PlanStatus.PARTIAL, RunReason.TIMED_OUT, ["节点-2", "web-1"])
-    assert run.message == "the total timeout of 1 s was spent; rollback: undone: `two`, `one`"
+    assert run.message == "the total timeout of 1 s was spent; rolled back: two, one"
 
 
 async def test_a_run_that_goes_on_after_failures_is_undone_on_request_only(store: PlanStore, world: World) -> None:
@@ -173,7 +173,7 @@ async def test_a_run_that_goes_on_after_failures_is_undone_on_request_only(store
         await acancel_run(run.id, rollback=True, store=store)
     later = await acancel_run(run.id, rollback=True, tools=world.tools, store=store)
     assert (later.status, later.reason, later.completed_at is not None) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED, True)
-    assert later.message == "`last` failed: ValueError: nothing answers; rollback: undone: `two`, `one`"
+    assert later.message == "`last` failed: ValueError: nothing answers; rolled back: two, one"
     assert (await store.run(run.id)).step("last").error == "ValueError: nothing answers"  # the ends of the steps are kept
 
 
@@ -181,15 +181,15 @@ async def test_a_failed_rollback_says_where_things_stand_and_is_tried_again_on_r
     world.stuck.add("节点-2")
     run = await arun_plan(pool(), tools=world.tools, store=store, offline=True)
     assert run.message == (
-        "`last` failed: ValueError: nothing answers; rollback: undone: nothing; not undone: `two` (its rollback failed: "
-        "ValueError: 节点-2 卡住了), `one` (`two` must be undone first)"
+        "`last` failed: ValueError: nothing answers; rolled back: nothing; not rolled back: two (its rollback failed: "
+        "ValueError: 节点-2 卡住了), one (`two` must be rolled back first)"
     )
     with pytest.raises(RunConflictError, match="was rolled back"):
         await aresume_run(run.id, tools=world.tools, store=store, offline=True)
     world.stuck.clear()
     later = await acancel_run(run.id, rollback=True, tools=world.tools, store=store)
     assert (world.put_back, undone(later)) == (["节点-2", "web-1"], {"one": True, "two": True, "last": False})
-    assert later.message == "`last` failed: ValueError: nothing answers; rollback: undone: `two`, `one`"
+    assert later.message == "`last` failed: ValueError: nothing answers; rolled back: two, one"
 
 
 @pytest.mark.parametrize("rollback", [False, True])
@@ -201,11 +201,11 @@ async def test_a_run_that_is_cancelled_is_undone_if_that_was_asked_for(rollback:
     assert asked.status is PlanStatus.EXECUTING  # who executes it undoes it
     run = await running
     assert (run.status, run.reason) == (PlanStatus.CANCELLED, RunReason.CANCELLED)
-    assert run.message == "enough (by ana)" + ("; rollback: undone: `two`, `one`" if rollback else "")
+    assert run.message == "enough (by ana)" + ("; rolled back: two, one" if rollback else "")
     assert world.put_back == (["节点-2", "web-1"] if rollback else [])
     if not rollback:
         later = await acancel_run(run.id, rollback=True, tools=world.tools, store=store)
-        assert (later.status, later.message) == (PlanStatus.CANCELLED, "enough (by ana); rollback: undone: `two`, `one`")
+        assert (later.status, later.message) == (PlanStatus.CANCELLED, "enough (by ana); rolled back: two, one")
 
 
 def held_pool(world: World) -> ExecutionPlan:
@@ -247,7 +247,7 @@ async def test_whoever_cancels_a_run_while_it_is_undone_lets_what_is_under_way_e
     world.goes_on.set()
     run = await running
     assert (run.status, run.reason, world.put_back) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED, ["节点-2"])
-    assert run.message == ("`last` failed: ValueError: nothing answers; rollback: undone: `two`; not undone: `one` (enough (by ana))")
+    assert run.message == ("`last` failed: ValueError: nothing answers; rolled back: two; not rolled back: one (enough (by ana))")
 
 
 async def test_a_plain_cancel_calls_off_the_rollback_that_was_asked_for_while_it_is_under_way(
@@ -266,7 +266,7 @@ async def test_a_plain_cancel_calls_off_the_rollback_that_was_asked_for_while_it
     world.goes_on.set()
     run = await running
     assert (run.status, run.reason, world.put_back) == (PlanStatus.CANCELLED, RunReason.CANCELLED, ["节点-2"])
-    assert run.message == "undo it (by ana); rollback: undone: `two`; not undone: `one` (leave it (by bo))"
+    assert run.message == "undo it (by ana); rolled back: two; not rolled back: one (leave it (by bo))"
     assert [entry.message for entry in await store.audit(run.id) if entry.kind == "cancel_requested"] == [
         "undo it (by ana)", "leave it (by bo)",
     ]  # fmt: skip
@@ -285,7 +285,7 @@ async def test_a_plain_cancel_calls_off_the_rollback_that_was_asked_for_before_i
     assert await either.asks_rollback(run_id) is False
     run = await running
     assert (run.status, world.put_back, undone(run)) == (PlanStatus.CANCELLED, [], {"one": False, "two": False, "last": False})
-    assert "; rollback: undone: nothing; not undone: `two` (leave it (by bo)), `one` (`two` must be undone first)" in (run.message or "")
+    assert "; rolled back: nothing; not rolled back: two (leave it (by bo)), one (`two` must be rolled back first)" in (run.message or "")
     later = await acancel_run(run.id, rollback=True, tools=world.tools, store=either)
     assert (world.put_back, undone(later)["one"]) == (["节点-2", "web-1"], True)
 
@@ -305,7 +305,7 @@ async def test_nothing_is_undone_around_a_step_of_which_nobody_knows_whether_it_
     run = await arun_plan(plan, tools=world.tools, store=store, offline=True)
     assert (run.reason, world.put_back) == (RunReason.UNKNOWN, [])
     assert (run.message or "").endswith(
-        f"; rollback: nothing was undone, because whether `last` was done is unknown: `plan resolve {run.id} last done|again|abort`, "
+        f"; rolled back: nothing, because whether `last` was done is unknown: `plan resolve {run.id} last done|again|abort`, "
         f"then `plan cancel {run.id} --rollback`"
     )
     with pytest.raises(RunConflictError, match="while it is unknown whether `last` was done"):
@@ -313,7 +313,7 @@ async def test_nothing_is_undone_around_a_step_of_which_nobody_knows_whether_it_
     await aresolve_step(run.id, "last", "done", by="ana", store=store)
     later = await acancel_run(run.id, rollback=True, tools=world.tools, store=store)
     assert world.put_back == ["节点-2", "web-1"]
-    assert "rollback: undone: `two`, `one`; cannot be undone: `last` (writes, declares no rollback)" in (later.message or "")
+    assert "rolled back: two, one; cannot be rolled back: last (writes, declares no rollback)" in (later.message or "")
 
 
 @pytest.mark.parametrize("said_here", [False, True])
@@ -329,7 +329,7 @@ async def test_a_write_that_a_person_left_in_doubt_is_named_and_undone_once_they
     if said_here:
         await aresolve_step(run.id, "last", "done", by="ana", note="我看过了", store=either)
     later = await acancel_run(run.id, rollback=True, tools=world.tools, store=either)
-    stands = "rollback: undone: `last`, `two`, `one`" if said_here else "rollback: undone: `two`, `one`; begun, and perhaps done: `last`"
+    stands = "rolled back: last, two, one" if said_here else "rolled back: two, one; begun, and perhaps done: `last`"
     assert (later.message or "").endswith(stands)
     assert world.put_back == [*(["last"] if said_here else []), "节点-2", "web-1"]
     assert (await either.verify(run.id)).ok
@@ -454,7 +454,7 @@ async def test_of_a_rollback_that_was_killed_only_the_rollback_ends_and_the_run_
             said, two = "leave it (by ana)", "whether its rollback was done is unknown"
         assert (ended.status, ended.reason, ended.completed_at is not None) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED, True)
         assert ended.message == (
-            f"`last` failed: ValueError: nothing answers; rollback: {said}; undone: `three`; not undone: `two` ({two}), `one` (not reached)"
+            f"`last` failed: ValueError: nothing answers; rolled back: three; not rolled back: two ({two}), one (not reached); {said}"
         )
         found = await store.verify(run.id)
         assert found.ok, str(found.problem)
@@ -470,8 +470,8 @@ async def test_abort_about_the_rollback_of_a_run_that_has_ended_changes_nothing_
     ended = await aresolve_step(run.id, "rollback two", "abort", by="ana", store=store)
     assert (ended.status, ended.reason, ended.completed_at) == (run.status, run.reason, run.completed_at)
     assert ended.message == (
-        "`last` failed: ValueError: nothing answers; rollback: ana says of `rollback two`: abort; undone: nothing; "
-        "not undone: `two` (whether its rollback was done was never known), `one` (not reached)"
+        "`last` failed: ValueError: nothing answers; rolled back: nothing; "
+        "not rolled back: two (whether its rollback was done was never known), one (not reached); ana says of `rollback two`: abort"
     )
     assert (await store.verify(run.id)).ok
 
@@ -507,7 +507,7 @@ async def test_a_rollback_that_was_killed_goes_on_and_nothing_is_undone_twice(
         assert undoing == (["one"] if effect == "write" else ["two", "one"])
         assert (tmp_path / "undone").read_text() == "three\n"
         assert undone(gone_on) == {"one": True, "two": True, "three": True, "last": False}
-        assert (gone_on.message or "").endswith("rollback: undone: `three`, `two`, `one`")
+        assert (gone_on.message or "").endswith("rolled back: three, two, one")
         keys = {row.idempotency_key for row in await store.attempts(run.id) if row.step_id == "rollback two"}
         assert len(keys) == 1
         assert all(row.outcome is Outcome.SUCCEEDED for row in await store.receipts(run.id) if row.step_id.startswith("rollback"))
@@ -532,7 +532,7 @@ def test_the_command_line_undoes_a_run_that_nobody_executes(tmp_path: Path, caps
     assert (tmp_path / "文件").exists()
     assert main(["cancel", run["id"], "--rollback"]) == 0
     said = capsys.readouterr()
-    assert "rollback: undone: `leave`" in said.out
+    assert "rolled back: leave" in said.out
     assert "rollback leave: completed in" in said.err
     assert "a run that was rolled back does not go on: start a new one" in said.err
     assert not (tmp_path / "文件").exists()
@@ -584,7 +584,7 @@ async def test_a_cancellation_in_prefect_lets_the_rollback_that_is_under_way_end
     world.goes_on.set()
     run = await running
     assert (world.put_back, run.status) == (["节点-2"], PlanStatus.CANCELLED if asked else PlanStatus.PARTIAL)
-    assert (run.message or "").endswith("; rollback: undone: `two`; not undone: `one` (leave it)")
+    assert (run.message or "").endswith("; rolled back: two; not rolled back: one (leave it)")
 
 
 async def test_how_each_step_is_undone_is_read_before_anything_is_approved(world: World) -> None:

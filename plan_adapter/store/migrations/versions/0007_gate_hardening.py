@@ -1,4 +1,4 @@
-"""Policy and one-time code seeds kept in the store; runs know the folder that they were approved in."""
+"""Policy and one-time code seeds kept in the store; runs know the folder that they were approved in; items have labels."""
 
 from typing import Any
 
@@ -10,6 +10,7 @@ down_revision = "0006"
 branch_labels = None
 depends_on = None
 
+_COLUMNS = (("runs", "folder"), ("revisions", "folder"), ("attempts", "label"), ("gates", "label"))
 _REFUSE = """CREATE OR REPLACE FUNCTION plan_adapter_refuse_change() RETURNS trigger LANGUAGE plpgsql AS
 $$ BEGIN RAISE EXCEPTION {message}; END $$"""
 
@@ -17,15 +18,15 @@ $$ BEGIN RAISE EXCEPTION {message}; END $$"""
 def upgrade() -> None:
     """Add tables and columns."""
     _add_policy_and_seeds()
-    for table in ("runs", "revisions"):
-        op.add_column(table, sa.Column("folder", sa.Text))
+    for table, column in _COLUMNS:
+        op.add_column(table, sa.Column(column, sa.Text))
 
 
 def downgrade() -> None:
     """Drop them again."""
     _drop_policy_and_seeds()
-    for table in ("runs", "revisions"):
-        op.drop_column(table, "folder")
+    for table, column in _COLUMNS:
+        op.drop_column(table, column)
 
 
 def _add_policy_and_seeds() -> None:

@@ -298,10 +298,10 @@ async def item_of(place: Place, run_id: str, store: "PlanStore") -> tuple[int | 
     if by_number is None and by_label is None:
         known = f"; its items: {listed([code(label) for _, label in sorted(labels.items())], 20)}" if labels else ""
         raise UsageError(f"no item of `{step_id}` is called `{one_line(place.item)}`{known}; a number counts from 1")
-    if by_number is not None and by_label is not None and by_number != by_label:
+    if by_label is not None and by_number != by_label and by_number in labels:
         raise UsageError(
             f"`--item {place.item}` means two items of `{step_id}`: number {by_label + 1} is called so, and item number {place.item} is "
-            f"`{labels.get(by_number, place.item)}`; write `--item :{by_label + 1}` or `--item :{by_number + 1}`"
+            f"`{labels[by_number]}`; write `--item :{by_label + 1}` or `--item :{by_number + 1}`"
         )
     item = by_number if by_label is None else by_label
     return item, None if item is None else labels.get(item)

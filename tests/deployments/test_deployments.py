@@ -165,7 +165,9 @@ async def test_a_scheduled_run_completes(prefect_server: Server, workplace: Work
         await client.delete_deployment_schedule(deployment.id, deployment.schedules[0].id)
         of_this = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run.id]))
         # The server writes task runs down a moment after they were told.
-        await when(lambda task_run: task_run.name == "pages[1]", lambda: client.read_task_runs(flow_run_filter=of_this), workplace.log)
+        await when(
+            lambda task_run: task_run.name == "pages[/api/ready]", lambda: client.read_task_runs(flow_run_filter=of_this), workplace.log
+        )
 
     assert flow_run.auto_scheduled
     assert flow_run.state is not None

@@ -50,13 +50,13 @@ async def test_the_steps_of_a_plan_are_task_runs_with_its_edges(store: PlanStore
     plan.add_step("give", "all", {"value": "${{ steps.each.result }}"}, id="all", depends_on=["never", "names"])
     run = await arun_plan(plan, tools=ToolRegistry([give]), store=store)
     assert (run.status, run.step("all").result) == (PlanStatus.COMPLETED, ["a", "b"])
-    shown = await _shown(run, "names", "each[0]", "each[1]", "never", "all")
+    shown = await _shown(run, "names", "each[a]", "each[b]", "never", "all")
     assert {name: (run.state_name, _upstream(run, shown)) for name, run in shown.items()} == {
         "names": ("Completed", set()),
-        "each[0]": ("Completed", {"names"}),
-        "each[1]": ("Completed", {"names"}),
+        "each[a]": ("Completed", {"names"}),
+        "each[b]": ("Completed", {"names"}),
         "never": ("Skipped", {"names"}),
-        "all": ("Completed", {"each[0]", "each[1]", "never"}),
+        "all": ("Completed", {"each[a]", "each[b]", "never"}),
     }
 
 

@@ -51,6 +51,7 @@ VERBS = (
     Verb("tools", "List the tools that plans may use"),
     Verb("schema", "Print the JSON Schema of plans, for editors"),
     Verb("explain", "Explain the code of a problem"),
+    Verb("guide", "Read the handbook: `plan guide security` is about what is protected from whom"),
     Verb("store", "Show or upgrade the database of plans and runs, or print its grants"),
     Verb("doctor", "Say what is wrong with this installation, its server and its store"),
     Verb("down", "Stop the local Prefect server"),

@@ -1,0 +1,75 @@
+"""`plan guide`, and the promises of the security page: each names a test that exists."""
+
+import ast
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Plan
+
+ROOT = Path(__file__).parent.parent.parent
+SECURITY = (ROOT / "plan_adapter/guide/security.md").read_text(encoding="utf-8")
+PROMISES = [line for line in re.sub(r"\n  +", " ", SECURITY).splitlines() if line.startswith("- ") and "tests/" in line]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+NAMED = sorted(set(re.findall(r"tests/\w[\w/]*(?:\.py(?:::\w+)?)?", SECURITY + README)))
+PAGES = sorted((ROOT / "plan_adapter/guide").glob("*.md"))
+PLANS = [
+    block for page in PAGES for block in re.findall(r"^```yaml\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+]
+
+
+@cache
+def functions_in(file: Path) -> set[str]:
+    return {
+        node.name
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_test_that_stands_for_a_promise_exists(name: str) -> None:
+    path, _, function = name.partition("::")
+    assert (ROOT / path).exists()
+    assert not function or function in functions_in(ROOT / path)
+
+
+def test_every_promise_of_the_security_page_names_a_test() -> None:
+    promises = SECURITY.split("## What holds")[1].split("\n## ")[0]
+    without = [line for line in re.sub(r"\n  +", " ", promises).splitlines() if line.startswith("- ") and "tests/" not in line]
+    assert len(PROMISES) >= 30
+    assert without == []
+
+
+def test_the_guide_lists_its_pages(plan: Plan) -> None:
+    assert "Security: what is protected, from whom" in plan("guide").out
+    assert json.loads(plan("guide", "--json").out.splitlines()[0])["topic"]
+
+
+def test_a_page_is_printed_as_it_is_written(plan: Plan) -> None:
+    assert plan("guide", "security").out == SECURITY
+    assert json.loads(plan("guide", "security", "--json").out)["text"] == SECURITY
+
+
+def test_a_page_that_is_not_there_is_a_usage_error_that_names_the_nearest(plan: Plan) -> None:
+    said = plan("guide", "securty")
+    assert said.code == 2
+    assert said.err == "plan: the guide has no page `securty`; did you mean `security`?\n"
+
+
+@pytest.mark.parametrize("text", [text for text in PLANS if "\nsteps:" in text])
+def test_a_plan_in_the_guide_is_valid(plan: Plan, text: str) -> None:
+    Path("plan.yaml").write_text(text, encoding="utf-8")
+    said = plan("validate", "plan.yaml")
+    assert said.code == 0, said.out
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8"))
+    topics = re.findall(r"plan guide ([a-z]+)", page.read_text(encoding="utf-8"))
+    assert all((page.parent / target).exists() for target in targets)
+    assert {f"{topic}.md" for topic in topics} <= {page.name for page in PAGES}

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 def answering_server(settings: "Settings") -> "Server | None":
     """Return the server that Prefect's settings name, else the local one if it runs; starts none. Raises NoServerError."""
-    from plan_adapter.engine.connection import check_server, configured_api_url
-    from plan_adapter.engine.local_server import server_status
+    from plan_adapter.engine.connection import configured_api_url
+    from plan_adapter.engine.local_server import configured_server, server_status
 
     if configured_api_url() is not None:
-        return check_server()
+        return configured_server(settings)
     status = server_status(settings)
     return status.server() if status.state == "healthy" else None
 

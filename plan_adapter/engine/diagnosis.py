@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from plan_adapter.engine.connection import check_server, configured_api_url, ui_hint, under_worker, url_source
-from plan_adapter.engine.local_server import server_status
+from plan_adapter.engine.connection import configured_api_url, ui_hint, under_worker, url_source
+from plan_adapter.engine.local_server import configured_server, server_status
 from plan_adapter.engine.server_auth import demands_authentication
 from plan_adapter.engine.server_password import login_hint
 from plan_adapter.engine.server_state import ServerFolder
@@ -75,7 +75,7 @@ def _server(settings: Settings) -> Iterator[Finding]:
     try:
         configured = configured_api_url() is not None
         if configured:
-            server = check_server()
+            server = configured_server(settings)
             yield Finding(ok=True, what=f"Prefect server {server.api_url} answers (set by {url_source()})")
             yield _authentication(server.api_url)
         else:

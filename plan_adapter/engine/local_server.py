@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from plan_adapter.engine.connection import Server, check_server, configured_api_url, quiet_import, under_worker
+from plan_adapter.engine.connection import Server, check_server, configured_api_url, quiet_import, under_worker, use_server
 from plan_adapter.engine.server_launch import launch, server_url
 from plan_adapter.engine.server_password import login_hint, why_password
 from plan_adapter.engine.server_state import ServerFolder, ServerState
@@ -81,12 +81,25 @@ def begin_server(settings: Settings, *, notify: Notify) -> PendingServer:
     """Return at once, with a server starting in the background if one is needed; never raises, `wait` does."""
     try:
         if configured_api_url() is not None:
-            return PendingServer(check_server)
+            return PendingServer(partial(configured_server, settings))
         if settings.local_server == "never" or under_worker():
             return PendingServer(partial(_raise, NoServerError(_forbidden(settings))))
         return PendingServer(_begin(_folder(settings), settings.local_server_auth, notify))
     except NoServerError as error:
         return PendingServer(partial(_raise, error))
+
+
+def configured_server(settings: Settings) -> Server:
+    """Return the server that Prefect's settings name, once it has answered. Raises NoServerError.
+
+    Where that is the local server, its password need not stand in Prefect's settings.
+    """
+    local = _named_local(settings)
+    if local is None:
+        return check_server()
+    with use_server(local):
+        check_server()
+    return local
 
 
 def server_for(settings: Settings) -> Server:
@@ -124,6 +137,20 @@ def server_status(settings: Settings) -> LocalServerStatus:
         password_file=folder.password_file if state.has_password else None,
         password=_password(folder, state),
     )
+
+
+def _named_local(settings: Settings) -> Server | None:
+    """Return the local server if Prefect's settings name it, without credentials, and it demands a password."""
+    with quiet_import():
+        from prefect.settings import get_current_settings
+    api = get_current_settings().api
+    if api.auth_string is not None or api.key is not None or "127.0.0.1" not in (api.url or ""):
+        return None
+    try:
+        local = server_status(settings).server()
+    except NoServerError:  # an unsafe home says nothing about a server that somebody has named
+        return None
+    return local if local is not None and local.password is not None and local.api_url == (api.url or "").rstrip("/") else None
 
 
 def _folder(settings: Settings) -> ServerFolder:

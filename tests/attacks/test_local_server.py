@@ -336,10 +336,14 @@ def test_a_run_that_was_killed_at_its_gate_is_shown_as_cancelled_once_it_is(lock
     assert locked.ask("POST", "/api/flow_runs/count", open_ones, basic(locked.password)) == (200, "0")
 
 
-def test_a_command_that_is_given_the_servers_url_is_told_what_is_missing(locked: Locked) -> None:
+def test_a_command_that_is_given_the_servers_url_needs_no_password_at_its_owners_home_only(locked: Locked, tmp_path: Path) -> None:
     said = plan(locked, "doctor", PREFECT_API_URL=locked.server.api_url)
+    assert f"Prefect server {locked.server.api_url} answers" in said.stdout, said.stdout
+    said = plan(locked, "doctor", PREFECT_API_URL=locked.server.api_url, PLAN_ADAPTER_HOME=str(tmp_path / "other"))
     assert said.returncode == 2
     assert "it refuses the credentials (HTTP 401): PREFECT_API_AUTH_STRING or PREFECT_API_KEY is missing or wrong" in said.stdout
+    said = plan(locked, "doctor", PREFECT_API_URL=locked.server.api_url, PREFECT_API_AUTH_STRING="plan:wrong")
+    assert "it refuses the credentials (HTTP 401)" in said.stdout
     said = plan(locked, "doctor", PREFECT_API_URL=locked.server.api_url, PREFECT_API_AUTH_STRING=locked.password)
     assert "answers (set by the environment variable PREFECT_API_URL)" in said.stdout
 

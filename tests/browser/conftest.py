@@ -52,7 +52,7 @@ async def chromium() -> "AsyncIterator[Browser]":
 @pytest_asyncio.fixture(loop_scope="session")
 async def browsing(chromium: "Browser", request: pytest.FixtureRequest) -> AsyncIterator[Browsing]:
     """A person at a browser of their own; what a page asks of other hosts is refused and noted."""
-    context = await chromium.new_context(viewport={"width": 1280, "height": 900}, locale="en-GB", timezone_id="UTC")
+    context = await chromium.new_context(viewport={"width": 1440, "height": 900}, locale="en-GB", timezone_id="UTC")
     context.set_default_timeout(PATIENCE_MS)
     folder: str | None = request.config.getoption("--screenshots", default=None)
     person = Browsing(context, screenshots=Path(folder) if folder else None)

@@ -1,6 +1,7 @@
-"""What a person sees and does in Prefect's UI V2: the page of a flow run, and the form of the gate at which it waits.
+"""What a person sees and does in Prefect's two UIs: the page of a flow run, and the form of the gate at which it waits.
 
-Roles and labels find things, as a person does; the two attributes that are used beside them are those of the UI's own components.
+All is done in the newer one, V2; of the older one, V1, which `prefect server start` opens, what a person sees of a form.
+Roles and labels find things, as a person does; the few classes that are used beside them are those of the UIs' own components.
 """
 
 import re
@@ -75,6 +76,16 @@ class RunPage:
         await form.description.get_by_role("heading").first.wait_for()
         return form
 
+    async def open_older_form(self) -> "OlderForm":
+        """Press Resume on the same page of the older UI, in a tab of its own."""
+        page = await self.browsing.context.new_page()
+        await page.goto(self.page.url.replace("/v2/", "/"))
+        await page.get_by_role("button", name="Resume").click()
+        form = OlderForm(page, page.locator(".p-modal__card"), self.browsing)
+        await form.decision.wait_for()
+        await form.description.get_by_role("heading").first.wait_for()
+        return form
+
     async def open_next_form(self, read: str) -> "GateForm":
         """Look again until the form says something else than what was `read` in the one before."""
         for _ in range(LOOKS):
@@ -115,23 +126,24 @@ class GateForm:
         return listbox.or_(self.dialog.get_by_role("textbox", name=re.compile(rf"^{re.escape(title)}( \(Optional\))?$")))
 
     async def text(self) -> str:
-        """Return the description as a person reads it."""
+        """Return the description as a person reads it who unfolds the details."""
+        await self.unfold()
         return await self.description.inner_text()
+
+    async def unfold(self) -> None:
+        """Open the details, which are folded at first."""
+        folded = self.description.locator("details:not([open]) > summary")
+        if await folded.count():
+            await folded.click()
 
     async def top(self) -> str:
         """Return what is read first: some lines."""
         return "\n".join([line for line in (await self.text()).splitlines() if line.strip()][:4])
 
-    async def tables(self) -> list[list[list[str]]]:
-        """Return the tables of the description: rows of cells."""
-        read = "tables => tables.map(table => [...table.rows].map(row => [...row.cells].map(cell => cell.innerText.trim())))"
-        return await self.description.locator("table").evaluate_all(read)
-
-    async def pictures(self) -> list[str]:
-        """Return what the drawn Mermaid pictures say, once there is one."""
-        drawn = self.description.locator("svg[id^=mermaid]")
-        await drawn.first.wait_for(state="attached")
-        return await drawn.evaluate_all("pictures => pictures.map(picture => picture.querySelector('.nodes').textContent)")
+    async def items(self) -> list[str]:
+        """Return the items of all lists of the description."""
+        await self.unfold()
+        return await self.description.locator("li").all_inner_texts()
 
     async def out_of_sight(self) -> list[str]:
         """Return what does not fit into the width that it has: a part of it can be read only by scrolling aside."""
@@ -139,6 +151,11 @@ class GateForm:
             .filter(part => part.scrollWidth > part.clientWidth)
             .map(part => `${part.tagName}, ${part.scrollWidth} of ${part.clientWidth} px: ${part.innerText}`)"""
         return await self.description.evaluate(wide)
+
+    @property
+    def decision(self) -> "Locator":
+        """The field that is filled in first."""
+        return self.field("Decision")
 
     async def choices(self, title: str) -> list[str]:
         """Return what may be chosen under `title`."""
@@ -186,6 +203,7 @@ class GateForm:
         if self.browsing.screenshots is None:
             return
         await self.browsing.keep(self.page, f"{name}-1-opened")
+        await self.unfold()
         usual = self.page.viewport_size
         assert usual is not None
         await self.description.evaluate("text => text.parentElement.scrollTo(0, 0)")
@@ -193,10 +211,7 @@ class GateForm:
         # The dialog takes four fifths of the window's height.
         await self.page.set_viewport_size({"width": usual["width"], "height": int((length + 250) / 0.8)})
         for scheme in ("light", "dark"):
-            drawn = await self.description.locator("svg[id^=mermaid]").count()
             await self.page.emulate_media(color_scheme=scheme)
-            if drawn:  # it is drawn anew
-                await self.description.locator("svg[id^=mermaid]").first.wait_for()
             await self.browsing.keep(self.dialog, f"{name}-2-{scheme}")
         await self.page.emulate_media(color_scheme="light")
         await self.page.set_viewport_size(usual)
@@ -211,3 +226,46 @@ class GateForm:
             except TimeoutError:  # the list was drawn anew, and closed, while it was opened
                 continue
         raise AssertionError(f"{option} cannot be chosen under {title}")
+
+
+@dataclass(frozen=True)
+class OlderForm:
+    """The form of an open gate in the older UI."""
+
+    page: "Page"
+    dialog: "Locator"
+    browsing: Browsing
+
+    @property
+    def description(self) -> "Locator":
+        """What the form says above its fields, in a box of its own."""
+        return self.dialog.locator(".markdown-renderer").first
+
+    @property
+    def decision(self) -> "Locator":
+        """The field that is filled in first."""
+        return self.dialog.locator(".schema-form-property").filter(has_text="Decision").locator(".p-select")
+
+    async def see(self, name: str) -> None:
+        """Keep a picture of the form as it opens."""
+        await self.browsing.keep(self.page, f"{name}-1-opened")
+
+
+async def is_in_sight(part: "Locator") -> bool:
+    """Whether nothing of `part` is outside of the window, scrolled away or covered, as far as its middle and corners tell."""
+    return await part.evaluate(
+        """async part => {
+            await Promise.all(document.getAnimations().map(animation => animation.finished.catch(() => null)))
+            const boxes = [...part.getClientRects()]
+            const points = boxes.flatMap(box => [box.left + 4, (box.left + box.right) / 2, box.right - 4].flatMap(
+                x => [box.top + 3, (box.top + box.bottom) / 2, box.bottom - 3].map(y => [x, y])))
+            return boxes.length > 0 && points.every(([x, y]) => part.contains(document.elementFromPoint(x, y)))
+        }"""
+    )
+
+
+async def pictures_of(page: "Page") -> list[str]:
+    """Return what the Mermaid pictures of a page say, once there is one."""
+    drawn = page.locator("svg[id^=mermaid]")
+    await drawn.first.wait_for(state="attached")
+    return await drawn.evaluate_all("pictures => pictures.map(picture => picture.querySelector('.nodes').textContent)")

@@ -1,5 +1,6 @@
 """Gates answered by a person in Prefect's own UI, while a real `plan run` waits in a process of its own."""
 
+import functools
 import re
 from collections.abc import Callable
 
@@ -7,12 +8,9 @@ import pyotp
 import pytest
 
 from plan_adapter.approval import os_user
-from plan_adapter.engine.connection import Server
-from plan_adapter.engine.secret_blocks import PrefectSecrets
-from plan_adapter.identity.codes import block_name
 from plan_adapter.record import Approval
 from plan_adapter.store.store import PlanStore
-from tests.browser.pages import Browsing
+from tests.browser.pages import Browsing, is_in_sight, pictures_of
 from tests.browser.running import RunningPlan, Workplace
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -42,6 +40,7 @@ steps:
       env: {TOKEN: "${{ inputs.api_token }}"}
     depends_on: [build, notes]
 """
+STEPS = ("build", "notes", "publish")
 PUBLISHED = "published-2.1.0-with-a-long-name-that-has-to-break-somewhere-in-its-cell.txt"
 
 HOSTILE = r"""
@@ -82,6 +81,42 @@ ONE_STEP_MORE = """\
 SECOND_VERSION = FIRST_VERSION.replace("cp key.txt", "test -s key.txt && cp key.txt") + ONE_STEP_MORE
 
 
+DRAINED = r"""
+name: rolling-restart
+description: Restart the web nodes one after the other, without dropping a request, as agreed with the shop team on Tuesday
+options: {approval_timeout_ms: 1800000, step_timeout_ms: 60000}
+steps:
+  - {id: check, tool_name: bash, effect: read, description: Look whether they answer, parameters: {command: "true web-1 web-2"}}
+  - {id: drain, tool_name: bash, description: Take web-1 out of the pool, parameters: {command: "echo lbctl drain web-1 > drained.txt"},
+     depends_on: [check]}
+  - id: restart
+    tool_name: bash
+    description: Restart the service on web-1
+    parameters:
+      command: |
+        set -euo pipefail
+        echo systemctl restart nginx > restarted.txt
+        for try in 1 2 3; do
+          test -s restarted.txt && break
+        done
+        echo done
+    depends_on: [drain]
+    requires_approval: true
+  - {id: verify, tool_name: bash, effect: read, description: Look again, parameters: {command: cat restarted.txt}, depends_on: [restart]}
+"""
+IN_CHINESE = {
+    "name: rolling-restart": "name: 滚动重启",
+    "Restart the web nodes one after the other, without dropping a request, as agreed with the shop team on Tuesday": (
+        "按照周二与商城团队的约定，逐个重启网页节点，整个过程中不丢失任何一个请求，并在每一步之后检查"
+    ),
+    "Look whether they answer": "检查两个节点是否响应",
+    "Take web-1 out of the pool": "将 web-1 移出负载均衡",
+    "Restart the service on web-1": "重启 web-1 上的服务",
+    "Look again": "再次检查",
+}
+DRAINED_IN_CHINESE = functools.reduce(lambda text, words: text.replace(*words), IN_CHINESE.items(), DRAINED)
+
+
 async def approvals(workplace: Workplace, run_id: str) -> list[Approval]:
     """The answers that were recorded for a run, the oldest first."""
     store = PlanStore(f"sqlite:///{workplace.folder / 'plans.db'}")
@@ -103,18 +138,16 @@ async def test_a_plan_is_read_in_its_form_and_approved_and_runs(start: Start, br
     gate = await plan.gate()
     await page.see("plan-0-page")
     form = await page.open_form()
-    [picture] = await form.pictures()
     await form.see("plan")
     assert await form.out_of_sight() == []
 
     said = await form.text()
     assert "Build the pages 并且发布, once, to the public folder" in said
     assert gate["digest"] in joined(said)
-    assert all(step in picture for step in ("build", "notes", "publish"))
-    steps = next(table for table in await form.tables() if len(table) == 1 + 3)
-    assert [[word in " ".join(row) for word in words] for row, words in zip(
-        steps[1:], (("build", "bash", "write"), ("notes", "write_file", "版本 2.1.0"), ("publish", "run_command", "write")), strict=True
-    )] == [[True] * 3] * 3  # fmt: skip
+    steps = [next(item for item in await form.items() if item.startswith(f"{n}. {step}:")) for n, step in enumerate(STEPS, start=1)]
+    assert [[word in row for word in words] for row, words in zip(
+        steps, (("bash", "write"), ("write_file", "版本 2.1.0"), ("run_command", "write")), strict=True
+    )] == [[True] * 2] * 3  # fmt: skip
     assert PUBLISHED in joined(said)
     assert "s3cr3t-t0ken" not in await form.dialog.inner_html()
     assert await form.choices("Decision") == ["approve", "reject", "request_changes"]
@@ -133,6 +166,52 @@ async def test_a_plan_is_read_in_its_form_and_approved_and_runs(start: Start, br
     assert answer.approval_digest == gate["digest"]
 
 
+@pytest.mark.parametrize(("language", "document"), [("en", DRAINED), ("zh", DRAINED_IN_CHINESE)], ids=["en", "zh"])
+async def test_at_1440x900_both_uis_show_the_decision_and_every_command_without_scrolling(
+    start: Start, browsing: Browsing, language: str, document: str
+) -> None:
+    plan = start(document)
+    page = await browsing.open_run(await plan.link())
+    form = await page.open_form()
+    for shown, ui in ((await page.open_older_form(), "v1"), (form, "v2")):
+        await shown.page.bring_to_front()
+        await shown.see(f"plan-{language}-{ui}")
+        assert await is_in_sight(shown.decision), ui
+        for command in ("echo lbctl drain web-1 > drained.txt", "set -euo pipefail"):
+            assert await is_in_sight(shown.description.locator("code").filter(has_text=command).first), (ui, command)
+        assert await is_in_sight(shown.description.get_by_text("Cannot be undone: ").first), ui
+    await form.fill("approve", name="ana")
+    await form.submit()
+
+    await plan.gate(step="restart")
+    gate = await page.open_gate_of("restart")
+    form = await gate.open_form()
+    for shown, ui in ((await gate.open_older_form(), "v1"), (form, "v2")):
+        await shown.page.bring_to_front()
+        await shown.see(f"step-{language}-{ui}")
+        assert await is_in_sight(shown.decision), ui
+        script = shown.description.locator("pre").first
+        assert await is_in_sight(script), ui
+        assert "echo systemctl restart nginx > restarted.txt" in await script.inner_text()
+    await form.fill("approve", name="ana")
+    await form.submit()
+    code, run = await plan.end()
+    assert (code, run["status"]) == (0, "completed")
+
+
+async def test_the_artifact_of_a_plan_that_waits_draws_its_order(start: Start, browsing: Browsing) -> None:
+    plan = start(RELEASE)
+    url = await plan.link()
+    await plan.gate()
+    page = await browsing.open_run(url)
+    await page.until_state("Paused")
+    await page.page.goto(url.partition("/runs/")[0] + "/artifacts/key/plan-to-approve")
+    await page.page.get_by_role("link", name=re.compile("plan-to-approve|View")).or_(page.page.locator("svg[id^=mermaid]")).first.wait_for()
+    await page.see("artifact")
+    [picture] = await pictures_of(page.page)
+    assert all(step in picture for step in STEPS)
+
+
 async def test_a_rejected_plan_runs_nothing_and_what_it_says_of_itself_is_only_text(
     start: Start, browsing: Browsing, workplace: Workplace
 ) -> None:
@@ -141,7 +220,7 @@ async def test_a_rejected_plan_runs_nothing_and_what_it_says_of_itself_is_only_t
     asked: list[str] = []
     page.page.on("request", lambda request: asked.append(request.url) if ":9/" in request.url else None)
     form = await page.open_form()
-    await form.pictures()
+    await form.unfold()
     await form.see("hostile")
     assert await form.out_of_sight() == []
     assert await form.description.locator("img, b, script").count() == 0
@@ -189,10 +268,10 @@ async def test_an_answer_that_does_not_count_is_asked_for_again_with_the_reason_
 
 @pytest.mark.thorough
 async def test_where_the_policy_asks_for_one_time_codes_only_the_right_one_counts(
-    start: Start, browsing: Browsing, workplace: Workplace, prefect_server: Server
+    start: Start, browsing: Browsing, workplace: Workplace
 ) -> None:
-    secret = pyotp.random_base32()
-    await PrefectSecrets().keep_secret(block_name("ana-of-the-browser"), secret)
+    enrolled = await workplace.plan("approve", "--enroll", "ana-of-the-browser", "--json")
+    secret = pyotp.parse_uri(enrolled.lines[-1]["uri"]).secret
     plan = start(FIRST_VERSION + "approval: {approvers: [ana-of-the-browser], known_by: [totp]}\n")
     page = await browsing.open_run(await plan.link())
     form = await page.open_form()

@@ -72,8 +72,8 @@ async def test_while_it_is_asked_the_run_says_that_it_waits_and_why_and_what_eac
         await world.store.changed(0.5)
     assert (run.status, run.reason) == (PlanStatus.EXECUTING, RunReason.UNKNOWN)
     for part in (
-        "how did attempt 1 of `send` end?",
-        "`send` with the parameters below",
+        "## How did send end?",
+        "Attempt 1 is a write, and nobody knows whether it was done. It called `send` with:",
         "it began at ",
         "start 1, by process ",
         "the line went dead",

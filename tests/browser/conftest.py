@@ -3,6 +3,7 @@
 Playwright's asynchronous interface: the synchronous one leaves a running event loop behind, in which no other asynchronous test can run.
 """
 
+import json
 import os
 import re
 import shutil
@@ -50,13 +51,15 @@ async def chromium() -> "AsyncIterator[Browser]":
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def browsing(chromium: "Browser", request: pytest.FixtureRequest) -> AsyncIterator[Browsing]:
-    """A person at a browser of their own; what a page asks of other hosts is refused and noted."""
+async def browsing(chromium: "Browser", request: pytest.FixtureRequest, prefect_server: Server) -> AsyncIterator[Browsing]:
+    """A person at a browser of their own, logged in; what a page asks of other hosts is refused and noted."""
     context = await chromium.new_context(viewport={"width": 1440, "height": 900}, locale="en-GB", timezone_id="UTC")
     context.set_default_timeout(PATIENCE_MS)
     folder: str | None = request.config.getoption("--screenshots", default=None)
     person = Browsing(context, screenshots=Path(folder) if folder else None)
     await context.route(ELSEWHERE, person.refuse)
+    if prefect_server.password is not None:  # as the login page of either UI keeps it
+        await context.add_init_script(f"localStorage.setItem('prefect-password', btoa({json.dumps(prefect_server.password)}))")
     yield person
     await context.close()
 

@@ -153,7 +153,7 @@ def test_the_doctor_names_approvers_that_are_no_group(plan: Plan, monkeypatch: p
 
 def test_an_answer_that_cannot_be_proved_leaves_the_run_waiting(plan: Plan) -> None:
     said = plan("approve", waiting(plan), "--code", "123456")
-    assert (said.code, "one-time codes need a Prefect server" in said.err) == (6, True)
+    assert (said.code, f"{ME} has no one-time codes: `plan approve --enroll {ME}` makes them" in said.err) == (6, True)
 
 
 def test_yes_ends_with_6_where_the_policy_does_not_take_it_and_nothing_is_begun(plan: Plan) -> None:

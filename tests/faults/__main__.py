@@ -34,7 +34,7 @@ def main(words: Sequence[str]) -> int:
     with ExitStack() as stack:
         try:
             server = stack.enter_context(running_server())
-            stores = [None, server.url(server.make_database())]
+            stores = [None, f"{server.url(server.make_database())}?timeout=60"]  # on a busy machine it takes its time
             asyncio.run(_migrate(stores[1] or ""))
         except pytest.skip.Exception as missing:
             print(f"only on SQLite: {missing}")

@@ -281,7 +281,7 @@ def next_command(run: "PlanRun") -> str:
             "a write whose outcome is unknown is never tried again by itself"
         )
     if any(step.rolled_back for step in run.steps) or is_told(run.message):
-        rest = f", `{rollback_command(run)}` rolls the rest back" if leaves_to_undo(run.message) else ""
+        rest = f", `{rollback_command(run)}` undoes what is left" if leaves_to_undo(run.message) else ""
         return f"`plan show {run.id}` tells what was rolled back{rest}; a run that was rolled back does not go on: start a new one"
     if run.status in (PlanStatus.FAILED, PlanStatus.PARTIAL):
         return f"`plan show {run.id}` tells more; `{resume_command(run)}` tries what has not succeeded again"

@@ -191,7 +191,7 @@ async def test_the_tools_probe_says_it_where_it_can(said: Any, calls: list[str],
 
 async def test_after_abort_nothing_further_is_undone_and_it_is_not_called_again_before_somebody_says_more(world: Undoing) -> None:
     run = await world.start_with_form(FormAnswers((Answer("abort", "ana", channel="form"),)))
-    said = "`two` (ana says of `rollback two`: abort; whether its rollback was done was never known)"
+    said = "two (ana says of `rollback two`: abort; whether its rollback was done was never known)"
     assert f"not rolled back: {said}, one (`two` must be rolled back first)" in (run.message or "")
     later = await world.undo(run, Person([]))
     command = f'`plan resolve {run.id} "rollback two" done|again` and `plan cancel {run.id} --rollback`'

@@ -24,6 +24,7 @@ from plan_adapter.canonical import canonical_document
 from plan_adapter.documents import load_plan
 from plan_adapter.drafts import Draft, PlanRequest, Usage
 from plan_adapter.execution.carry import Past
+from plan_adapter.execution.secrets import Scrubber
 from plan_adapter.plan import EFFECTS, ExecutionPlan
 from plan_adapter.record import Outcome, PlanRun, Receipt, StepRun
 from plan_adapter.tools.tool import Tool
@@ -297,7 +298,7 @@ async def test_the_worst_model_of_the_rest_changes_nothing_that_it_may_not(
         past = Past(succeeded={("seen", None): receipt}, attempts={("seen", None): 1, ("put", None): 1})
         words = place(run, past, order(deed))
         model, rest = Obedient(), Rest.of(validated, past)
-        request = PlanRequest(f"Go on. {words}", context=told(run, rest, past))
+        request = PlanRequest(f"Go on. {words}", context=told(run, rest, past, Scrubber()))
         draft = await Planner(model, NAMED, budget=Budget(rounds=6)).drafted(request, rest=rest)
         assert model.questions, name
         assert all(CANARY not in question for question in model.questions)

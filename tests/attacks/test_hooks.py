@@ -12,7 +12,7 @@ import pytest
 from plan_adapter import CallbackApprover, ExecutionPlan, Hooks, Input, PlanRun, PlanStore, ToolRegistry, aresume_run, run_plan, tool
 from plan_adapter.hooks import Event
 from plan_adapter.plan import PlanStatus, StepStatus
-from plan_adapter.record import ApprovalRequest, Gate, Outcome, StepRun
+from plan_adapter.record import ApprovalRequest, Gate, Outcome, RunReason, StepRun
 from tests.execution.support import Execution
 from tests.gates.world import World
 
@@ -283,16 +283,16 @@ def test_a_hook_that_ends_the_process_leaves_a_run_that_can_be_resumed(hook: str
             return run.id, outcomes, run
 
     run_id, outcomes, _ = asyncio.run(look())
-    assert outcomes in ([], ["succeeded"])
-    assert len(struck) == len(outcomes) or hook == "on_step_start"
+    assert outcomes in ([], ["succeeded"])  # receipts of steps that end together share a transaction, which may come after the hook
 
     async def resume() -> PlanRun:
         async with PlanStore(store_url) as store:
             return await aresume_run(run_id, tools=tools, store=store, offline=True)
 
     if hook == "on_step_complete":
-        assert asyncio.run(resume()).status is PlanStatus.COMPLETED
-        assert struck == ["a", "b"]
+        run = asyncio.run(resume())
+        assert struck == (["a", "b"] if outcomes else ["a"])  # never twice; without a receipt nobody knows how it ended
+        assert run.status is PlanStatus.COMPLETED if outcomes else run.reason is RunReason.UNKNOWN
 
 
 def test_a_copy_shares_nothing_that_can_be_changed(tmp_path: Path) -> None:

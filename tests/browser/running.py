@@ -35,7 +35,8 @@ class Workplace:
         """The environment of a person who has a local server already."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_API_", "PLAN_ADAPTER_"))}
         store = f"sqlite:///{self.folder / 'plans.db'}"
-        return {**kept, "PLAN_ADAPTER_HOME": str(self.server_home), "PLAN_ADAPTER_DATABASE_URL": store, **settings}
+        ours = {"PLAN_ADAPTER_HOME": str(self.server_home), "PLAN_ADAPTER_DATABASE_URL": store, "PLAN_ADAPTER_LOCAL_SERVER_AUTH": "off"}
+        return {**kept, **ours, **settings}  # `auto` would restart the shared server with a password where other people have accounts
 
     def run(self, document: str, **settings: str) -> "RunningPlan":
         """Start `plan run` of `document`."""

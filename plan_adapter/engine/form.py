@@ -7,7 +7,7 @@ from typing import Any, Literal, cast, get_args
 from prefect.input import RunInput
 from pydantic import Field, JsonValue, create_model
 
-from plan_adapter.execution.standing import SHOWN_DIGITS, answer_command, open_form_notice
+from plan_adapter.execution.standing import SHOWN_DIGITS, open_form_notice
 from plan_adapter.gate_text import split_text, without_picture
 from plan_adapter.readable import counted, prose
 from plan_adapter.record import Answer, ApprovalRequest, Decision, GateKind, GateRules, Resolution
@@ -90,13 +90,7 @@ def _outcome_form(request: ApprovalRequest, *, takes_codes: bool) -> type[RunInp
 
 def _digest(request: ApprovalRequest) -> Any:
     """Return the field that binds the answer to what the form shows: one of a page that is out of date is not taken."""
-    command = "" if request.run_id is None else f" From a command line: `{answer_command(request)}`"
-    return Field(
-        default=request.approval_digest[:SHOWN_DIGITS],
-        max_length=MAX_NAME_CHARACTERS,
-        title="Digest",
-        description="Of what you read here: leave it as it is." + command,
-    )
+    return Field(default=request.approval_digest[:SHOWN_DIGITS], max_length=MAX_NAME_CHARACTERS, title="Digest: leave it as it is")
 
 
 def _note(description: str | None = None) -> Any:

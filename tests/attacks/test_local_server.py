@@ -3,6 +3,7 @@
 import base64
 import http.client
 import json
+import logging
 import os
 import stat
 import subprocess
@@ -26,6 +27,7 @@ from plan_adapter.engine.server_state import ServerFolder
 from plan_adapter.errors import NoServerError
 from plan_adapter.settings import Settings
 from plan_adapter.tools.processes import run_group
+from plan_adapter.tools.tool import ToolContext
 from tests.conftest import PrepareServer
 
 PLAN = [sys.executable, "-c", "import sys; from plan_adapter.cli.app import main; sys.exit(main())"]
@@ -235,12 +237,11 @@ def test_a_person_is_told_where_the_password_is_and_never_what_it_is(locked: Loc
 
 
 async def test_the_commands_of_a_plan_do_not_inherit_a_password_of_prefect(locked: Locked, monkeypatch: pytest.MonkeyPatch) -> None:
-    import logging
-
     for name in ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"):
         monkeypatch.setenv(name, locked.password)
+    context = ToolContext("run", "step", 1, "key", None, None, None, logging.getLogger("test"), None)
     with use_server(locked.server):
-        ended = await run_group(["env"], cwd=None, env={}, stdin=None, logger=logging.getLogger("test"))
+        ended = await run_group(["env"], cwd=None, env={}, stdin=None, context=context)
     assert locked.password not in ended.stdout
 
 
@@ -307,7 +308,7 @@ def test_a_run_with_a_gate_is_answered_in_its_form_and_shown_to_its_end(locked: 
     assert locked.ask("POST", f"{flow_run}/resume", answer)[0] == 401
     assert locked.ask("POST", f"{flow_run}/set_state", {"state": {"type": "RUNNING"}, "force": True})[0] == 401
     assert not (tmp_path / "said.txt").exists()
-    given = plan(locked, "approve", waiting.run_id, "--api")
+    given = plan(locked, *forms[0]["command"].split()[1:])
     assert given.returncode == 0, given.stderr
     assert waiting.end() == 0
     assert (tmp_path / "said.txt").read_text() == "said\n"

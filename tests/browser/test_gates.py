@@ -11,7 +11,7 @@ import pytest
 from plan_adapter.approval import os_user
 from plan_adapter.record import Approval
 from plan_adapter.store.store import PlanStore
-from tests.browser.pages import Browsing, is_in_sight, pictures_of
+from tests.browser.pages import Browsing, is_in_sight
 from tests.browser.running import RunningPlan, Workplace
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -198,19 +198,6 @@ async def test_at_1440x900_both_uis_show_the_decision_and_every_command_without_
     await form.submit()
     code, run = await plan.end()
     assert (code, run["status"]) == (0, "completed")
-
-
-async def test_the_artifact_of_a_plan_that_waits_draws_its_order(start: Start, browsing: Browsing) -> None:
-    plan = start(RELEASE)
-    url = await plan.link()
-    await plan.gate()
-    page = await browsing.open_run(url)
-    await page.until_state("Paused")
-    await page.page.goto(url.partition("/runs/")[0] + "/artifacts/key/plan-to-approve")
-    await page.page.get_by_role("link", name=re.compile("plan-to-approve|View")).or_(page.page.locator("svg[id^=mermaid]")).first.wait_for()
-    await page.see("artifact")
-    [picture] = await pictures_of(page.page)
-    assert all(step in picture for step in STEPS)
 
 
 async def test_a_rejected_plan_runs_nothing_and_what_it_says_of_itself_is_only_text(

@@ -176,16 +176,19 @@ def test_the_page_of_the_form_of_a_steps_gate_is_told(plan: Plan, laptop: Laptop
 
 
 def test_a_secret_of_one_time_codes_is_replaced_only_if_that_is_meant(plan: Plan, terminals: list[Terminal]) -> None:
+    assert plan("approve", "--enroll", os_user()).code == 0
     assert plan("approve", "--enroll", "博").code == 0
-    refused = plan("approve", "--enroll", "博")
+    others = plan("approve", "--enroll", "博", "--force")
+    assert (others.code, others.out) == (6, "")  # only that account, or an operator of the policy
+    refused = plan("approve", "--enroll", os_user())
     assert (refused.code, refused.out, "`--force` replaces them" in refused.err) == (2, "", True)
     for word, code in (("n", 2), ("y", 0)):
-        terminal = Terminal("approve", "--enroll", "博")
+        terminal = Terminal("approve", "--enroll", os_user())
         terminals.append(terminal)
         terminal.wait_for("Replace them?")
         terminal.type(f"{word}\n")
         assert (terminal.end(), "otpauth://" in terminal.shown) == (code, code == 0)
-    assert "count no more" in plan("approve", "--enroll", "博", "--force").err
+    assert "count no more" in plan("approve", "--enroll", os_user(), "--force").err
 
 
 @pytest.mark.thorough

@@ -18,8 +18,8 @@ FEWEST = 100
 STEP_LINES = 2
 """For one of many steps."""
 
-DESCRIPTION_COLUMNS = 90
-"""For the description: two lines with what says that it continues."""
+DESCRIPTION_COLUMNS, CUT_COLUMNS = 90, 70
+"""For the description: two lines, also of one that is cut with what says that it continues."""
 
 # How Prefect's newer UI sets a form's text, in columns of a line and in pixels: measured. The older one scrolls it apart from the fields.
 _COLUMNS, _LINE, _CODE_LINE = 54, 23, 20
@@ -39,7 +39,7 @@ def opening(heading: str, description: str) -> list[str]:
 def short_description(description: str) -> tuple[str, bool]:
     """Return the beginning of a description in one line, and whether that is all of it."""
     text = one_line(description)
-    return (text, True) if columns_of(text) <= DESCRIPTION_COLUMNS else (_cut(text, DESCRIPTION_COLUMNS), False)
+    return (text, True) if columns_of(text) <= DESCRIPTION_COLUMNS else (_cut(text, CUT_COLUMNS), False)
 
 
 def height_of(lines: Sequence[str]) -> int:

@@ -33,7 +33,7 @@ def answered(verb: str, *arguments: str) -> None:
 def test_a_person_at_the_terminal_sees_what_would_run_and_says_yes(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(GREET, **NEEDS_APPROVAL))
     terminal.wait_for(ASKED)
-    assert "**greet**" in terminal.shown
+    assert "**1. greet**" in terminal.shown
     assert "approval digest: `" in terminal.shown
     assert f"Run this plan, approved by {os_user()}?" in terminal.shown
     assert "mermaid" not in terminal.shown

@@ -230,7 +230,7 @@ def test_a_step_that_nobody_answers_is_skipped_where_the_policy_says_so() -> Non
     step = skipping.validated.plan.step("restart")
     shown = step_gate_text(skipping, step, effect="write", parameters={}, item=2, approval_digest=DIGEST, expires_ms=60_000)
     assert "Skipped without an answer within 1 min." in shown
-    assert shown.startswith("## Approve restart[3]?\n")
+    assert shown.startswith("## Approve restart\\[3\\]?\n")
     assert "- no parameters\n" in shown
 
 

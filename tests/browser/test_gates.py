@@ -176,11 +176,11 @@ async def test_at_1440x900_both_uis_show_the_decision_and_every_command_without_
     form = await page.open_form()
     for shown, ui in ((await page.open_older_form(), "v1"), (form, "v2")):
         await shown.page.bring_to_front()
-        await shown.see(f"plan-{language}-{ui}")
         assert await is_in_sight(shown.decision), ui
         for command in ("echo lbctl drain web-1 > drained.txt", "set -euo pipefail"):
             assert await is_in_sight(shown.description.locator("code").filter(has_text=command).first), (ui, command)
         assert await is_in_sight(shown.description.get_by_text("Cannot be undone: ").first), ui
+        await shown.see(f"plan-{language}-{ui}")
     await form.fill("approve", name="ana")
     await form.submit()
 
@@ -189,11 +189,11 @@ async def test_at_1440x900_both_uis_show_the_decision_and_every_command_without_
     form = await gate.open_form()
     for shown, ui in ((await gate.open_older_form(), "v1"), (form, "v2")):
         await shown.page.bring_to_front()
-        await shown.see(f"step-{language}-{ui}")
         assert await is_in_sight(shown.decision), ui
         script = shown.description.locator("pre").first
         assert await is_in_sight(script), ui
         assert "echo systemctl restart nginx > restarted.txt" in await script.inner_text()
+        await shown.see(f"step-{language}-{ui}")
     await form.fill("approve", name="ana")
     await form.submit()
     code, run = await plan.end()

@@ -67,7 +67,10 @@ async def missing_notices(validated: ValidatedPlan, settings: Settings) -> list[
     uses = _uses(validated)
     missing = await _missing(uses, settings)
     without = {name: "without it the run does not begin" if uses[name].is_early else uses[name].lateness for name in missing}
-    return [f"Where this was asked, {problem}; {without[name]}." for name, problem in missing.items()]
+    return [
+        f"Where this was asked, there is no secret `{name}`: {without[name]}. `plan doctor PLAN` says where one is looked for."
+        for name in missing
+    ]
 
 
 def late_uses(validated: ValidatedPlan) -> dict[str, str]:

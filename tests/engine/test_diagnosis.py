@@ -53,7 +53,9 @@ def test_a_forbidden_local_server_without_another_is_found(tmp_path: Path) -> No
 def test_a_server_of_the_settings_that_answers_is_told_with_where_it_stands(prefect_server: Server, tmp_path: Path) -> None:
     found = diagnose(Settings(home=tmp_path))
     assert bad(found) == []
-    assert found[-1].what == f"Prefect server {prefect_server.api_url} answers (set by the environment variable PREFECT_API_URL)"
+    told = [one.what for one in found]
+    assert f"Prefect server {prefect_server.api_url} answers (set by the environment variable PREFECT_API_URL)" in told
+    assert told[-1] == "the Prefect server demands no authentication"
 
 
 def test_a_server_of_the_settings_out_of_reach_is_found(tmp_path: Path) -> None:

@@ -147,9 +147,9 @@ async def test_while_it_is_asked_the_run_keeps_its_reason_and_the_question_says_
     run = await world.store.run(gate.run_id)
     assert (run.status, run.reason) == (PlanStatus.EXECUTING, RunReason.STEP_FAILED)
     for part in (
-        "how did attempt 1 of `rollback two` end?",
+        "How did rollback two end?",
         "Undo: Drain two",
-        "`put_back` with",
+        "It called `put_back` with",
         "nothing further is undone",
         "- `node`: `two`",
     ):

@@ -243,7 +243,7 @@ async def test_a_gated_call_uses_the_approval_of_exactly_itself(store: PlanStore
 
 
 WRONG = {
-    "no approval": ({"approval_id": None}, "step `drain[2]` has a gate of its own and no approval"),
+    "no approval": ({"approval_id": None}, "step `drain\\[2\\]` has a gate of its own and no approval"),
     "one that does not exist": ({"approval_id": "nope"}, "has a gate of its own and no approval"),
     "other parameters": (
         {"approval_digest": "e" * 64},
@@ -269,7 +269,7 @@ async def test_a_gated_call_with_an_approval_that_does_not_fit_is_refused(store:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"decision": "reject"}, "安娜 did not approve step `drain[2]`: reject"),
+        ({"decision": "reject"}, "安娜 did not approve step `drain\\[2\\]`: reject"),
         ({"decision": "request_changes"}, "did not approve"),
         ({"run_id": "another"}, "of another run, step or item"),
         ({"expires_at": datetime(2020, 1, 1, tzinfo=UTC)}, "by 安娜 expired at 2020-01-01T00:00:00"),

@@ -1,34 +1,5 @@
-"""Attacks on the store run on SQLite and on PostgreSQL."""
+"""Attacks run in the world of the gates' tests: on SQLite and on PostgreSQL."""
 
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from tests.gates.conftest import home, migrated, postgres_database, postgres_server, store_url, world
 
-import pytest
-
-from plan_adapter import PlanStore
-from tests.gates.world import World
-from tests.store.conftest import migrated, postgres_database, postgres_server, store_at
-
-__all__ = ["migrated", "postgres_database", "postgres_server"]
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The URL of an empty store with the newest schema."""
-    yield from store_at(request, tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the folder of the default store, its keys and the local server."""
-    monkeypatch.setenv("PLAN_ADAPTER_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
-@pytest.fixture
-async def world(store_url: str, tmp_path: Path) -> AsyncIterator[World]:
-    """Return a store with tools whose calls are counted, and people who answer or do not."""
-    async with PlanStore(store_url) as store:
-        world = World(store, store_url, tmp_path)
-        yield world
-        await world.close()
+__all__ = ["home", "migrated", "postgres_database", "postgres_server", "store_url", "world"]

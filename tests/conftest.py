@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection, Dialect, Engine, event
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
@@ -44,6 +45,17 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """Leave the environment as it was."""
     os.environ.clear()
     os.environ.update(config.stash[_before])
+
+
+_dialects: dict[str, Dialect] = {}
+_statements: dict[object, object] = {}
+
+
+@event.listens_for(Engine, "engine_connect")
+def _compile_each_statement_once(connection: Connection) -> None:
+    """Share compiled statements among the engines of this process: nearly every test opens a store of its own."""
+    connection.dialect = _dialects.setdefault(connection.dialect.name, connection.dialect)
+    connection.execution_options(compiled_cache=_statements)
 
 
 PrepareServer = Callable[[Path], None]

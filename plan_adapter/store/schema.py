@@ -58,7 +58,7 @@ def upgrade(connection: Connection, store: str) -> str:
 
 def _make(connection: Connection) -> None:
     """Make the tables at once, as all the migrations together would: a test holds that they are the same."""
-    metadata.create_all(connection)
+    metadata.create_all(connection, checkfirst=connection.dialect.name != "sqlite")  # a SQLite file is empty by now
     revision = Table(REVISION_TABLE, MetaData(), Column("version_num", String(32), nullable=False))
     revision.append_constraint(PrimaryKeyConstraint("version_num", name=f"{REVISION_TABLE}_pkc"))
     revision.create(connection)

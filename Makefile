@@ -11,12 +11,15 @@ help:  ## show this list
 demo: $(STAMP)  ## run the CI runbook on a small repository, on a local Prefect server
 	@$(PYTHON) deployments/demo.py
 
+# Processes that tests start, and pytest itself, should not compile what they import anew each time.
+export PYTHONDONTWRITEBYTECODE :=
+
 # More processes than cores: many tests wait for others. tests/conftest.py says which of them share one.
 test: $(STAMP)  ## check, and run the tests beside that
 	@$(MAKE) --no-print-directory --jobs=2 check tests
 
 tests:
-	@$(PYTHON) -m pytest --numprocesses 5 --no-loadscope-reorder
+	@$(PYTHON) -m pytest --numprocesses 4 --no-loadscope-reorder
 
 thorough: $(STAMP)  ## the tests of corners that take long: servers that hang, workers that are given back, signals at gates
 	@$(PYTHON) -m pytest -m thorough --numprocesses 4 --no-loadscope-reorder

@@ -326,6 +326,7 @@ def test_a_run_with_a_gate_is_answered_in_its_form_and_shown_to_its_end(locked: 
     assert logs.returncode == 0, logs.stderr
 
 
+@pytest.mark.thorough
 def test_a_run_that_was_killed_at_its_gate_is_shown_as_cancelled_once_it_is(locked: Locked, waiting: Waiting) -> None:
     waiting.process.kill()
     waiting.process.wait()
@@ -337,6 +338,7 @@ def test_a_run_that_was_killed_at_its_gate_is_shown_as_cancelled_once_it_is(lock
     assert locked.ask("POST", "/api/flow_runs/count", open_ones, basic(locked.password)) == (200, "0")
 
 
+@pytest.mark.thorough
 def test_a_command_that_is_given_the_servers_url_needs_no_password_at_its_owners_home_only(locked: Locked, tmp_path: Path) -> None:
     said = plan(locked, "doctor", PREFECT_API_URL=locked.server.api_url)
     assert f"Prefect server {locked.server.api_url} answers" in said.stdout, said.stdout
@@ -385,6 +387,7 @@ def test_a_server_that_demands_a_password_is_used_by_auto_too(locked: Locked) ->
     assert (found.pid, found.password) == (locked.server.pid, locked.password)
 
 
+@pytest.mark.thorough
 def test_a_server_in_the_other_mode_is_kept_while_runs_wait_and_restarted_when_none_does(locked: Locked, waiting: Waiting) -> None:
     off, on = (Settings(home=locked.home, local_server_auth=mode) for mode in ("off", "on"))
     with pytest.raises(NoServerError, match=r"AUTH=off, but the local Prefect server .* demands a password, .*type `plan down`"):

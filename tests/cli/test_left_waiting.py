@@ -80,7 +80,7 @@ def is_pending(plan: Plan) -> str:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
 @pytest.mark.parametrize(("gated", "where"), [(False, ()), (True, ("--step", "greet"))], ids=["gate of the plan", "gate of a step"])
-@pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
+@pytest.mark.parametrize("times", [pytest.param(1, id="once"), pytest.param(2, id="twice", marks=pytest.mark.thorough)])
 def test_a_signal_leaves_a_run_that_waits_at_a_gate(
     plan: Plan, terminals: list[Terminal], number: signal.Signals, gated: bool, where: tuple[str, ...], times: int
 ) -> None:

@@ -36,6 +36,8 @@ VERBS = (
     Verb("resume", "Go on with a run that stopped", first=True),
     Verb("show", "Show a plan, or a run with its steps", first=True),
     Verb("policy", "Show or set the policy that holds for every plan"),
+    Verb("standing", "Approve a plan's scheduled runs in advance, list or revoke standing approvals"),
+    Verb("enroll", "Set up one-time codes for a person who approves"),
     Verb("reject", "Reject what a run waits for, or ask for changes"),
     Verb("draft", "Draft a plan from a task in words, with a language model or by way of any chat"),
     Verb("revise", "Put a new version of its plan into a run"),

@@ -23,14 +23,12 @@ MOST = 1_000_000
 """More gates than are ever open."""
 
 
-async def gates(*, standing: bool = False, all: bool = False, limit: int = 100, api: bool = False, json: bool = False) -> int:
+async def gates(*, limit: int = 100, api: bool = False, json: bool = False) -> int:
     """List what waits for an answer, the newest first: since when, until when, who may answer, and whether a process waits for it.
 
     `plan approve RUN` and `plan reject RUN` answer; where it is asked how a write ended, `plan resolve RUN STEP` does.
 
     Args:
-        standing: List the standing approvals instead, and how many runs each has left.
-        all: With `--standing`: also those that are revoked, over or used up.
         limit: How many at most; 100 if it is not given.
         api: Ask Prefect's API alone: for a machine that does not reach the store.
         json: Print one JSON object per gate.
@@ -38,12 +36,6 @@ async def gates(*, standing: bool = False, all: bool = False, limit: int = 100, 
     if limit < 1:
         raise UsageError("--limit is at least 1")
     settings = Settings()
-    if standing:
-        from plan_adapter.cli.standings import list_standing
-
-        return await list_standing(settings, limit=limit, with_ended=all, as_json=json)
-    if all:
-        raise UsageError("--all goes with --standing; without it what is open is listed, `plan show RUN` tells what was answered")
     if api:
         from plan_adapter.cli.remote import list_remotely
 

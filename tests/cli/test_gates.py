@@ -153,7 +153,7 @@ def test_the_doctor_names_approvers_that_are_no_group(plan: Plan, monkeypatch: p
 
 def test_an_answer_that_cannot_be_proved_leaves_the_run_waiting(plan: Plan) -> None:
     said = plan("approve", waiting(plan), "--code", "123456")
-    assert (said.code, f"{ME} has no one-time codes: `plan approve --enroll {ME}` makes them" in said.err) == (6, True)
+    assert (said.code, f"{ME} has no one-time codes: `plan enroll {ME}` makes them" in said.err) == (6, True)
 
 
 def test_yes_ends_with_6_where_the_policy_does_not_take_it_and_nothing_is_begun(plan: Plan) -> None:
@@ -173,14 +173,13 @@ def test_yes_ends_with_6_where_the_policy_does_not_take_it_and_nothing_is_begun(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "say which run: `plan gates` lists what waits"),
+        ((), "which run? `plan gates` lists the runs that wait"),
         (("0000000",), "no run has the id `0000000`"),
         (("RUN", "--step", "nope"), "has no step `nope`; steps: greet"),
         (("RUN", "--by", "ana"), "--by is a name without proof"),
-        (("RUN", "--until", "2030-01-01"), "go with --standing PLAN"),
-        (("RUN", "--step", "a", "--step", "b"), "give --step once"),
+        (("RUN", "--step", "a", "--step", "b"), "`plan approve --help` tells more"),
     ],
-    ids=["no run", "unknown", "no step", "by", "until", "two steps"],
+    ids=["no run", "unknown", "no step", "by", "two steps"],
 )
 def test_what_cannot_be_answered_is_a_usage_error(plan: Plan, arguments: tuple[str, ...], message: str) -> None:
     run_id = waiting(plan)
@@ -353,26 +352,25 @@ BY_INPUT = step("greet", "greet", parameters={"who": "${{ inputs.who }}"})
 
 def test_a_standing_approval_is_given_listed_and_revoked(plan: Plan) -> None:
     path = document(BY_INPUT, inputs={"who": {"type": "string"}}, **NEEDS_APPROVAL)
-    said = plan("approve", "--standing", path, *STANDING, "--json")
+    said = plan("standing", "add", path, *STANDING, "--json")
     assert said.code == 0, said.err
     standing = said.run
     assert (standing["max_runs"], standing["runs_left"], standing["schedules"]) == (3, 3, ["试运行/nightly"])
     assert (standing["inputs"], standing["steps"], standing["by"]) == ({"who": "[a-z]+"}, ["greet"], ME)
-    assert plan("gates", "--standing", "--json").lines == [standing]
-    row = plan("gates", "--standing").out.splitlines()[1]
+    assert plan("standing", "--json").lines == [standing]
+    row = plan("standing", "list").out.splitlines()[1]
     assert "3 runs of 3" in row
-    revoked = plan("reject", "--standing", standing["id"][:-1])
-    assert revoked.out.startswith(f"standing approval {standing['id']} of 试运行 is revoked, by {ME}")
-    assert plan("gates", "--standing", "--json").lines == []
-    assert "`--all` lists those that have ended" in plan("gates", "--standing").err
-    assert f"revoked by {ME} at " in plan("gates", "--standing", "--all").out
-    assert [one["id"] for one in plan("gates", "--standing", "--all", "--json").lines] == [standing["id"]]
-    assert plan("gates", "--all").code == 2
+    revoked = plan("standing", "revoke", standing["id"][:-1])
+    assert revoked.out.startswith(f"revoked standing approval {standing['id']} of 试运行, by {ME}")
+    assert plan("standing", "--json").lines == []
+    assert "`--all` also lists those that have ended" in plan("standing", "list").err
+    assert f"revoked by {ME} at " in plan("standing", "list", "--all").out
+    assert [one["id"] for one in plan("standing", "list", "--all", "--json").lines] == [standing["id"]]
 
 
 def test_a_run_by_a_standing_approval_says_which_one_and_who_gave_it_when(plan: Plan) -> None:
     path = document(BY_INPUT, inputs={"who": {"type": "string"}}, **NEEDS_APPROVAL)
-    given = plan("approve", "--standing", path, *STANDING[:4], "--runs", "1", *STANDING[6:], "--note", "每晚", "--json").run
+    given = plan("standing", "add", path, *STANDING[:4], "--runs", "1", *STANDING[6:], "--note", "每晚", "--json").run
     tools = ToolRegistry([greet])
     bound = bind_inputs(validate(load_plan(path), tools), {"who": "ana"})
     occasion = Occasion(approver=Says("reject"), schedule="试运行/nightly", requested_by="schedule of 试运行/nightly", tools=tools)
@@ -382,27 +380,27 @@ def test_a_run_by_a_standing_approval_says_which_one_and_who_gave_it_when(plan: 
     assert f"- approved by {ME}, with the standing approval `{given['id']}`, given at " in shown
     assert f"- approved by the standing approval `{given['id']}` of 试运行, which {ME} (os_user) gave at " in shown
     assert [line.endswith("每晚") for line in shown.splitlines() if line.startswith("- approved by the standing")] == [True]
-    assert "used up" in plan("gates", "--standing", "--all").out.splitlines()[1]
+    assert "used up" in plan("standing", "list", "--all").out.splitlines()[1]
 
 
 def test_every_reason_why_a_standing_approval_makes_no_sense_is_told(plan: Plan) -> None:
     path = document(BY_INPUT, inputs={"who": {"type": "string"}}, **NEEDS_APPROVAL)
-    said = plan("approve", "--standing", path, "--step", "nope", *TOOLS)
+    said = plan("standing", "add", path, "--step", "nope", *TOOLS)
     assert said.code == 2
     for words in ("no end", "names no schedule", "no run would be covered", "no step is called `nope`"):
         assert words in said.err
-    assert "write a day" in plan("approve", "--standing", path, "--schedule", "a/b", "--until", "soon", *TOOLS).err
+    assert "write a day" in plan("standing", "add", path, "--schedule", "a/b", "--until", "soon", *TOOLS).err
 
 
 @pytest.mark.usefixtures("signer")
 def test_a_standing_approval_may_be_a_signed_file_beside_the_plan(plan: Plan) -> None:
     path = document(BY_INPUT, inputs={"who": {"type": "string"}}, **NEEDS_APPROVAL)
-    assert "nobody's word: add --sign" in plan("approve", "--standing", path, *STANDING, "--file").err
-    said = plan("approve", "--standing", path, *STANDING, "--file", "--sign", "--by", "ana")
+    assert "--file needs --sign" in plan("standing", "add", path, *STANDING, "--file").err
+    said = plan("standing", "add", path, *STANDING, "--file", "--sign", "--by", "ana")
     assert said.code == 0, said.err
     assert "runbook_digest" in Path("计划.approval.yaml").read_text(encoding="utf-8")
     assert Path("计划.approval.yaml.sig").read_text().startswith("-----BEGIN SSH SIGNATURE-----")
-    assert plan("gates", "--standing", "--json").lines == []
+    assert plan("standing", "--json").lines == []
 
 
 def test_gates_are_shown_in_json_events(plan: Plan) -> None:
@@ -411,3 +409,19 @@ def test_gates_are_shown_in_json_events(plan: Plan) -> None:
     assert (opened["gate"]["step"], opened["gate"]["end"], answered["gate"]["end"]) == (None, None, "answered")
     assert answered["message"] == f"approved by {ME} (os_user): --yes"
     assert json.loads(said.out.splitlines()[-1])["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("add",), "add what? `plan standing add PLAN`"),
+        (("revoke",), "revoke which one? `plan standing revoke ID`"),
+        (("list", "计划.json"), "`plan standing add 计划.json` approves a plan"),
+        (("revoke", "0123abcd", "--runs", "3"), "takes none of the options of `plan standing add`"),
+        (("add", "计划.json", "--all"), "--all and --limit go with `plan standing list`"),
+    ],
+    ids=["nothing to add", "nothing to revoke", "a plan to list", "terms to revoke", "a list to add"],
+)
+def test_options_of_another_action_are_a_usage_error(plan: Plan, arguments: tuple[str, ...], message: str) -> None:
+    said = plan("standing", *arguments)
+    assert (said.code, message in said.err) == (2, True), said.err

@@ -176,19 +176,19 @@ def test_the_page_of_the_form_of_a_steps_gate_is_told(plan: Plan, laptop: Laptop
 
 
 def test_a_secret_of_one_time_codes_is_replaced_only_if_that_is_meant(plan: Plan, terminals: list[Terminal]) -> None:
-    assert plan("approve", "--enroll", os_user()).code == 0
-    assert plan("approve", "--enroll", "博").code == 0
-    others = plan("approve", "--enroll", "博", "--force")
+    assert plan("enroll", os_user()).code == 0
+    assert plan("enroll", "博").code == 0
+    others = plan("enroll", "博", "--force")
     assert (others.code, others.out) == (6, "")  # only that account, or an operator of the policy
-    refused = plan("approve", "--enroll", os_user())
+    refused = plan("enroll", os_user())
     assert (refused.code, refused.out, "`--force` replaces them" in refused.err) == (2, "", True)
     for word, code in (("n", 2), ("y", 0)):
-        terminal = Terminal("approve", "--enroll", os_user())
+        terminal = Terminal("enroll", os_user())
         terminals.append(terminal)
         terminal.wait_for("Replace them?")
         terminal.type(f"{word}\n")
         assert (terminal.end(), "otpauth://" in terminal.shown) == (code, code == 0)
-    assert "count no more" in plan("approve", "--enroll", os_user(), "--force").err
+    assert "no longer work" in plan("enroll", os_user(), "--force").err
 
 
 @pytest.mark.thorough
@@ -249,7 +249,7 @@ def state_of(flow_run_id: str) -> tuple[str, str]:
 
 
 def test_a_one_time_code_proves_who_answers_and_counts_once(plan: Plan) -> None:
-    enrolled = plan("approve", "--enroll", os_user())
+    enrolled = plan("enroll", os_user())
     assert enrolled.code == 0, enrolled.err
     (uri,) = enrolled.out.splitlines()
     secret = parse_qs(urlsplit(uri).query)["secret"][0]
@@ -294,7 +294,7 @@ def test_from_a_machine_without_the_store_a_signed_word_answers_the_form_that_as
 
 @pytest.mark.thorough
 def test_a_one_time_code_leaves_a_step_out(plan: Plan) -> None:
-    uri = urlsplit(plan("approve", "--enroll", "zoe", "--force").out.split()[-1])
+    uri = urlsplit(plan("enroll", "zoe", "--force").out.split()[-1])
     path = document(step("wrong", "fail"), GREET, approval={"known_by": ["totp"]})
     run_id = plan("run", path, *TOOLS, "--yes", "--json").run["id"]
     leave_out = "resume", run_id, *TOOLS, "--skip", "wrong", "--because", "没有必要", "--json"
@@ -308,7 +308,7 @@ def test_a_one_time_code_leaves_a_step_out(plan: Plan) -> None:
 
 @pytest.mark.thorough
 def test_a_one_time_code_says_how_a_call_ended(plan: Plan) -> None:
-    uri = urlsplit(plan("approve", "--enroll", "zoe", "--force").out.split()[-1])
+    uri = urlsplit(plan("enroll", "zoe", "--force").out.split()[-1])
     path = document(step("lost", "get_lost"), approval={"known_by": ["totp"]})
     run_id = plan("run", path, *TOOLS, "--yes", "--json").run["id"]
     code = TOTP(parse_qs(uri.query)["secret"][0]).now()

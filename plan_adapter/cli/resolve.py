@@ -1,7 +1,6 @@
 """`plan resolve`."""
 
 import json as json_module
-from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from plan_adapter.cli import output
@@ -86,11 +85,6 @@ async def resolve(
         goes_on = rollback_command(found) if step.startswith("rollback ") else resume_command(found)
         output.note(f"`{goes_on}` goes on")
     return ExitCode.DONE
-
-
-async def mark_step_done(run: str, step: str, result: str | None, words: Words, store: "PlanStore", settings: Settings) -> None:
-    """Keep that somebody did a step by hand, proved as `words` are: `plan resolve RUN STEP done` in one go with what follows."""
-    await _say(Place(run, step), replace(words, decision="done", result=_value(result)), store, settings)
 
 
 async def _say(place: Place, words: Words, store: "PlanStore", settings: Settings) -> "PlanRun":

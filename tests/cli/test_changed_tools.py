@@ -121,7 +121,6 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "resume": (("resume", "RUN", *SHOP), "resume runs of"),
     "resume some steps": (("resume", "RUN", *SHOP, "--only-failed"), "resume runs of"),
     "leave a step out": (("resume", "RUN", *SHOP, "--skip", "ship", "--because", "快"), "resume runs of"),
-    "say that a step was done": (("resume", "RUN", *SHOP, "--mark-done", "ship"), "resume runs of"),
     "cancel": (("cancel", "RUN"), "cancel runs of"),
     "roll back": (("cancel", "RUN", "--rollback", *SHOP), "roll back runs of"),
     "revise": (("revise", "RUN", "计划.json", *SHOP[:-1]), "revise runs of"),

@@ -52,7 +52,7 @@ def test_a_signed_word_is_taken_where_a_name_alone_is_not_and_its_signature_is_k
 def test_what_somebody_did_by_hand_is_signed_too(plan: Plan, tmp_path: Path) -> None:
     failing = document(step("fail", "fail"), approval=SIGNED)
     run_id = plan("run", failing, *TOOLS, "--offline", "--json").run["id"]
-    refused = plan("resume", run_id, *TOOLS, "--offline", "--mark-done", "fail")
+    refused = plan("resolve", run_id, "fail", "done")
     assert (refused.code, f"`plan resolve {run_id} fail done` with --sign, and --by NAME, proves it" in refused.err) == (6, True)
     stranger = tmp_path / "stranger"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(stranger)], check=True)

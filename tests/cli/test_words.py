@@ -84,11 +84,10 @@ def test_where_no_option_proves_who_somebody_is_another_way_is_named(plan: Plan)
     ("command", "said"),
     [
         (("resume", "RUN", *LEFT_OUT, "--by", "ana"), "--by is a name without proof"),
-        (("resume", "RUN", "--sign"), "they go with --skip, --from and --mark-done"),
-        (("resume", "RUN", "--mark-done", "check", *LEFT_OUT, "--code", "1"), "a one-time code is good for one word"),
+        (("resume", "RUN", "--sign"), "they go with --skip and --from"),
         (("cancel", "RUN", "--sign"), "they go with --rollback"),
     ],
-    ids=["a name alone", "nothing is said", "one code for two words", "a plain cancel"],
+    ids=["a name alone", "nothing is asked", "a plain cancel"],
 )
 def test_a_proof_of_nothing_is_a_usage_error(plan: Plan, command: tuple[str, ...], said: str) -> None:
     run_id = failed(plan, approval=None)
@@ -120,8 +119,9 @@ def test_what_was_done_is_undone_by_a_signed_word(plan: Plan) -> None:
 @pytest.mark.usefixtures("signer")
 def test_what_somebody_did_by_hand_is_known_by_their_signature(plan: Plan) -> None:
     run_id = failed(plan)
-    assert resume(plan, run_id, "--mark-done", "check").code == 6
-    done = resume(plan, run_id, "--mark-done", "check", "--result", '{"看": 1}', *BY_ANA)
+    assert plan("resolve", run_id, "check", "done").code == 6
+    assert plan("resolve", run_id, "check", "done", "--result", '{"看": 1}', *BY_ANA).code == 0
+    done = resume(plan, run_id)
     assert (done.code, done.run["steps"][1]["result"]) == (0, {"看": 1})
     (word,) = audit(plan, run_id, "word_signed")
     (receipt,) = [row for row in json.loads(plan("export", run_id).out)["receipts"] if row["by"] is not None]

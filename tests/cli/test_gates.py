@@ -177,7 +177,7 @@ def test_yes_ends_with_6_where_the_policy_does_not_take_it_and_nothing_is_begun(
         (("0000000",), "no run has the id `0000000`"),
         (("RUN", "--step", "nope"), "has no step `nope`; steps: greet"),
         (("RUN", "--by", "ana"), "--by is a name without proof"),
-        (("RUN", "--step", "a", "--step", "b"), "`plan approve --help` tells more"),
+        (("RUN", "--step", "a", "--step", "b"), "see `plan approve --help`"),
     ],
     ids=["no run", "unknown", "no step", "by", "two steps"],
 )

@@ -159,8 +159,8 @@ def test_who_started_a_run_that_they_may_not_approve_is_no_approver(plan: Plan) 
 
 
 def test_a_word_too_many_is_told_in_plain_words(plan: Plan) -> None:
-    assert plan("export", "RUN", "x.json").err == "plan: `x.json` is too many for `plan export`; write to a file with `--output x.json`\n"
-    assert plan("show", "a", "b", "c").err == "plan: `b`, `c` are too many for `plan show`; `plan show --help` tells more\n"
+    assert plan("export", "RUN", "x.json").err == "plan: `plan export` does not take `x.json`; write to a file with `--output x.json`\n"
+    assert plan("show", "a", "b", "c").err == "plan: `plan show` does not take `b`, `c`; see `plan show --help`\n"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")

@@ -1,6 +1,6 @@
 """`plan approve`."""
 
-from plan_adapter.cli.answering import Place, Words, answer_here, refuse_item, show_gate
+from plan_adapter.cli.answers import AnswerOptions, Place, answer_here, refuse_item, show_gate
 from plan_adapter.cli.codes import UsageError
 from plan_adapter.cli.sources import open_store
 from plan_adapter.settings import Settings
@@ -37,11 +37,11 @@ async def approve(
         api: Answer through Prefect's API: for a machine that cannot reach the store.
         json: Print one JSON object.
     """
-    words = Words("approve", note=note, sign=sign, code=code, by=by)
+    words = AnswerOptions("approve", note=note, sign=sign, code=code, by=by)
     return await answer_gate(place_of(run, step, item, digest), words, Settings(), api=api, show=show, as_json=json)
 
 
-async def answer_gate(place: Place, words: Words, settings: Settings, *, api: bool, show: bool = False, as_json: bool) -> int:
+async def answer_gate(place: Place, words: AnswerOptions, settings: Settings, *, api: bool, show: bool = False, as_json: bool) -> int:
     """Answer at a gate: in the store, or with `api` in its form in Prefect. `show`: only print what the gate asks about."""
     if api:
         from plan_adapter.cli.remote import answer_remotely

@@ -1,14 +1,13 @@
 """`plan cancel`."""
 
 from plan_adapter.cli import output
-from plan_adapter.cli.answering import Words
+from plan_adapter.cli.answers import AnswerOptions, CallerIdentity
 from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError, has_unknown_rollback
-from plan_adapter.cli.performing import Performance, Wanted
+from plan_adapter.cli.foreground import ForegroundRun, RunOptions
 from plan_adapter.cli.records import run_end, run_json
 from plan_adapter.cli.servers import show_end
 from plan_adapter.cli.sources import open_store, tools_of
-from plan_adapter.cli.speaking import Person
 from plan_adapter.plan import PlanStatus
 from plan_adapter.settings import Settings
 
@@ -48,7 +47,7 @@ async def cancel(
     from plan_adapter.approval import os_user
     from plan_adapter.runner import acancel_run
 
-    words = Words("approve", sign=sign, code=code, by=by)
+    words = AnswerOptions("approve", sign=sign, code=code, by=by)
     said = f"{reason} (by {by or os_user()})"
     if rollback:
         return await _roll_back(run, said, tools or [], words, offline=offline, json=json)
@@ -68,7 +67,7 @@ async def cancel(
     return ExitCode.DONE
 
 
-async def _roll_back(run: str, reason: str, tools: list[str], words: Words, *, offline: bool, json: bool) -> int:
+async def _roll_back(run: str, reason: str, tools: list[str], words: AnswerOptions, *, offline: bool, json: bool) -> int:
     from plan_adapter.execution.rollback import units_to_undo
     from plan_adapter.execution.standing import aborted_steps, after_abort
     from plan_adapter.runner import undo_run
@@ -76,10 +75,10 @@ async def _roll_back(run: str, reason: str, tools: list[str], words: Words, *, o
     settings, registry = Settings(), tools_of(tools)
     async with open_store(settings) as store:
         found = await store.run(run)
-        wanted = Wanted(yes=False, detach=json or not is_at_terminal(), json=json)
-        performance = Performance(None, wanted, store=store, tools=registry)
-        occasion = performance.occasion(settings, speaker=Person(words, settings))
-        code = await performance.complete(undo_run(found, reason=reason, tools=registry, occasion=occasion, store=store, offline=offline))
+        wanted = RunOptions(yes=False, detach=json or not is_at_terminal(), json=json)
+        foreground = ForegroundRun(None, wanted, store=store, tools=registry)
+        occasion = foreground.request(settings, speaker=CallerIdentity(words, settings))
+        code = await foreground.complete(undo_run(found, reason=reason, tools=registry, occasion=occasion, store=store, offline=offline))
         if await store.holder(found.id) is not None:
             output.note(f"{ASKED}, and to undo what was done")
             return ExitCode.DONE

@@ -10,8 +10,7 @@ from cyclopts import Parameter
 
 from plan_adapter.cli import output as streams
 from plan_adapter.cli.codes import ExitCode, UsageError
-from plan_adapter.cli.drafting import Destination, Person, Wish, call_line, draft_json, report
-from plan_adapter.cli.drafting_by_hand import draft_by_hand
+from plan_adapter.cli.drafting import Destination, DraftJob, TerminalAsker, call_line, draft_json, report
 from plan_adapter.cli.sources import STDIN, drafting_tools_of, model_of, open_store, text_of
 from plan_adapter.errors import ModelError, ToolDefinitionError
 from plan_adapter.readable import listed
@@ -20,6 +19,7 @@ from plan_adapter.settings import Settings
 if TYPE_CHECKING:
     from plan_adapter.agent.openai_model import OpenAIModel
     from plan_adapter.drafts import Draft, ModelCall, PlanRequest
+    from plan_adapter.execution.secrets import Scrubber
     from plan_adapter.tools.registry import ToolRegistry
 
 
@@ -107,8 +107,8 @@ async def draft(
     faults += [*_faults(request, registry), *destination.faults()]
     if faults:
         raise UsageError("; ".join(faults))
-    wish = Wish(request, registry, destination, as_json=json)
-    return await (_plan(wish, asked) if asked is not None else draft_by_hand(wish, answer))
+    job = DraftJob(request, registry, destination, as_json=json)
+    return await (_plan(job, asked) if asked is not None else _draft_by_hand(job, answer))
 
 
 async def _resume(
@@ -125,7 +125,7 @@ async def _resume(
         registry = drafting_tools_of(tools, names)
     except ToolDefinitionError as error:
         raise UsageError(f"draft {draft.id} may plan with {', '.join(names)}: {error}; give the --tools that it was begun with") from error
-    return await _plan(Wish(draft.request, registry, destination, as_json), model, begun=draft)
+    return await _plan(DraftJob(draft.request, registry, destination, as_json), model, begun=draft)
 
 
 def _context(text: str | None, faults: list[str]) -> str | dict[str, Any]:
@@ -185,26 +185,26 @@ def _model(name: str | None, url: str | None, faults: list[str]) -> "OpenAIModel
         return None
 
 
-async def _plan(wish: Wish, model: "OpenAIModel", *, begun: "Draft | None" = None) -> int:
+async def _plan(job: DraftJob, model: "OpenAIModel", *, begun: "Draft | None" = None) -> int:
     """Draft with a model; `begun`: the draft to go on with."""
     from plan_adapter.agent.planner import Budget, Planner
     from plan_adapter.plan import new_id
     from plan_adapter.runs.secrets import hidden_from_models
 
-    settings, person, draft_id = Settings(), Person(), begun.id if begun is not None else new_id()
+    settings, asker, draft_id = Settings(), TerminalAsker(), begun.id if begun is not None else new_id()
     kept = {call.number for call in begun.calls} if begun is not None else set[int]()
 
     def on_call(call: "ModelCall") -> None:
         streams.note(call_line(call) + ("; kept, and not asked for again" if call.number in kept else ""))
 
-    going_on = f"what was answered is kept, and not asked for again by: {wish.destination.resume_command(draft_id)}"
-    streams.note(f"draft {draft_id}: asking {model.name}, which may plan with {listed(wish.tools.names(), NAMED)}")
+    going_on = f"what was answered is kept, and not asked for again by: {job.destination.resume_command(draft_id)}"
+    streams.note(f"draft {draft_id}: asking {model.name}, which may plan with {listed(job.tools.names(), NAMED)}")
     began = time.monotonic()
     try:
-        hide = await hidden_from_models(settings, wish.request.available_secrets)
+        hide = await hidden_from_models(settings, job.request.available_secrets)
         async with open_store(settings) as store:
-            planner = Planner(model, wish.tools, asker=person, budget=Budget.of(settings), keep=store.drafts, hide=hide, on_call=on_call)
-            drafted = await planner.drafted(wish.request, draft_id=draft_id)
+            planner = Planner(model, job.tools, asker=asker, budget=Budget.of(settings), keep=store.drafts, hide=hide, on_call=on_call)
+            drafted = await planner.drafted(job.request, draft_id=draft_id)
     except asyncio.CancelledError:
         streams.note(going_on)
         raise
@@ -212,12 +212,56 @@ async def _plan(wish: Wish, model: "OpenAIModel", *, begun: "Draft | None" = Non
         raise ModelError(f"{error}\n{going_on}") from None
     finally:
         await model.aclose()
-    if wish.as_json:
-        streams.json_line(draft_json(drafted, question=person.unanswered))
-    code = report(drafted, wish.destination, as_json=wish.as_json)
-    if person.unanswered is not None:
+    if job.as_json:
+        streams.json_line(draft_json(drafted, question=asker.unanswered))
+    code = report(drafted, job.destination, as_json=job.as_json)
+    if asker.unanswered is not None:
         streams.note(f"answer it at a terminal; {going_on}")
         return ExitCode.USAGE
     if drafted.plan is None and time.monotonic() - began >= settings.draft_timeout_seconds:
         streams.note(f"PLAN_ADAPTER_DRAFT_TIMEOUT_SECONDS gives it longer; {going_on}")
     return code
+
+
+async def _draft_by_hand(job: DraftJob, answer: str | None) -> int:
+    """Print what to ask a chat, or take what it answered: `answer` is a file, `-` for stdin."""
+    from plan_adapter.runs.secrets import hidden_from_models
+
+    hide = await hidden_from_models(Settings(), job.request.available_secrets)
+    return _print_prompt(job, hide) if answer is None else await _judge(job, text_of(answer, "the answer"), hide)
+
+
+def _print_prompt(job: DraftJob, hide: "Scrubber") -> int:
+    from plan_adapter.agent.by_hand import prompt_for_chat
+    from plan_adapter.agent.hiding import hidden_note, shown_request
+
+    messages = prompt_for_chat(job.request, job.tools, hide=hide)
+    if job.as_json:
+        streams.json_line({"messages": [{"role": message.role, "content": message.content} for message in messages]})
+    if hidden := shown_request(job.request, hide)[1]:
+        streams.note(f"note: {hidden_note(hidden)}")
+    if not job.as_json or job.destination.path is not None:
+        job.destination.write("\n\n".join(message.content for message in messages) + "\n")
+        streams.note("ask any chat this, and give what it answers to the same command with --answer FILE in place of --print-prompt")
+    return ExitCode.DONE
+
+
+async def _judge(job: DraftJob, text: str, hide: "Scrubber") -> int:
+    """Take what a chat answered through the checks, keep the draft, and tell what is wrong with it as text for the chat."""
+    from plan_adapter.agent.by_hand import judged_answer
+
+    judged = judged_answer(job.request, job.tools, text, hide=hide)
+    async with open_store(Settings()) as store:
+        await store.drafts.keep(judged.draft, judged.draft.calls[0])
+        await store.drafts.end(judged.draft)
+    if job.as_json:
+        streams.json_line({**draft_json(judged.draft, question=judged.question), "reply": judged.reply})
+    if judged.question is not None:
+        streams.note(f"the model asks: {judged.question}\nanswer it in the chat, and give what comes back with --answer")
+        return ExitCode.USAGE
+    if judged.reply is not None:
+        if not job.as_json:
+            streams.document(judged.reply + "\n")
+        streams.note(f"{judged.draft.failure}: say to the chat what is printed on stdout, and give what comes back with --answer")
+        return ExitCode.FAILED
+    return report(judged.draft, job.destination, as_json=job.as_json)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from plan_adapter.tools.registry import ToolRegistry
 
 
-class Person:
+class TerminalAsker:
     """Answers the model's questions at the terminal, where somebody is there; keeps the one that nobody answered."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class Destination:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class DraftJob:
     """A draft that is wanted: what is asked for, the tools to plan with, and where the plan goes."""
 
     request: "PlanRequest"

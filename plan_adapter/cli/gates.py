@@ -4,11 +4,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from plan_adapter.cli import output
+from plan_adapter.cli.approval_state import age, time_left
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import gate_json, gate_place
 from plan_adapter.cli.servers import has_only_the_api, known_server
 from plan_adapter.cli.sources import open_store
-from plan_adapter.cli.waiting import age, time_left
 from plan_adapter.execution.standing import SHOWN_DIGITS, answer_command
 from plan_adapter.readable import one_line
 from plan_adapter.settings import Settings

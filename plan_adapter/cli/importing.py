@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.drafting import Destination
-from plan_adapter.cli.saving import save_plan, saved_json
+from plan_adapter.cli.records import saved_json
 from plan_adapter.cli.sources import open_store, text_of, tools_of
 from plan_adapter.readable import counted
 from plan_adapter.settings import Settings
@@ -25,7 +25,7 @@ _FILE_NAME_CHARACTERS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class _ImportOptions:
     """What is to be made of what is read."""
 
     name: str | None
@@ -64,10 +64,11 @@ async def import_plans(
         tools: `package.module:name` of a tool or registry that the plans use; may be repeated.
         json: Print one JSON object a plan: plan, notes, and the version that was saved; or one a problem.
     """
+    from plan_adapter.approval import os_user
     from plan_adapter.documents import read_documents
 
     read = read_documents(text_of(file, "the plans"), file=file)
-    wanted = Wanted(name, save, results, leave_out_unknown)
+    wanted = _ImportOptions(name, save, results, leave_out_unknown)
     taken = _taken(read, file, wanted, tools_of(tools or []), as_json=json)
     if taken is None:
         return ExitCode.USAGE
@@ -75,7 +76,7 @@ async def import_plans(
     versions = [None] * len(taken)
     if save:
         async with open_store(Settings()) as store:
-            versions = [await save_plan(one.plan, store) for one in taken]
+            versions = [await store.save(one.plan, author=os_user()) for one in taken]
     for one, target, version in zip(taken, targets, versions, strict=True):
         if json:
             output.json_line({"plan": one.plan.to_document(), "notes": [*one.notes], "saved": saved_json(version)})
@@ -89,7 +90,7 @@ async def import_plans(
 
 
 def _taken(
-    read: "list[tuple[ExecutionPlan | None, list[Problem]]]", file: str, wanted: Wanted, tools: "ToolRegistry", *, as_json: bool
+    read: "list[tuple[ExecutionPlan | None, list[Problem]]]", file: str, wanted: _ImportOptions, tools: "ToolRegistry", *, as_json: bool
 ) -> "list[Imported] | None":
     """Return the plans as they are taken over, and print every problem; None where one of them cannot be."""
     from plan_adapter.imported import imported

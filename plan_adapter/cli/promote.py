@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from plan_adapter.cli import output
-from plan_adapter.cli.answering import find_run
+from plan_adapter.cli.answers import find_run
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.drafting import Destination
-from plan_adapter.cli.saving import save_plan, saved_json
+from plan_adapter.cli.records import saved_json
 from plan_adapter.cli.sources import open_store, tools_of
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.readable import moment
@@ -56,6 +56,7 @@ async def promote(
         tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
         json: Print one JSON object: plan, inputs with their reasons and places, notes, and the version that was saved.
     """
+    from plan_adapter.approval import os_user
     from plan_adapter.promotion import promote as promoted
 
     registry = tools_of(tools or [])
@@ -68,7 +69,7 @@ async def promote(
         plan = await store.get(found.digest)
         others = await _others(found, store)
         promotion = promoted(plan, registry, others=others, name=name, without=without or ())
-        saved = await save_plan(promotion.plan, store) if save else None
+        saved = await store.save(promotion.plan, author=os_user()) if save else None
     if json:
         output.json_line({**_json(found, promotion, warnings), "saved": saved_json(saved)})
     if not json or out is not None:

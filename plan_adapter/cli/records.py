@@ -1,13 +1,16 @@
 """Runs and events as the objects of `--json` and as the lines of a terminal."""
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plan_adapter.execution.standing import answer_command
 from plan_adapter.hooks import Event
 from plan_adapter.plan import StepStatus
 from plan_adapter.readable import call_name, counted, duration, one_line
 from plan_adapter.record import Gate, Outcome, PlanRun, StepRun
+
+if TYPE_CHECKING:
+    from plan_adapter.store.plans import PlanVersion
 
 MARKS = {StepStatus.COMPLETED: "✓", StepStatus.FAILED: "✗", StepStatus.SKIPPED: "-"}
 ASCII_MARKS = {StepStatus.COMPLETED: "+", StepStatus.FAILED: "x", StepStatus.SKIPPED: "-"}
@@ -98,3 +101,8 @@ def run_end(run: PlanRun) -> str:
     took = f" in {duration(run.total_duration_ms)}" if run.completed_at is not None and run.started_at is not None else ""
     message = f"; {one_line(run.message[:SHOWN_CHARACTERS])}{'…' if len(run.message) > SHOWN_CHARACTERS else ''}" if run.message else ""
     return f"{run.name}: {run.status}{reason}{took}: {shown or 'no step was run'}{message}"
+
+
+def saved_json(version: "PlanVersion | None") -> dict[str, Any] | None:
+    """Return a stored version as `--json` prints it; None if nothing was stored."""
+    return None if version is None else {name: getattr(version, name) for name in ("name", "version", "digest", "author")}

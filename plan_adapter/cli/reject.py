@@ -1,6 +1,6 @@
 """`plan reject`."""
 
-from plan_adapter.cli.answering import Words
+from plan_adapter.cli.answers import AnswerOptions
 from plan_adapter.cli.approve import answer_gate, place_of
 from plan_adapter.settings import Settings
 
@@ -35,5 +35,5 @@ async def reject(
         api: Answer through Prefect's API: for a machine that cannot reach the store.
         json: Print one JSON object.
     """
-    words = Words("request_changes" if changes else "reject", note=note, sign=sign, code=code, by=by)
+    words = AnswerOptions("request_changes" if changes else "reject", note=note, sign=sign, code=code, by=by)
     return await answer_gate(place_of(run, step, item, digest), words, Settings(), api=api, as_json=json)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from plan_adapter.approvers.summary import gate_summary
 from plan_adapter.cli import output
-from plan_adapter.cli.answering import DONE_WORDS, Place, Words, confirm, content_changed, must_be_bound, proofs, refuse_unnamed
+from plan_adapter.cli.answers import DONE_WORDS, AnswerOptions, Place, confirm, content_changed, must_be_bound, proofs, refuse_unnamed
+from plan_adapter.cli.approval_state import age, time_left
 from plan_adapter.cli.aside import aside
 from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.servers import answering_server
-from plan_adapter.cli.waiting import age, time_left
 from plan_adapter.execution.standing import SHOWN_DIGITS, answer_command
 from plan_adapter.readable import call_name, means_item
 from plan_adapter.record import LEAST_ID_CHARACTERS, ApprovalRequest, Decision, GateRules, Resolution
@@ -48,7 +48,7 @@ async def list_remotely(settings: "Settings", *, limit: int, as_json: bool) -> i
     return ExitCode.DONE
 
 
-async def answer_remotely(place: Place, words: Words, settings: "Settings", *, show: bool, as_json: bool) -> int:
+async def answer_remotely(place: Place, words: AnswerOptions, settings: "Settings", *, show: bool, as_json: bool) -> int:
     """Give an answer in the form of a gate; raises UsageError where none is meant, NotApprovedError if the run refuses it at once."""
     from plan_adapter.errors import NotApprovedError, RunConflictError
 
@@ -102,7 +102,7 @@ async def _server(settings: "Settings") -> "AsyncGenerator[Server]":
         yield server
 
 
-def _the_one(forms: "list[OpenForm]", place: Place, words: Words | None) -> "OpenForm":
+def _the_one(forms: "list[OpenForm]", place: Place, words: AnswerOptions | None) -> "OpenForm":
     """Return the form that is meant, among those that `words` answer."""
     says_how_it_ended = words is not None and words.decision in ("done", "again", "abort")
     if len(place.run) < LEAST_ID_CHARACTERS:

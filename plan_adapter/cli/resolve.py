@@ -4,7 +4,7 @@ import json as json_module
 from typing import TYPE_CHECKING, Literal
 
 from plan_adapter.cli import output
-from plan_adapter.cli.answering import Place, Words, find_run, item_of, proofs, refuse_item
+from plan_adapter.cli.answers import AnswerOptions, Place, find_run, item_of, proofs, refuse_item
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import run_end, run_json
 from plan_adapter.cli.sources import open_store
@@ -60,7 +60,7 @@ async def resolve(
         raise UsageError("--result is what a step that was done gave back: it goes with `done` only")
     refuse_item(item)
     settings, place = Settings(), Place(run, step, item, digest)
-    words = Words(resolution, note=note, sign=sign, code=code, by=by, result=_value(result))
+    words = AnswerOptions(resolution, note=note, sign=sign, code=code, by=by, result=_value(result))
     if api:
         from plan_adapter.cli.remote import answer_remotely
 
@@ -87,7 +87,7 @@ async def resolve(
     return ExitCode.DONE
 
 
-async def _say(place: Place, words: Words, store: "PlanStore", settings: Settings) -> "PlanRun":
+async def _say(place: Place, words: AnswerOptions, store: "PlanStore", settings: Settings) -> "PlanRun":
     """Keep what is said of a step, by whom it is proved to be, and return the run as it is then."""
     from plan_adapter.approval import os_user
     from plan_adapter.errors import NotApprovedError

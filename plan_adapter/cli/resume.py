@@ -5,18 +5,23 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from plan_adapter.cli.answering import Words
+from plan_adapter.cli import output
+from plan_adapter.cli.answers import AnswerOptions, CallerIdentity
 from plan_adapter.cli.aside import aside
 from plan_adapter.cli.codes import UsageError, code_of_run
-from plan_adapter.cli.going_on import asked_for
-from plan_adapter.cli.holding import has_nothing_left, held, until_free
-from plan_adapter.cli.performing import Performance, Wanted, begin_server, show_result
-from plan_adapter.cli.sources import open_store, tools_of
-from plan_adapter.cli.speaking import Person
+from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server, show_result
+from plan_adapter.cli.sources import open_store, redrive_of, tools_of
+from plan_adapter.execution.standing import answer_command
+from plan_adapter.plan import PlanStatus
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
     from plan_adapter.execution.redrive import Redrive
+    from plan_adapter.record import PlanRun
+    from plan_adapter.store.store import PlanStore
+
+LOOK_SECONDS = 1.0
+"""How long at most until it is looked again: that a process died, or that its lease is over, nobody tells."""
 
 
 def resume(
@@ -59,16 +64,16 @@ def resume(
         wait: If another process owns the run, wait until it has ended or its lease is free, then resume.
         json: Print events as JSON Lines; the last line is the run.
     """
-    asked = asked_for(from_, only_failed=only_failed, skip=skip or [], because=because)
-    words = Words("approve", note=because, sign=sign, code=code, by=by)
+    asked = redrive_of(from_, only_failed=only_failed, skip=skip or [], because=because)
+    words = AnswerOptions("approve", note=because, sign=sign, code=code, by=by)
     if (sign or code) and not (skip or from_):
         raise UsageError("--sign, --code and --by say who asks to skip or repeat a step: they go with --skip and --from")
-    wanted = Wanted(yes=yes, detach=detach, json=json)
+    wanted = RunOptions(yes=yes, detach=detach, json=json)
     return asyncio.run(_resume(run, tools or [], wanted, asked, words, offline=offline, waits=wait, here=here))
 
 
 async def _resume(
-    run: str, tools: list[str], wanted: Wanted, asked: "Redrive | None", words: Words, *, offline: bool, waits: bool, here: bool
+    run: str, tools: list[str], wanted: RunOptions, asked: "Redrive | None", words: AnswerOptions, *, offline: bool, waits: bool, here: bool
 ) -> int:
     from plan_adapter.errors import RunConflictError
     from plan_adapter.runner import go_on
@@ -84,13 +89,38 @@ async def _resume(
             if has_nothing_left(found, now):
                 show_result(now, as_json=wanted.json, hint=None)
                 return code_of_run(now)
-            performance = Performance(server, wanted, store=store, tools=registry)
-            occasion = performance.occasion(settings, speaker=Person(words, settings))
+            foreground = ForegroundRun(server, wanted, store=store, tools=registry)
+            occasion = foreground.request(settings, speaker=CallerIdentity(words, settings))
             work = go_on(
                 found.id, tools=registry, occasion=occasion, store=store, offline=offline, asked=asked, record_pending=True, here=here
             )
             try:
-                return await performance.complete(work)
+                return await foreground.complete(work)
             except RunConflictError:
                 if not waits or await held(found.id, store) is None:  # else another one was quicker
                     raise
+
+
+async def held(run_id: str, store: "PlanStore") -> str | None:
+    """Return in words which process executes the run, or waits at its gate; None where none is known to."""
+    if (holder := await store.holder(run_id)) is not None:
+        return f"run {run_id} is executed by {holder}"
+    if (gate := next((gate for gate in await store.gates(run_id=run_id) if gate.attended), None)) is not None:
+        return f"a process on this host waits for an approval of run {run_id}, `{answer_command(gate)}` answers there"
+    return None
+
+
+async def until_free(run: "PlanRun", store: "PlanStore") -> "PlanRun":
+    """Return the run once no process has it any more: it has ended, or its lease is free. Says who has it."""
+    said = None
+    while (who := await held(run.id, store)) is not None:
+        if who != said:
+            output.note(f"{who}; waiting until it has ended (Ctrl-C ends the wait, not the run)")
+            said = who
+        await store.changed(LOOK_SECONDS)
+    return run if said is None else await store.run(run.id)
+
+
+def has_nothing_left(before: "PlanRun", now: "PlanRun") -> bool:
+    """Return whether the run has completed since `before` was read."""
+    return now.status is PlanStatus.COMPLETED and before.status is not PlanStatus.COMPLETED

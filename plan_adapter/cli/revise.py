@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING
 
 from plan_adapter.cli import output
-from plan_adapter.cli.answering import find_run
+from plan_adapter.cli.answers import find_run
 from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.differences import difference_lines, difference_title
-from plan_adapter.cli.drafting import Person, call_line, draft_json, tell
+from plan_adapter.cli.drafting import TerminalAsker, call_line, draft_json, tell
 from plan_adapter.cli.records import run_json
 from plan_adapter.cli.sources import drafting_tools_of, is_plan, is_words, model_of, open_store, plan_of, tools_of
 from plan_adapter.execution.standing import SHOWN_DIGITS, resume_asked
@@ -38,7 +38,7 @@ async def revise(
     The run keeps its inputs, what its steps have done, and the approvals of single steps that the new version leaves as they are. A step
     that has succeeded, or may have been done, stays as it is; one that has failed may be mended or left out.
 
-    Words in place of a plan have the model of the settings plan what is left: it sees the record, and the steps that are done stay.
+    AnswerOptions in place of a plan have the model of the settings plan what is left: it sees the record, and the steps that are done stay.
 
     Args:
         run: The id of a run or its beginning, or of a flow run.
@@ -97,17 +97,17 @@ async def _drafted(
 
     if not words.strip():
         raise UsageError("the words are empty: say what is to be otherwise")
-    settings, person = Settings(), Person()
+    settings, asker = Settings(), TerminalAsker()
     model = model_of(settings)
     budget = Budget.of(settings)
-    replanner = Replanner(model, names, secrets, person, budget, on_call=lambda call: output.note(call_line(call)))
+    replanner = Replanner(model, names, secrets, asker, budget, on_call=lambda call: output.note(call_line(call)))
     output.note(f"asking {model.name}, which plans what is left of run {run.id}")
     try:
         draft = await draft_revision(run.id, words.strip(), replanner=replanner, tools=tools, by=os_user(), store=store)
     finally:
         await model.aclose()
     if as_json and draft.plan is None:
-        output.json_line(draft_json(draft, question=person.unanswered))
+        output.json_line(draft_json(draft, question=asker.unanswered))
     tell(draft)
     return draft
 

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from plan_adapter.cli.aside import aside
-from plan_adapter.cli.performing import Performance, Wanted, begin_server
+from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server
 from plan_adapter.cli.sources import input_texts, open_store, plan_of, tools_of
 from plan_adapter.settings import Settings
 
@@ -39,10 +39,10 @@ def run(
         json: Print events as JSON Lines; the last line is the run.
     """
     given = input_texts(input or [], inputs)
-    return asyncio.run(_run(plan, given, tools or [], Wanted(yes=yes, detach=detach, json=json), offline=offline))
+    return asyncio.run(_run(plan, given, tools or [], RunOptions(yes=yes, detach=detach, json=json), offline=offline))
 
 
-async def _run(source: str, given: dict[str, str], tools: list[str], wanted: Wanted, *, offline: bool) -> int:
+async def _run(source: str, given: dict[str, str], tools: list[str], wanted: RunOptions, *, offline: bool) -> int:
     from plan_adapter.runner import execute_plan
     from plan_adapter.validation import bind_inputs, validate
 
@@ -52,6 +52,6 @@ async def _run(source: str, given: dict[str, str], tools: list[str], wanted: Wan
         registry = tools_of(tools)
         bound = bind_inputs(validate(await plan_of(source, store), registry), given, from_text=True)
         server = await aside(pending.wait) if pending is not None else None
-        performance = Performance(server, wanted, store=store, tools=registry)
-        work = execute_plan(bound, occasion=performance.occasion(settings), store=store, offline=offline, record_pending=True)
-        return await performance.complete(work)
+        foreground = ForegroundRun(server, wanted, store=store, tools=registry)
+        work = execute_plan(bound, occasion=foreground.request(settings), store=store, offline=offline, record_pending=True)
+        return await foreground.complete(work)

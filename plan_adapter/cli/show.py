@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plan_adapter.cli import output
+from plan_adapter.cli.approval_state import ApprovalState, approval_state_of
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import gate_json, run_json
 from plan_adapter.cli.sources import STDIN, STORED, is_stored, open_store, plan_of
-from plan_adapter.cli.waiting import Standing, standing_of
 from plan_adapter.execution.carry import is_rollback
 from plan_adapter.readable import code, counted, unescaped
 from plan_adapter.settings import Settings
@@ -76,7 +76,7 @@ async def _show_drafts(beginning: str | None, *, as_json: bool) -> None:
 class ShownRun:
     """A run with what is told about it beside its own record."""
 
-    standing: Standing
+    state: ApprovalState
     code: list[CodeChange]
     calls: "dict[str, list[StepCallRecord]]"
     earlier: list[dict[str, Any]]  # steps of versions before, which the plan has no more, and how they ended
@@ -85,9 +85,9 @@ class ShownRun:
 def _show_run(found: ShownRun, *, as_json: bool) -> None:
     from plan_adapter.formatting import format_plan
 
-    standing, run = found.standing, found.standing.run
+    state, run = found.state, found.state.run
     if as_json:
-        gates, answers = [gate_json(gate) for gate in standing.gates], [asdict(answer) for answer in standing.answers]
+        gates, answers = [gate_json(gate) for gate in state.gates], [asdict(answer) for answer in state.answers]
         changed = [_code_json(change) for change in found.code]
         shown = run_json(run, steps=True)
         for step in shown["steps"]:
@@ -96,9 +96,9 @@ def _show_run(found: ShownRun, *, as_json: bool) -> None:
         return
     changed = ["", "## Code", "", *(f"- {change}" for change in found.code)] if found.code else []
     gone = ["", "## Steps of earlier versions", "", *map(_earlier_line, found.earlier)] if found.earlier else []
-    text = "\n".join([format_plan(run, standing=standing.used, calls=found.calls).rstrip("\n"), *gone, *changed, *standing.lines()])
+    text = "\n".join([format_plan(run, standing=state.used, calls=found.calls).rstrip("\n"), *gone, *changed, *state.lines()])
     output.line(unescaped(text) if output.is_terminal(sys.stdout) else text)
-    if (hint := standing.hint()) is not None:
+    if (hint := state.hint()) is not None:
         output.note(hint)
 
 
@@ -136,7 +136,7 @@ async def _find(word: str) -> "ExecutionPlan | ShownRun":
             attempts = await store.attempts(run.id)
             receipts = await store.receipts(run.id)
             earlier, calls = _earlier_steps(run, attempts, receipts), calls_of(run, attempts, receipts)
-            return ShownRun(await standing_of(run, store), code_changes(attempts), calls, earlier)
+            return ShownRun(await approval_state_of(run, store), code_changes(attempts), calls, earlier)
         except RunConflictError as no_run:
             if not is_stored(word):
                 raise UsageError(f"`{word}` is no file, and {no_run}") from no_run

@@ -14,6 +14,7 @@ from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
     from plan_adapter.agent.openai_model import OpenAIModel
+    from plan_adapter.execution.redrive import Redrive
     from plan_adapter.plan import ExecutionPlan
     from plan_adapter.policy import PolicyInForce
     from plan_adapter.problems import Problem
@@ -155,3 +156,14 @@ def _file_inputs(file: Path) -> dict[str, str]:
     if values is None or problems:
         raise InvalidPlanError(problems)
     return {name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for name, value in values.items()}
+
+
+def redrive_of(from_step: str | None, *, only_failed: bool, skip: list[str], because: str) -> "Redrive | None":
+    """Return what the options ask for, None where they ask for nothing special; raises UsageError."""
+    from plan_adapter.execution.redrive import Redrive
+
+    if bool(skip) != bool(because.strip()):
+        raise UsageError("--skip STEP and --because WHY go together")
+    if from_step is None and not only_failed and not skip:
+        return None
+    return Redrive(from_step, only_failed, dict.fromkeys(skip, because))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from plan_adapter.cli import output
-from plan_adapter.cli.answering import Words
+from plan_adapter.cli.answers import AnswerOptions
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.sources import input_texts, open_store, plan_of, tools_of
 from plan_adapter.readable import as_text, counted, moment
@@ -91,10 +91,10 @@ async def standing(
     if action == "revoke":
         return await _revoke(plan_or_id, settings, as_json=json)
     wanted = Terms(plan_or_id, tuple(schedule or ()), tuple(step or ()), until, runs, tuple(input or ()), tuple(tools or ()), in_file=file)
-    return await _add(wanted, Words("approve", note=note, sign=sign, by=by), settings, as_json=json)
+    return await _add(wanted, AnswerOptions("approve", note=note, sign=sign, by=by), settings, as_json=json)
 
 
-async def _add(terms: Terms, words: Words, settings: Settings, *, as_json: bool) -> int:
+async def _add(terms: Terms, words: AnswerOptions, settings: Settings, *, as_json: bool) -> int:
     """Add a standing approval to the store, or write it beside the plan document. Raises InvalidPlanError, UsageError."""
     from plan_adapter.errors import NotApprovedError
     from plan_adapter.validation import validate
@@ -156,7 +156,7 @@ def standing_json(standing: "StandingApproval") -> dict[str, Any]:
     return {**asdict(standing), "runs_left": _left(standing)}
 
 
-def _standing(terms: Terms, words: Words, validated: "ValidatedPlan", now: datetime) -> "StandingApproval":
+def _standing(terms: Terms, words: AnswerOptions, validated: "ValidatedPlan", now: datetime) -> "StandingApproval":
     from plan_adapter.approval import os_user
     from plan_adapter.standing import standing_of
 
@@ -175,7 +175,7 @@ def _standing(terms: Terms, words: Words, validated: "ValidatedPlan", now: datet
 
 
 def _signed(
-    standing: "StandingApproval", words: Words, validated: "ValidatedPlan", settings: Settings, policy: "PolicyInForce"
+    standing: "StandingApproval", words: AnswerOptions, validated: "ValidatedPlan", settings: Settings, policy: "PolicyInForce"
 ) -> "StandingApproval":
     """Return `standing`, signed if `--sign` was given. Raises NotApprovedError if the policy refuses it."""
     from plan_adapter.approval import refusal, rules_of

@@ -10,7 +10,7 @@ import pytest
 
 from plan_adapter import ExecutionPlan, PlanRun, ToolRegistry, acancel_run
 from plan_adapter.approval import os_user
-from plan_adapter.cli.answering import Place, Words, answer_here, find_gate
+from plan_adapter.cli.answers import AnswerOptions, Place, answer_here, find_gate
 from plan_adapter.cli.codes import UsageError
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.plan import PlanStatus, new_id
@@ -21,7 +21,7 @@ from plan_adapter.settings import Settings
 from plan_adapter.validation import bind_inputs, validate
 from tests.gates.world import Says, World
 
-WORDS = {"approve": Words("approve"), "reject": Words("reject"), "changes": Words("request_changes", note="other")}
+WORDS = {"approve": AnswerOptions("approve"), "reject": AnswerOptions("reject"), "changes": AnswerOptions("request_changes", note="other")}
 
 
 async def revised(world: World, run: PlanRun, text: str = "another look") -> tuple[PlanRun, Gate]:
@@ -32,7 +32,7 @@ async def revised(world: World, run: PlanRun, text: str = "another look") -> tup
     return new, await world.gate()
 
 
-async def answer(world: World, place: Place, words: Words = WORDS["approve"]) -> int:
+async def answer(world: World, place: Place, words: AnswerOptions = WORDS["approve"]) -> int:
     """Answer as `plan approve` does in a process without a terminal."""
     return await answer_here(place, words, world.store, world.settings, as_json=True)
 

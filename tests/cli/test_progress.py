@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from plan_adapter.cli.codes import ExitCode, code_of_run
+from plan_adapter.cli.foreground import choose_display
 from plan_adapter.cli.live import LiveDisplay
-from plan_adapter.cli.performing import choose_display
 from plan_adapter.cli.progress import CARRIED_LINES, JsonDisplay, PlainDisplay
 from plan_adapter.cli.records import run_end, step_end
 from plan_adapter.hooks import Event

@@ -16,6 +16,7 @@ from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Budget, Planner
 from plan_adapter.approval import refuse_operation, requires_approval
 from plan_adapter.cli import output
+from plan_adapter.cli.approval_state import approval_state_of
 from plan_adapter.cli.aside import aside
 from plan_adapter.cli.codes import UsageError
 from plan_adapter.cli.drafting import call_line
@@ -23,7 +24,6 @@ from plan_adapter.cli.mcp.telling import gate_told, run_line, run_told
 from plan_adapter.cli.mcp.workers import Workers
 from plan_adapter.cli.servers import known_server
 from plan_adapter.cli.sources import STORED, plan_of
-from plan_adapter.cli.waiting import standing_of
 from plan_adapter.documents import dump_plan, read_document
 from plan_adapter.drafts import PlanRequest
 from plan_adapter.errors import InvalidPlanError, RunConflictError
@@ -274,9 +274,9 @@ class Operations:
             if run.completed_at is not None or not is_running or left <= 0:
                 break
             await self.store.changed(min(left, LOOK_SECONDS))
-        standing = await standing_of(run, self.store)
+        state = await approval_state_of(run, self.store)
         return run_told(
-            standing, is_mine=self._is_mine(run), is_running=is_running, failure=None if was_running else self.workers.failure(run_id)
+            state, is_mine=self._is_mine(run), is_running=is_running, failure=None if was_running else self.workers.failure(run_id)
         )
 
     async def _plan(self, plan: str | None, document: str | None) -> ExecutionPlan:

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 from pydantic import JsonValue
 
-from plan_adapter.cli.performing import next_command
+from plan_adapter.cli.approval_state import ApprovalState
+from plan_adapter.cli.foreground import next_command
 from plan_adapter.cli.records import gate_place
-from plan_adapter.cli.waiting import Standing
 from plan_adapter.credentials import credential_values
 from plan_adapter.execution.standing import answer_command
 from plan_adapter.plan import PlanStatus
@@ -84,16 +84,16 @@ def run_line(run: PlanRun) -> dict[str, Any]:
     }
 
 
-def run_told(standing: Standing, *, is_mine: bool, is_running: bool, failure: str | None) -> dict[str, Any]:
+def run_told(state: ApprovalState, *, is_mine: bool, is_running: bool, failure: str | None) -> dict[str, Any]:
     """Return what is told of a run: its steps, what it waits for, and what can be done now."""
-    run = standing.run
+    run = state.run
     return {
         **run_line(run),
         "inputs": run.inputs,
         "outputs": run.outputs,
         "steps": [_step_told(step) for step in run.steps],
-        "gates": [gate_told(gate) for gate in standing.gates],
-        "next": _next(standing, is_mine=is_mine, is_running=is_running, failure=failure),
+        "gates": [gate_told(gate) for gate in state.gates],
+        "next": _next(state, is_mine=is_mine, is_running=is_running, failure=failure),
     }
 
 
@@ -102,18 +102,18 @@ def _step_told(step: StepRun) -> dict[str, Any]:
     return {name: value for name in fields if (value := getattr(step, name)) is not None}
 
 
-def _next(standing: Standing, *, is_mine: bool, is_running: bool, failure: str | None) -> str:
-    run = standing.run
+def _next(state: ApprovalState, *, is_mine: bool, is_running: bool, failure: str | None) -> str:
+    run = state.run
     if run.completed_at is not None:
         return next_command(run)
-    if standing.gates:
+    if state.gates:
         then = "; once they have answered, resume_run goes on with it, too" if is_mine else ""
-        return f"only a person can answer, tell them: {standing.hint()}{then}"
+        return f"only a person can answer, tell them: {state.hint()}{then}"
     if is_running or (run.status is PlanStatus.EXECUTING and run.reason is not RunReason.INTERRUPTED):
         return "it is being executed: show_run tells how it stands"
     if failure is not None:
         return f"the process that was to execute it has ended: {failure}"
-    return (standing.hint() or next_command(run)) + ("; resume_run goes on with it" if is_mine else "")
+    return (state.hint() or next_command(run)) + ("; resume_run goes on with it" if is_mine else "")
 
 
 def gate_told(gate: Gate) -> dict[str, Any]:

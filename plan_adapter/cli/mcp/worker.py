@@ -11,14 +11,14 @@ from dataclasses import replace
 
 from plan_adapter.cli import output
 from plan_adapter.cli.aside import aside
+from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server
 from plan_adapter.cli.mcp.workers import log_of
-from plan_adapter.cli.performing import Performance, Wanted, begin_server
 from plan_adapter.cli.sources import open_store, tools_of
 from plan_adapter.errors import PlanAdapterError
 from plan_adapter.settings import Settings
 
 
-async def go_on_with(run_id: str, by: str, tools: Sequence[str], *, offline: bool) -> None:
+async def resume_run(run_id: str, by: str, tools: Sequence[str], *, offline: bool) -> None:
     """Go on with a run until it has ended, or nothing of it is open but gates."""
     from plan_adapter.runner import go_on
 
@@ -27,9 +27,9 @@ async def go_on_with(run_id: str, by: str, tools: Sequence[str], *, offline: boo
     registry = tools_of(tools)
     async with open_store(settings) as store:
         server = await aside(pending.wait) if pending is not None else None
-        performance = Performance(server, Wanted(yes=False, detach=True, json=False), store=store, tools=registry)
-        occasion = replace(performance.occasion(settings), requested_by=by)
-        await performance.complete(go_on(run_id, tools=registry, occasion=occasion, store=store, offline=offline, record_pending=True))
+        foreground = ForegroundRun(server, RunOptions(yes=False, detach=True, json=False), store=store, tools=registry)
+        occasion = replace(foreground.request(settings), requested_by=by)
+        await foreground.complete(go_on(run_id, tools=registry, occasion=occasion, store=store, offline=offline, record_pending=True))
 
 
 def main() -> int:
@@ -37,7 +37,7 @@ def main() -> int:
     run_id, by, way, *tools = sys.argv[1:]
     output.prepare_streams()
     try:
-        asyncio.run(go_on_with(run_id, by, tools, offline=way == "offline"))
+        asyncio.run(resume_run(run_id, by, tools, offline=way == "offline"))
     except PlanAdapterError as error:
         output.note(str(error))
         return 1

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from plan_adapter.approvers.conversation import Conversation
 from plan_adapter.cli import output
+from plan_adapter.cli.approval_state import approval_state_of
 from plan_adapter.cli.asking import YesRefusedError, approver_for, asks_in_form
 from plan_adapter.cli.codes import ExitCode, UsageError, code_as_kept, code_of_error
 from plan_adapter.cli.editing import PlanEditing
 from plan_adapter.cli.progress import Display, JsonDisplay, Links, PlainDisplay
 from plan_adapter.cli.records import run_end, run_json
-from plan_adapter.cli.waiting import standing_of
 from plan_adapter.errors import LeaseLostError, RunConflictError, StoreError
 from plan_adapter.execution.cancellation import Leave
 from plan_adapter.execution.printing import captured_prints
@@ -77,7 +77,7 @@ def choose_display(*, as_json: bool, links: Links, conversation: Conversation | 
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RunOptions:
     """How `plan run` and `plan resume` are to deal with gates, and what they print."""
 
     yes: bool
@@ -85,10 +85,10 @@ class Wanted:
     json: bool
 
 
-class Performance:
+class ForegroundRun:
     """One run of this process: shown by its events, its gates asked about here and in a form, ended by signals."""
 
-    def __init__(self, server: "Server | None", wanted: Wanted, *, store: "PlanStore", tools: "ToolRegistry") -> None:
+    def __init__(self, server: "Server | None", wanted: RunOptions, *, store: "PlanStore", tools: "ToolRegistry") -> None:
         """`server` None is an offline run."""
         self._server = server
         self._store = store
@@ -127,7 +127,7 @@ class Performance:
             self._take_signals()  # the flow run has begun, and put Prefect's handler of SIGTERM in front
         self._display(event)
 
-    def occasion(self, settings: "Settings", *, speaker: "Speaker | None" = None) -> "Occasion":
+    def request(self, settings: "Settings", *, speaker: "Speaker | None" = None) -> "Occasion":
         """Return what the run is given beside its plan and inputs; `speaker` asks for what no gate asks about."""
         from plan_adapter.runner import Occasion
 
@@ -175,7 +175,7 @@ class Performance:
             for number in numbers:
                 loop.remove_signal_handler(number)
         is_open, offline = run.status is PlanStatus.PENDING_APPROVAL, self._server is None
-        hint = (await standing_of(run, self._store, offline=offline)).hint() if is_open else None
+        hint = (await approval_state_of(run, self._store, offline=offline)).hint() if is_open else None
         with contextlib.suppress(UsageError) if self._left_at is not None else contextlib.nullcontext():  # the terminal may be gone
             show_result(run, as_json=self._as_json, hint=hint)
         return ExitCode.INTERRUPTED if self._interrupts and run.status is PlanStatus.CANCELLED else await code_as_kept(run, self._store)

@@ -2,16 +2,16 @@
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
 from plan_adapter.cli import output
+from plan_adapter.cli.approval_state import after_changes
 from plan_adapter.cli.aside import aside
 from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import gate_json, gate_place
 from plan_adapter.cli.servers import has_only_the_api, show_end
-from plan_adapter.cli.waiting import after_changes
 from plan_adapter.execution.carry import undone_by
 from plan_adapter.execution.standing import SHOWN_DIGITS, Asked, answer_command, resume_asked, show_command
 from plan_adapter.plan import PlanStatus
@@ -58,7 +58,7 @@ _DIGEST = re.compile(r"[0-9a-fA-F]{8,64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class AnswerOptions:
     """What is answered, and how its giver proves who they are."""
 
     decision: Decision | Resolution
@@ -76,7 +76,7 @@ class Words:
             raise UsageError("--changes needs --note: what is to be changed")
 
 
-async def answer_here(place: Place, words: Words, store: "PlanStore", settings: Settings, *, as_json: bool) -> int:
+async def answer_here(place: Place, words: AnswerOptions, store: "PlanStore", settings: Settings, *, as_json: bool) -> int:
     """Answer at a gate of the store and tell what happens next. Raises NotApprovedError for one that is not taken."""
     from plan_adapter.approval import with_todays_policy
     from plan_adapter.approvers.summary import gate_summary
@@ -136,7 +136,7 @@ async def _was_changed(gate: "Gate", store: "PlanStore") -> bool:
     return gate.step_id is None and bool(await store.revisions(gate.run_id))
 
 
-async def _refused(run_id: str, reason: str, words: Words, gate: "Gate", store: "PlanStore") -> Exception:
+async def _refused(run_id: str, reason: str, words: AnswerOptions, gate: "Gate", store: "PlanStore") -> Exception:
     """Return the error of an answer that is not taken for `reason`, which the audit log then holds."""
     from plan_adapter.approval import os_user
     from plan_adapter.errors import NotApprovedError
@@ -149,7 +149,7 @@ def _what(gate: "Gate") -> str:
     return "this plan" if gate.step_id is None else f"step {gate_place(gate)}"
 
 
-def command_of(gate: "Gate", words: Words) -> str:
+def command_of(gate: "Gate", words: AnswerOptions) -> str:
     """Return the command that gives the same answer and names the gate."""
     verb = "approve" if words.decision == "approve" else "reject"
     return answer_command(gate, verb=verb) + (" --changes --note …" if words.decision == "request_changes" else "")
@@ -164,7 +164,7 @@ def refuse_unnamed(run_id: str, command: str, *, is_asked: bool) -> None:
         raise UsageError(f"of run {run_id} only the gate of a step is open; say that it is meant: `{command}`")
 
 
-async def confirm(what: str, words: Words) -> None:
+async def confirm(what: str, words: AnswerOptions) -> None:
     """Ask the person at the terminal whether they mean `what`; raises UsageError where they do not."""
     from plan_adapter.approvers.conversation import Conversation
 
@@ -310,7 +310,7 @@ async def item_of(place: Place, run_id: str, store: "PlanStore") -> tuple[int | 
 async def _why_none(run: "PlanRun", place: Place, store: "PlanStore") -> str:
     """Return why there is nothing to answer."""
     from plan_adapter.approval import answer_to
-    from plan_adapter.cli.performing import next_command
+    from plan_adapter.cli.foreground import next_command
     from plan_adapter.errors import NotApprovedError, RunConflictError
     from plan_adapter.record import RunReason
     from plan_adapter.runs.gates import request_of
@@ -357,7 +357,9 @@ async def _why_cancelled(run: "PlanRun", store: "PlanStore", settings: Settings)
         return await cancelled_before(run, store)
 
 
-async def _given(words: Words, gate: "Gate", request: "ApprovalRequest", store: "PlanStore", settings: Settings) -> "tuple[Gate, Approval]":
+async def _given(
+    words: AnswerOptions, gate: "Gate", request: "ApprovalRequest", store: "PlanStore", settings: Settings
+) -> "tuple[Gate, Approval]":
     """Return the gate as it was closed, and the answer that closed it.
 
     Raises NotApprovedError with why the answer is not taken, RunConflictError where the gate takes none any more.
@@ -380,7 +382,7 @@ async def _given(words: Words, gate: "Gate", request: "ApprovalRequest", store: 
         raise RunConflictError(str(error), ended=run.reason) from error
 
 
-def proofs(words: Words, request: "ApprovalRequest", settings: Settings) -> "Answer":
+def proofs(words: AnswerOptions, request: "ApprovalRequest", settings: Settings) -> "Answer":
     """Return the answer with what proves who gives it; raises NotApprovedError where it cannot be signed."""
     from plan_adapter.approval import os_user, text_to_sign
     from plan_adapter.record import Answer
@@ -438,3 +440,38 @@ async def _wake(gate: "Gate", approval: "Approval", settings: Settings) -> bool:
         output.note(f"plan: the run cannot be woken from here: {error}")
         return False
     return True
+
+
+@dataclass(slots=True)
+class CallerIdentity:
+    """Whoever types a command, with the proof that `words` hold. Implements `runs.occasion.Speaker`."""
+
+    words: AnswerOptions
+    settings: Settings
+
+    @property
+    def by(self) -> str:
+        """Their name; the operating system's user if they give none."""
+        from plan_adapter.approval import os_user
+
+        return self.words.by or os_user()
+
+    @property
+    def channel(self) -> Literal["os_user", "unverified"]:
+        """How the name is known without a proof."""
+        from plan_adapter.approval import os_user
+
+        return "os_user" if self.by == os_user() else "unverified"
+
+    @property
+    def has_proof(self) -> bool:
+        """Whether they come with a proof of it."""
+        return self.words.sign or self.words.code is not None
+
+    async def proved(self, because: str, request: "ApprovalRequest", store: "PlanStore", /) -> tuple[str, str | None]:
+        """Return how they are known, and their signature if they sign; raises NotApprovedError where that does not fit the rules."""
+        from plan_adapter.identity.known import Means, proved
+
+        answer = proofs(replace(self.words, decision="approve", note=because), request, self.settings)
+        means = Means(await store.policy_in_force(self.settings), self.settings, store)
+        return await proved(answer, request, means), answer.signature

@@ -22,7 +22,7 @@ ATTENDED = {True: "a process waits for it", False: "no process waits for it", No
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ApprovalState:
     """The gates of a run that are open, the answers that it was given, and the versions of its plan that were replaced."""
 
     run: PlanRun
@@ -32,7 +32,9 @@ class Standing:
     now: datetime
     offline: bool = False  # whether it is known, before it has begun, that it runs without Prefect
     stopped: str | None = None  # what a person may type, where the run has stopped with something in doubt
-    standing: "Mapping[str, StandingApproval]" = field(default_factory=dict[str, "StandingApproval"])  # those that gave it answers, by id
+    standing_approvals: "Mapping[str, StandingApproval]" = field(
+        default_factory=dict[str, "StandingApproval"]
+    )  # those that gave it answers, by id
     labels: "Mapping[Unit, str]" = field(default_factory=dict[tuple[str, int | None], str])  # what items are called
 
     @property
@@ -43,8 +45,8 @@ class Standing:
 
     @property
     def used(self) -> "StandingApproval | None":
-        """The standing approval that gave that answer, if one did."""
-        return self.standing.get(self.answer.standing_id) if self.answer is not None and self.answer.standing_id is not None else None
+        """The standing approval that approved the plan as it is now, if one did."""
+        return None if self.answer is None else self.standing_approvals.get(self.answer.standing_id or "")
 
     @property
     def changes(self) -> Approval | None:
@@ -57,7 +59,9 @@ class Standing:
     def lines(self) -> list[str]:
         """Return a Markdown section; nothing where nobody was ever asked."""
         listed = [(row.at, _version_line(row)) for row in self.replaced]
-        listed += [(row.at, _answer_line(row, self.standing, self.labels)) for row in self.answers if row.known_by != "not_required"]
+        listed += [
+            (row.at, _answer_line(row, self.standing_approvals, self.labels)) for row in self.answers if row.known_by != "not_required"
+        ]
         found = [line for _, line in sorted(listed, key=lambda pair: pair[0])] + [_gate_line(gate, self.now) for gate in self.gates]
         return ["", "## Approvals", "", *found] if found else []
 
@@ -96,7 +100,7 @@ def after_changes(run: PlanRun) -> str:
     return f"`plan revise {run.id} FILE` puts a new version in its place, `{resume_asked(run)}` asks about this one again"
 
 
-async def standing_of(run: PlanRun, store: "PlanStore", *, offline: bool = False) -> Standing:
+async def approval_state_of(run: PlanRun, store: "PlanStore", *, offline: bool = False) -> ApprovalState:
     """Return how `run` stands with its approvals, and with what is in doubt of it."""
     from plan_adapter.runs.doubt import hint_of
 
@@ -104,7 +108,7 @@ async def standing_of(run: PlanRun, store: "PlanStore", *, offline: bool = False
     used = {row.standing_id for row in answers if row.standing_id is not None}
     standing = {one.id: one for one in await store.standing(include_ended=True) if one.id in used} if used else {}
     labels = await store.labels(run.id) if any(row.item is not None for row in answers) else {}
-    return Standing(run, gates, answers, await store.revisions(run.id), await store.now(), offline, stopped, standing, labels)
+    return ApprovalState(run, gates, answers, await store.revisions(run.id), await store.now(), offline, stopped, standing, labels)
 
 
 async def statuses_of(runs: Sequence[PlanRun], store: "PlanStore") -> dict[str, str]:
@@ -122,8 +126,8 @@ async def _waits(run: PlanRun, gates: list[Gate], store: "PlanStore") -> str:
         is_left = all(gate.attended is False and not gate.is_released for gate in gates)
         return _bracketed([*words, *(["no process waits"] if is_left else [])])
     if run.status is PlanStatus.PENDING_APPROVAL:
-        standing = await standing_of(run, store)
-        answer = standing.changes or standing.answer
+        state = await approval_state_of(run, store)
+        answer = state.changes or state.answer
         return _bracketed(["nobody was asked" if answer is None else ANSWERED[answer.decision], "no process goes on"])
     return _bracketed([str(run.reason)] if run.reason and run.reason.value != run.status.value else [])
 

@@ -36,21 +36,20 @@ def preview(
     because: str = "",
     json: bool = False,
 ) -> int:
-    """Show what a run would do, without doing it: order, waves, resolved parameters, retries, effects, the longest it may take.
+    """Show what a run would do, without running anything: order, parallel waves, parameters, retries, effects, longest duration.
 
-    Of each secret it says where it would come from, or that it is missing.
-
-    Expressions that depend on results are shown as they are written, and so are those that use inputs that are still missing.
+    For each secret it shows where the value would come from, or that it is missing. Expressions that need a result or a missing input are
+    shown as written.
 
     Args:
         plan: A plan document, `-` for stdin, or a stored plan: its digest or `store:name@version`.
         input: `name=value`, an input of the run; may be repeated.
-        inputs: A JSON or YAML file of inputs; `--input` goes before it.
+        inputs: A JSON or YAML file of inputs; `--input` overrides it.
         tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
-        resume: The id of a run, in place of a plan: what `plan resume` would do with each of its steps.
-        from_: With `--resume`: only this step and what depends on it.
-        only_failed: With `--resume`: only the steps that failed and what depends on them.
-        skip: With `--resume`: a step that is left out for good; may be repeated.
+        resume: The id of a run, instead of a plan: show what `plan resume` would do with each of its steps.
+        from_: With `--resume`: run only this step and the steps that depend on it.
+        only_failed: With `--resume`: run only the steps that failed and the steps that depend on them.
+        skip: With `--resume`: skip this step from now on; may be repeated.
         because: With `--skip`: why.
         json: Print one JSON object.
     """
@@ -96,7 +95,7 @@ def _preview(validated: "ValidatedPlan", texts: dict[str, str]) -> "Preview":
 
 
 async def _preview_resume(run: str, asked: "Redrive | None", *, tools: list[str], as_json: bool) -> int:
-    """Print what would become of each step of a run that goes on, without doing anything; raises as `plan resume` would."""
+    """Print what `plan resume` would do with each step, without doing anything. Raises what `plan resume` would raise."""
     from plan_adapter.execution.redrive import Redrive
     from plan_adapter.execution.rollback import units_to_undo
     from plan_adapter.runs.approving import end_overdue
@@ -129,9 +128,9 @@ async def _preview_resume(run: str, asked: "Redrive | None", *, tools: list[str]
         output.json_line({"run_id": found.id, "steps": steps, "tools": [asdict(change) for change in changes], "code": notices})
         return ExitCode.DONE
     rows = [(step_id, _WORDS[kind] + _because(fates[step_id].reason)) for step_id, kind in shown.items()]
-    output.table(("STEP", "WHAT BECOMES OF IT"), rows)
+    output.table(("STEP", "ON RESUME"), rows)
     for change in changes:
-        output.line(f"first it is asked about: tool `{change.name}` changed since it was approved ({change.summary})")
+        output.line(f"the gate opens again first: tool `{change.name}` has changed since it was approved ({change.summary})")
     for notice in notices:
         output.line(notice)
     return ExitCode.DONE
@@ -143,17 +142,17 @@ def _tell_rollback(run_id: str, left: "list[Unit]", labels: "Mapping[Unit, str]"
     if as_json:
         output.json_line({"run_id": run_id, "steps": [], "rollback": [{"id": step_id, "item": item} for step_id, item in left]})
     else:
-        undone = ", ".join(unit_names(left, labels)) or "nothing: it only remains to say so"
-        output.line(f"no step goes on, because the run is being rolled back; its rollback goes on, and undoes {undone}")
+        undone = ", ".join(unit_names(left, labels)) or "nothing: all of it is undone"
+        output.line(f"the run is being rolled back: no step runs, and the rollback continues with {undone}")
     return ExitCode.DONE
 
 
 _WORDS = {
-    "carried": "carried: it has succeeded",
-    "run": "run, if its condition and its dependencies let it",
-    "skipped": "skipped, and what depends on it goes on",
-    "left": "left for another time, with what depends on it",
-    "unknown": "asked about: whether it was done is unknown (its tool's probe, the form, the terminal or `plan resolve` says it)",
+    "carried": "kept: it has succeeded",
+    "run": "run, if its condition and its dependencies allow it",
+    "skipped": "skipped; the steps that depend on it still run",
+    "left": "left for a later resume, with the steps that depend on it",
+    "unknown": "outcome unknown: first settled by its tool's probe, the form, the terminal or `plan resolve`",
 }
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from plan_adapter.store.store import PlanStore
 
 LOOK_SECONDS = 1.0
-"""How long at most until it is looked again: that a process died, or that its lease is over, nobody tells."""
+"""How often to look again: nothing announces that a process died or that its lease has expired."""
 
 
 def resume(
@@ -67,7 +67,7 @@ def resume(
     asked = redrive_of(from_, only_failed=only_failed, skip=skip or [], because=because)
     words = AnswerOptions("approve", note=because, sign=sign, code=code, by=by)
     if (sign or code) and not (skip or from_):
-        raise UsageError("--sign, --code and --by say who asks to skip or repeat a step: they go with --skip and --from")
+        raise UsageError("--sign, --code and --by prove who asks to skip or repeat a step: they go with --skip and --from")
     wanted = RunOptions(yes=yes, detach=detach, json=json)
     return asyncio.run(_resume(run, tools or [], wanted, asked, words, offline=offline, waits=wait, here=here))
 
@@ -85,8 +85,8 @@ async def _resume(
         found = await store.run(run, with_steps=False)
         server = await aside(pending.wait) if pending is not None else None
         while True:
-            now = await until_free(found, store) if waits else found
-            if has_nothing_left(found, now):
+            now = await until_unowned(found, store) if waits else found
+            if has_completed_since(found, now):
                 show_result(now, as_json=wanted.json, hint=None)
                 return code_of_run(now)
             foreground = ForegroundRun(server, wanted, store=store, tools=registry)
@@ -97,30 +97,30 @@ async def _resume(
             try:
                 return await foreground.complete(work)
             except RunConflictError:
-                if not waits or await held(found.id, store) is None:  # else another one was quicker
+                if not waits or await owner_of(found.id, store) is None:  # else another process was faster
                     raise
 
 
-async def held(run_id: str, store: "PlanStore") -> str | None:
-    """Return in words which process executes the run, or waits at its gate; None where none is known to."""
+async def owner_of(run_id: str, store: "PlanStore") -> str | None:
+    """Return which process owns the run or waits at its gate, in words; None if there is none."""
     if (holder := await store.holder(run_id)) is not None:
-        return f"run {run_id} is executed by {holder}"
+        return f"run {run_id} is owned by {holder}"
     if (gate := next((gate for gate in await store.gates(run_id=run_id) if gate.attended), None)) is not None:
-        return f"a process on this host waits for an approval of run {run_id}, `{answer_command(gate)}` answers there"
+        return f"a process on this host waits for an answer about run {run_id}: `{answer_command(gate)}`"
     return None
 
 
-async def until_free(run: "PlanRun", store: "PlanStore") -> "PlanRun":
-    """Return the run once no process has it any more: it has ended, or its lease is free. Says who has it."""
+async def until_unowned(run: "PlanRun", store: "PlanStore") -> "PlanRun":
+    """Return the run once no process owns it; prints who does."""
     said = None
-    while (who := await held(run.id, store)) is not None:
+    while (who := await owner_of(run.id, store)) is not None:
         if who != said:
-            output.note(f"{who}; waiting until it has ended (Ctrl-C ends the wait, not the run)")
+            output.note(f"{who}; waiting for it to end (Ctrl-C stops waiting, not the run)")
             said = who
         await store.changed(LOOK_SECONDS)
     return run if said is None else await store.run(run.id)
 
 
-def has_nothing_left(before: "PlanRun", now: "PlanRun") -> bool:
+def has_completed_since(before: "PlanRun", now: "PlanRun") -> bool:
     """Return whether the run has completed since `before` was read."""
     return now.status is PlanStatus.COMPLETED and before.status is not PlanStatus.COMPLETED

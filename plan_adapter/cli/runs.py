@@ -31,23 +31,23 @@ async def runs(
     name: str | None = None,
     json: bool = False,
 ) -> int:
-    """List runs, the newest first; or, with `verify RUN`, say whether the record of one is as it was written.
+    """List runs, newest first; or, with `verify RUN`, check that the record of a run was not altered.
 
-    `plan runs verify` names the first row that was altered, inserted or deleted behind the back of the audit, and ends with 1 then. A run
-    without audit entries is not verifiable, which ends with 1, too.
-    Keep the digest that it prints elsewhere: who can write the whole database can write a whole new audit, but not one of that digest.
+    `plan runs verify` names the first row that was altered, inserted or deleted behind the audit log, and then exits with 1. It also exits
+    with 1 for a run without an audit log, which cannot be verified. Keep the digest that it prints in another place: somebody who can write
+    the whole database can write a new audit log, but not one with the same digest.
 
     Args:
-        action: `list`, or `verify`.
-        run: With `verify`: the id of a run, its beginning, or a file of `plan export`, which needs no store.
-        limit: How many at most; 20 if it is not given.
-        status: Only those of this status: pending_approval, approved, executing, completed, failed, cancelled or partial.
-        name: Only those of plans of this name.
+        action: `list` (the default) or `verify`.
+        run: With `verify`: the id of a run, its beginning, or a file from `plan export`, which needs no store.
+        limit: Show at most this many; default: 20.
+        status: Show only runs with this status: pending_approval, approved, executing, completed, failed, cancelled or partial.
+        name: Show only runs of plans with this name.
         json: Print one JSON object per run.
     """
     if action == "verify":
         if run is None:
-            raise UsageError("verify what? `plan runs verify RUN`, with the id of a run or a file of `plan export`")
+            raise UsageError("verify what? `plan runs verify RUN`, with the id of a run or a file from `plan export`")
         return await _verify_run(run, as_json=json)
     if run is not None:
         raise UsageError(f"`plan runs list` takes no run; `plan show {run}` shows one, `plan runs verify {run}` verifies it")
@@ -62,17 +62,17 @@ async def runs(
     elif found:
         output.table(("RUN", "PLAN", "STATUS", "STEPS", "CREATED", "TOOK"), [_row(one, statuses[one.id]) for one in found])
         if any(one.status is PlanStatus.PENDING_APPROVAL for one in found):
-            output.note("`plan gates` lists what waits for an answer, `plan show RUN` tells what to do")
+            output.note("`plan gates` lists what waits for an answer, `plan show RUN` shows what to type")
     else:
-        output.note("no run is recorded" + (" that fits" if status or name else "; `plan run plan.yaml` makes the first one"))
+        output.note("no runs" + (" match" if status or name else " yet; `plan run plan.yaml` starts one"))
     return ExitCode.DONE
 
 
-def _status(word: str | None) -> PlanStatus | None:
+def _status(name: str | None) -> PlanStatus | None:
     try:
-        return None if word is None else PlanStatus(word)
+        return None if name is None else PlanStatus(name)
     except ValueError:
-        raise UsageError(f"no run is `{word}`; {did_you_mean(word or '', list(PlanStatus))}") from None
+        raise UsageError(f"there is no status `{name}`; {did_you_mean(name or '', list(PlanStatus))}") from None
 
 
 def _row(run: PlanRun, status: str) -> tuple[str, ...]:
@@ -82,11 +82,11 @@ def _row(run: PlanRun, status: str) -> tuple[str, ...]:
 
 
 async def _verify_run(run_or_file: str, *, as_json: bool) -> int:
-    """Say whether the record is intact, altered (and where first) or not verifiable; a file is verified without a store."""
+    """Return 0 if the record is intact, 1 if it is altered or cannot be verified; a file is verified without a store."""
     from plan_adapter.policy import policy_in_force
 
     settings = Settings()
-    document, policy = _read(Path(run_or_file)), policy_in_force(settings)  # of a file: its store, and that one's policy, may be elsewhere
+    document, policy = _read(Path(run_or_file)), policy_in_force(settings)  # the store of a file, and its policy, may be elsewhere
     if document is not None:
         found, signed, run_id = _examined(document)
     else:
@@ -116,33 +116,33 @@ def _tell_verdict(found: "Verification", checked: list[dict[str, Any]]) -> None:
             output.line(f"{counted(found.entries, 'entry', 'entries')}, intact: digest {found.digest}")
         else:
             output.line(
-                "not verifiable: the run has no audit entries, so nothing shows whether its record was altered; "
-                "a version that kept no audit ran it, or the entries were deleted"
+                "not verifiable: the run has no audit log, so nothing shows whether its record was altered; "
+                "a version without an audit log ran it, or the entries were deleted"
             )
     for line in checked:
         if not line["checked"]:
             output.note(
-                f"the signature of {one_line(line['by'])} is not checked: neither the store's policy nor "
+                f"the signature of {one_line(line['by'])} was not checked: neither the store's policy nor "
                 "PLAN_ADAPTER_ALLOWED_SIGNERS names allowed signers"
             )
 
 
 def _examined(document: dict[str, Any]) -> "tuple[Verification, list[Signed], str | None]":
-    """Return what was found, what is recorded as signed where that is well, and the id of the run."""
+    """Return the verification, the signed records if it is intact, and the id of the run."""
     from plan_adapter.store.signed import Signed, signed_of
     from plan_adapter.store.verification import Alteration, verify
 
     found, run, signed = verify(document), document.get("run"), list[Signed]()
     try:
         signed = list(signed_of(document)) if found.problem is None else []
-    except (KeyError, TypeError, ValueError, AttributeError) as error:  # made by whoever can write a whole audit, and not as it is written
-        problem = Alteration("document", f"what was signed in it cannot be read ({type(error).__name__}: {error})")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:  # forged by somebody who can write a whole audit log
+        problem = Alteration("document", f"its signed records cannot be read ({type(error).__name__}: {error})")
         found = replace(found, problem=problem)
     return found, signed, run.get("id") if isinstance(run, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
 
 
 def _checked(signed: "Signed", policy: "PolicyInForce") -> dict[str, Any]:
-    """Return of what somebody signed where it stands and whose it is, whether its signature was looked at, and what is wrong with it."""
+    """Return where a signed record is, who signed it, whether its signature was checked, and what is wrong with it."""
     from plan_adapter.errors import NotApprovedError
     from plan_adapter.identity.signatures import allowed_signers, signer
 
@@ -159,7 +159,7 @@ def _checked(signed: "Signed", policy: "PolicyInForce") -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Return what a file holds, None where there is none and `path` is an id; raises UsageError for what is no exported run."""
+    """Return the exported run in a file; None if `path` is an id. Raises UsageError for any other file."""
     from plan_adapter.store.exported import read_exported
 
     if not path.is_file():
@@ -169,7 +169,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     try:
         document = read_exported(path)
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is no exported run: {error}") from None
+        raise UsageError(f"{path} is not an exported run: {error}") from None
     if document is None:
-        raise UsageError(f"{path} is no exported run: write one with `plan export RUN --output {path}`")
+        raise UsageError(f"{path} is not an exported run: write one with `plan export RUN --output {path}`")
     return document

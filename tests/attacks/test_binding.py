@@ -85,7 +85,7 @@ async def test_an_answer_to_other_content_is_not_taken(world: World, kind: str) 
     run, gate = await revised(world, run)
     given = other_digests(run, gate, old)[kind]
     for words in WORDS.values():
-        with pytest.raises(NotApprovedError, match=f"content of the gate changed.*{gate.approval_digest[:12]} now"):
+        with pytest.raises(NotApprovedError, match=f"content of the gate changed.*now asks about {gate.approval_digest[:12]}"):
             await answer(world, Place(run.id, digest=given), words)
     await assert_nothing_was_answered(world, gate, refusals=len(WORDS))
 
@@ -125,7 +125,7 @@ async def test_an_approval_without_a_digest_is_not_taken_for_content_that_change
     if change == "two_revisions":
         run, gate = await revised(world, run, "and another")
     command = f"plan approve {run.id} --digest {gate.approval_digest[:12]}"
-    with pytest.raises(NotApprovedError, match=f"changed after the run was created.*{command}"):
+    with pytest.raises(NotApprovedError, match=f"changed since the run was created.*{command}"):
         await answer(world, Place(run.id))
     await assert_nothing_was_answered(world, gate)
     assert await answer(world, Place(run.id, digest=gate.approval_digest[:12])) == 0

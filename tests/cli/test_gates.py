@@ -49,11 +49,11 @@ def test_what_waits_is_listed_newest_first_with_all_that_an_answer_needs(plan: P
     assert (listed[0]["approvers"], listed[0]["known_by"], listed[0]["attended"]) == (["ana", "bo"], ["ssh_signature"], False)
     assert (listed[1]["step"], listed[1]["expires_at"], listed[1]["link"]) == (None, None, None)
     head, *rows = plan("gates").out.splitlines()
-    assert head.split() == ["RUN", "PLAN", "STEP", "DIGEST", "SINCE", "UNTIL", "WHO", "MAY", "WAITS"]
+    assert head.split() == ["RUN", "PLAN", "STEP", "DIGEST", "SINCE", "UNTIL", "APPROVERS", "WAITING"]
     assert rows[0].split()[0] == second
     assert re.search(r" in (10 min|9 min 5\d s) ", rows[0])
-    assert "ana, bo, by ssh_signature" in rows[0]
-    assert "nobody: plan resume" in rows[0]
+    assert "ana, bo, with ssh_signature" in rows[0]
+    assert "none: plan resume" in rows[0]
     assert len(plan("gates", "--json", "--limit", "1").lines) == 1
 
 
@@ -70,7 +70,7 @@ def test_an_approved_run_goes_on_when_it_is_resumed(plan: Plan) -> None:
     assert "**1. greet**" in said.err
     assert "approval digest: `" in said.err
     assert "cannot be undone" in said.err.casefold()
-    assert f"`plan resume {run_id} --offline` goes on" in said.err
+    assert f"`plan resume {run_id} --offline` resumes the run" in said.err
     assert plan("gates", "--json").lines == []
     done = resumed(plan, run_id)
     assert (done.code, done.run["status"], done.run["approved_by"]) == (0, "completed", ME)
@@ -99,7 +99,7 @@ def test_a_second_answer_is_refused_with_the_first_one(plan: Plan) -> None:
     said = plan("reject", run_id)
     assert said.code == 2
     assert f"{ME} answered at" in said.err
-    assert said.err.splitlines()[0].endswith(f": approve; `plan resume {run_id} --offline` goes on")
+    assert said.err.splitlines()[0].endswith(f": approve; `plan resume {run_id} --offline` resumes it")
 
 
 def test_who_may_not_answer_is_told_who_may(plan: Plan) -> None:
@@ -120,11 +120,11 @@ def test_why_there_is_nothing_to_answer_names_what_is_open_or_goes_on(plan: Plan
     run_id = waiting(plan)
     said = plan("approve", run_id, "--step", "greet")
     command = f"plan approve {run_id} --digest {digest_of(plan, run_id)[:12]}"
-    assert said.err == f"plan: step `greet` of run {run_id} is not asked about yet; the gate of the plan is open: `{command}`\n"
+    assert said.err == f"plan: step `greet` of run {run_id} does not wait yet; the plan itself does: `{command}`\n"
     run_id = plan("run", document(step("b", "fail"), **NEEDS_APPROVAL), "--offline", "--yes", "--json", *TOOLS).run["id"]
     said = plan("approve", run_id)
-    assert (said.code, f"nothing of run {run_id} waits for an answer; it is failed" in said.err) == (2, True)
-    assert f"`plan resume {run_id} --offline` tries what has not succeeded again" in said.err
+    assert (said.code, f"run {run_id} does not wait for an answer; it is failed" in said.err) == (2, True)
+    assert f"`plan resume {run_id} --offline` resumes it" in said.err
 
 
 def test_who_came_into_a_group_since_the_gate_was_opened_may_answer_if_who_goes_on_knows_them_too(
@@ -160,7 +160,7 @@ def test_yes_ends_with_6_where_the_policy_does_not_take_it_and_nothing_is_begun(
     path = document(GREET, **NEEDS_APPROVAL, approval={"self_approval": False})
     said = plan("run", path, "--offline", "--yes", *TOOLS)
     assert said.code == 6
-    assert "--yes is not taken, and nothing was begun" in said.err
+    assert "--yes is refused, and nothing has started" in said.err
     assert "may not approve it; somebody else must" in said.err
     assert plan("runs", "--json").lines == []
     run_id = plan("run", path, "--offline", "--detach", "--json", *TOOLS).run["id"]
@@ -176,7 +176,7 @@ def test_yes_ends_with_6_where_the_policy_does_not_take_it_and_nothing_is_begun(
         ((), "which run? `plan gates` lists the runs that wait"),
         (("0000000",), "no run has the id `0000000`"),
         (("RUN", "--step", "nope"), "has no step `nope`; steps: greet"),
-        (("RUN", "--by", "ana"), "--by is a name without proof"),
+        (("RUN", "--by", "ana"), "--by alone proves nothing"),
         (("RUN", "--step", "a", "--step", "b"), "see `plan approve --help`"),
     ],
     ids=["no run", "unknown", "no step", "by", "two steps"],
@@ -191,9 +191,11 @@ def test_what_cannot_be_answered_is_a_usage_error(plan: Plan, arguments: tuple[s
 def test_who_looks_at_a_run_that_waits_is_told_at_what_since_when_and_what_to_type(plan: Plan) -> None:
     run_id = waiting(plan, options={"require_approval": True, "approval_timeout_ms": 600_000})
     said = plan("show", run_id)
-    assert re.search(r"\*\*waits for an approval of the plan\*\* since .* \(.* s\), until .* \(in .* min.*\); no process waits", said.out)
+    assert re.search(
+        r"\*\*waits for an approval of the plan\*\* since .* \(.* s\), until .* \(in .* min.*\); no process is waiting", said.out
+    )
     digest = digest_of(plan, run_id)
-    assert f"--digest {digest[:12]}` gives it, then `plan resume {run_id} --offline` goes on; `plan gates` lists all" in said.err
+    assert f"--digest {digest[:12]}`, then `plan resume {run_id} --offline`; `plan gates` lists everything" in said.err
     assert "pending_approval (no process waits)" in plan("runs").out
     assert [gate["step"] for gate in plan("show", run_id, "--json").run["gates"]] == [None]
 
@@ -203,17 +205,17 @@ def test_an_answer_with_which_no_process_goes_on_is_told(plan: Plan) -> None:
     plan("approve", run_id, "--note", "看过了")
     said = plan("show", run_id)
     assert re.search(rf"- approved by {ME} \(os_user\) at .*: 看过了", said.out)
-    assert said.err == f"it was answered, and no process goes on with it: `plan resume {run_id} --offline` does\n"
-    assert "pending_approval (approved, no process goes on)" in plan("runs").out
+    assert said.err == f"it has been answered, but no process is running it: `plan resume {run_id} --offline`\n"
+    assert "pending_approval (approved, not resumed yet)" in plan("runs").out
     assert "看过了" in plan("show", run_id, "--json").run["approvals"][0]["note"]
 
 
 def test_a_run_that_somebody_wants_changed_says_so_wherever_it_is_met(plan: Plan) -> None:
     run_id = waiting(plan)
     plan("reject", run_id, "--changes", "--note", "greet everybody")
-    both = f"`plan revise {run_id} FILE` puts a new version in its place, `plan resume {run_id} --offline` asks about this one again"
+    both = f"`plan revise {run_id} FILE` submits a new version; `plan resume {run_id} --offline` asks about this one again"
     assert "greet everybody" in plan("show", run_id).out
-    assert "changes requested, no process goes on" in plan("runs").out
+    assert "changes requested, not resumed yet" in plan("runs").out
     for arguments in (("show", run_id), ("approve", run_id), ("resume", run_id, "--detach", "--offline", *TOOLS)):
         assert both in plan(*arguments).err
 
@@ -268,7 +270,7 @@ def test_a_raised_effect_is_told_first_and_loud(plan: Plan) -> None:
 
 def test_a_revision_is_a_file_or_an_edit(plan: Plan) -> None:
     run_id = waiting(plan)
-    assert "give the new version as a file, or in words, or --edit" in plan("revise", run_id).err
+    assert "give the new version as a file or in words, or use --edit" in plan("revise", run_id).err
     assert "--edit needs a terminal" in plan("revise", run_id, "--edit").err
 
 
@@ -312,7 +314,7 @@ async def open_many(count: int) -> None:
 def test_of_two_open_gates_both_commands_are_told(plan: Plan) -> None:
     run_id = waiting(plan)
     asyncio.run(open_many(1))
-    assert f"`, `plan approve {run_id} --step step-0 --digest {'d' * 12}` give it" in plan("show", run_id).err
+    assert f"`, `plan approve {run_id} --step step-0 --digest {'d' * 12}`; `plan gates` lists" in plan("show", run_id).err
 
 
 @pytest.mark.thorough

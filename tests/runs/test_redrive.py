@@ -94,7 +94,7 @@ async def test_preview_says_what_a_resume_would_do(run_id: str, capsys: pytest.C
     [
         (["--from", "build"], "`build` has succeeded, and is never run again in this run"),
         (["--from", "tell"], "`tell` depends on `check`, which has not succeeded"),
-        (["--skip", "check"], "--skip STEP and --because WHY go together"),
+        (["--skip", "check"], "--skip STEP needs --because WHY, and --because needs --skip"),
         (["--skip", "nowhere", "--because", "x"], "no step is called `nowhere`"),
     ],
 )

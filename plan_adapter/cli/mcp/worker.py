@@ -1,7 +1,7 @@
 """The process of one run that an agent started: `python -m plan_adapter.cli.mcp.worker RUN BY offline|'' TOOL…`.
 
-It goes on with the run as `plan resume RUN --detach` does, but in the agent's name: neither as an operator nor at a gate is it the person
-whose account it has. Ending it by a signal cancels the run.
+It resumes the run as `plan resume RUN --detach` does, but in the agent's name: as an operator and at gates it is not the person whose
+account it runs under. A signal that ends it cancels the run.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from plan_adapter.settings import Settings
 
 
 async def resume_run(run_id: str, by: str, tools: Sequence[str], *, offline: bool) -> None:
-    """Go on with a run until it has ended, or nothing of it is open but gates."""
+    """Return once the run has ended, or only gates are left to wait for."""
     from plan_adapter.runner import go_on
 
     settings = Settings()
@@ -33,7 +33,7 @@ async def resume_run(run_id: str, by: str, tools: Sequence[str], *, offline: boo
 
 
 def main() -> int:
-    """Return 0 where the run's own record tells how it stands, 1 where only the last line of stderr does."""
+    """Return 0 if the run's record has its status, 1 if only the last line of stderr does."""
     run_id, by, way, *tools = sys.argv[1:]
     output.prepare_streams()
     try:

@@ -7,7 +7,7 @@ from pydantic import JsonValue
 from plan_adapter.plan import EFFECTS, ApprovalPolicy, Effect, ExecutionPlan, Step
 from plan_adapter.readable import as_text, code, counted, duration, fenced, prose
 
-REPLAN_FACT = "when failed steps end the run: a model drafts what is left anew, at most twice, and somebody is asked about that each time"
+REPLAN_FACT = "when failed steps end the run: a model redrafts the remaining steps, at most twice, and each new version needs an answer"
 
 
 def step_listing(

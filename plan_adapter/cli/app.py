@@ -1,4 +1,4 @@
-"""`plan`: its verbs, and the only place where errors become messages and exit codes."""
+"""`plan`: its verbs. Errors become messages and exit codes here and nowhere else."""
 
 import gc
 import sys
@@ -18,65 +18,78 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """One word after `plan`; the function of that name in the module of that name is imported when it is used."""
+    """One word after `plan`. Its function has the same name, in the module of that name, and is imported when it is used."""
 
     name: str
     help: str
-    first: bool = False  # one of those that help shows before the others
-    function: str = ""  # where it is called otherwise, because Python has the word: `module:function`
+    function: str = ""  # where the name is a Python keyword: `module:function`
 
 
-VERBS = (
-    Verb("init", "Write a starter plan that validates and runs", first=True),
-    Verb("validate", "Find every problem of plans before anything runs", first=True),
-    Verb("preview", "Show what a run would do: order, parameters, retries, effects, time", first=True),
-    Verb("run", "Run a plan", first=True),
-    Verb("gates", "List what waits for an approval", first=True),
-    Verb("approve", "Approve what a run waits for", first=True),
-    Verb("resume", "Go on with a run that stopped", first=True),
-    Verb("show", "Show a plan, or a run with its steps", first=True),
-    Verb("policy", "Show or set the policy that holds for every plan"),
-    Verb("reject", "Reject what a run waits for, or ask for changes"),
-    Verb("draft", "Draft a plan from a task in words, with a language model or by way of any chat"),
-    Verb("revise", "Put a new version of its plan into a run"),
-    Verb("promote", "Make a runbook of a run that went well: what varies becomes inputs"),
-    Verb("cancel", "Cancel a run"),
-    Verb("resolve", "Say how a write ended of which nobody knows it"),
-    Verb("reconcile", "Find what ended processes left behind, and mend it"),
-    Verb("runs", "List runs, the newest first, or verify the record of one"),
-    Verb("logs", "Show what a run's steps wrote"),
-    Verb("export", "Write the record of a run as a file that can be verified"),
-    Verb("import", "Make plan documents of plans that other programs wrote", function="importing:import_plans"),
-    Verb("mcp", "Let an agent draft, check and start plans: a server of MCP"),
-    Verb("tools", "List the tools that plans may use"),
-    Verb("schema", "Print the JSON Schema of plans, for editors"),
-    Verb("explain", "Explain the code of a problem"),
-    Verb("guide", "Read the handbook: `plan guide security` is about what is protected from whom"),
-    Verb("store", "Show or upgrade the database of plans and runs, or print its grants"),
-    Verb("doctor", "Say what is wrong with this installation, its server and its store"),
-    Verb("down", "Stop the local Prefect server"),
-)
+GROUPS: dict[str, tuple[Verb, ...]] = {
+    "Write": (
+        Verb("init", "Write a starter plan"),
+        Verb("validate", "Find every problem in a plan before it runs"),
+        Verb("preview", "Show what a run would do, without running anything"),
+        Verb("draft", "Draft a plan with a language model, or through any chat"),
+        Verb("promote", "Turn a good run into a runbook: what varies becomes inputs"),
+        Verb("import", "Convert plans that other programs wrote", function="importing:import_plans"),
+        Verb("schema", "Print the JSON Schema of plans, for editors"),
+        Verb("tools", "List the tools that plans can use"),
+    ),
+    "Run": (Verb("run", "Run a plan"),),
+    "Decide": (
+        Verb("gates", "List the runs and steps that wait for an answer"),
+        Verb("approve", "Approve a waiting run or step"),
+        Verb("reject", "Reject a waiting run or step, or ask for changes"),
+        Verb("resolve", "Record the outcome of a write that was interrupted"),
+        Verb("standing", "Approve a plan's scheduled runs in advance"),
+        Verb("enroll", "Set up one-time codes for an approver"),
+        Verb("policy", "Show or set the policy that applies to every plan"),
+    ),
+    "Look": (
+        Verb("runs", "List runs, or verify the record of one"),
+        Verb("show", "Show a plan, or a run with its steps"),
+        Verb("logs", "Show what the steps of a run printed"),
+        Verb("export", "Write the record of a run to a file that can be verified"),
+        Verb("explain", "Explain the code of a problem"),
+        Verb("guide", "Read the handbook: `plan guide security`"),
+    ),
+    "Repair": (
+        Verb("resume", "Resume a run. Completed steps are kept; the rest run now."),
+        Verb("revise", "Replace the plan of a run with a new version"),
+        Verb("cancel", "Cancel a run, or roll it back"),
+        Verb("reconcile", "Find runs whose process died and correct their state in Prefect"),
+    ),
+    "Keep": (Verb("store", "Show or upgrade the database of plans and runs"),),
+    "Set up": (
+        Verb("doctor", "Check this installation, its server and its store"),
+        Verb("down", "Stop the local Prefect server"),
+        Verb("mcp", "Let agents draft, check and start plans, over MCP"),
+    ),
+}
+"""The verbs by what a person is doing, in the order in which help shows them."""
+
+VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)
 
 OPTIONS = (
-    ("--help", "This text; `plan VERB --help` tells about a verb"),
-    ("--version", "The version of plan"),
+    ("--help", "Show this text; `plan VERB --help` explains a verb"),
+    ("--version", "Show the version"),
     ("--debug", "Show the traceback of an unexpected error"),
     ("--install-completion", "Let your shell complete verbs and options"),
 )
 
 COMPLETION = {"--install-completion", "__complete"}
-"""What cyclopts itself answers: the second is what installed completion scripts call."""
+"""Handled by cyclopts itself; installed completion scripts call the second."""
 
-LOOKS_FOR_GARBAGE = (50_000, 10, 10)
-"""After how many new objects Python looks for garbage (700 by itself): what a command imports and reads it keeps, and to look through
-that again and again would take nearly as long as to read it."""
+GARBAGE_THRESHOLDS = (50_000, 10, 10)
+"""When Python collects garbage (default: 700 new objects). A command keeps most of what it imports, so early collections only cost time."""
 
 ISSUE_HINT = "`--debug` shows the whole traceback"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: this process's) and return its exit code."""
-    gc.set_threshold(*LOOKS_FOR_GARBAGE)
+    gc.set_threshold(*GARBAGE_THRESHOLDS)
     arguments = list(sys.argv[1:] if argv is None else argv)
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     debug = "--debug" in options
@@ -104,27 +117,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_termination(error: BaseException) -> bool:
-    """Return whether Prefect's own handler of SIGTERM raised `error`; what a run says about its end was said then."""
+    """Return whether Prefect's SIGTERM handler raised `error`; the run has reported its end by then."""
     exceptions = sys.modules.get("prefect.exceptions")
     return exceptions is not None and isinstance(error, exceptions.TerminationSignal)
 
 
 def help_text() -> str:
     """Return what `plan --help` prints."""
-    first = _columns((verb.name, verb.help) for verb in VERBS if verb.first)
-    more = _columns((verb.name, verb.help) for verb in VERBS if not verb.first)
-    return (
-        "Usage: plan VERB …\n\nCheck, preview, run and record execution plans as Prefect flows.\n\n"
-        f"{first}\n\nMore:\n{more}\n\nOptions:\n{_columns(OPTIONS)}\n\n"
-        "Exit codes: 0 done, 1 a step failed, 2 usage or invalid plan, 3 rejected or expired, 4 cancelled, 5 timed out,\n"
-        "6 waiting for an approval, 7 an outcome is unknown, 130 interrupted"
+    width = max(len(verb.name) for verb in VERBS)
+    groups = [f"{title}:\n{_columns([(verb.name, verb.help) for verb in verbs], width)}" for title, verbs in GROUPS.items()]
+    return "\n\n".join(
+        [
+            "Usage: plan VERB …",
+            "Check, preview, run and record execution plans as Prefect flows.",
+            *groups,
+            f"Options:\n{_columns(OPTIONS, max(len(name) for name, _ in OPTIONS))}",
+            "Exit codes: 0 done, 1 a step failed, 2 usage or invalid plan, 3 rejected or expired, 4 cancelled, 5 timed out,\n"
+            "6 waiting for an approval, 7 an outcome is unknown, 130 interrupted",
+        ]
     )
 
 
-def _columns(rows: Iterable[tuple[str, str]]) -> str:
-    listed = list(rows)
-    width = max(len(left) for left, _ in listed)
-    return "\n".join(f"  {left:<{width}}  {right}" for left, right in listed)
+def _columns(rows: Iterable[tuple[str, str]], width: int) -> str:
+    return "\n".join(f"  {left:<{width}}  {right}" for left, right in rows)
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -151,7 +166,7 @@ def _help_for(arguments: list[str]) -> int:
 
 
 def build_app() -> "App":
-    """Return the command line as cyclopts knows it; no verb is imported yet."""
+    """Return the cyclopts app with every verb; no verb is imported yet."""
     from cyclopts import App, Parameter
 
     app = App(
@@ -189,7 +204,7 @@ def _report(error: Exception, *, as_json: bool) -> int:
         return _refuse("usage", _too_much(error), ExitCode.USAGE, as_json=as_json)
     if isinstance(error, CycloptsError):
         verb = " ".join(("plan", *(error.command_chain or ())))
-        return _refuse("usage", f"{str(error).rstrip('.')}; `{verb} --help` tells more", ExitCode.USAGE, as_json=as_json)
+        return _refuse("usage", f"{str(error).rstrip('.')}; see `{verb} --help`", ExitCode.USAGE, as_json=as_json)
     if isinstance(error, ValidationError) and error.title == "Settings":
         return _refuse("settings", _bad_settings(error), ExitCode.USAGE, as_json=as_json)
     if isinstance(error, UsageError):
@@ -203,15 +218,15 @@ def _report(error: Exception, *, as_json: bool) -> int:
 
 
 def _too_much(error: "UnusedCliTokensError") -> str:
-    """Return which words of a command are too many, and what was perhaps meant."""
+    """Return which arguments a command does not take, and what was perhaps meant."""
     verb, words = " ".join(("plan", *(error.command_chain or ()))), error.unused_tokens or []
-    listed, are = ", ".join(f"`{word}`" for word in words), "is" if len(words) == 1 else "are"
-    meant = f"write to a file with `--output {words[0]}`" if verb == "plan export" and len(words) == 1 else f"`{verb} --help` tells more"
-    return f"{listed} {are} too many for `{verb}`; {meant}"
+    listed = ", ".join(f"`{word}`" for word in words)
+    meant = f"write to a file with `--output {words[0]}`" if verb == "plan export" and len(words) == 1 else f"see `{verb} --help`"
+    return f"`{verb}` does not take {listed}; {meant}"
 
 
 def _bad_settings(error: "ValidationError") -> str:
-    """Return which variables of the environment are wrong and what they may be; never their values."""
+    """Return which environment variables are wrong and what they may be, but never their values."""
     found = error.errors(include_input=False, include_url=False)
     return "; ".join(f"PLAN_ADAPTER_{'_'.join(str(part) for part in one['loc']).upper()}: {one['msg']}" for one in found)
 

@@ -1,4 +1,4 @@
-"""Blocking work beside the event loop that never keeps the process alive."""
+"""Blocking work in a thread that does not keep the process alive."""
 
 import asyncio
 import contextvars
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 async def aside(work: Callable[[], T]) -> T:
-    """Return what `work` returns, or raise what it raises; unlike `to_thread` it does not hold up an end of the process by Ctrl-C."""
+    """Return what `work` returns, or raise what it raises. Unlike `to_thread`, it does not delay exit after Ctrl-C."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
 

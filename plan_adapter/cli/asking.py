@@ -1,4 +1,4 @@
-"""Who is asked when `plan run` or `plan resume` comes to a gate: a person at the terminal, `--yes`, or only the form."""
+"""Who answers at a gate of `plan run` or `plan resume`: the user at the terminal, `--yes`, or only the form."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 class YesRefusedError(NotApprovedError):
-    """The operating system's user may not approve what `--yes` would approve; nothing was begun."""
+    """The policy refuses `--yes` from this account; nothing has started."""
 
 
 class YesApprover:
-    """Approves what it is asked, in the name of the operating system's user: `--yes`."""
+    """Approves every gate as the account that runs the command: `--yes`."""
 
     is_beforehand = True
-    """Its word was given before anything was there to read: what a model drafts meanwhile is not approved by it."""
+    """The approval was given before the content existed, so it does not cover what a model drafts during the run."""
 
     def foresee(self, rules: GateRules) -> None:
-        """Raise YesRefusedError where the approval would not be taken."""
+        """Raise YesRefusedError if the policy would refuse the approval."""
         if (reason := refusal(rules, by=os_user(), known_by="os_user", decision="approve")) is not None:
             raise YesRefusedError(reason)
 
@@ -34,17 +34,17 @@ class YesApprover:
 
 
 def is_at_terminal() -> bool:
-    """Return whether a person can be asked here."""
+    """Return whether the user can be asked here."""
     return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()  # pyright: ignore[reportUnnecessaryComparison]  # closed: None
 
 
 def asks_in_form(*, yes: bool, detach: bool, has_server: bool) -> bool:
-    """Return whether a form in the Prefect UI is opened as well."""
+    """Return whether gates also open a form in the Prefect UI."""
     return has_server and not yes and not detach
 
 
 def approver_for(*, yes: bool, detach: bool, conversation: "Conversation", edit: "Edit", is_alone: bool) -> "Approver | None":
-    """Return who answers here when an approval is needed, None where nobody is there; `is_alone`: nor is there a form."""
+    """Return who answers gates in this process; None if nobody does. `is_alone`: no form is open either."""
     if yes:
         return YesApprover()
     if detach or not is_at_terminal():

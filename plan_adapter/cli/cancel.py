@@ -1,18 +1,17 @@
 """`plan cancel`."""
 
 from plan_adapter.cli import output
-from plan_adapter.cli.answering import Words
+from plan_adapter.cli.answers import AnswerOptions, CallerIdentity
 from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError, has_unknown_rollback
-from plan_adapter.cli.performing import Performance, Wanted
+from plan_adapter.cli.foreground import ForegroundRun, RunOptions
 from plan_adapter.cli.records import run_end, run_json
 from plan_adapter.cli.servers import show_end
 from plan_adapter.cli.sources import open_store, tools_of
-from plan_adapter.cli.speaking import Person
 from plan_adapter.plan import PlanStatus
 from plan_adapter.settings import Settings
 
-ASKED = "the process that executes it has been asked to end it"
+ASKED = "the process that runs it has been asked to stop"
 
 
 async def cancel(
@@ -28,32 +27,32 @@ async def cancel(
     by: str | None = None,
     json: bool = False,
 ) -> int:
-    """Cancel a run: the process that executes it ends its steps and records the reason; one that nobody executes is ended at once.
+    """Cancel a run. The process that runs it stops its steps and records the reason; a run without a process ends now.
 
-    With `--rollback` what its steps did is undone, as far as they declare how; also of a run that has ended failed, partial or cancelled.
-    Without it a rollback that is under way, or was asked for, is ended: what is being undone is, and nothing further.
-    Where nobody knows whether something was undone, the person at the terminal is asked, and in a flow run also its form.
+    With `--rollback`, completed steps that declare a rollback are rolled back; this also works for a run that has ended failed, partial
+    or cancelled. Without it, a rollback in progress stops after the current step. If the outcome of a rollback is unknown, you are asked
+    at the terminal and in the form of the flow run.
 
     Args:
         run: The id of a run, or its beginning.
-        reason: What is recorded as the reason.
-        rollback: Undo what was done, in the reverse order of dependencies.
+        reason: The reason to record.
+        rollback: Roll back what was done, in reverse order of dependencies.
         tools: With `--rollback`, `package.module:name` of a tool or registry that the plan uses; may be repeated.
-        offline: With `--rollback`, undo without Prefect, also what was done in a flow run.
-        sign: With `--rollback`: sign with your SSH key that you ask for it, for a policy that wants to know you so.
-        code: With `--rollback`: your one-time code.
-        by: With `--rollback`: who asks for it, with `--sign` or `--code`; the operating system's user if it is not given.
-        json: Print the run as a JSON object; with `--rollback` events, too.
+        offline: With `--rollback`, roll back without Prefect, also a run that ran in Prefect.
+        sign: With `--rollback`: sign the request with your SSH key, where the policy asks for that.
+        code: With `--rollback`: your one-time code, where the policy asks for one.
+        by: With `--rollback`: who is asking (with `--sign` or `--code`); default: your account.
+        json: Print the run as a JSON object; with `--rollback` also the events.
     """
     from plan_adapter.approval import os_user
     from plan_adapter.runner import acancel_run
 
-    words = Words("approve", sign=sign, code=code, by=by)
+    words = AnswerOptions("approve", sign=sign, code=code, by=by)
     said = f"{reason} (by {by or os_user()})"
     if rollback:
         return await _roll_back(run, said, tools or [], words, offline=offline, json=json)
     if sign or code:
-        raise UsageError("--sign, --code and --by say who asks for a rollback: they go with --rollback")
+        raise UsageError("--sign, --code and --by prove who asks for a rollback: they go with --rollback")
     async with open_store(Settings()) as store:
         is_left = all(gate.attended is False for gate in await store.gates(run_id=(await store.run(run, with_steps=False)).id))
         found = await acancel_run(run, reason=said, store=store)
@@ -68,7 +67,7 @@ async def cancel(
     return ExitCode.DONE
 
 
-async def _roll_back(run: str, reason: str, tools: list[str], words: Words, *, offline: bool, json: bool) -> int:
+async def _roll_back(run: str, reason: str, tools: list[str], words: AnswerOptions, *, offline: bool, json: bool) -> int:
     from plan_adapter.execution.rollback import units_to_undo
     from plan_adapter.execution.standing import aborted_steps, after_abort
     from plan_adapter.runner import undo_run
@@ -76,22 +75,22 @@ async def _roll_back(run: str, reason: str, tools: list[str], words: Words, *, o
     settings, registry = Settings(), tools_of(tools)
     async with open_store(settings) as store:
         found = await store.run(run)
-        wanted = Wanted(yes=False, detach=json or not is_at_terminal(), json=json)
-        performance = Performance(None, wanted, store=store, tools=registry)
-        occasion = performance.occasion(settings, speaker=Person(words, settings))
-        code = await performance.complete(undo_run(found, reason=reason, tools=registry, occasion=occasion, store=store, offline=offline))
+        wanted = RunOptions(yes=False, detach=json or not is_at_terminal(), json=json)
+        foreground = ForegroundRun(None, wanted, store=store, tools=registry)
+        occasion = foreground.request(settings, speaker=CallerIdentity(words, settings))
+        code = await foreground.complete(undo_run(found, reason=reason, tools=registry, occasion=occasion, store=store, offline=offline))
         if await store.holder(found.id) is not None:
-            output.note(f"{ASKED}, and to undo what was done")
+            output.note(f"{ASKED} and to roll back")
             return ExitCode.DONE
         if code == ExitCode.INTERRUPTED:
             return code
         past = await store.past(found.id)
         plan = await store.get((await store.run(found.id, with_steps=False)).digest)  # that of the version that was approved
-        left, doubtful = units_to_undo(plan, past), aborted_steps(plan, past)
+        left, unknown = units_to_undo(plan, past), aborted_steps(plan, past)
         if not left and not past.has_rollbacks:
-            output.note("nothing was undone: no step that has completed declares a rollback")
-        if doubtful:
-            output.note(after_abort(found.id, doubtful, past.labels, is_undone=past.has_rollbacks))
+            output.note("nothing was rolled back: no completed step declares a rollback")
+        if unknown:
+            output.note(after_abort(found.id, unknown, past.labels, is_undone=past.has_rollbacks))
         if await has_unknown_rollback(found.id, store):
             return ExitCode.UNKNOWN
-        return ExitCode.FAILED if left or doubtful else ExitCode.DONE
+        return ExitCode.FAILED if left or unknown else ExitCode.DONE

@@ -1,4 +1,4 @@
-"""The exit codes of `plan`, and the error of a command that cannot be done as it was given."""
+"""The exit codes of `plan`, and UsageError."""
 
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class ExitCode(IntEnum):
-    """What the end of a command means to a script."""
+    """What the result of a command means to a script."""
 
     DONE = 0
     FAILED = 1  # a step failed: the run is failed or partial
@@ -17,17 +17,17 @@ class ExitCode(IntEnum):
     REJECTED = 3  # rejected, or its approval expired
     CANCELLED = 4
     TIMED_OUT = 5
-    WAITING = 6  # for an approval; who asked for something may not do it, and nothing was done
-    UNKNOWN = 7  # an outcome is unknown and waits for a person
+    WAITING = 6  # for an approval, or the caller may not do this; nothing was done
+    UNKNOWN = 7  # the outcome of a write is unknown and waits for a person
     INTERRUPTED = 130  # Ctrl-C
 
 
 class UsageError(Exception):
-    """The command cannot be done as it was given; the message says why and what to do."""
+    """The command cannot be executed as given; the message says why and what to do."""
 
 
 def code_of_error(error: Exception) -> ExitCode:
-    """Return the exit code of a command that could not be done: the same from every verb."""
+    """Return the exit code for an error; it is the same for every verb."""
     from plan_adapter.errors import NotApprovedError, RunConflictError
 
     if isinstance(error, NotApprovedError):
@@ -36,8 +36,8 @@ def code_of_error(error: Exception) -> ExitCode:
     return ExitCode.REJECTED if is_unapproved else ExitCode.USAGE
 
 
-async def code_as_kept(run: "PlanRun", store: "PlanStore") -> ExitCode:
-    """Return `code_of_run`, and that of an unknown outcome where it is the rollback of the run that waits for a person."""
+async def code_with_rollbacks(run: "PlanRun", store: "PlanStore") -> ExitCode:
+    """Return `code_of_run`, or UNKNOWN if the outcome of a rollback is unknown."""
     code = code_of_run(run)
     if code in (ExitCode.DONE, ExitCode.WAITING):
         return code
@@ -45,14 +45,14 @@ async def code_as_kept(run: "PlanRun", store: "PlanStore") -> ExitCode:
 
 
 async def has_unknown_rollback(run_id: str, store: "PlanStore") -> bool:
-    """Return whether nobody knows of a rollback of the run whether it was done."""
+    """Return whether the outcome of any rollback of the run is unknown."""
     from plan_adapter.execution.carry import is_rollback
 
     return any(is_rollback(lost.step_id) for lost in await store.unknown(run_id))
 
 
 def code_of_run(run: "PlanRun") -> ExitCode:
-    """Return the exit code that says how `run` stands."""
+    """Return the exit code for the status of `run`."""
     from plan_adapter.plan import PlanStatus
     from plan_adapter.record import RunReason
 

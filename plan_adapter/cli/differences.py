@@ -1,4 +1,4 @@
-"""What differs between two versions of a plan, in lines for a terminal."""
+"""The differences between two versions of a plan, as lines of text."""
 
 from pydantic import JsonValue
 
@@ -7,11 +7,11 @@ from plan_adapter.plan import ExecutionPlan
 from plan_adapter.readable import as_text, counted, is_secret_name, masked, one_line
 
 SHOWN_CHARACTERS = 200
-"""How much of a value is shown; `plan show` has all of it."""
+"""How much of a value is shown; `plan show` shows all of it."""
 
 
 def difference_lines(old: ExecutionPlan, new: ExecutionPlan) -> list[str]:
-    """Return what `new` does otherwise than `old`, the most important first; empty where nothing differs."""
+    """Return the differences from `old` to `new`, most important first; empty if there are none."""
     found = diff_plans(old, new)
     raised = [change for change in found.changed if change.at in {f"{name}.effect" for name in found.raised}]
     return [

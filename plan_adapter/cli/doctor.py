@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def doctor(plan: str | None = None, /, *, tools: list[str] | None = None, model: bool = False, json: bool = False) -> int:
-    """Say what is wrong with this installation, its server, store, tools, signers and model; starts no server. Ends with 2 if anything is.
+    """Check this installation, its server, store, tools, signers and model, and exit with 2 if anything is wrong. Starts no server.
 
     Args:
-        plan: A plan whose secrets are looked for, too: where each comes from, or that it is missing; its value is never shown.
-        tools: `package.module:name` of tools to look at, too; may be repeated.
-        model: Ask the language model, too: whether it answers, in what form, how soon, and what its server refuses. It costs a few tokens.
+        plan: Also check the secrets of this plan: where each comes from, or that it is missing. No value is ever shown.
+        tools: `package.module:name` of tools to check as well; may be repeated.
+        model: Also ask the language model: whether and how fast it answers, in what form, and what its server refuses. Costs a few tokens.
         json: Print one JSON object per finding.
     """
     from plan_adapter.engine.diagnosis import diagnose
@@ -69,7 +69,7 @@ def _tools(imports: list[str]) -> "Finding":
 
 
 def _model(settings: Settings, *, ask: bool) -> "Finding":
-    """Whether a language model is configured, and with `ask` how it answers."""
+    """Return whether a language model is configured, and with `ask` how it answers."""
     from plan_adapter.engine.diagnosis import Finding
     from plan_adapter.errors import ModelError
 
@@ -99,7 +99,7 @@ def _model(settings: Settings, *, ask: bool) -> "Finding":
 
 
 def _of_plan(plan: str, imports: list[str], settings: Settings) -> "list[Finding]":
-    """Whether each secret of a plan is there, and which names of its approvers and operators the settings do not know."""
+    """Return whether each secret of a plan can be found, and which approvers and operators are not known as groups."""
     from plan_adapter.approval import names_of_nobody
     from plan_adapter.engine.diagnosis import Finding
     from plan_adapter.errors import InvalidPlanError
@@ -108,18 +108,22 @@ def _of_plan(plan: str, imports: list[str], settings: Settings) -> "list[Finding
     try:
         validated = validate(asyncio.run(plan_of(plan)), tools_of(imports))
     except InvalidPlanError as error:
-        what = f"{plan} has {counted(len(error.problems), 'problem')}, so its secrets are not looked for"
-        return [Finding(ok=False, what=what, hint=f"`plan validate {plan}` names them")]
+        what = f"{plan} has {counted(len(error.problems), 'problem')}, so its secrets were not checked"
+        return [Finding(ok=False, what=what, hint=f"`plan validate {plan}` lists them")]
     policy, _ = _policy_of(settings)
     where = "PLAN_ADAPTER_GROUPS" if policy.number is None else "the store's policy"
-    hint = f"a name that is meant as a group: {where} says who is in it; until then nobody else may than who is called so"
+    hint = f"if it is meant as a group, {where} must list its members; until then only a person with that name may answer"
     findings = [
-        Finding(ok=True, what=f"`{one_line(name)}`, who may approve or operate, counts as a person: no group is called so here", hint=hint)
+        Finding(
+            ok=True,
+            what=f"`{one_line(name)}`, an approver or operator, counts as a person: no group has that name",
+            hint=hint,
+        )
         for name in names_of_nobody(validated.plan, policy)
     ]
     if not validated.secrets:
         return [*findings, Finding(ok=True, what=f"{plan} uses no secrets")]
-    hint = "keep it in one of these places"
+    hint = "put it in one of these places"
     return findings + [
         Finding(ok=sight.problem is None, what=sight_line(sight, validated), hint="" if sight.problem is None else hint)
         for sight in seen(validated.secrets, settings)
@@ -127,7 +131,7 @@ def _of_plan(plan: str, imports: list[str], settings: Settings) -> "list[Finding
 
 
 def _policy_of(settings: Settings) -> "tuple[PolicyInForce, StoreError | None]":
-    """Return what the settings and the store's policy demand together; with an error, what the settings demand alone."""
+    """Return the policy of the settings and the store combined; with an error, that of the settings alone."""
     from plan_adapter.errors import StoreError
     from plan_adapter.policy import policy_in_force
 
@@ -138,7 +142,7 @@ def _policy_of(settings: Settings) -> "tuple[PolicyInForce, StoreError | None]":
 
 
 def _policy(settings: Settings) -> "Finding":
-    """Which policy holds for every plan, and who set it."""
+    """Return which policy applies to every plan."""
     from plan_adapter.engine.diagnosis import Finding
 
     policy, error = _policy_of(settings)
@@ -146,13 +150,13 @@ def _policy(settings: Settings) -> "Finding":
         return Finding(ok=False, what=f"the store's policy cannot be read: {error}")
     if policy.number is None:
         what = "the store has no policy: the environment of each process decides who may do what"
-        return Finding(ok=True, what=what, hint="`plan policy set FILE` keeps one in the store, which the environment cannot loosen")
-    hint = "`plan policy show` shows it; the environment may only be stricter"
-    return Finding(ok=True, what=f"version {policy.number} of the store's policy holds for every plan", hint=hint)
+        return Finding(ok=True, what=what, hint="`plan policy set FILE` stores one that the environment cannot loosen")
+    hint = "`plan policy show` prints it; the environment can only be stricter"
+    return Finding(ok=True, what=f"version {policy.number} of the store's policy applies to every plan", hint=hint)
 
 
 def _signatures(policy: "PolicyInForce") -> "Finding":
-    """Whether signed answers can be verified here, where anything demands or names them."""
+    """Return whether signed answers can be verified here."""
     from plan_adapter.engine.diagnosis import Finding
     from plan_adapter.policy import STORES_SIGNERS
 
@@ -160,8 +164,8 @@ def _signatures(policy: "PolicyInForce") -> "Finding":
     if signers is None:
         demanded = policy.known_by == ("ssh_signature",)
         named = "PLAN_ADAPTER_ALLOWED_SIGNERS names no file" if policy.number is None else "the store's policy has no `allowed_signers`"
-        what = f"{named}: signed answers (`plan approve --sign`) are not taken"
-        return Finding(ok=not demanded, what=what, hint="known_by takes no other answer" if demanded else "")
+        what = f"{named}: signed answers (`plan approve --sign`) are refused"
+        return Finding(ok=not demanded, what=what, hint="known_by accepts no other answer" if demanded else "")
     if not can_sign:
         return Finding(ok=False, what="there is no `ssh-keygen`: no signature can be verified", hint="apt install openssh-client")
     if isinstance(signers, str):
@@ -173,7 +177,7 @@ def _signatures(policy: "PolicyInForce") -> "Finding":
             text = file.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             what = f"the file of allowed signers {file} cannot be read: {error.strerror or error}"
-            return Finding(ok=False, what=what, hint="PLAN_ADAPTER_ALLOWED_SIGNERS names it: a line for each key, `ana ssh-ed25519 AAAA…`")
+            return Finding(ok=False, what=what, hint="PLAN_ADAPTER_ALLOWED_SIGNERS names it; write a line per key: `ana ssh-ed25519 AAAA…`")
     keys = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     hint = "" if keys else "write a line for each key: `ana ssh-ed25519 AAAA…`"
     return Finding(ok=bool(keys), what=f"{where}: {counted(len(keys), 'key')}", hint=hint)

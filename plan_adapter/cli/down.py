@@ -6,7 +6,7 @@ from plan_adapter.settings import Settings
 
 
 def down(*, json: bool = False) -> int:
-    """Stop the local Prefect server; a server that Prefect's settings name is left alone.
+    """Stop the local Prefect server. A server named in Prefect's settings is never stopped.
 
     Args:
         json: Print one JSON object.

@@ -10,8 +10,7 @@ from cyclopts import Parameter
 
 from plan_adapter.cli import output as streams
 from plan_adapter.cli.codes import ExitCode, UsageError
-from plan_adapter.cli.drafting import Destination, Person, Wish, call_line, draft_json, report
-from plan_adapter.cli.drafting_by_hand import draft_by_hand
+from plan_adapter.cli.drafting import Destination, DraftJob, TerminalAsker, call_line, draft_json, report
 from plan_adapter.cli.sources import STDIN, drafting_tools_of, model_of, open_store, text_of
 from plan_adapter.errors import ModelError, ToolDefinitionError
 from plan_adapter.readable import listed
@@ -20,11 +19,12 @@ from plan_adapter.settings import Settings
 if TYPE_CHECKING:
     from plan_adapter.agent.openai_model import OpenAIModel
     from plan_adapter.drafts import Draft, ModelCall, PlanRequest
+    from plan_adapter.execution.secrets import Scrubber
     from plan_adapter.tools.registry import ToolRegistry
 
 
 NAMED = 20
-"""How many tools are named at the beginning."""
+"""How many tools are named when the draft starts."""
 
 
 async def draft(
@@ -46,53 +46,54 @@ async def draft(
     answer: str | None = None,
     json: bool = False,
 ) -> int:
-    """Draft a plan from a task in words: a model plans, each answer is checked, and what is wrong with it goes back to the model.
+    """Draft a plan from a task in words: a model plans, every answer is checked, and problems go back to the model.
 
-    The plan goes to stdout or a file, all else to stderr: the rounds, the model's questions, how each constraint is kept, the cost.
-    Nothing is run, and the plan needs an approval; the store keeps every question and answer.
+    The plan goes to stdout or a file; everything else goes to stderr: the rounds, the model's questions, how each constraint is kept, the
+    cost. Nothing runs, and the plan needs an approval. The store keeps every question and answer.
 
-    The model sees the task, the context, and the tools that somebody named to it: those of --tools, PLAN_ADAPTER_TOOLS and the entry
-    points, and of the built-in ones none but those of --tool.
+    The model sees the task, the context, and only the tools that you name: those of --tools, PLAN_ADAPTER_TOOLS and the entry points, and
+    the built-in ones that you name with --tool.
 
-    A draft whose process ended, was interrupted or could not reach its model goes on with --resume: no answer is paid for twice.
+    --resume continues a draft whose process died, was interrupted or could not reach its model; you pay for no answer twice.
 
-    Without a model of your own: --print-prompt prints what any chat can be asked, and --answer takes what it said through the same
-    checks; what is wrong with it is printed as the text to paste there.
+    Without a model of your own, --print-prompt prints a prompt for any chat, and --answer checks what the chat said; problems are printed
+    as text to paste back.
 
     Args:
         task: What is to be done, in words; `-` for stdin.
-        resume: The id of a draft to go on with, or its beginning, in place of a task; all that was said of the task holds, --tools apart.
-        context: What the model needs to know: a text, a JSON object, or `@FILE` with either (JSON or YAML by its name). It is shown
-            no secret that is known here, and no value under a name like `password`; all else it sees.
-        constraint: What the plan must keep, as in "back up first"; may be repeated. An order is checked, and what is not says so.
-        max_steps: The most steps that the plan may have.
+        resume: The id of a draft to continue, or its beginning, instead of a task. It keeps everything it was started with except --tools.
+        context: What the model needs to know: a text, a JSON object, or `@FILE` with either (JSON or YAML by its name). Known secrets and
+            values under names like `password` are redacted; the model sees everything else.
+        constraint: A rule that the plan must keep, such as "back up first"; may be repeated. An order of steps is checked; the report says
+            which constraints were not.
+        max_steps: The largest number of steps that the plan may have.
         secret: A name that the plan may use as `${{ secrets.NAME }}`; may be repeated. The model never sees its value.
-        tool: The name of a tool that the model may use; may be repeated. Where one of your own is named, it is given no other of them.
+        tool: The name of a tool that the model may use; may be repeated. If you name one of your own tools, it gets only the named ones.
         tools: `package.module:name` of a tool or registry that the model may use; may be repeated.
-        model: The model's name; else PLAN_ADAPTER_MODEL. Its key is PLAN_ADAPTER_MODEL_KEY, else OPENAI_API_KEY.
-        model_url: The base URL of a server that speaks OpenAI's chat completions; else PLAN_ADAPTER_MODEL_URL.
-        output: The file to write: YAML, or JSON where its name ends in .json; stdout if it is not given.
+        model: The model's name; default: PLAN_ADAPTER_MODEL. Its key is PLAN_ADAPTER_MODEL_KEY, else OPENAI_API_KEY.
+        model_url: The base URL of a server with OpenAI's chat completions; default: PLAN_ADAPTER_MODEL_URL.
+        output: The file to write: YAML, or JSON if its name ends in .json; default: stdout.
         force: Overwrite that file.
-        print_prompt: Ask no model, and print what to ask one.
-        answer: A file with what a chat answered to that, `-` for stdin; asks no model.
+        print_prompt: Ask no model; print the prompt.
+        answer: A file with the answer of a chat to that prompt, `-` for stdin; asks no model.
         json: Print one JSON object: plan, constraints, notes, calls, problems, failure.
     """
     from plan_adapter.drafts import PlanRequest
 
     if print_prompt and answer is not None:
-        raise UsageError("give --print-prompt, or --answer with what came of it")
+        raise UsageError("give --print-prompt or --answer, not both")
     if task == STDIN and answer == STDIN:
-        raise UsageError("stdin holds the task or the answer: give one of them otherwise")
+        raise UsageError("stdin can hold the task or the answer, not both: put one of them in a file")
     faults, destination = list[str](), Destination(output, force=force, tools=tuple(tools or ()))
     if resume is not None:
         if task is not None or context or constraint or max_steps is not None or secret or tool or print_prompt or answer is not None:
             raise UsageError(
-                "--resume goes on with a draft as it was asked for: give it no task, and of options --tools, --model, -o, --json"
+                "--resume continues a draft as it was started: give no task, and only the options --tools, --model, -o and --json"
             )
         return await _resume(resume, tools or [], destination, _model(model, model_url, faults), faults, as_json=json)
     if task is None:
         raise UsageError(
-            "say in words what is to be done, `-` for stdin, or go on with a draft: --resume ID (`plan show --draft` lists them)"
+            "say in words what is to be done (`-` for stdin), or continue a draft: --resume ID (`plan show --draft` lists them)"
         )
     registry = drafting_tools_of(tools or [], tool or [])
     request = PlanRequest(
@@ -107,14 +108,14 @@ async def draft(
     faults += [*_faults(request, registry), *destination.faults()]
     if faults:
         raise UsageError("; ".join(faults))
-    wish = Wish(request, registry, destination, as_json=json)
-    return await (_plan(wish, asked) if asked is not None else draft_by_hand(wish, answer))
+    job = DraftJob(request, registry, destination, as_json=json)
+    return await (_plan(job, asked) if asked is not None else _draft_by_hand(job, answer))
 
 
 async def _resume(
     beginning: str, tools: list[str], destination: Destination, model: "OpenAIModel | None", faults: list[str], *, as_json: bool
 ) -> int:
-    """Go on with a kept draft, with the model and the tools of today."""
+    """Continue a stored draft with the current model and tools."""
     async with open_store(Settings()) as store:
         draft = await store.drafts.get(beginning)
     faults += destination.faults()
@@ -124,12 +125,12 @@ async def _resume(
     try:
         registry = drafting_tools_of(tools, names)
     except ToolDefinitionError as error:
-        raise UsageError(f"draft {draft.id} may plan with {', '.join(names)}: {error}; give the --tools that it was begun with") from error
-    return await _plan(Wish(draft.request, registry, destination, as_json), model, begun=draft)
+        raise UsageError(f"draft {draft.id} may plan with {', '.join(names)}: {error}; give the --tools of its start") from error
+    return await _plan(DraftJob(draft.request, registry, destination, as_json), model, begun=draft)
 
 
 def _context(text: str | None, faults: list[str]) -> str | dict[str, Any]:
-    """Return the context as a text, or as the JSON object or the file that was given."""
+    """Return the context: a text, a JSON object, or the content of a file."""
     if text is None:
         return {}
     if text.startswith("@"):
@@ -139,10 +140,10 @@ def _context(text: str | None, faults: list[str]) -> str | dict[str, Any]:
     try:
         value: Any = json_module.loads(text)
     except (ValueError, RecursionError) as error:
-        faults.append(f"--context begins like JSON and is none ({error}): a file is given as --context @FILE")
+        faults.append(f"--context starts like JSON but is not ({error}); for a file write --context @FILE")
         return {}
     if not isinstance(value, dict):
-        faults.append('--context is no JSON object, as in {"host": "web-1"}, and no text: a file is given as --context @FILE')
+        faults.append('--context is neither a JSON object, such as {"host": "web-1"}, nor a text; for a file write --context @FILE')
         return {}
     return cast("dict[str, Any]", value)
 
@@ -160,7 +161,7 @@ def _context_file(path: Path) -> str | dict[str, Any]:
 
 
 def _faults(request: "PlanRequest", tools: "ToolRegistry") -> list[str]:
-    """Return in words everything for which no model is worth asking."""
+    """Return everything that is wrong with the request, before a model costs anything."""
     from plan_adapter.values import find_bad_values
 
     context = request.context if isinstance(request.context, str) else dict(request.context)
@@ -173,7 +174,7 @@ def _faults(request: "PlanRequest", tools: "ToolRegistry") -> list[str]:
     if request.max_steps is not None and request.max_steps < 1:
         faults.append("--max-steps is less than 1")
     if not len(tools):
-        faults.append("there are no tools to plan with: give --tools package.module:name, or name built-in ones (`plan tools`) with --tool")
+        faults.append("there are no tools to plan with: give --tools package.module:name, or --tool NAME (`plan tools`)")
     return faults
 
 
@@ -181,43 +182,87 @@ def _model(name: str | None, url: str | None, faults: list[str]) -> "OpenAIModel
     try:
         return model_of(Settings(), name, url)
     except UsageError as error:
-        faults.append(f"{error}; `--print-prompt` needs no model, and `plan draft --help` tells about it")
+        faults.append(f"{error}; `--print-prompt` needs no model (see `plan draft --help`)")
         return None
 
 
-async def _plan(wish: Wish, model: "OpenAIModel", *, begun: "Draft | None" = None) -> int:
-    """Draft with a model; `begun`: the draft to go on with."""
+async def _plan(job: DraftJob, model: "OpenAIModel", *, begun: "Draft | None" = None) -> int:
+    """Draft with a model; `begun`: the draft to continue."""
     from plan_adapter.agent.planner import Budget, Planner
     from plan_adapter.plan import new_id
     from plan_adapter.runs.secrets import hidden_from_models
 
-    settings, person, draft_id = Settings(), Person(), begun.id if begun is not None else new_id()
+    settings, asker, draft_id = Settings(), TerminalAsker(), begun.id if begun is not None else new_id()
     kept = {call.number for call in begun.calls} if begun is not None else set[int]()
 
     def on_call(call: "ModelCall") -> None:
-        streams.note(call_line(call) + ("; kept, and not asked for again" if call.number in kept else ""))
+        streams.note(call_line(call) + ("; kept from before" if call.number in kept else ""))
 
-    going_on = f"what was answered is kept, and not asked for again by: {wish.destination.resume_command(draft_id)}"
-    streams.note(f"draft {draft_id}: asking {model.name}, which may plan with {listed(wish.tools.names(), NAMED)}")
+    how_to_continue = f"the answers so far are kept; continue with: {job.destination.resume_command(draft_id)}"
+    streams.note(f"draft {draft_id}: asking {model.name}, which may plan with {listed(job.tools.names(), NAMED)}")
     began = time.monotonic()
     try:
-        hide = await hidden_from_models(settings, wish.request.available_secrets)
+        hide = await hidden_from_models(settings, job.request.available_secrets)
         async with open_store(settings) as store:
-            planner = Planner(model, wish.tools, asker=person, budget=Budget.of(settings), keep=store.drafts, hide=hide, on_call=on_call)
-            drafted = await planner.drafted(wish.request, draft_id=draft_id)
+            planner = Planner(model, job.tools, asker=asker, budget=Budget.of(settings), keep=store.drafts, hide=hide, on_call=on_call)
+            drafted = await planner.drafted(job.request, draft_id=draft_id)
     except asyncio.CancelledError:
-        streams.note(going_on)
+        streams.note(how_to_continue)
         raise
     except ModelError as error:
-        raise ModelError(f"{error}\n{going_on}") from None
+        raise ModelError(f"{error}\n{how_to_continue}") from None
     finally:
         await model.aclose()
-    if wish.as_json:
-        streams.json_line(draft_json(drafted, question=person.unanswered))
-    code = report(drafted, wish.destination, as_json=wish.as_json)
-    if person.unanswered is not None:
-        streams.note(f"answer it at a terminal; {going_on}")
+    if job.as_json:
+        streams.json_line(draft_json(drafted, question=asker.unanswered))
+    code = report(drafted, job.destination, as_json=job.as_json)
+    if asker.unanswered is not None:
+        streams.note(f"answer it at a terminal; {how_to_continue}")
         return ExitCode.USAGE
     if drafted.plan is None and time.monotonic() - began >= settings.draft_timeout_seconds:
-        streams.note(f"PLAN_ADAPTER_DRAFT_TIMEOUT_SECONDS gives it longer; {going_on}")
+        streams.note(f"PLAN_ADAPTER_DRAFT_TIMEOUT_SECONDS gives it longer; {how_to_continue}")
     return code
+
+
+async def _draft_by_hand(job: DraftJob, answer: str | None) -> int:
+    """Print the prompt for a chat, or check its answer: a file, or `-` for stdin."""
+    from plan_adapter.runs.secrets import hidden_from_models
+
+    hide = await hidden_from_models(Settings(), job.request.available_secrets)
+    return _print_prompt(job, hide) if answer is None else await _judge(job, text_of(answer, "the answer"), hide)
+
+
+def _print_prompt(job: DraftJob, hide: "Scrubber") -> int:
+    from plan_adapter.agent.by_hand import prompt_for_chat
+    from plan_adapter.agent.hiding import hidden_note, shown_request
+
+    messages = prompt_for_chat(job.request, job.tools, hide=hide)
+    if job.as_json:
+        streams.json_line({"messages": [{"role": message.role, "content": message.content} for message in messages]})
+    if hidden := shown_request(job.request, hide)[1]:
+        streams.note(f"note: {hidden_note(hidden)}")
+    if not job.as_json or job.destination.path is not None:
+        job.destination.write("\n\n".join(message.content for message in messages) + "\n")
+        streams.note("paste this into any chat, save its answer, and run the same command with --answer FILE, without --print-prompt")
+    return ExitCode.DONE
+
+
+async def _judge(job: DraftJob, text: str, hide: "Scrubber") -> int:
+    """Check the answer of a chat, store the draft, and print its problems as text for the chat."""
+    from plan_adapter.agent.by_hand import judged_answer
+
+    judged = judged_answer(job.request, job.tools, text, hide=hide)
+    async with open_store(Settings()) as store:
+        await store.drafts.keep(judged.draft, judged.draft.calls[0])
+        await store.drafts.end(judged.draft)
+    if job.as_json:
+        streams.json_line({**draft_json(judged.draft, question=judged.question), "reply": judged.reply})
+    if judged.question is not None:
+        streams.note(f"the model asks: {judged.question}\nanswer it in the chat, and run again with --answer and what comes back")
+        return ExitCode.USAGE
+    if judged.reply is not None:
+        if not job.as_json:
+            streams.document(judged.reply + "\n")
+        streams.note(f"{judged.draft.failure}: paste stdout into the chat, and run again with --answer and what comes back")
+        return ExitCode.FAILED
+    return report(judged.draft, job.destination, as_json=job.as_json)

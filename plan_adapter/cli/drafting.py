@@ -1,4 +1,4 @@
-"""What `plan draft` shows of a draft, whom the model may ask, and where the plan goes."""
+"""What the drafting verbs share: questions of the model, the file to write, and the report on a draft."""
 
 import shlex
 import sys
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from plan_adapter.tools.registry import ToolRegistry
 
 
-class Person:
-    """Answers the model's questions at the terminal, where somebody is there; keeps the one that nobody answered."""
+class TerminalAsker:
+    """Asks the model's questions at the terminal; keeps the one that nobody answered."""
 
     def __init__(self) -> None:
         """Nothing was asked yet."""
         self.unanswered: str | None = None
 
     async def __call__(self, question: str) -> str | None:
-        """Return what the person says, None where there is nobody."""
+        """Return the answer; None without a terminal."""
         if is_at_terminal():
             from plan_adapter.approvers.conversation import Conversation
 
@@ -41,19 +41,19 @@ class Person:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where the result goes: a file, or stdout where `path` is None."""
+    """Where the result goes: a file, or stdout if `path` is None."""
 
     path: Path | None
     force: bool
-    tools: tuple[str, ...]  # import strings that the plan needs to be read again
+    tools: tuple[str, ...]  # import strings that the plan needs
 
     def resume_command(self, draft_id: str) -> str:
-        """Return what to type to go on with a draft whose result is to stand here."""
+        """Return the command that continues a draft and writes it here."""
         tools = [word for name in self.tools for word in ("--tools", name)]
         return shlex.join(["plan", "draft", "--resume", draft_id, *tools, *(("-o", str(self.path)) if self.path is not None else ())])
 
     def faults(self) -> list[str]:
-        """Return in words why the file cannot be written, before anything is paid for it."""
+        """Return why the file cannot be written, before the model costs anything."""
         path = self.path
         if path is None:
             return []
@@ -64,7 +64,7 @@ class Destination:
         return [] if path.parent.is_dir() else [f"there is no folder {path.parent}"]
 
     def write(self, text: str) -> None:
-        """Write `text`; raises UsageError where that fails, and then has printed it, which somebody paid for."""
+        """Write `text`. If that fails, print it, because it cost money, and raise UsageError."""
         path = self.path
         if path is None:
             output.document(text)
@@ -87,9 +87,9 @@ class Destination:
         output.note(f"wrote {path}")
 
     def write_plan(self, plan: "ExecutionPlan", *, comments: Mapping[str, str] | None = None) -> None:
-        """Write `plan` as YAML, with `comments` above what stands at their paths, or as JSON, which has none.
+        """Write `plan` as YAML, with `comments` above the paths they name, or as JSON, which has none.
 
-        It is JSON where the file is called so, or where nothing but ASCII is shown.
+        It is JSON if the file name ends in .json, or if stdout shows only ASCII.
         """
         from plan_adapter.documents import dump_plan
 
@@ -105,8 +105,8 @@ class Destination:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """A draft that is wanted: what is asked for, the tools to plan with, and where the plan goes."""
+class DraftJob:
+    """A draft to make: the request, the tools to plan with, and where the plan goes."""
 
     request: "PlanRequest"
     tools: "ToolRegistry"
@@ -115,24 +115,24 @@ class Wish:
 
 
 def _taken(path: Path) -> str:
-    return f"{path} exists and is left alone: give another name, or --force"
+    return f"{path} already exists: give another name, or --force"
 
 
 def call_line(call: "ModelCall") -> str:
-    """Return one round in a line: what carried the answer, what it cost, what had to be corrected."""
+    """Return a line about one round: how it was asked, what it cost, and what must be corrected."""
     cost = f"{counted(call.usage.total, 'token')}, {duration(call.seconds * 1000)}"
     wrong = "; ".join(_in_short(problem) for problem in call.problems)
     return f"round {call.number}: {call.phase}, {call.rung}, {cost}" + (f"; to correct: {one_line(wrong)}" if wrong else "")
 
 
 def _in_short(problem: str) -> str:
-    """Return place and code of a problem; what is wrong with an answer as a whole has no place, and is said."""
+    """Return the place and code of a problem, or its message if it has no place."""
     at, _, message = problem.partition("] ")
     return message.partition("; ")[0] if at.startswith("[") else f"{at}]"
 
 
 def draft_json(draft: "Draft", *, question: str | None) -> dict[str, Any]:
-    """Return a draft as the object of `--json`; `question`: what the model asked and nobody answered."""
+    """Return a draft as `--json` prints it; `question`: what the model asked and nobody answered."""
     return {
         "id": draft.id,
         "model": draft.model,
@@ -154,7 +154,7 @@ def _call_json(call: "ModelCall") -> dict[str, Any]:
 
 
 def report(draft: "Draft", destination: Destination, *, as_json: bool) -> ExitCode:
-    """Write the plan, then tell what is to be known of it, or why there is none; as JSON it was printed before."""
+    """Return the exit code, after writing the plan and printing the report; with `as_json` the draft was printed before."""
     if draft.plan is not None and (not as_json or destination.path is not None):
         destination.write_plan(draft.plan)
     tell(draft)
@@ -162,7 +162,7 @@ def report(draft: "Draft", destination: Destination, *, as_json: bool) -> ExitCo
 
 
 def tell(draft: "Draft") -> None:
-    """Tell what is to be known of a draft beside its plan, or why it has none, and what it cost."""
+    """Print the report on a draft: constraints, notes, problems, why it has no plan, and its cost."""
     from plan_adapter.draft_text import cost_of, standing_of
 
     if draft.speak:

@@ -1,4 +1,4 @@
-"""Editing the plan of a run in the person's own editor, until it is valid or they let it be."""
+"""Editing the plan of a run in the user's editor, until it is valid or they give up."""
 
 import asyncio
 import os
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from plan_adapter.store.store import PlanStore
     from plan_adapter.tools.registry import ToolRegistry
 
-HEADER = "# The plan of run {run}. Save and leave the editor to have what you changed asked about; leave it unchanged to go back.\n"
+HEADER = "# The plan of run {run}. Save and quit to propose your changes; quit without changes to go back.\n"
 
 
 @dataclass(frozen=True, slots=True)
 class PlanEditing:
-    """Lets a person at a gate change the plan that is asked about."""
+    """Lets the user edit the plan at its gate."""
 
     store: "PlanStore"
     tools: "ToolRegistry"
 
     async def __call__(self, request: "ApprovalRequest", conversation: Conversation) -> bool:
-        """Return whether a new version of the plan took the place of the one that is asked about."""
+        """Return whether a new version replaced the plan."""
         from plan_adapter.approval import os_user
         from plan_adapter.errors import PlanAdapterError
         from plan_adapter.runner import arevise_run
@@ -44,14 +44,14 @@ class PlanEditing:
             note = await conversation.ask("Why? (one line, may be empty) ")
             await arevise_run(run.id, plan, tools=self.tools, by=os_user(), note=note or "", store=self.store)
         except (PlanAdapterError, UsageError) as error:
-            conversation.say(f"the plan stays as it is: {error}")
+            conversation.say(f"the plan is unchanged: {error}")
             return False
-        conversation.say("the new version takes its place, and is asked about now")
+        conversation.say("the new version replaces it and is asked about now")
         return True
 
 
 async def edited_plan(run: "PlanRun", store: "PlanStore", tools: "ToolRegistry", conversation: Conversation) -> "ExecutionPlan | None":
-    """Return what the person makes of the plan of `run`, valid with its inputs; None where they leave it as it is."""
+    """Return the edited plan of `run`, valid with its inputs; None if the user changes nothing."""
     from plan_adapter.documents import dump_plan
 
     old = await store.get(run.digest)
@@ -71,7 +71,7 @@ async def edited_plan(run: "PlanRun", store: "PlanStore", tools: "ToolRegistry",
                 conversation.say("nothing was changed")
                 return None
             conversation.say("\n".join([difference_title(lines), *lines]))
-            if await _says_yes(conversation, "Put this version in its place? [y/N] ", default=False):
+            if await _says_yes(conversation, "Use this version? [y/N] ", default=False):
                 return plan
             if not await _says_yes(conversation, "Edit it again? [y/N] ", default=False):
                 return None
@@ -101,7 +101,7 @@ async def _open_editor(path: Path) -> None:
     try:
         code = await editor.wait()
     except asyncio.CancelledError:
-        editor.terminate()  # answered elsewhere: what is edited is not asked about any more
+        editor.terminate()  # somebody answered elsewhere meanwhile
         await editor.wait()
         raise
     if code != 0:
@@ -109,7 +109,7 @@ async def _open_editor(path: Path) -> None:
 
 
 async def _says_yes(conversation: Conversation, question: str, *, default: bool) -> bool:
-    word = await conversation.ask(question)
-    if word is None:
+    answer = await conversation.ask(question)
+    if answer is None:
         return False
-    return default if not word else word.casefold() in ("y", "yes")
+    return default if not answer else answer.casefold() in ("y", "yes")

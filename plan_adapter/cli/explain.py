@@ -5,10 +5,10 @@ from plan_adapter.cli.codes import ExitCode, UsageError
 
 
 def explain(code: str | None = None, /, *, json: bool = False) -> int:
-    """Explain the code of a problem: what it means and how it is mended.
+    """Explain the code of a problem: what it means and how to fix it.
 
     Args:
-        code: The code in brackets of a problem's line; without one, all are listed.
+        code: The code in brackets on the line of a problem; without one, all codes are listed.
         json: Print JSON Lines.
     """
     from plan_adapter.problems import CATALOGUE, did_you_mean

@@ -13,15 +13,15 @@ from plan_adapter.settings import Settings
 
 
 async def export(run: str, /, *, output: Path | None = None, json: bool = False) -> int:
-    """Write everything that the store holds about a run as one JSON document, which `plan runs verify FILE` verifies on any machine.
+    """Write everything that the store has about a run as one JSON document; `plan runs verify FILE` verifies it on any machine.
 
-    It holds the plan, the run, its approvals with their signatures, gates, attempts, receipts, revisions, the audit, and the digest of
-    the audit's newest entry. What each step was given, and what it gave back, stands in it as in the store.
+    It holds the plan, the run, its approvals with their signatures, gates, attempts, receipts, revisions, the audit log, and the digest of
+    its last entry. Parameters and results are written as they are in the store.
 
     Args:
         run: The id of a run, or its beginning.
-        output: The file to write, which only you can read; stdout if it is not given.
-        json: Print the document in one line.
+        output: The file to write, readable only by you; default: stdout.
+        json: Print the document on one line.
     """
     from plan_adapter.store.export import write_document
 
@@ -38,7 +38,7 @@ async def export(run: str, /, *, output: Path | None = None, json: bool = False)
 
 
 class _UnwrittenError(Exception):
-    """The output could not be written, which is no fault of the store that is read."""
+    """The output could not be written; the store is not at fault."""
 
     def __init__(self, cause: OSError) -> None:
         super().__init__()

@@ -4,11 +4,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from plan_adapter.cli import output
+from plan_adapter.cli.approval_state import age, time_left
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import gate_json, gate_place
 from plan_adapter.cli.servers import has_only_the_api, known_server
 from plan_adapter.cli.sources import open_store
-from plan_adapter.cli.waiting import age, time_left
 from plan_adapter.execution.standing import SHOWN_DIGITS, answer_command
 from plan_adapter.readable import one_line
 from plan_adapter.settings import Settings
@@ -23,27 +23,19 @@ MOST = 1_000_000
 """More gates than are ever open."""
 
 
-async def gates(*, standing: bool = False, all: bool = False, limit: int = 100, api: bool = False, json: bool = False) -> int:
-    """List what waits for an answer, the newest first: since when, until when, who may answer, and whether a process waits for it.
+async def gates(*, limit: int = 100, api: bool = False, json: bool = False) -> int:
+    """List the gates that wait for an answer, newest first: since when, until when, who may answer, and whether a process is waiting.
 
-    `plan approve RUN` and `plan reject RUN` answer; where it is asked how a write ended, `plan resolve RUN STEP` does.
+    Answer with `plan approve RUN` or `plan reject RUN`; where the outcome of a write is asked for, with `plan resolve RUN STEP`.
 
     Args:
-        standing: List the standing approvals instead, and how many runs each has left.
-        all: With `--standing`: also those that are revoked, over or used up.
-        limit: How many at most; 100 if it is not given.
-        api: Ask Prefect's API alone: for a machine that does not reach the store.
+        limit: Show at most this many; default: 100.
+        api: List the forms in Prefect's API: for a machine that cannot reach the store.
         json: Print one JSON object per gate.
     """
     if limit < 1:
         raise UsageError("--limit is at least 1")
     settings = Settings()
-    if standing:
-        from plan_adapter.cli.standings import list_standing
-
-        return await list_standing(settings, limit=limit, with_ended=all, as_json=json)
-    if all:
-        raise UsageError("--all goes with --standing; without it what is open is listed, `plan show RUN` tells what was answered")
     if api:
         from plan_adapter.cli.remote import list_remotely
 
@@ -60,7 +52,7 @@ async def gates(*, standing: bool = False, all: bool = False, limit: int = 100, 
 
 
 async def _open_gates(store: "PlanStore") -> "list[Gate]":
-    """Return the gates that are open, newest first; those that nobody waits at and whose time is over are ended first."""
+    """Return the open gates, newest first, after closing those that have expired."""
     found, now = await store.gates(limit=MOST), await store.now()
     if any(gate.is_over(now) for gate in found):
         from plan_adapter.runs.approving import end_expired
@@ -83,7 +75,7 @@ def _show(found: "list[Gate]", now: datetime, changes: "Mapping[str, Approval]",
     if not shown:
         output.note("nothing waits for an answer")
         return
-    columns = ("RUN", "PLAN", "STEP", "DIGEST", "SINCE", "UNTIL", "WHO MAY", "WAITS")
+    columns = ("RUN", "PLAN", "STEP", "DIGEST", "SINCE", "UNTIL", "APPROVERS", "WAITING")
     output.table(columns, [_row(gate, now) for gate in shown])
     for gate in shown:
         if (asked := changes.get(gate.id)) is not None:
@@ -99,7 +91,7 @@ def _row(gate: "Gate", now: datetime) -> tuple[str, ...]:
     who = "anyone" if approvers is None else ", ".join(approvers) or "nobody"
     others = ", ".join(f"not {name}, {why}" for name, why in concerned.items() if name)
     other = f" ({others})" if others else ""
-    known = f", by {' or '.join(rules.known_by)}" if rules.known_by is not None else ""
+    known = f", with {' or '.join(rules.known_by)}" if rules.known_by is not None else ""
     return (
         gate.run_id,
         gate.name,
@@ -108,5 +100,5 @@ def _row(gate: "Gate", now: datetime) -> tuple[str, ...]:
         age(now, gate.opened_at),
         time_left(gate.expires_at, now),
         f"{who}{other}{known}",
-        "released: a worker" if gate.is_released else {True: "here", False: "nobody: plan resume", None: "elsewhere"}[gate.attended],
+        "worker released" if gate.is_released else {True: "a process", False: "none: plan resume", None: "another host"}[gate.attended],
     )

@@ -8,11 +8,11 @@ from plan_adapter.cli.codes import ExitCode, UsageError
 
 
 def guide(topic: str | None = None, /, *, json: bool = False) -> int:
-    """Read a page of the handbook.
+    """Read the handbook.
 
     Args:
         topic: The page to read; without one, all pages are listed.
-        json: Print one JSON object per page; of a page that is named with its Markdown text.
+        json: Print one JSON object per page; for a named page with its Markdown text.
     """
     pages = _pages()
     if topic is None:

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.drafting import Destination
-from plan_adapter.cli.saving import save_plan, saved_json
+from plan_adapter.cli.records import saved_json
 from plan_adapter.cli.sources import open_store, text_of, tools_of
 from plan_adapter.readable import counted
 from plan_adapter.settings import Settings
@@ -25,8 +25,8 @@ _FILE_NAME_CHARACTERS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is to be made of what is read."""
+class _ImportOptions:
+    """How to convert the plans."""
 
     name: str | None
     save: bool
@@ -47,27 +47,29 @@ async def import_plans(
     tools: list[str] | None = None,
     json: bool = False,
 ) -> int:
-    """Make plan documents of plans that other programs wrote: Aster's JSON in PascalCase, camelCase or snake_case, or any plan document.
+    """Convert plans that other programs wrote: Aster's JSON in PascalCase, camelCase or snake_case, or any plan document.
 
-    Ids stay. Whatever a file says of an execution (approved, status, times) is history under `metadata.history`, and neither approval nor
-    receipt: the plan waits for an approval as any other. A field that a plan does not have is named, and refused unless you say so. What
-    keeps a plan from running, as tools that are not there, is named, too, and may be mended in the document that is written.
+    Ids stay. What a file says about an earlier execution (approved, status, times) is kept as history under `metadata.history`; it is
+    neither an approval nor a receipt, so the plan waits for an approval like any other. A field that plans do not have is reported and
+    refused, unless you leave it out. Anything else that keeps the plan from running, such as a missing tool, is reported too, and can be
+    fixed in the document that is written.
 
     Args:
-        file: A file, or `-` for stdin: a plan, a JSON array of plans, or a plan a line (JSON Lines).
-        name: What the plan is called; its own name if it is not given. Only for one plan.
-        out: The file to write, or for several plans the folder, with a file for each; stdout if nothing is saved.
+        file: A file, or `-` for stdin: a plan, a JSON array of plans, or one plan per line (JSON Lines).
+        name: The name of the plan; default: its own. Only for one plan.
+        out: The file to write, or for several plans the folder, with one file each; default: stdout, unless they are stored.
         save: Store each as the next version of its name, with you as its author.
-        results: Keep in the history what steps gave back, and their errors; secrets may stand in it.
-        leave_out_unknown: Go on without the fields that a plan does not have.
+        results: Keep the results and errors of steps in the history; they may contain secrets.
+        leave_out_unknown: Leave out fields that plans do not have.
         force: Overwrite files.
         tools: `package.module:name` of a tool or registry that the plans use; may be repeated.
-        json: Print one JSON object a plan: plan, notes, and the version that was saved; or one a problem.
+        json: Print one JSON object per plan: plan, notes, and the stored version; or one per problem.
     """
+    from plan_adapter.approval import os_user
     from plan_adapter.documents import read_documents
 
     read = read_documents(text_of(file, "the plans"), file=file)
-    wanted = Wanted(name, save, results, leave_out_unknown)
+    wanted = _ImportOptions(name, save, results, leave_out_unknown)
     taken = _taken(read, file, wanted, tools_of(tools or []), as_json=json)
     if taken is None:
         return ExitCode.USAGE
@@ -75,7 +77,7 @@ async def import_plans(
     versions = [None] * len(taken)
     if save:
         async with open_store(Settings()) as store:
-            versions = [await save_plan(one.plan, store) for one in taken]
+            versions = [await store.save(one.plan, author=os_user()) for one in taken]
     for one, target, version in zip(taken, targets, versions, strict=True):
         if json:
             output.json_line({"plan": one.plan.to_document(), "notes": [*one.notes], "saved": saved_json(version)})
@@ -89,9 +91,9 @@ async def import_plans(
 
 
 def _taken(
-    read: "list[tuple[ExecutionPlan | None, list[Problem]]]", file: str, wanted: Wanted, tools: "ToolRegistry", *, as_json: bool
+    read: "list[tuple[ExecutionPlan | None, list[Problem]]]", file: str, wanted: _ImportOptions, tools: "ToolRegistry", *, as_json: bool
 ) -> "list[Imported] | None":
-    """Return the plans as they are taken over, and print every problem; None where one of them cannot be."""
+    """Return the converted plans, and print every problem; None if a plan cannot be converted."""
     from plan_adapter.imported import imported
     from plan_adapter.validation import lint
 
@@ -103,11 +105,11 @@ def _taken(
     stops = [problem for problem in unread if not (wanted.leave_out_unknown and problem in unknown)]
     stops += [problem for problem in to_mend if wanted.save and problem.code != "unknown-tool"]
     if stops:
-        way_on = f"; `--leave-out-unknown` goes on without {counted(len(unknown), 'unknown field')}" if unknown else ""
-        output.note(f"nothing was taken over: mend what is named above{way_on}")
+        way_on = f"; `--leave-out-unknown` leaves out {counted(len(unknown), 'unknown field')}" if unknown else ""
+        output.note(f"nothing was converted: fix the problems above{way_on}")
         return None
     if to_mend:
-        output.note(f"taken over as it was written; before it runs {counted(len(to_mend), 'error')} named above must be mended")
+        output.note(f"converted as written; fix {counted(len(to_mend), 'error')} above before it can run")
     if not read:
         raise UsageError(f"{file} holds no plan")
     if wanted.name is not None and len(read) > 1:
@@ -118,10 +120,10 @@ def _taken(
 def _targets(
     plans: "list[Imported]", out: Path | None, *, force: bool, tools: tuple[str, ...], is_needed: bool
 ) -> list[Destination | None]:
-    """Return where each plan goes; raises UsageError, before anything is written, where one cannot go there."""
+    """Return where each plan goes. Raises UsageError, before anything is written, if a plan cannot go there."""
     names = [one.plan.name for one in plans]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise UsageError(f"several plans are called {', '.join(repeated[:5])}: give each a `name` of its own")
+        raise UsageError(f"several plans are called {', '.join(repeated[:5])}: give each its own `name`")
     if len(plans) == 1:
         targets = [Destination(out, force=force, tools=tools)]
     elif out is None:
@@ -130,7 +132,7 @@ def _targets(
         return [None] * len(plans)
     else:
         if not out.is_dir():
-            raise UsageError(f"there are {len(plans)} plans, and {out} is no folder")
+            raise UsageError(f"there are {len(plans)} plans, and {out} is not a folder")
         targets = [Destination(out / file_name, force=force, tools=tools) for file_name in _file_names(names)]
     if faults := [fault for target in targets for fault in target.faults()]:
         raise UsageError("; ".join(faults))
@@ -138,7 +140,7 @@ def _targets(
 
 
 def _file_names(names: list[str]) -> list[str]:
-    """Return a file's name for each plan, which differ from each other also where a file system takes no notice of case."""
+    """Return a file name for each plan, unique even where the file system ignores case."""
     found, used = list[str](), set[str]()
     for name in names:
         stem = re.sub(r"[^\w.-]+", "-", name).strip("-.")[:_FILE_NAME_CHARACTERS] or "plan"

@@ -28,7 +28,7 @@ steps:
     tool_name: run_command
     description: Say hello
     effect: read                  # this command changes nothing; a command counts as a write unless its step says otherwise,
-                                  # and `plan validate` warns that the step does, because nothing but the author's word says so
+                                  # and `plan validate` warns that the step does, because only the author says so
     parameters: {argv: [printf, "Hello, %s!", "${{ inputs.who }}"]}
     timeout_ms: 5000              # overrides step_timeout_ms
 
@@ -54,7 +54,7 @@ outputs:
 
 
 def init(path: Path = Path("plan.yaml"), /, *, json: bool = False) -> int:
-    """Write a starter plan with comments that validates and runs; an existing file is left alone.
+    """Write a starter plan, with comments, that validates and runs; an existing file is never overwritten.
 
     Args:
         path: The file to write.
@@ -65,7 +65,7 @@ def init(path: Path = Path("plan.yaml"), /, *, json: bool = False) -> int:
         with path.open("x", encoding="utf-8", newline="\n") as file:
             file.write(text)
     except FileExistsError:
-        raise UsageError(f"{path} exists and is left alone; give another name: `plan init NAME.yaml`") from None
+        raise UsageError(f"{path} already exists; give another name: `plan init NAME.yaml`") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
     if json:

@@ -1,4 +1,4 @@
-"""The live display: a line per running step that moves, a line per ended step that stays."""
+"""The live display: running steps update in place, ended steps stay as lines."""
 
 import math
 import sys
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from plan_adapter.approvers.conversation import Conversation
 from plan_adapter.cli import output
-from plan_adapter.cli.progress import CarriedInShort, LinkOnce, Links, form_lines, gate_line, how_to_answer, recent_lines, replanning_line
+from plan_adapter.cli.progress import CarriedSummary, LinkOnce, Links, form_lines, gate_line, how_to_answer, recent_lines, replanning_line
 from plan_adapter.cli.records import ASCII_MARKS, MARKS, step_end
 from plan_adapter.hooks import Event
 from plan_adapter.plan import StepStatus
@@ -31,7 +31,7 @@ class _Open:
 
     step: StepRun
     since: float
-    again_at: float | None = None  # when the next attempt follows, on the monotonic clock
+    again_at: float | None = None  # when the next attempt starts, on the monotonic clock
     problem: str = ""
     log: deque[str] = field(default_factory=recent_lines)
 
@@ -40,12 +40,12 @@ class LiveDisplay:
     """Shows events on a terminal's stderr."""
 
     def __init__(self, links: Links, conversation: Conversation | None = None) -> None:
-        """`links` names the run's page; while a question of `conversation` is open, nothing moves."""
+        """`links` returns the link to the run; the display pauses while `conversation` asks a question."""
         self._links = links
         self._once = LinkOnce()
-        self._carried = CarriedInShort()
+        self._carried = CarriedSummary()
         self._conversation = conversation or Conversation()
-        self._conversation.pause, self._conversation.go_on = self._pause, self._go_on
+        self._conversation.pause, self._conversation.go_on = self._pause, self._continue
         self._moves = self._paused = False
         self._console = output.console(sys.stderr)
         self._unicode = output.is_unicode(sys.stderr)
@@ -69,34 +69,34 @@ class LiveDisplay:
             self._step(event, event.step)
 
     def close(self) -> None:
-        """Stop moving; what was printed stays."""
+        """Stop updating; printed lines stay."""
         self._moves = False
-        self._stand_still()
+        self._stop_live()
 
     def _start(self, event: Event) -> None:
         steps = event.run.steps
         self._total, self._ended = len(steps), 0
-        self._carried = CarriedInShort()
+        self._carried = CarriedSummary()
         self._width = min(WIDEST_ID, max((Text(step.id).cell_len for step in steps), default=0))
         self._print(Text.assemble((one_line(event.run.name), "bold"), f"  run {event.run.id}"))
         self._print(*(Text(visible(link)) for link in self._once.lines(event, self._links)))
         self._moves = True
-        self._move()
+        self._start_live()
 
-    def _move(self) -> None:
+    def _start_live(self) -> None:
         if self._moves and not self._paused:
             self._live = Live(self, console=self._console, transient=True, refresh_per_second=8, redirect_stdout=False)
             self._live.start()
 
     def _pause(self) -> None:
         self._paused = True
-        self._stand_still()
+        self._stop_live()
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         self._paused = False
-        self._move()
+        self._start_live()
 
-    def _stand_still(self) -> None:
+    def _stop_live(self) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -172,5 +172,5 @@ class LiveDisplay:
 
 
 def _of_call(event: Event, text: str) -> str:
-    """Return `text` with the call that it is about, where the row of its step does not name that."""
+    """Return `text` with the name of its call, if that differs from the name of the step."""
     return text if event.name is None or event.step is None or event.name == event.step.id else f"{event.name}: {text}"

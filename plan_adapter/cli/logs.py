@@ -15,7 +15,7 @@ from plan_adapter.cli.servers import answering_server
 from plan_adapter.cli.sources import open_store
 from plan_adapter.errors import NoServerError
 from plan_adapter.execution.standing import label_of
-from plan_adapter.readable import call_name
+from plan_adapter.readable import call_name, counted
 from plan_adapter.record import Outcome, PlanRun
 from plan_adapter.settings import Settings
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from plan_adapter.store.store import PlanStore
 
 STREAMS = ("stdout", "stderr", "output", "body")
-"""Members of a result that are text which a command or a server wrote."""
+"""Members of a result with text that a command or a server wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class Line:
 
 
 async def logs(run: str, /, step: str | None = None, *, json: bool = False) -> int:
-    """Show what a run's steps wrote: from Prefect where it knows the run, else what the receipts kept of their outputs and errors.
+    """Show what the steps of a run printed: from Prefect if it has the logs, otherwise from the results and errors in the store.
 
     Args:
         run: The id of a run, or its beginning.
-        step: Only what this step wrote: `plan logs RUN STEP`, or `--step STEP`.
+        step: Show only this step: `plan logs RUN STEP`, or `--step STEP`.
         json: Print one JSON object per line.
     """
     settings = Settings()
@@ -54,7 +54,7 @@ async def logs(run: str, /, step: str | None = None, *, json: bool = False) -> i
     shown = [line for line in lines if step is None or _step_of(line) == step]
     for line in shown:
         _print(line, as_json=json)
-    output.note(f"{len(shown)} lines from {source}")
+    output.note(f"{counted(len(shown), 'line')} from {source}")
     return ExitCode.DONE
 
 

@@ -1,4 +1,4 @@
-"""What `plan` writes: results to stdout, everything else to stderr; plain where nobody looks, and safe on any terminal."""
+"""The output of `plan`: results to stdout, everything else to stderr; plain in files, and safe on any terminal."""
 
 import json
 import os
@@ -21,14 +21,14 @@ GAP = 2
 """Blanks between the columns of a table."""
 
 NARROW = 7
-"""How narrow all columns of a table may become before the first one is cut, too."""
+"""How narrow the other columns become before the first one is cut as well."""
 
 UNLIMITED_WIDTH = 100_000
-"""The width of tables that no terminal shows: nothing is cut."""
+"""The width of tables in files and pipes: nothing is cut."""
 
 
 def prepare_streams() -> None:
-    """Let characters that a terminal's encoding lacks be written as escapes instead of failing the command."""
+    """Write characters that the terminal's encoding lacks as escapes instead of failing the command."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None and not is_unicode(stream):
@@ -37,14 +37,14 @@ def prepare_streams() -> None:
 
 @contextmanager
 def to_stdout() -> Generator[None]:
-    """Let what writes the result raise UsageError where it cannot be written, to a full disk for one; BrokenPipeError stays what it is."""
+    """Turn errors of writing to stdout, such as a full disk, into UsageError; BrokenPipeError passes."""
     try:
         yield
     except BrokenPipeError:
         raise
     except OSError as error:
         abandon_stdout()
-        raise UsageError(f"what was to be printed cannot be written: {error.strerror or error}") from error
+        raise UsageError(f"the output cannot be written: {error.strerror or error}") from error
 
 
 def line(text: str) -> None:
@@ -60,7 +60,7 @@ def document(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Print a line about the work to stderr; a reader that is gone stops nothing."""
+    """Print a line to stderr; a closed pipe stops nothing."""
     try:
         sys.stderr.write(visible(text) + "\n")
         sys.stderr.flush()
@@ -76,7 +76,7 @@ def json_line(value: Mapping[str, Any]) -> None:
 
 
 def json_text(value: Mapping[str, Any], *, is_ascii: bool = False, indent: int | None = None) -> str:
-    """Return `value` as JSON that any UTF-8 stream takes: half a character, which no UTF-8 holds, makes all of it ASCII."""
+    """Return `value` as JSON that any UTF-8 stream accepts; a lone surrogate makes all of it ASCII."""
     text = json.dumps(value, ensure_ascii=is_ascii, allow_nan=False, default=_written, indent=indent)
     try:
         text.encode()
@@ -108,7 +108,7 @@ def problem_json(problem: "Problem") -> dict[str, Any]:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows under their headings to stdout; cut to the terminal's width, whole where stdout is no terminal."""
+    """Print rows under their headings to stdout, cut to the width of the terminal; never cut in files and pipes."""
     from rich.cells import cell_len, set_cell_size
     from rich.text import Text
 
@@ -127,21 +127,21 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def _narrow(widths: list[int], limit: int) -> None:
-    """Make the widest columns narrower until all of them fit into `limit`; the first one, which is to be copied, comes last."""
+    """Narrow the widest columns until all fit into `limit`; the first one, which people copy, comes last."""
     while sum(widths) > limit and max(widths) > 1:
         wide = [index for index, width in enumerate(widths) if index > 0 and width > NARROW] or [widths.index(max(widths))]
         widths[max(wide, key=lambda index: widths[index])] -= 1
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write `text` to `path` whole or not at all; raises UsageError where it cannot be written."""
+    """Write `text` to `path`, whole or not at all. Raises UsageError if it cannot be written."""
     with whole_file(path) as file:
         file.write(text)
 
 
 @contextmanager
 def whole_file(path: Path, *, private: bool = False) -> Generator[IO[str]]:
-    """Yield a file that is `path` once the block has ended, and gone if it raised; raises UsageError where it cannot be written.
+    """Yield a file that becomes `path` when the block ends, and is removed if it raises. Raises UsageError if it cannot be written.
 
     `private`: only this account can read it.
     """
@@ -161,14 +161,14 @@ def whole_file(path: Path, *, private: bool = False) -> Generator[IO[str]]:
 
 
 def console(stream: IO[str]) -> "Console":
-    """Return a rich console on `stream` that never interprets text as markup and never cuts what goes into a file."""
+    """Return a rich console that never interprets text as markup and never cuts what goes into a file."""
     from rich.console import Console
 
     return Console(file=stream, markup=False, highlight=False, emoji=False, width=None if stream.isatty() else UNLIMITED_WIDTH)
 
 
 def is_terminal(stream: IO[str]) -> bool:
-    """Return whether a person looks at `stream` and it can move its cursor."""
+    """Return whether `stream` is a terminal that can move its cursor."""
     return stream.isatty() and os.environ.get("TERM", "") != "dumb"
 
 
@@ -178,18 +178,18 @@ def is_unicode(stream: IO[str]) -> bool:
 
 
 def flush() -> None:
-    """Write out what is buffered; raises BrokenPipeError if nobody reads it any more, UsageError if it cannot be written."""
+    """Flush stdout. Raises BrokenPipeError if nobody reads it, UsageError if it cannot be written."""
     with to_stdout():
         sys.stdout.flush()
 
 
 def abandon_stdout() -> None:
-    """Let the interpreter's own flush at exit find nothing to complain about."""
+    """Redirect stdout so that the interpreter's flush at exit does not fail."""
     _silence(sys.stdout)
 
 
 def keep_traceback(error: BaseException) -> Path | None:
-    """Write the traceback of `error`, without passwords, to a file in the home folder; return it, None if it cannot be written."""
+    """Return the file in the home folder with the traceback of `error`, without passwords; None if it cannot be written."""
     import traceback
 
     from plan_adapter.private_files import make_folder, open_file

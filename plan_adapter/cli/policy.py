@@ -25,22 +25,22 @@ async def policy(
     by: str | None = None,
     json: bool = False,
 ) -> int:
-    """Show the policy that the store keeps for every plan, or set the next version of it.
+    """Show the policy that the store keeps for every plan, or set its next version.
 
-    A policy says who may approve and operate, which groups there are, how approvers must be known, which steps wait at a gate, and whose
-    SSH signatures count. The settings of a process (PLAN_ADAPTER_…) can only be stricter. Where a policy names operators, only they set the
-    next one; anybody who can write to the store sets the first.
+    A policy says who may approve and operate, which groups exist, how approvers must prove who they are, which steps get a gate, and whose
+    SSH signatures count. Environment variables (PLAN_ADAPTER_…) can only tighten it. If the policy names operators, only they can set the
+    next version; anybody who can write to the store can set the first.
 
-    `plan policy show` ends with 1 where a version was altered behind its back.
+    `plan policy show` exits with 1 if a version was altered in the database.
 
     Args:
-        action: `show`, or `set`.
+        action: `show` (the default) or `set`.
         file: With `set`: a YAML or JSON file with any of approvers, operators, groups, known_by, self_approval, gate_effects,
             allow_unapproved, allowed_signers.
-        all: With `show`: every version, oldest first.
+        all: With `show`: print every version, oldest first.
         sign: With `set`: sign the policy with your SSH key, where the policy asks for that.
         code: With `set`: your one-time code, where the policy asks for one.
-        by: With `set`: who sets it, with `--sign` or `--code`; the operating system's user if it is not given.
+        by: With `set`: who sets it (with `--sign` or `--code`); default: your account.
         json: Print one JSON object per version.
     """
     settings = Settings()
@@ -49,7 +49,7 @@ async def policy(
             if file is None or all:
                 raise UsageError("`plan policy set FILE` sets a policy")
             if by is not None and not (sign or code):
-                raise UsageError("--by is a name without proof: add --sign, or --code with the one-time code of that person")
+                raise UsageError("--by alone proves nothing: add --sign, or --code with that person's one-time code")
             return await _set(file, store, settings, sign=sign, code=code, by=by, as_json=json)
         if file is not None or sign or code or by:
             raise UsageError("`plan policy show` takes no file, --sign, --code and --by; `plan policy set FILE` does")
@@ -64,7 +64,7 @@ async def _show(store: "PlanStore", *, with_all: bool, as_json: bool) -> int:
         else:
             _tell(version)
     if problem is not None:
-        output.note(f"altered: {problem}; nothing is approved or run with this store until its owner restores the rows")
+        output.note(f"altered: {problem}; this store approves and runs nothing until its owner restores the rows")
         return ExitCode.FAILED
     if not versions and as_json:
         output.json_line({"number": None, "policy": None, "problem": None})
@@ -93,14 +93,14 @@ async def _set(file: str, store: "PlanStore", settings: Settings, *, sign: bool,
     if as_json:
         output.json_line(_told(kept))
         return ExitCode.DONE
-    output.line(f"version {kept.number} of the store's policy holds from now on, set by {one_line(kept.by)} ({kept.known_by})")
+    output.line(f"version {kept.number} of the store's policy applies from now on, set by {one_line(kept.by)} ({kept.known_by})")
     if not new.operators:
         output.note("it names no operators: anybody who can write to this store can set the next one")
     return ExitCode.DONE
 
 
 async def _signature(new: "Policy", number: int, by: str, store: "PlanStore", settings: Settings) -> str:
-    """Return the signature of a new policy, verified by the signers that hold until then."""
+    """Return the signature of a new policy, verified against the current allowed signers."""
     from plan_adapter.cli.aside import aside
     from plan_adapter.identity.signatures import allowed_signers, default_key, sign, signer
     from plan_adapter.store.policies import signed_policy

@@ -1,6 +1,7 @@
 """`plan preview`."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -10,12 +11,13 @@ from cyclopts import Parameter
 
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
-from plan_adapter.cli.going_on import asked_for, preview_resume
 from plan_adapter.cli.secrets import seen, sight_line
-from plan_adapter.cli.sources import input_texts, plan_of, policy_of_store, tools_of
+from plan_adapter.cli.sources import input_texts, open_store, plan_of, policy_of_store, redrive_of, tools_of
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
+    from plan_adapter.execution.carry import Unit
+    from plan_adapter.execution.redrive import Redrive
     from plan_adapter.preview import Preview
     from plan_adapter.validation import ValidatedPlan
 
@@ -34,29 +36,28 @@ def preview(
     because: str = "",
     json: bool = False,
 ) -> int:
-    """Show what a run would do, without doing it: order, waves, resolved parameters, retries, effects, the longest it may take.
+    """Show what a run would do, without running anything: order, parallel waves, parameters, retries, effects, longest duration.
 
-    Of each secret it says where it would come from, or that it is missing.
-
-    Expressions that depend on results are shown as they are written, and so are those that use inputs that are still missing.
+    For each secret it shows where the value would come from, or that it is missing. Expressions that need a result or a missing input are
+    shown as written.
 
     Args:
         plan: A plan document, `-` for stdin, or a stored plan: its digest or `store:name@version`.
         input: `name=value`, an input of the run; may be repeated.
-        inputs: A JSON or YAML file of inputs; `--input` goes before it.
+        inputs: A JSON or YAML file of inputs; `--input` overrides it.
         tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
-        resume: The id of a run, in place of a plan: what `plan resume` would do with each of its steps.
-        from_: With `--resume`: only this step and what depends on it.
-        only_failed: With `--resume`: only the steps that failed and what depends on them.
-        skip: With `--resume`: a step that is left out for good; may be repeated.
+        resume: The id of a run, instead of a plan: show what `plan resume` would do with each of its steps.
+        from_: With `--resume`: run only this step and the steps that depend on it.
+        only_failed: With `--resume`: run only the steps that failed and the steps that depend on them.
+        skip: With `--resume`: skip this step from now on; may be repeated.
         because: With `--skip`: why.
         json: Print one JSON object.
     """
-    asked = asked_for(from_, only_failed=only_failed, skip=skip or [], because=because)
+    asked = redrive_of(from_, only_failed=only_failed, skip=skip or [], because=because)
     if resume is not None:
         if plan is not None or input or inputs is not None:
             raise UsageError("give a plan with its inputs, or --resume with the id of a run")
-        return asyncio.run(preview_resume(resume, asked, tools=tools or [], as_json=json))
+        return asyncio.run(_preview_resume(resume, asked, tools=tools or [], as_json=json))
     if plan is None or asked is not None:
         raise UsageError("give a plan, or --resume with the id of a run")
     from plan_adapter.preview_text import preview_text
@@ -91,3 +92,69 @@ def _preview(validated: "ValidatedPlan", texts: dict[str, str]) -> "Preview":
         missing = tuple(name for name, spec in validated.plan.inputs.items() if spec.is_required and name not in texts)
         return show(inputs=None, approval_digest=None, missing=missing)
     return show(inputs=bound.inputs, approval_digest=bound.approval_digest)
+
+
+async def _preview_resume(run: str, asked: "Redrive | None", *, tools: list[str], as_json: bool) -> int:
+    """Print what `plan resume` would do with each step, without doing anything. Raises what `plan resume` would raise."""
+    from plan_adapter.execution.redrive import Redrive
+    from plan_adapter.execution.rollback import units_to_undo
+    from plan_adapter.runs.approving import end_overdue
+    from plan_adapter.runs.folders import refuse_elsewhere
+    from plan_adapter.runs.going_on import refuse_resume, work_left
+    from plan_adapter.runs.redrive import fates_of
+    from plan_adapter.runs.retooling import as_recorded, changes_of_tools, code_notices
+    from plan_adapter.runs.rollback import roll_back, with_approved_rollbacks
+
+    asked = asked or Redrive()
+    async with open_store(Settings()) as store:
+        found = await end_overdue(await store.run(run), store)
+        recorded = await store.recorded(found.id)
+        plan, past = recorded.plan, recorded.past
+        await refuse_resume(found, store)
+        work = work_left(found, plan, past, recorded.kept, asked=asked)
+        if work is not roll_back:
+            refuse_elsewhere(found, Settings())
+        bound = as_recorded(found, plan, tools_of(tools))
+        if work is roll_back:
+            await with_approved_rollbacks(bound, found, past, store)
+            return _tell_rollback(found.id, units_to_undo(plan, past), past.labels, as_json=as_json)
+        validated = bound.validated
+        changes, notices = await changes_of_tools(validated, found, store), await code_notices(validated, found, store)
+        unknown = {attempt.step_id for attempt in await store.unknown(found.id)}
+    fates = fates_of(found, validated, past, asked)
+    shown = {step_id: ("unknown" if step_id in unknown and fate.kind == "run" else fate.kind) for step_id, fate in fates.items()}
+    if as_json:
+        steps = [{"id": step_id, "fate": kind, "reason": fates[step_id].reason or None} for step_id, kind in shown.items()]
+        output.json_line({"run_id": found.id, "steps": steps, "tools": [asdict(change) for change in changes], "code": notices})
+        return ExitCode.DONE
+    rows = [(step_id, _WORDS[kind] + _because(fates[step_id].reason)) for step_id, kind in shown.items()]
+    output.table(("STEP", "ON RESUME"), rows)
+    for change in changes:
+        output.line(f"the gate opens again first: tool `{change.name}` has changed since it was approved ({change.summary})")
+    for notice in notices:
+        output.line(notice)
+    return ExitCode.DONE
+
+
+def _tell_rollback(run_id: str, left: "list[Unit]", labels: "Mapping[Unit, str]", *, as_json: bool) -> int:
+    from plan_adapter.execution.standing import unit_names
+
+    if as_json:
+        output.json_line({"run_id": run_id, "steps": [], "rollback": [{"id": step_id, "item": item} for step_id, item in left]})
+    else:
+        undone = ", ".join(unit_names(left, labels)) or "nothing: all of it is undone"
+        output.line(f"the run is being rolled back: no step runs, and the rollback continues with {undone}")
+    return ExitCode.DONE
+
+
+_WORDS = {
+    "carried": "kept: it has succeeded",
+    "run": "run, if its condition and its dependencies allow it",
+    "skipped": "skipped; the steps that depend on it still run",
+    "left": "left for a later resume, with the steps that depend on it",
+    "unknown": "outcome unknown: first settled by its tool's probe, the form, the terminal or `plan resolve`",
+}
+
+
+def _because(reason: str) -> str:
+    return f": {reason}" if reason else ""

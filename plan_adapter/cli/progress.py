@@ -12,44 +12,44 @@ from plan_adapter.hooks import Event
 from plan_adapter.readable import counted, duration, moment, one_line
 
 Links = Callable[[str], list[str]]
-"""Returns the lines that lead from a flow run's id to its page in the UI; none where there is no UI."""
+"""Returns lines with the UI page of a flow run, by its id; none without a UI."""
 
 Above = Callable[[Callable[[], object]], None]
-"""Calls what writes whole lines, above a question that is open on the same terminal."""
+"""Calls a function that writes whole lines, above a question that is open on the same terminal."""
 
 KEPT_LOG_LINES = 8
 """How many of a failed step's last log lines a live display shows."""
 
 CARRIED_LINES = 20
-"""How many carried steps are told of in a line each; more are told of in one line for all."""
+"""Up to this many carried steps get a line each; more get one line together."""
 
 
 class Display(Protocol):
-    """Takes the events of a run; `close` gives the terminal back."""
+    """Shows the events of a run; `close` releases the terminal."""
 
     def __call__(self, event: Event) -> None:
-        """Show `event`; never blocks for long, never raises because nobody reads."""
+        """Show `event`. Does not block for long, nor raise if nobody reads."""
         ...
 
     def close(self) -> None:
-        """End the display; may be called again."""
+        """End the display; can be called again."""
         ...
 
 
 def above_nothing(write: Callable[[], object]) -> None:
-    """Write where no question is ever open."""
+    """Write directly: no question is ever open."""
     write()
 
 
 class LinkOnce:
-    """Names the run's page once, at its first event that knows the flow run."""
+    """Shows the link to the run once, at the first event with a flow run."""
 
     def __init__(self) -> None:
-        """Nothing is named yet."""
+        """No link was shown yet."""
         self._named: str | None = None
 
     def lines(self, event: Event, links: Links) -> list[str]:
-        """Return the lines that lead to the run in the UI, none where they were told or the flow run is not known."""
+        """Return the lines with the link; empty if they were shown before or the flow run is not known yet."""
         flow_run_id = event.run.flow_run_id
         if flow_run_id is None or flow_run_id == self._named:
             return []
@@ -61,13 +61,13 @@ class JsonDisplay:
     """One JSON object per event on stdout; the link to the UI on stderr."""
 
     def __init__(self, links: Links) -> None:
-        """`links` names the run's page."""
+        """`links` returns the link to the run."""
         self._links = links
         self._once = LinkOnce()
         self._gone = False
 
     def __call__(self, event: Event) -> None:
-        """Print the event; a reader that is gone does not stop the run."""
+        """Print the event; a closed pipe does not stop the run."""
         if event.kind in ("run_started", "gate_opened"):
             for link in self._once.lines(event, self._links):
                 output.note(link)
@@ -90,14 +90,14 @@ class JsonDisplay:
         """Nothing is open."""
 
 
-class CarriedInShort:
-    """Tells people of the steps that one start of a run carries in one line, where they are many."""
+class CarriedSummary:
+    """Replaces the lines of many carried steps with a single one."""
 
     def __init__(self) -> None:
         self._count: int | None = None
 
     def lines(self, event: Event) -> list[str] | None:
-        """Return what is told in place of `event`; None where it is told as it is."""
+        """Return the lines to print instead of `event`; None to print it as it is."""
         if event.kind != "step_completed" or event.step is None or not event.step.carried:
             return None
         is_first = self._count is None
@@ -105,23 +105,23 @@ class CarriedInShort:
             self._count = sum(step.carried for step in event.run.steps)
         if self._count <= CARRIED_LINES:
             return None
-        return [f"{counted(self._count, 'step')} carried from the earlier start of this run"] if is_first else []
+        return [f"{counted(self._count, 'step')} carried from an earlier start of this run"] if is_first else []
 
 
 class PlainDisplay:
     """One line per event on stderr, without escapes: for logs and pipes."""
 
     def __init__(self, links: Links, above: Above = above_nothing) -> None:
-        """`links` names the run's page; `above` writes above a question that is open on the same terminal."""
+        """`links` returns the link to the run; `above` writes above a question that is open on the same terminal."""
         self._links = links
         self._once = LinkOnce()
-        self._carried = CarriedInShort()
+        self._carried = CarriedSummary()
         self._above = above
 
     def __call__(self, event: Event) -> None:
         """Print the event."""
         if event.kind == "run_started":
-            self._carried = CarriedInShort()
+            self._carried = CarriedSummary()
         links = self._once.lines(event, self._links) if event.kind in ("run_started", "gate_opened") else []
         links += form_lines(event, self._links) if event.kind == "gate_shown" else []
         short = self._carried.lines(event)
@@ -138,37 +138,37 @@ class PlainDisplay:
 
 
 def gate_line(event: Event) -> str:
-    """Return one line about a gate that is open, or how it was closed."""
+    """Return a line about an open gate, or how it was closed."""
     assert event.gate is not None
     place = gate_place(event.gate) if event.gate.step_id is not None else "the plan"
     if event.kind == "gate_refused":
-        return f"{place}: {one_line(event.message or 'an answer is not taken')}"
+        return f"{place}: {one_line(event.message or 'an answer was refused')}"
     if event.kind == "gate_answered":
-        closed = "a new version takes the place of what was asked about" if event.gate.end == "superseded" else event.message
+        closed = "replaced by a new version of the plan" if event.gate.end == "superseded" else event.message
         return f"{place}: {one_line(closed or 'its gate was closed')}"
     until = f" until {moment(event.gate.expires_at)}" if event.gate.expires_at is not None else ""
-    waits = "nobody knows how it ended, and a person is asked" if event.gate.kind == "outcome" else f"waits for an approval{until}"
+    waits = "its outcome is unknown; a person must record it" if event.gate.kind == "outcome" else f"waits for an approval{until}"
     why = f"; {one_line(event.run.message)}" if event.run.message and event.gate.step_id is None else ""
     return f"{place}: {waits}{why}"
 
 
 def how_to_answer(event: Event) -> str:
-    """Return the line that says how an open gate is answered."""
+    """Return the line that says how to answer an open gate."""
     assert event.gate is not None
-    where = "in the form on that page" if event.gate.step_id is None else "in its form, whose page follows"
+    where = "in the form on that page" if event.gate.step_id is None else "in its form (link below)"
     form = f"{where}, or " if event.in_form else ""
     return f"answer {form}with `{answer_command(event.gate)}`"
 
 
 def form_lines(event: Event, links: Links) -> list[str]:
-    """Return the lines that lead to the form of a step's gate."""
+    """Return the lines with the link to the form of a step's gate."""
     assert event.gate is not None
     found = links(event.gate.flow_run_id) if event.gate.flow_run_id is not None else []
     return [f"{gate_place(event.gate)}: its form is on {found[0]}", *found[1:]] if found else []
 
 
 def plain_lines(event: Event) -> list[str]:
-    """Return `event` as lines that stand alone in a log."""
+    """Return `event` as lines for a log."""
     step = event.name or (event.step.id if event.step is not None else "")
     match event.kind:
         case "run_started":
@@ -184,7 +184,7 @@ def plain_lines(event: Event) -> list[str]:
         case "replanning":
             return [replanning_line(event)]
         case "run_ended" | "gate_shown":
-            return []  # the result tells it; the lines that lead to the form do
+            return []  # the result, or the link to the form, says it
         case _:
             assert event.step is not None
             done = "completed in " if event.kind == "step_completed" and not event.step.carried else ""
@@ -192,14 +192,14 @@ def plain_lines(event: Event) -> list[str]:
 
 
 def replanning_line(event: Event) -> str:
-    """Return why a model is asked for a new version of the rest of the plan."""
-    return f"{one_line(event.message or 'a step failed')}: a model drafts what is left anew"
+    """Return the line about a step whose failure makes a model redraft the remaining steps."""
+    return f"{one_line(event.message or 'a step failed')}: a model redrafts the remaining steps"
 
 
 def failed_attempt(event: Event) -> str:
-    """Return why an attempt failed and when the next one follows."""
-    wait = f" in {duration(event.delay_ms)}" if event.delay_ms else " at once"
-    return f"{one_line(event.message or 'failed')}; tries again{wait}"
+    """Return why an attempt failed, and when the next one starts."""
+    wait = f"in {duration(event.delay_ms)}" if event.delay_ms else "now"
+    return f"{one_line(event.message or 'failed')}; retrying {wait}"
 
 
 def recent_lines() -> deque[str]:

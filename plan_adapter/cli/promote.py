@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from plan_adapter.cli import output
-from plan_adapter.cli.answering import find_run
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.drafting import Destination
-from plan_adapter.cli.saving import save_plan, saved_json
-from plan_adapter.cli.sources import open_store, tools_of
+from plan_adapter.cli.records import saved_json
+from plan_adapter.cli.sources import find_run, open_store, tools_of
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.readable import moment
 from plan_adapter.settings import Settings
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from plan_adapter.store.store import PlanStore
 
 COMPARED = 20
-"""How many other versions of the plan, the newest, are looked at for what varies."""
+"""How many of the newest other versions of the plan are compared."""
 
 
 async def promote(
@@ -39,23 +38,24 @@ async def promote(
     tools: list[str] | None = None,
     json: bool = False,
 ) -> int:
-    """Make a runbook of a run that went well: the plan that it ran, with inputs in the place of what varies, for you to edit.
+    """Turn a good run into a runbook: its plan, with inputs in place of what varies, for you to edit.
 
-    Proposed are literals of the steps' parameters that other versions and runs of the plan have otherwise, that look like a host, a path, a
-    version, a date, an image tag or an address, or that stand in several places; each is its input's default, so that the runbook does what
-    the run did until somebody gives another value. The plan's own inputs stay as they are. Secrets, code and programs' names are never
-    proposed. A comment beside each input says why it is there, and where its value is still written out.
+    It proposes an input for each literal that differs between versions or runs of the plan, that looks like a host, path, version, date,
+    image tag or address, or that occurs in several places. The literal becomes the input's default, so the runbook does what the run did
+    until you give another value. The plan's own inputs stay. Secrets, code and program names are never proposed. A comment beside each
+    input says why it is there, and where its value is still written out.
 
     Args:
-        run: The id of a run that completed, or its beginning, or of a flow run; of a partial one with a warning.
-        name: What the runbook is called; the name of the run's plan if it is not given.
-        without: The name of an input that is not to be proposed; its literal stays. May be repeated.
+        run: The id of a completed run, its beginning, or the id of a flow run. A partial run gives a warning.
+        name: The name of the runbook; default: the name of the run's plan.
+        without: An input that is not wanted; its literal stays. May be repeated.
         save: Store it as the next version of its name, with you as its author.
-        out: The file to write: YAML, or JSON, which has no comments, where its name ends in .json; stdout if it is not given.
+        out: The file to write: YAML, or JSON, which has no comments, if its name ends in .json; default: stdout.
         force: Overwrite that file.
         tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
-        json: Print one JSON object: plan, inputs with their reasons and places, notes, and the version that was saved.
+        json: Print one JSON object: plan, inputs with their reasons and places, notes, and the stored version.
     """
+    from plan_adapter.approval import os_user
     from plan_adapter.promotion import promote as promoted
 
     registry = tools_of(tools or [])
@@ -68,11 +68,11 @@ async def promote(
         plan = await store.get(found.digest)
         others = await _others(found, store)
         promotion = promoted(plan, registry, others=others, name=name, without=without or ())
-        saved = await save_plan(promotion.plan, store) if save else None
+        saved = await store.save(promotion.plan, author=os_user()) if save else None
     if json:
         output.json_line({**_json(found, promotion, warnings), "saved": saved_json(saved)})
     if not json or out is not None:
-        top = f"made of run {found.id}, {found.status}, {moment(found.completed_at)}; look at each input: rename it, or remove it"
+        top = f"promoted from run {found.id}, {found.status}, {moment(found.completed_at)}; check each input: rename it, or remove it"
         destination.write_plan(promotion.plan, comments={"": top, **promotion.comments})
     for text in (*warnings, *promotion.notes):
         output.note(f"note: {text}")
@@ -84,19 +84,17 @@ async def promote(
 
 
 def _warnings(run: "PlanRun") -> list[str]:
-    """Return what is to be known of the run; raises UsageError for one that did not go well."""
+    """Return warnings about the run. Raises UsageError if it did not complete."""
     if run.status is PlanStatus.COMPLETED:
         return []
     if run.status is not PlanStatus.PARTIAL:
-        raise UsageError(
-            f"run {run.id} is {run.status}: a runbook is made of a run that completed; `plan show {run.id}` tells how it stands"
-        )
+        raise UsageError(f"run {run.id} is {run.status}: only a completed run becomes a runbook; `plan show {run.id}` shows why it is not")
     steps = ", ".join(step.id for step in run.steps if step.status is not StepStatus.COMPLETED)
-    return [f"run {run.id} is only partial: nothing proves that these steps work: {steps}"]
+    return [f"run {run.id} is only partial; nothing proves that these steps work: {steps}"]
 
 
 async def _others(run: "PlanRun", store: "PlanStore") -> "list[tuple[str, ExecutionPlan]]":
-    """Return the newest other plans of the run's name, each with the version or run that it is of."""
+    """Return the newest other plans with the run's name, each with its version or run."""
     from plan_adapter.errors import StoreError
 
     known = {run.digest}
@@ -109,7 +107,7 @@ async def _others(run: "PlanRun", store: "PlanStore") -> "list[tuple[str, Execut
         known.add(digest)
         try:
             found.append((label, await store.get(digest)))
-        except StoreError as error:  # one that cannot be read proves nothing, and is no reason to end
+        except StoreError as error:  # an unreadable version proves nothing, but stops nothing either
             output.note(f"note: {label} is not compared: {error}")
     return found
 
@@ -127,7 +125,7 @@ def _story(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _tell(promotion: "Promotion", without: list[str], *, is_saved: bool, is_file: bool) -> None:
     names = ", ".join(one.name for one in promotion.inputs)
-    output.note(f"proposed inputs: {names}" if names else "nothing in it looks as if it varied: it is as the run had it")
+    output.note(f"proposed inputs: {names}" if names else "nothing in it seems to vary: the plan is unchanged")
     if names:
         output.note("`--without NAME` leaves one out")
     if not (is_saved or is_file):

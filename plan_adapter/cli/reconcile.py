@@ -11,14 +11,13 @@ from plan_adapter.settings import Settings
 
 
 async def reconcile(*, offline: bool = False, json: bool = False) -> int:
-    """Find what processes that ended have left behind; mend what needs nobody's word, and say what a person may do about the rest.
+    """Find runs whose process died and correct their state in Prefect; say what to type about the rest.
 
-    Gates whose time is over are ended, and runs that somebody cancelled in Prefect where no process saw it; Prefect is told
-    how runs really stand, and runs whose process is gone are named. Nothing is executed and nothing is approved by it. The deployment
-    `reconcile` does it every minute.
+    It closes gates that have expired, ends runs that were cancelled in Prefect while no process was running them, corrects the state that
+    Prefect shows, and lists runs whose process is gone. It runs and approves nothing. The deployment `reconcile` does this every minute.
 
     Args:
-        offline: Do not tell Prefect anything.
+        offline: Do not contact Prefect.
         json: Print one JSON object per finding.
     """
     from plan_adapter.runs.reconciling import reconcile as reconcile_runs
@@ -39,8 +38,10 @@ async def reconcile(*, offline: bool = False, json: bool = False) -> int:
             output.json_line(asdict(finding))
         return ExitCode.DONE
     if not found:
-        output.note("everything is as it should be")
+        output.note("nothing to correct")
         return ExitCode.DONE
-    rows = [(finding.run_id, finding.name, finding.message, "mended" if finding.is_mended else finding.command or "-") for finding in found]
-    output.table(("RUN", "PLAN", "WHAT", "NOW"), rows)
+    rows = [
+        (finding.run_id, finding.name, finding.message, "corrected" if finding.is_mended else finding.command or "-") for finding in found
+    ]
+    output.table(("RUN", "PLAN", "FINDING", "NEXT"), rows)
     return ExitCode.DONE

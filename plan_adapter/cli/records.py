@@ -1,7 +1,7 @@
-"""Runs and events as the objects of `--json` and as the lines of a terminal."""
+"""Runs and events as JSON objects and as lines of text."""
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plan_adapter.execution.standing import answer_command
 from plan_adapter.hooks import Event
@@ -9,14 +9,17 @@ from plan_adapter.plan import StepStatus
 from plan_adapter.readable import call_name, counted, duration, one_line
 from plan_adapter.record import Gate, Outcome, PlanRun, StepRun
 
+if TYPE_CHECKING:
+    from plan_adapter.store.plans import PlanVersion
+
 MARKS = {StepStatus.COMPLETED: "✓", StepStatus.FAILED: "✗", StepStatus.SKIPPED: "-"}
 ASCII_MARKS = {StepStatus.COMPLETED: "+", StepStatus.FAILED: "x", StepStatus.SKIPPED: "-"}
 
 SHOWN_CHARACTERS = 400
-"""How much of the reason of a run its one line shows; the steps' own lines tell all of it."""
+"""How much of a run's message its one line shows; the lines of its steps show all of it."""
 
 _ENDS = {"cancelled": "cancelled", "timed_out": "timed out"}
-"""What else than failing may have ended a step that did not complete."""
+"""How a step ended that neither completed nor failed by itself."""
 
 
 def run_json(run: PlanRun, *, steps: bool) -> dict[str, Any]:
@@ -28,7 +31,7 @@ def run_json(run: PlanRun, *, steps: bool) -> dict[str, Any]:
 
 
 def event_json(event: Event) -> dict[str, Any]:
-    """Return `event` as one object; `step` is the step run as it is then."""
+    """Return `event` as one object; `step` is the step run at that time."""
     fields: dict[str, Any] = {"event": event.kind, "run_id": event.run.id}
     if event.kind == "run_started":
         fields |= {"name": event.run.name, "digest": event.run.digest, "flow_run_id": event.run.flow_run_id}
@@ -46,7 +49,7 @@ def event_json(event: Event) -> dict[str, Any]:
 
 
 def gate_json(gate: Gate) -> dict[str, Any]:
-    """Return what `--json` tells of a gate; its text is what `plan approve RUN --show` prints."""
+    """Return a gate as `--json` prints it, without its text, which `plan approve RUN --show` prints."""
     rules = gate.rules
     return {
         "id": gate.id,
@@ -73,23 +76,23 @@ def gate_json(gate: Gate) -> dict[str, Any]:
 
 
 def gate_place(gate: Gate) -> str:
-    """Return what `gate` is the gate of: the plan, or a step and its item."""
+    """Return where `gate` is: the plan, or a step and its item."""
     return "plan" if gate.step_id is None else call_name(gate.step_id, gate.item, gate.label)
 
 
 def step_end(step: StepRun) -> str:
-    """Return how `step` ended, in words: its time, its retries, why it failed or was skipped."""
+    """Return how `step` ended, in words: its duration and retries, or why it failed or was skipped."""
     if step.status is StepStatus.SKIPPED:
         return f"skipped: {one_line(step.reason or 'not reached')}"
     tries = f" after {counted(step.retry_count, 'retry', 'retries')}" if step.retry_count else ""
     if step.status is StepStatus.COMPLETED:
-        return ("carried from the earlier start of this run" if step.carried else duration(step.duration_ms)) + tries
+        return ("carried from an earlier start of this run" if step.carried else duration(step.duration_ms)) + tries
     how = "its outcome is unknown" if step.outcome is Outcome.UNKNOWN else _ENDS.get(step.reason or "", "failed")
     return f"{how}{tries}: {one_line(step.error or 'no reason was given')}"
 
 
 def run_end(run: PlanRun) -> str:
-    """Return how `run` stands, in one line."""
+    """Return the status of `run` in one line."""
     summary = run.summary()
     ends = ("completed", "failed", "skipped", "running", "pending")
     counts = {name: getattr(summary, name) for name in ends}
@@ -97,4 +100,9 @@ def run_end(run: PlanRun) -> str:
     reason = f" ({run.reason})" if run.reason and run.reason.value != run.status.value else ""
     took = f" in {duration(run.total_duration_ms)}" if run.completed_at is not None and run.started_at is not None else ""
     message = f"; {one_line(run.message[:SHOWN_CHARACTERS])}{'…' if len(run.message) > SHOWN_CHARACTERS else ''}" if run.message else ""
-    return f"{run.name}: {run.status}{reason}{took}: {shown or 'no step was run'}{message}"
+    return f"{run.name}: {run.status}{reason}{took}: {shown or 'no step has run'}{message}"
+
+
+def saved_json(version: "PlanVersion | None") -> dict[str, Any] | None:
+    """Return a stored version as `--json` prints it; None if nothing was stored."""
+    return None if version is None else {name: getattr(version, name) for name in ("name", "version", "digest", "author")}

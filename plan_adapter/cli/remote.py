@@ -1,4 +1,4 @@
-"""`plan gates`, `approve` and `reject` with nothing but Prefect's API: the run verifies the answer, where the store is."""
+"""`plan gates`, `approve`, `reject` and `resolve` with `--api`: the run verifies the answer on a machine that reaches the store."""
 
 import asyncio
 import time
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from plan_adapter.approvers.summary import gate_summary
 from plan_adapter.cli import output
-from plan_adapter.cli.answering import DONE_WORDS, Place, Words, confirm, content_changed, must_be_bound, proofs, refuse_unnamed
+from plan_adapter.cli.answers import DECISION_WORDS, AnswerOptions, Place, confirm, content_changed, must_be_bound, proofs, refuse_unnamed
+from plan_adapter.cli.approval_state import age, time_left
 from plan_adapter.cli.aside import aside
 from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.servers import answering_server
-from plan_adapter.cli.waiting import age, time_left
 from plan_adapter.execution.standing import SHOWN_DIGITS, answer_command
 from plan_adapter.readable import call_name, means_item
 from plan_adapter.record import LEAST_ID_CHARACTERS, ApprovalRequest, Decision, GateRules, Resolution
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from plan_adapter.settings import Settings
 
 REFUSAL_SECONDS = 3.0
-"""How long a refusal by the run is waited for; later ones are on its page."""
+"""How long to wait for the run to refuse an answer; later refusals show on its page."""
 POLL_SECONDS = 0.25
 
 
 async def list_remotely(settings: "Settings", *, limit: int, as_json: bool) -> int:
-    """Print the forms that wait for an answer, the newest first."""
+    """Print the forms that wait for an answer, newest first."""
     async with _server(settings) as server:
         from plan_adapter.engine.gate_forms import open_forms
 
@@ -42,14 +42,14 @@ async def list_remotely(settings: "Settings", *, limit: int, as_json: bool) -> i
     elif found:
         columns = ("RUN", "PLAN", "STEP", "DIGEST", "SINCE", "UNTIL", "KNOWN BY")
         output.table(columns, [_row(form, now) for form in found])
-        output.note(f"these are the forms that {server.api_url} shows; `{_command(found[0])}` answers the first one")
+        output.note(f"forms of the server {server.api_url}; `{_command(found[0])}` answers the first one")
     else:
-        output.note(f"no form of {server.api_url} waits for an answer")
+        output.note(f"nothing waits for an answer on {server.api_url}")
     return ExitCode.DONE
 
 
-async def answer_remotely(place: Place, words: Words, settings: "Settings", *, show: bool, as_json: bool) -> int:
-    """Give an answer in the form of a gate; raises UsageError where none is meant, NotApprovedError if the run refuses it at once."""
+async def answer_remotely(place: Place, words: AnswerOptions, settings: "Settings", *, show: bool, as_json: bool) -> int:
+    """Answer in the form of a gate. Raises UsageError if no form matches, NotApprovedError if the run refuses the answer at once."""
     from plan_adapter.errors import NotApprovedError, RunConflictError
 
     async with _server(settings) as server:
@@ -80,14 +80,14 @@ async def answer_remotely(place: Place, words: Words, settings: "Settings", *, s
             raise UsageError(str(error)) from error
         refused = None if form.is_left else await _refusal(form)
     if refused is not None:
-        raise NotApprovedError(f"the run does not take this answer: {refused}")
+        raise NotApprovedError(f"the run refused this answer: {refused}")
     if as_json:
         output.json_line({**_form_json(form, server), "decision": words.decision})
     else:
         what = form.name if form.step_id is None else f"step {_step(form)} of {form.name}"
-        output.line(f"{DONE_WORDS[words.decision]} {what}: run {form.run_id}")
-        left = f"nobody waits for it now: `plan resume {form.run_id}`, where the store is, verifies the answer and goes on with it"
-        output.note(left if form.is_left else "the run has the answer, and verifies it")
+        output.line(f"{DECISION_WORDS[words.decision]} {what}: run {form.run_id}")
+        left = f"no process is waiting: `plan resume {form.run_id}`, on a machine with the store, verifies the answer and continues"
+        output.note(left if form.is_left else "the run has received the answer and is verifying it")
     return ExitCode.DONE
 
 
@@ -97,28 +97,28 @@ async def _server(settings: "Settings") -> "AsyncGenerator[Server]":
 
     server = await aside(lambda: answering_server(settings))
     if server is None:
-        raise UsageError("Prefect's settings name no API URL, and no local server runs")
+        raise UsageError("there is no Prefect server: Prefect's settings name no API URL, and no local server is running")
     with use_server(server):
         yield server
 
 
-def _the_one(forms: "list[OpenForm]", place: Place, words: Words | None) -> "OpenForm":
-    """Return the form that is meant, among those that `words` answer."""
-    says_how_it_ended = words is not None and words.decision in ("done", "again", "abort")
+def _the_one(forms: "list[OpenForm]", place: Place, words: AnswerOptions | None) -> "OpenForm":
+    """Return the form that `place` names, among those that `words` can answer."""
+    gives_outcome = words is not None and words.decision in ("done", "again", "abort")
     if len(place.run) < LEAST_ID_CHARACTERS:
         raise UsageError(f"`{place.run}` is too short for the id of a run: give at least {LEAST_ID_CHARACTERS} of its characters")
     of_run = [form for form in forms if form.run_id.startswith(place.run.lower()) or form.flow_run_id == place.run.lower()]
     of_step = [form for form in of_run if place.step is None or form.step_id == place.step]
     fitting = [form for form in of_step if place.item is None or means_item(place.item, form.item, form.label)]
     if words is not None:
-        asking, fitting = fitting, [form for form in fitting if (form.kind == "outcome") == says_how_it_ended]
+        asking, fitting = fitting, [form for form in fitting if (form.kind == "outcome") == gives_outcome]
         if asking and not fitting:
-            asks = "asks for an approval, which no word on how a call ended answers"
-            if not says_how_it_ended:
-                asks = f"asks how step {_step(asking[0])} ended, which no approval answers"
-            raise UsageError(f"this form {asks}: `{_command(asking[0])}` does")
+            asks = "asks for an approval, not for an outcome"
+            if not gives_outcome:
+                asks = f"asks for the outcome of step {_step(asking[0])}, not for an approval"
+            raise UsageError(f"this form {asks}: `{_command(asking[0])}`")
     if not fitting:
-        raise UsageError(f"no form waits for an answer of run `{place.run}`; `plan gates --api` lists those that do")
+        raise UsageError(f"run `{place.run}` has no form that waits for an answer; `plan gates --api` lists those that do")
     if of_plan := [form for form in fitting if form.step_id is None]:
         return of_plan[0]
     if len(fitting) > 1:
@@ -128,7 +128,7 @@ def _the_one(forms: "list[OpenForm]", place: Place, words: Words | None) -> "Ope
 
 
 async def _refusal(form: "OpenForm") -> str | None:
-    """Return why the run does not take the answer, None where it says nothing for a moment."""
+    """Return why the run refuses the answer; None if it does not within a few seconds."""
     from plan_adapter.engine.gate_forms import open_forms
 
     deadline = time.monotonic() + REFUSAL_SECONDS
@@ -187,7 +187,7 @@ def _form_json(form: "OpenForm", server: "Server") -> dict[str, Any]:
 def _row(form: "OpenForm", now: datetime) -> tuple[str, ...]:
     since = "-" if form.opened_at is None else age(now, form.opened_at)
     until = time_left(form.expires_at, now)
-    known = " or ".join(form.known_by) if form.known_by is not None else "anyhow"
+    known = " or ".join(form.known_by) if form.known_by is not None else "any way"
     step = (_step(form) + (": how did it end?" if form.kind == "outcome" else "")) if form.step_id is not None else "-"
     return (form.run_id, form.name, step, form.approval_digest[:SHOWN_DIGITS], since, until, known)
 

@@ -1,14 +1,13 @@
 """`plan resolve`."""
 
 import json as json_module
-from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from plan_adapter.cli import output
-from plan_adapter.cli.answering import Place, Words, find_run, item_of, proofs, refuse_item
+from plan_adapter.cli.answers import AnswerOptions, Place, item_of, proofs, refuse_item
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import run_end, run_json
-from plan_adapter.cli.sources import open_store
+from plan_adapter.cli.sources import find_run, open_store
 from plan_adapter.execution.standing import resolve_command, resume_command, rollback_command
 from plan_adapter.settings import Settings
 
@@ -35,39 +34,38 @@ async def resolve(
     api: bool = False,
     json: bool = False,
 ) -> int:
-    """Say how a write ended of which nobody knows it: it was `done`, do it `again`, or `abort` the run.
+    """Record the outcome of a write that was interrupted: it was `done`, run it `again`, or `abort` the run.
 
-    A process that waits for this word, in a form or at its terminal, goes on at once; where none does, `plan resume` goes on.
-    Of any other step that has not succeeded it can be said that it is `done`: somebody did it by hand.
+    A process that waits for the outcome continues now; otherwise type `plan resume`. `done` also works for a step that failed or has not
+    run: somebody did it by hand.
 
     Args:
         run: The id of a run or its beginning, or of a flow run.
         step: The step whose outcome is unknown.
         resolution: done, again or abort.
         item: The item of the step's `for_each`: its label (`web-2`) or its number from 1.
-        digest: The digest of what was asked, or its first characters, at least 8, as `plan gates` prints it: what you say
-            counts for that attempt only.
-        result: With `done`: the step's result as JSON, which later steps may refer to; null if it is not given.
+        digest: The digest that `plan gates` prints, or at least its first 8 characters: the answer counts for that attempt only.
+        result: With `done`: the step's result as JSON, which later steps can refer to; default: null.
         note: How you know; it is recorded with your name.
-        sign: Sign what you say, and the result, with your SSH key.
+        sign: Sign the answer, and the result, with your SSH key.
         code: Your one-time code.
-        by: Whose word it is, with `--sign` or `--code`; the operating system's user if it is not given.
-        api: Answer in the form, through Prefect's API alone: for a machine that does not reach the store.
-        json: Print the run as a JSON object; with `--api` the form that was answered.
+        by: Who is answering (with `--sign` or `--code`); default: your account.
+        api: Answer through Prefect's API: for a machine that cannot reach the store.
+        json: Print the run as a JSON object; with `--api` the form that you answered.
     """
     from plan_adapter.runs.doubt import hint_of
 
     if result is not None and resolution != "done":
-        raise UsageError("--result is what a step that was done gave back: it goes with `done` only")
+        raise UsageError("--result goes with `done` only")
     refuse_item(item)
     settings, place = Settings(), Place(run, step, item, digest)
-    words = Words(resolution, note=note, sign=sign, code=code, by=by, result=_value(result))
+    words = AnswerOptions(resolution, note=note, sign=sign, code=code, by=by, result=_value(result))
     if api:
         from plan_adapter.cli.remote import answer_remotely
 
         return await answer_remotely(place, words, settings, show=False, as_json=json)
     async with open_store(settings) as store:
-        found = await _say(place, words, store, settings)
+        found = await _record(place, words, store, settings)
         is_executed = await store.holder(found.id) is not None
         unknown = [] if is_executed else await store.unknown(found.id)
         hint = await hint_of(found, store) if resolution == "abort" and not is_executed else None
@@ -76,25 +74,20 @@ async def resolve(
         return ExitCode.DONE
     output.line(run_end(found))
     if is_executed:
-        output.note("the process that waits for it " + ("ends the run" if resolution == "abort" else "goes on at once"))
+        output.note("the waiting process " + ("ends the run" if resolution == "abort" else "continues now"))
     elif unknown:
         command = resolve_command(found.id, (unknown[0].step_id, unknown[0].item), label=unknown[0].label)
-        output.note(f"`{command}` says the next one")
+        output.note(f"another outcome is unknown: `{command}`")
     elif hint is not None:
         output.note(hint)
     elif resolution != "abort":
-        goes_on = rollback_command(found) if step.startswith("rollback ") else resume_command(found)
-        output.note(f"`{goes_on}` goes on")
+        is_undo = step.startswith("rollback ")
+        output.note(f"`{rollback_command(found)}` continues the rollback" if is_undo else f"`{resume_command(found)}` resumes the run")
     return ExitCode.DONE
 
 
-async def mark_step_done(run: str, step: str, result: str | None, words: Words, store: "PlanStore", settings: Settings) -> None:
-    """Keep that somebody did a step by hand, proved as `words` are: `plan resolve RUN STEP done` in one go with what follows."""
-    await _say(Place(run, step), replace(words, decision="done", result=_value(result)), store, settings)
-
-
-async def _say(place: Place, words: Words, store: "PlanStore", settings: Settings) -> "PlanRun":
-    """Keep what is said of a step, by whom it is proved to be, and return the run as it is then."""
+async def _record(place: Place, words: AnswerOptions, store: "PlanStore", settings: Settings) -> "PlanRun":
+    """Record the outcome of a step, and return the run as it is then. Raises NotApprovedError if the answer is refused."""
     from plan_adapter.approval import os_user
     from plan_adapter.errors import NotApprovedError
     from plan_adapter.runs.resolving import word_of, word_request
@@ -105,12 +98,12 @@ async def _say(place: Place, words: Words, store: "PlanStore", settings: Setting
     item, label = await item_of(place, run.id, store)
     request = await word_request(run, place.step, words.decision, store, settings, item=item, label=label)
     if not place.is_of(request.approval_digest):
-        reason = f"another attempt of `{place.step}` is in doubt now: your answer is to {place.digest}; `plan gates` lists what is asked"
+        reason = f"you answered about {place.digest}, and another attempt of `{place.step}` waits now; `plan gates` lists what waits"
         await store.note_refusal(run.id, f"{words.decision} is not taken: {reason}", by=words.by or os_user(), step_id=place.step)
         raise NotApprovedError(reason)
     answer = proofs(words, request, settings)
-    word = await word_of(answer, request, store, settings)
-    await store.resolve(run.id, place.step, word, item=item)
+    resolution = await word_of(answer, request, store, settings)
+    await store.resolve(run.id, place.step, resolution, item=item)
     return await store.run(run.id)
 
 
@@ -120,4 +113,4 @@ def _value(text: str | None) -> "JsonValue":
     try:
         return json_module.loads(text)
     except ValueError as error:
-        raise UsageError(f"--result is no JSON ({error}); a text is written with quotes, as in '\"v3\"'") from None
+        raise UsageError(f"--result is not JSON ({error}); quote a string, as in '\"v3\"'") from None

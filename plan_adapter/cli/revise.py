@@ -3,13 +3,12 @@
 from typing import TYPE_CHECKING
 
 from plan_adapter.cli import output
-from plan_adapter.cli.answering import find_run
 from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.differences import difference_lines, difference_title
-from plan_adapter.cli.drafting import Person, call_line, draft_json, tell
+from plan_adapter.cli.drafting import TerminalAsker, call_line, draft_json, tell
 from plan_adapter.cli.records import run_json
-from plan_adapter.cli.sources import drafting_tools_of, is_plan, is_words, model_of, open_store, plan_of, tools_of
+from plan_adapter.cli.sources import drafting_tools_of, find_run, is_plan, is_words, model_of, open_store, plan_of, tools_of
 from plan_adapter.execution.standing import SHOWN_DIGITS, resume_asked
 from plan_adapter.settings import Settings
 
@@ -33,19 +32,19 @@ async def revise(
     tools: list[str] | None = None,
     json: bool = False,
 ) -> int:
-    """Put a new version of its plan into a run that has not completed, show what differs, and have it approved anew.
+    """Replace the plan of a run that has not completed with a new version: show what differs, and ask for approval again.
 
-    The run keeps its inputs, what its steps have done, and the approvals of single steps that the new version leaves as they are. A step
-    that has succeeded, or may have been done, stays as it is; one that has failed may be mended or left out.
+    The run keeps its inputs, its results, and the approvals of steps that did not change. A step that has succeeded, or may have been
+    done, must stay as it is; a failed step can be changed or removed.
 
-    Words in place of a plan have the model of the settings plan what is left: it sees the record, and the steps that are done stay.
+    Give words instead of a plan, and the configured model redrafts the remaining steps from the record of the run.
 
     Args:
         run: The id of a run or its beginning, or of a flow run.
-        plan: The new version: a plan document, `-` for stdin, a stored plan; or words that say what is to be otherwise.
+        plan: The new version: a plan document, `-` for stdin, or a stored plan; or words that say what to change.
         note: Why; it is recorded with the version.
-        edit: Open the recorded plan in your editor (VISUAL, EDITOR) instead.
-        tool: With words: the name of a built-in tool that the model may use beside those of the plan; may be repeated.
+        edit: Open the current plan in your editor (VISUAL, EDITOR) instead.
+        tool: With words: a built-in tool that the model may use beside those of the plan; may be repeated.
         secret: With words: a name that the model may use as `${{ secrets.NAME }}` beside those of the plan; may be repeated.
         tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
         json: Print the run as a JSON object, with `changes`.
@@ -56,10 +55,10 @@ async def revise(
     from plan_adapter.runs.replanning import note_of
 
     if edit == (plan is not None):
-        raise UsageError("give the new version as a file, or in words, or --edit")
+        raise UsageError("give the new version as a file or in words, or use --edit")
     words = plan if plan is not None and is_words(plan) else None
     if (tool or secret) and words is None:
-        raise UsageError("--tool and --secret are for a model: say in words what is to be otherwise")
+        raise UsageError("--tool and --secret are for a model: say in words what to change")
     registry = tools_of(tools or [])
     async with open_store(Settings()) as store:
         found = await find_run(run, store)
@@ -68,7 +67,7 @@ async def revise(
             draft = None if words is None else await _drafted(found, words, store, registry, *_named(tools, tool, secret), as_json=json)
             new = draft.plan if draft is not None else await _written(found, plan, store, registry)
             if new is None:
-                output.note(f"run {found.id} stays as it is")
+                output.note(f"run {found.id} is unchanged")
                 return ExitCode.DONE if draft is None else ExitCode.FAILED
             is_attended = any(gate.attended is not False for gate in await store.gates(run_id=found.id))
             why = note if draft is None else note_of(draft, note or words or "")
@@ -89,31 +88,31 @@ def _named(tools: list[str] | None, names: list[str] | None, secrets: list[str] 
 async def _drafted(
     run: "PlanRun", words: str, store: "PlanStore", tools: "ToolRegistry", names: list[str], secrets: tuple[str, ...], *, as_json: bool
 ) -> "Draft":
-    """Return what the model makes of the words, told to the person; as JSON printed where no plan came of it."""
+    """Return the model's draft, after printing the report; as JSON if it has no plan."""
     from plan_adapter.agent.planner import Budget
     from plan_adapter.approval import os_user
     from plan_adapter.runner import draft_revision
     from plan_adapter.runs.replanning import Replanner
 
     if not words.strip():
-        raise UsageError("the words are empty: say what is to be otherwise")
-    settings, person = Settings(), Person()
+        raise UsageError("the words are empty: say what to change")
+    settings, asker = Settings(), TerminalAsker()
     model = model_of(settings)
     budget = Budget.of(settings)
-    replanner = Replanner(model, names, secrets, person, budget, on_call=lambda call: output.note(call_line(call)))
-    output.note(f"asking {model.name}, which plans what is left of run {run.id}")
+    replanner = Replanner(model, names, secrets, asker, budget, on_call=lambda call: output.note(call_line(call)))
+    output.note(f"asking {model.name}, which redrafts the remaining steps of run {run.id}")
     try:
         draft = await draft_revision(run.id, words.strip(), replanner=replanner, tools=tools, by=os_user(), store=store)
     finally:
         await model.aclose()
     if as_json and draft.plan is None:
-        output.json_line(draft_json(draft, question=person.unanswered))
+        output.json_line(draft_json(draft, question=asker.unanswered))
     tell(draft)
     return draft
 
 
 async def _written(run: "PlanRun", source: str | None, store: "PlanStore", tools: "ToolRegistry") -> "ExecutionPlan | None":
-    """Return the new version that a person wrote, in a document or, where `source` is None, in the editor."""
+    """Return the new version from a document, or from the editor if `source` is None."""
     if source is None:
         return await _edited(run, store, tools)
     if not is_plan(source):
@@ -143,9 +142,9 @@ def _tell_changes(run: "PlanRun", changes: list[str], draft: "Draft | None", *, 
 
 def _tell_next(run: "PlanRun", *, is_attended: bool, is_asked: bool) -> None:
     if is_attended:
-        output.note("the process that waits for its approval asks about the new version")
+        output.note("the waiting process now asks about the new version")
     elif not is_asked:
-        output.note(f"it needs no approval: `{resume_asked(run)}` goes on")
+        output.note(f"it needs no approval: `{resume_asked(run)}` resumes the run")
     else:
         command = f"plan approve {run.id} --digest {run.approval_digest[:SHOWN_DIGITS]}"
-        output.note(f"`{command}` approves it, then `{resume_asked(run)}` goes on")
+        output.note(f"`{command}` approves it, then `{resume_asked(run)}` resumes the run")

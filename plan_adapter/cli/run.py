@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from plan_adapter.cli.aside import aside
-from plan_adapter.cli.performing import Performance, Wanted, begin_server
+from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server
 from plan_adapter.cli.sources import input_texts, open_store, plan_of, tools_of
 from plan_adapter.settings import Settings
 
@@ -23,26 +23,26 @@ def run(
 ) -> int:
     """Run a plan and show its progress: live on a terminal, as plain lines elsewhere.
 
-    Where an approval is needed it is asked for on the terminal, and in a form on the run's page; `plan approve` answers, too. Offline
-    and without a terminal the run is left waiting, and the command ends with 6; so does SIGTERM or a closed terminal at a gate.
+    At a gate you are asked on the terminal, and in a form on the run's page in Prefect; `plan approve` answers as well. The run stays
+    waiting, and the command exits with 6, where nobody can be asked: offline without a terminal, or after SIGTERM or a closed terminal.
 
-    The run is a flow run of the Prefect server that Prefect's settings name, else of a local one that is started once.
+    The run is a flow run on the Prefect server of Prefect's settings, or else on a local server that starts once.
 
     Args:
         plan: A plan document, `-` for stdin, or a stored plan: its digest or `store:name@version`.
         input: `name=value`, an input of the run; may be repeated.
-        inputs: A JSON or YAML file of inputs; `--input` goes before it.
+        inputs: A JSON or YAML file of inputs; `--input` overrides it.
         tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
         offline: Run without Prefect: same steps, same record, no UI.
-        yes: Approve what is asked, in the name of the operating system's user, where the policy allows that.
-        detach: Wait for nobody: once nothing but approvals is waited for, of the plan or of steps, leave the run and end with 6.
+        yes: Approve every gate as the account that runs this command, where the policy allows that.
+        detach: Do not wait for answers: once only gates are left to wait for, leave the run waiting and exit with 6.
         json: Print events as JSON Lines; the last line is the run.
     """
     given = input_texts(input or [], inputs)
-    return asyncio.run(_run(plan, given, tools or [], Wanted(yes=yes, detach=detach, json=json), offline=offline))
+    return asyncio.run(_run(plan, given, tools or [], RunOptions(yes=yes, detach=detach, json=json), offline=offline))
 
 
-async def _run(source: str, given: dict[str, str], tools: list[str], wanted: Wanted, *, offline: bool) -> int:
+async def _run(source: str, given: dict[str, str], tools: list[str], wanted: RunOptions, *, offline: bool) -> int:
     from plan_adapter.runner import execute_plan
     from plan_adapter.validation import bind_inputs, validate
 
@@ -52,6 +52,6 @@ async def _run(source: str, given: dict[str, str], tools: list[str], wanted: Wan
         registry = tools_of(tools)
         bound = bind_inputs(validate(await plan_of(source, store), registry), given, from_text=True)
         server = await aside(pending.wait) if pending is not None else None
-        performance = Performance(server, wanted, store=store, tools=registry)
-        work = execute_plan(bound, occasion=performance.occasion(settings), store=store, offline=offline, record_pending=True)
-        return await performance.complete(work)
+        foreground = ForegroundRun(server, wanted, store=store, tools=registry)
+        work = execute_plan(bound, occasion=foreground.request(settings), store=store, offline=offline, record_pending=True)
+        return await foreground.complete(work)

@@ -1,18 +1,24 @@
 """`plan runs`."""
 
-from typing import Literal
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from plan_adapter.cli import output
+from plan_adapter.cli.approval_state import statuses_of
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import run_json
 from plan_adapter.cli.sources import open_store
-from plan_adapter.cli.verifying import verify_run
-from plan_adapter.cli.waiting import statuses_of
 from plan_adapter.plan import PlanStatus
 from plan_adapter.problems import did_you_mean
-from plan_adapter.readable import duration, moment
+from plan_adapter.readable import counted, duration, moment, one_line
 from plan_adapter.record import PlanRun
 from plan_adapter.settings import Settings
+
+if TYPE_CHECKING:
+    from plan_adapter.policy import PolicyInForce
+    from plan_adapter.store.signed import Signed
+    from plan_adapter.store.verification import Verification
 
 
 async def runs(
@@ -25,24 +31,24 @@ async def runs(
     name: str | None = None,
     json: bool = False,
 ) -> int:
-    """List runs, the newest first; or, with `verify RUN`, say whether the record of one is as it was written.
+    """List runs, newest first; or, with `verify RUN`, check that the record of a run was not altered.
 
-    `plan runs verify` names the first row that was altered, inserted or deleted behind the back of the audit, and ends with 1 then. A run
-    without audit entries is not verifiable, which ends with 1, too.
-    Keep the digest that it prints elsewhere: who can write the whole database can write a whole new audit, but not one of that digest.
+    `plan runs verify` names the first row that was altered, inserted or deleted behind the audit log, and then exits with 1. It also exits
+    with 1 for a run without an audit log, which cannot be verified. Keep the digest that it prints in another place: somebody who can write
+    the whole database can write a new audit log, but not one with the same digest.
 
     Args:
-        action: `list`, or `verify`.
-        run: With `verify`: the id of a run, its beginning, or a file of `plan export`, which needs no store.
-        limit: How many at most; 20 if it is not given.
-        status: Only those of this status: pending_approval, approved, executing, completed, failed, cancelled or partial.
-        name: Only those of plans of this name.
+        action: `list` (the default) or `verify`.
+        run: With `verify`: the id of a run, its beginning, or a file from `plan export`, which needs no store.
+        limit: Show at most this many; default: 20.
+        status: Show only runs with this status: pending_approval, approved, executing, completed, failed, cancelled or partial.
+        name: Show only runs of plans with this name.
         json: Print one JSON object per run.
     """
     if action == "verify":
         if run is None:
-            raise UsageError("verify what? `plan runs verify RUN`, with the id of a run or a file of `plan export`")
-        return await verify_run(run, as_json=json)
+            raise UsageError("verify what? `plan runs verify RUN`, with the id of a run or a file from `plan export`")
+        return await _verify_run(run, as_json=json)
     if run is not None:
         raise UsageError(f"`plan runs list` takes no run; `plan show {run}` shows one, `plan runs verify {run}` verifies it")
     if limit < 1:
@@ -56,20 +62,114 @@ async def runs(
     elif found:
         output.table(("RUN", "PLAN", "STATUS", "STEPS", "CREATED", "TOOK"), [_row(one, statuses[one.id]) for one in found])
         if any(one.status is PlanStatus.PENDING_APPROVAL for one in found):
-            output.note("`plan gates` lists what waits for an answer, `plan show RUN` tells what to do")
+            output.note("`plan gates` lists what waits for an answer, `plan show RUN` shows what to type")
     else:
-        output.note("no run is recorded" + (" that fits" if status or name else "; `plan run plan.yaml` makes the first one"))
+        output.note("no runs" + (" match" if status or name else " yet; `plan run plan.yaml` starts one"))
     return ExitCode.DONE
 
 
-def _status(word: str | None) -> PlanStatus | None:
+def _status(name: str | None) -> PlanStatus | None:
     try:
-        return None if word is None else PlanStatus(word)
+        return None if name is None else PlanStatus(name)
     except ValueError:
-        raise UsageError(f"no run is `{word}`; {did_you_mean(word or '', list(PlanStatus))}") from None
+        raise UsageError(f"there is no status `{name}`; {did_you_mean(name or '', list(PlanStatus))}") from None
 
 
 def _row(run: PlanRun, status: str) -> tuple[str, ...]:
     summary = run.summary()
     took = duration(run.total_duration_ms) if run.completed_at is not None and run.started_at is not None else "-"
     return (run.id, run.name, status, f"{summary.completed}/{summary.total_steps}", moment(run.created_at), took)
+
+
+async def _verify_run(run_or_file: str, *, as_json: bool) -> int:
+    """Return 0 if the record is intact, 1 if it is altered or cannot be verified; a file is verified without a store."""
+    from plan_adapter.policy import policy_in_force
+
+    settings = Settings()
+    document, policy = _read(Path(run_or_file)), policy_in_force(settings)  # the store of a file, and its policy, may be elsewhere
+    if document is not None:
+        found, signed, run_id = _examined(document)
+    else:
+        async with open_store(settings) as store:
+            found, signed, run_id = await store.read_export(run_or_file, _examined)
+            policy = await store.policy_in_force(settings)
+    checked = [_checked(one, policy) for one in signed]
+    bad = [line for line in checked if line["problem"] is not None]
+    if as_json:
+        verdict = "altered" if bad else found.verdict
+        output.json_line({**asdict(found), "verdict": verdict, "ok": verdict == "intact", "run": run_id, "signatures": checked})
+    else:
+        _tell_verdict(found, checked)
+    return ExitCode.DONE if found.ok and not bad else ExitCode.FAILED
+
+
+def _tell_verdict(found: "Verification", checked: list[dict[str, Any]]) -> None:
+    if found.problem is not None:
+        output.line(f"altered: {found.problem}")
+        return
+    for line in checked:
+        if line["problem"] is not None:
+            step = f", step `{one_line(line['step'])}`" if line["step"] is not None else ""
+            output.line(f"altered: {line['table']}{step}: the signature of {one_line(line['by'])}: {one_line(line['problem'])}")
+    if not any(line["problem"] for line in checked):
+        if found.ok:
+            output.line(f"{counted(found.entries, 'entry', 'entries')}, intact: digest {found.digest}")
+        else:
+            output.line(
+                "not verifiable: the run has no audit log, so nothing shows whether its record was altered; "
+                "a version without an audit log ran it, or the entries were deleted"
+            )
+    for line in checked:
+        if not line["checked"]:
+            output.note(
+                f"the signature of {one_line(line['by'])} was not checked: neither the store's policy nor "
+                "PLAN_ADAPTER_ALLOWED_SIGNERS names allowed signers"
+            )
+
+
+def _examined(document: dict[str, Any]) -> "tuple[Verification, list[Signed], str | None]":
+    """Return the verification, the signed records if it is intact, and the id of the run."""
+    from plan_adapter.store.signed import Signed, signed_of
+    from plan_adapter.store.verification import Alteration, verify
+
+    found, run, signed = verify(document), document.get("run"), list[Signed]()
+    try:
+        signed = list(signed_of(document)) if found.problem is None else []
+    except (KeyError, TypeError, ValueError, AttributeError) as error:  # forged by somebody who can write a whole audit log
+        problem = Alteration("document", f"its signed records cannot be read ({type(error).__name__}: {error})")
+        found = replace(found, problem=problem)
+    return found, signed, run.get("id") if isinstance(run, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+
+
+def _checked(signed: "Signed", policy: "PolicyInForce") -> dict[str, Any]:
+    """Return where a signed record is, who signed it, whether its signature was checked, and what is wrong with it."""
+    from plan_adapter.errors import NotApprovedError
+    from plan_adapter.identity.signatures import allowed_signers, signer
+
+    told: dict[str, Any] = {"table": signed.table, "id": signed.key, "step": signed.step_id, "by": signed.by}
+    if signed.signature is None:
+        return told | {"checked": True, "problem": "it is recorded as signed, and there is no signature"}
+    if policy.allowed_signers is None:
+        return told | {"checked": False, "problem": None}
+    try:
+        signer(signed.text, signed.signature, allowed=allowed_signers(policy), by=signed.by)
+    except NotApprovedError as error:
+        return told | {"checked": True, "problem": str(error)}
+    return told | {"checked": True, "problem": None}
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """Return the exported run in a file; None if `path` is an id. Raises UsageError for any other file."""
+    from plan_adapter.store.exported import read_exported
+
+    if not path.is_file():
+        if path.suffix == ".json":
+            raise UsageError(f"there is no file {path}")
+        return None
+    try:
+        document = read_exported(path)
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not an exported run: {error}") from None
+    if document is None:
+        raise UsageError(f"{path} is not an exported run: write one with `plan export RUN --output {path}`")
+    return document

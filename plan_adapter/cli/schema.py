@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def schema(file: Path | None = None, /, *, tool: str | None = None, json: bool = False) -> int:
-    """Print the JSON Schema of plan documents, or write it to a file, so that editors complete and check plans.
+    """Print the JSON Schema of plan documents, or write it to a file, so that editors can complete and check plans.
 
     A plan names the file in its first line: # yaml-language-server: $schema=plan.schema.json
 
     Args:
-        file: Where to write it; without one it is printed.
-        tool: Instead, a plan (a path, `-`, or a stored one) as a function tool for models, whose parameters are its inputs.
-        json: Print it in one line.
+        file: The file to write; default: stdout.
+        tool: Print a plan (a path, `-`, or a stored one) as a function tool for models instead; its inputs become parameters.
+        json: Print it on one line.
     """
     import json as json_format
 

@@ -1,4 +1,4 @@
-"""What a command sees of a plan's secrets: where each would come from, or that it is missing; never a value."""
+"""Where the secrets of a plan would come from, or that they are missing; never a value."""
 
 import asyncio
 from collections.abc import Collection
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def seen(names: Collection[str], settings: "Settings") -> "list[Sight]":
-    """Return what is seen of these secrets now, with the blocks of a server that is there already; none is started."""
+    """Return where each of these secrets comes from now. Reads blocks only from a server that is already running."""
     if not names:
         return []
     from plan_adapter.cli.servers import answering_server
@@ -24,7 +24,7 @@ def seen(names: Collection[str], settings: "Settings") -> "list[Sight]":
     try:
         server = answering_server(settings)
     except NoServerError:
-        server = None  # what could have come from there is said to be unavailable
+        server = None  # its blocks are then reported as unavailable
     if server is None:
         context = nullcontext()
     else:
@@ -36,7 +36,7 @@ def seen(names: Collection[str], settings: "Settings") -> "list[Sight]":
 
 
 def sight_line(sight: "Sight", validated: "ValidatedPlan") -> str:
-    """Return in a line where a secret comes from, or why it cannot be used, and which steps fail then although the run begins."""
+    """Return a line with where a secret comes from, or why it cannot be used and which steps will fail without it."""
     if sight.problem is None:
         return f"secret `{one_line(sight.name)}`: from {sight.place}"
     from plan_adapter.runs.secrets import late_uses

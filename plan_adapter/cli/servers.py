@@ -1,4 +1,4 @@
-"""A Prefect server that is there already: for commands that read or answer, and start none."""
+"""A Prefect server that is already running, for commands that start none."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def answering_server(settings: "Settings") -> "Server | None":
-    """Return the server that Prefect's settings name, else the local one if it runs; starts none. Raises NoServerError."""
+    """Return the server of Prefect's settings, or the local one if it is running; None otherwise. Raises NoServerError."""
     from plan_adapter.engine.connection import configured_api_url
     from plan_adapter.engine.local_server import configured_server, server_status
 
@@ -23,7 +23,7 @@ def answering_server(settings: "Settings") -> "Server | None":
 
 
 def known_server(settings: "Settings") -> "Server | None":
-    """Return the server whose pages can be named without asking it anything and without importing Prefect; None where that takes more."""
+    """Return the server for links, without a request and without importing Prefect; None if that is not possible."""
     import os
 
     from plan_adapter.engine.connection import Server, without_credentials
@@ -36,14 +36,14 @@ def known_server(settings: "Settings") -> "Server | None":
 
 
 def has_only_the_api(settings: "Settings") -> bool:
-    """Return whether the store is only the default one of this machine, while Prefect's settings name a server."""
+    """Return whether the store is this machine's default one while Prefect's settings name a server."""
     from plan_adapter.engine.connection import configured_api_url
 
     return settings.database_url is None and configured_api_url() is not None
 
 
 async def show_end(run_id: str, store: "PlanStore", settings: "Settings") -> None:
-    """Have Prefect show the end of a run that was left waiting there; a server that is away learns it from `plan reconcile`."""
+    """Show the end of a run in Prefect that was left waiting there; `plan reconcile` does it later if the server is away."""
     from plan_adapter.engine.connection import use_server
     from plan_adapter.errors import NoServerError
 
@@ -58,8 +58,8 @@ async def show_end(run_id: str, store: "PlanStore", settings: "Settings") -> Non
             with use_server(server):
                 await mend_flow_run(run, hint="", is_so=_is_over)
     except NoServerError as error:
-        output.note(f"plan: Prefect does not show that it has ended: {error}; `plan reconcile` tells it")
+        output.note(f"plan: Prefect does not show yet that the run has ended: {error}; `plan reconcile` corrects that")
 
 
 async def _is_over() -> bool:
-    return True  # what has ended so stays so
+    return True  # a run that has ended so stays so

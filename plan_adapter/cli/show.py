@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plan_adapter.cli import output
+from plan_adapter.cli.approval_state import ApprovalState, approval_state_of
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import gate_json, run_json
 from plan_adapter.cli.sources import STDIN, STORED, is_stored, open_store, plan_of
-from plan_adapter.cli.waiting import Standing, standing_of
 from plan_adapter.execution.carry import is_rollback
 from plan_adapter.readable import code, counted, unescaped
 from plan_adapter.settings import Settings
@@ -26,15 +26,15 @@ SHOWN_CHARACTERS = 500
 
 
 async def show(plan_or_run: str | None = None, /, *, draft: bool = False, json: bool = False) -> int:
-    """Show a plan with every dependency, those that references make, too, or a run with its steps, their ends and why, and its approvals.
+    """Show a plan with all its dependencies, or a run with its steps, their results and its approvals.
 
-    Of a run also: with what each step was called (secrets masked), which attempt of how many that was, and how long it took; steps that
-    earlier versions of its plan had begun; and where the code of a tool was not the same from one attempt to the next.
+    For a run it also shows how each step was called (secrets masked), on which attempt and for how long, steps of earlier versions of the
+    plan that had started, and where the code of a tool changed between attempts.
 
     Args:
         plan_or_run: A plan document, `-` for stdin, `store:name@version`, the id of a run or its beginning, or a plan's digest.
-        draft: Show the draft of that id with every question to the model and its answer; without an id list the newest drafts.
-        json: Print one JSON object; that of a run has its `steps` with their `calls`, open `gates`, `approvals`, `code_changes` and
+        draft: Show the draft with that id, with every question to the model and its answer; without an id, list the newest drafts.
+        json: Print one JSON object; a run has its `steps` with their `calls`, open `gates`, `approvals`, `code_changes` and
             `earlier_steps`.
     """
     from plan_adapter.canonical import plan_digest
@@ -44,7 +44,7 @@ async def show(plan_or_run: str | None = None, /, *, draft: bool = False, json: 
         await _show_drafts(plan_or_run, as_json=json)
         return ExitCode.DONE
     if plan_or_run is None:
-        raise UsageError("say what to show: a plan, a run, or `--draft` for the newest drafts")
+        raise UsageError("show what? a plan, a run, or `--draft` for the newest drafts")
     found = await _find(plan_or_run)
     if isinstance(found, ShownRun):
         _show_run(found, as_json=json)
@@ -69,25 +69,25 @@ async def _show_drafts(beginning: str | None, *, as_json: bool) -> None:
         else:
             output.line(draft_line(draft) if beginning is None else draft_text(draft, whole=True).rstrip("\n"))
     if not found:
-        output.note("no plan was drafted yet")
+        output.note("no drafts yet")
 
 
 @dataclass(frozen=True, slots=True)
 class ShownRun:
-    """A run with what is told about it beside its own record."""
+    """A run, and what is shown beside its own record."""
 
-    standing: Standing
+    state: ApprovalState
     code: list[CodeChange]
     calls: "dict[str, list[StepCallRecord]]"
-    earlier: list[dict[str, Any]]  # steps of versions before, which the plan has no more, and how they ended
+    earlier: list[dict[str, Any]]  # steps of earlier versions that the plan no longer has
 
 
 def _show_run(found: ShownRun, *, as_json: bool) -> None:
     from plan_adapter.formatting import format_plan
 
-    standing, run = found.standing, found.standing.run
+    state, run = found.state, found.state.run
     if as_json:
-        gates, answers = [gate_json(gate) for gate in standing.gates], [asdict(answer) for answer in standing.answers]
+        gates, answers = [gate_json(gate) for gate in state.gates], [asdict(answer) for answer in state.answers]
         changed = [_code_json(change) for change in found.code]
         shown = run_json(run, steps=True)
         for step in shown["steps"]:
@@ -96,14 +96,14 @@ def _show_run(found: ShownRun, *, as_json: bool) -> None:
         return
     changed = ["", "## Code", "", *(f"- {change}" for change in found.code)] if found.code else []
     gone = ["", "## Steps of earlier versions", "", *map(_earlier_line, found.earlier)] if found.earlier else []
-    text = "\n".join([format_plan(run, standing=standing.used, calls=found.calls).rstrip("\n"), *gone, *changed, *standing.lines()])
+    text = "\n".join([format_plan(run, standing=state.used, calls=found.calls).rstrip("\n"), *gone, *changed, *state.lines()])
     output.line(unescaped(text) if output.is_terminal(sys.stdout) else text)
-    if (hint := standing.hint()) is not None:
+    if (hint := state.hint()) is not None:
         output.note(hint)
 
 
 def _earlier_steps(run: "PlanRun", attempts: "list[Attempt]", receipts: "list[Receipt]") -> list[dict[str, Any]]:
-    """Return the steps that were begun and that the plan of `run` has no more, in the order in which they began."""
+    """Return the steps that started and that the plan of `run` no longer has, in the order of their start."""
     steps, errors = {step.id for step in run.steps}, {receipt.step_id: receipt.error for receipt in receipts}
     gone = [attempt for attempt in attempts if attempt.step_id not in steps and not is_rollback(attempt.step_id)]
     counts = Counter(attempt.step_id for attempt in gone)
@@ -122,32 +122,32 @@ def _code_json(change: CodeChange) -> dict[str, Any]:
     return {"tool": change.tool_name, **where}
 
 
-async def _find(word: str) -> "ExecutionPlan | ShownRun":
-    # Ids of runs and digests of plans are both hexadecimal; a file of that name goes before both, a run before a plan.
+async def _find(source: str) -> "ExecutionPlan | ShownRun":
+    # Run ids and plan digests are both hexadecimal: a file with that name comes first, then a run, then a plan.
     from plan_adapter.errors import RunConflictError, StoreError
     from plan_adapter.formatting import calls_of
     from plan_adapter.runs.approving import end_overdue
 
-    if word == STDIN or word.startswith(STORED) or _looks_like_a_file(word):
-        return await plan_of(word)
+    if source == STDIN or source.startswith(STORED) or _looks_like_a_file(source):
+        return await plan_of(source)
     async with open_store(Settings()) as store:
         try:
-            run = await end_overdue(await store.run(word), store)
+            run = await end_overdue(await store.run(source), store)
             attempts = await store.attempts(run.id)
             receipts = await store.receipts(run.id)
             earlier, calls = _earlier_steps(run, attempts, receipts), calls_of(run, attempts, receipts)
-            return ShownRun(await standing_of(run, store), code_changes(attempts), calls, earlier)
+            return ShownRun(await approval_state_of(run, store), code_changes(attempts), calls, earlier)
         except RunConflictError as no_run:
-            if not is_stored(word):
-                raise UsageError(f"`{word}` is no file, and {no_run}") from no_run
+            if not is_stored(source):
+                raise UsageError(f"`{source}` is not a file, and {no_run}") from no_run
             try:
-                return await plan_of(word, store)
+                return await plan_of(source, store)
             except StoreError as no_plan:
                 raise UsageError(f"{no_run}; {no_plan}") from no_plan
 
 
-def _looks_like_a_file(word: str) -> bool:
-    return Path(word).suffix != "" or "/" in word or Path(word).exists()
+def _looks_like_a_file(source: str) -> bool:
+    return Path(source).suffix != "" or "/" in source or Path(source).exists()
 
 
 def _plan_json(plan: "ExecutionPlan", digest: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Where a verb's plan, tools, inputs, store and run come from: what the words of a command line mean."""
+"""The plan, run, tools, inputs and store that the arguments of a command name."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import UsageError
@@ -14,15 +15,17 @@ from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
     from plan_adapter.agent.openai_model import OpenAIModel
+    from plan_adapter.execution.redrive import Redrive
     from plan_adapter.plan import ExecutionPlan
     from plan_adapter.policy import PolicyInForce
     from plan_adapter.problems import Problem
+    from plan_adapter.record import PlanRun
     from plan_adapter.store.store import PlanStore
     from plan_adapter.tools.registry import ToolRegistry
 
 STORED = "store:"
 STDIN = "<stdin>"
-"""What `-` is turned into, which the parser of arguments would take for an option."""
+"""Stands for `-`, which the argument parser would take for an option."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9_.@/:-]+")
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})")
@@ -36,14 +39,14 @@ def tools_of(imports: Sequence[str]) -> "ToolRegistry":
 
 
 def open_store(settings: Settings) -> "PlanStore":
-    """Return the store of the settings, to be entered."""
+    """Return the store of the settings, as a context manager."""
     from plan_adapter.store.store import PlanStore
 
     return PlanStore(settings.store_url)
 
 
 async def policy_of_store(settings: Settings) -> "PolicyInForce":
-    """Return what the settings and the policy of their store demand together, for commands that change nothing: no store is made."""
+    """Return the policy of the settings and their store combined, without creating a store."""
     from plan_adapter.policy import policy_in_force
 
     if settings.database_url is None and not (settings.home / "plans.db").exists():
@@ -53,14 +56,14 @@ async def policy_of_store(settings: Settings) -> "PolicyInForce":
 
 
 def drafting_tools_of(imports: Sequence[str], names: Sequence[str]) -> "ToolRegistry":
-    """Return the tools that a model may plan with; see `ToolRegistry.for_drafts`, which raises ToolDefinitionError."""
+    """Return the tools that a model may plan with. Raises ToolDefinitionError as `ToolRegistry.for_drafts` does."""
     from plan_adapter.tools.registry import ToolRegistry
 
     return ToolRegistry.for_drafts([*Settings().tools, *imports], names)
 
 
 def model_of(settings: Settings, name: str | None = None, url: str | None = None) -> "OpenAIModel":
-    """Return the model of the command line, else of the settings, of which nothing was asked; raises UsageError with what to set."""
+    """Return the model of the command line or the settings, without calling it. Raises UsageError with what to set."""
     from plan_adapter.agent import configured
     from plan_adapter.errors import ModelError
 
@@ -71,29 +74,29 @@ def model_of(settings: Settings, name: str | None = None, url: str | None = None
 
 
 def read_plan(source: str) -> "tuple[ExecutionPlan | None, list[Problem]]":
-    """Return the plan of a path, or of `-`, stdin, and its document's problems; a plan with problems keeps them for validation."""
+    """Return the plan of a path or of stdin (`-`), and the problems of its document; a plan keeps them for validation."""
     from plan_adapter.documents import read_document, read_file
 
     return read_document(sys.stdin.read(), file=STDIN) if source == STDIN else read_file(source)
 
 
 def is_stored(source: str) -> bool:
-    """Return whether `source` names a plan in the store: `store:name`, `store:name@version`, or a digest that is no file."""
+    """Return whether `source` names a stored plan: `store:name`, `store:name@version`, or a digest that is not a file."""
     return source.startswith(STORED) or (_DIGEST.fullmatch(source) is not None and not Path(source).exists())
 
 
 def is_words(source: str) -> bool:
-    """Return whether `source` is words for a model, not where a plan is: a single token that is no file is rather a name mistyped."""
+    """Return whether `source` is words for a model. A single token that is not a file is more likely a mistyped name."""
     return _TOKEN.fullmatch(source) is None and not is_plan(source)
 
 
 def is_plan(source: str) -> bool:
-    """Return whether a plan may stand at `source`: stdin, a name in the store, or a path that is there."""
+    """Return whether `source` can name a plan: stdin, a stored plan, or an existing path."""
     return source == STDIN or is_stored(source) or os.path.exists(source)  # noqa: PTH110  # Path.exists raises for a long text
 
 
 async def plan_of(source: str, store: "PlanStore | None" = None) -> "ExecutionPlan":
-    """Return the plan of a path, `-` for stdin, or of the store, opened if it was not given. Raises InvalidPlanError, StoreError."""
+    """Return the plan of a path, of stdin (`-`), or of the store. Raises InvalidPlanError, StoreError."""
     from plan_adapter.errors import InvalidPlanError
 
     if is_stored(source):
@@ -117,8 +120,34 @@ async def _stored_plan(source: str, store: "PlanStore | None") -> "ExecutionPlan
     return await store.get(name, version=int(version)) if at else await store.get(version)
 
 
+async def find_run(run_id: str, store: "PlanStore") -> "PlanRun":
+    """Return the run with this id or a unique beginning of it, or the run that this flow run, or a form's flow run, belongs to."""
+    from plan_adapter.errors import RunConflictError
+
+    try:
+        return await store.run(run_id)
+    except RunConflictError:
+        flow_run_id = _uuid(run_id)
+        if flow_run_id is None:
+            raise
+        of_flow = await store.run_of_flow(flow_run_id)
+        if of_flow is not None:
+            return of_flow
+        shown = [gate for gate in await store.gates() if gate.flow_run_id == flow_run_id]
+        if not shown:
+            raise
+        return await store.run(shown[0].run_id)
+
+
+def _uuid(text: str) -> str | None:
+    try:
+        return str(UUID(text))
+    except ValueError:
+        return None
+
+
 def text_of(source: str, what: str) -> str:
-    """Return the text of a file, or of `-`, stdin; raises UsageError, which calls it `what`."""
+    """Return the text of a file or of stdin (`-`). Raises UsageError, which calls it `what`."""
     try:
         if source == STDIN:
             if sys.stdin.isatty():
@@ -126,14 +155,14 @@ def text_of(source: str, what: str) -> str:
             text = sys.stdin.read()
         else:
             text = Path(source).read_bytes().decode()
-    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a NUL in the path
-        reason = "it is no UTF-8 text" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", None) or str(error)
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the path
+        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", None) or str(error)
         raise UsageError(f"{what} cannot be read from {source}: {reason}") from error
     return text.removeprefix("\ufeff")
 
 
 def input_texts(given: Sequence[str], file: Path | None) -> dict[str, str]:
-    """Return the inputs of `--inputs FILE` and of each `--input name=value`, as texts that each input's type is to parse."""
+    """Return the inputs of `--inputs FILE` and `--input name=value` as texts, for the type of each input to parse."""
     texts = {} if file is None else _file_inputs(file)
     written = set[str]()
     for pair in given:
@@ -155,3 +184,14 @@ def _file_inputs(file: Path) -> dict[str, str]:
     if values is None or problems:
         raise InvalidPlanError(problems)
     return {name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for name, value in values.items()}
+
+
+def redrive_of(from_step: str | None, *, only_failed: bool, skip: list[str], because: str) -> "Redrive | None":
+    """Return which steps to run, skip or repeat; None for an ordinary resume. Raises UsageError."""
+    from plan_adapter.execution.redrive import Redrive
+
+    if bool(skip) != bool(because.strip()):
+        raise UsageError("--skip STEP needs --because WHY, and --because needs --skip")
+    if from_step is None and not only_failed and not skip:
+        return None
+    return Redrive(from_step, only_failed, dict.fromkeys(skip, because))

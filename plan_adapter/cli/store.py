@@ -10,13 +10,13 @@ from plan_adapter.settings import Settings
 
 
 async def store(action: Literal["status", "upgrade", "grants"] = "status", /, *, json: bool = False) -> int:
-    """Show the database of plans and runs, or migrate it to this version's schema.
+    """Show the database of plans and runs, or upgrade it to the schema of this version.
 
-    A SQLite file is made and migrated by itself; a PostgreSQL database by `plan store upgrade` only.
+    A SQLite file is created and upgraded automatically; a PostgreSQL database only by `plan store upgrade`.
 
     Args:
-        action: `status` says where it is and whether it can be used; `upgrade` migrates it; `grants` prints the SQL that makes the roles
-            plan_runner, plan_operator and plan_auditor on PostgreSQL, and says what each may do.
+        action: `status` (the default) shows where it is and whether it can be used; `upgrade` upgrades its schema; `grants` prints the SQL
+            that creates the roles plan_runner, plan_operator and plan_auditor on PostgreSQL, and what each may do.
         json: Print one JSON object.
     """
     from plan_adapter.store.tables import REVISION

@@ -8,7 +8,7 @@ from plan_adapter.cli.sources import tools_of
 
 
 def tools(*, tools: list[str] | None = None, json: bool = False) -> int:
-    """List the tools that plans may use: name, effect, parameters (`?`: may be left out), and what they do.
+    """List the tools that plans can use: name, effect, parameters (`?`: optional), and what they do.
 
     Args:
         tools: `package.module:name` of further tools or registries; may be repeated.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def validate(*plans: Annotated[str, Parameter(name="PLAN")], tools: list[str] | None = None, json: bool = False) -> int:
-    """Find every problem of plans before anything runs: each as file:line:column, code, what is wrong and what would be right.
+    """Find every problem in a plan before it runs: file:line:column, the code of the problem, what is wrong and how to fix it.
 
     Args:
         plans: Plan documents: paths, `-` for stdin, or stored plans.

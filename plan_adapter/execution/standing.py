@@ -82,13 +82,13 @@ def aborted_steps(plan: ExecutionPlan, past: Past) -> list[Unit]:
 def after_abort(run_id: str, units: Sequence[Unit], labels: Mapping[Unit, str], *, is_undone: bool) -> str:
     """Return what a person may do about `units`, which are left in doubt in a run that has ended; `is_undone`: it was rolled back."""
     known = f"whether {listed(unit_names(units, labels), NAMED)} was done was never known"
-    undoes = f"`plan cancel {run_id} --rollback` undoes it, where it declares how"
+    undoes = f"`plan cancel {run_id} --rollback` rolls it back, if it declares a rollback"
     if is_undone:
         command = resolve_command(run_id, units[0], "done", label=label_of(units[0], labels))
-        return f"{known}, and it is not undone: look; if it was done, `{command}` says so, and {undoes}"
+        return f"{known}, and it is not rolled back: check it; if it was done, `{command}` records that, and {undoes}"
     command = resolve_command(run_id, units[0], "done|again", label=label_of(units[0], labels))
     return (
-        f"{known}, and it is neither undone nor called again: look; `{command}` says whether it was, then `plan resume {run_id}` goes on; "
+        f"{known}, and it is neither rolled back nor repeated: check it, record the outcome with `{command}`, then `plan resume {run_id}`; "
         f"if it was done, {undoes}"
     )
 
@@ -103,8 +103,8 @@ def after_aborted_rollback(run_id: str, unit: Unit, labels: Mapping[Unit, str]) 
     command = resolve_command(run_id, unit, "done|again", label=label_of(unit, labels))
     of_step = unit_names([(undone_by(unit[0]), unit[1])], labels)[0]
     return (
-        f"{ROLLBACK_NEVER_KNOWN}, that of {of_step}, and it is not called again: look; `{command}` says whether it was, "
-        f"then `plan cancel {run_id} --rollback` undoes what is left"
+        f"{ROLLBACK_NEVER_KNOWN}, that of {of_step}, and it is not repeated: check it, record the outcome with `{command}`, "
+        f"then `plan cancel {run_id} --rollback` rolls back the rest"
     )
 
 

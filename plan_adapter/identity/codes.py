@@ -56,7 +56,7 @@ async def check(person: str, code: str, *, codes: CodeStore, settings: Settings,
     who, name = one_line(person), code_key(person)
     sealed = await codes.totp_seed(person)
     if sealed is None:
-        raise NotApprovedError(f"{who} has no one-time codes: `plan approve --enroll {who}` makes them")
+        raise NotApprovedError(f"{who} has no one-time codes: `plan enroll {who}` makes them")
     totp = TOTP(await asyncio.to_thread(unseal, person, sealed, settings), interval=STEP_SECONDS)
     if wait := await codes.try_code(name):  # counted before it is looked at, so that no more tries than that are made at once
         raise NotApprovedError(f"too many wrong codes for {who}: try again in {duration(wait * 1000)}")

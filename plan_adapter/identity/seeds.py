@@ -37,7 +37,7 @@ def unseal(person: str, sealed: str, settings: Settings) -> str:
     except InvalidToken:
         raise NotApprovedError(
             f"the one-time code seed of {who} was encrypted with another key than {_place(settings)}: use the key of the machine where "
-            f"{who} was enrolled, or enroll again with `plan approve --enroll {who}`"
+            f"{who} was enrolled, or enroll again with `plan enroll {who}`"
         ) from None
     if kept["person"] != person:  # somebody who can write the database has copied the seed of another person
         raise NotApprovedError(f"the one-time code seed that the store has for {who} belongs to somebody else")
@@ -73,7 +73,7 @@ def _key_of_file(path: Path, *, make: bool) -> str:
     except FileNotFoundError:
         raise NotApprovedError(
             f"there is no key for the seeds of one-time codes: neither {path} nor PLAN_ADAPTER_TOTP_KEY. Copy it from the machine where "
-            "people were enrolled, or enroll here with `plan approve --enroll NAME`"
+            "people were enrolled, or enroll here with `plan enroll NAME`"
         ) from None
     except OSError as error:
         raise NotApprovedError(f"the key of one-time codes {path} cannot be read: {error.strerror or error}") from None

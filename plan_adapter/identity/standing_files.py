@@ -35,7 +35,7 @@ def signed_standing(path: Path, *, policy: PolicyInForce) -> StandingApproval:
             signature = stream.read(MAX_SIGNATURE_CHARACTERS + 1).decode("ascii", errors="replace")
     except FileNotFoundError:
         raise NotApprovedError(
-            f"{path} is not signed: there is no {beside.name} beside it; `plan approve --standing --sign` writes both"
+            f"{path} is not signed: there is no {beside.name} beside it; `plan standing add PLAN --file --sign` writes both"
         ) from None
     except OSError as error:
         raise NotApprovedError(f"the signature {beside} cannot be read: {error}") from None

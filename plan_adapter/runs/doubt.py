@@ -38,13 +38,13 @@ async def doubt_of(run: PlanRun, store: PlanStore) -> Doubt | None:
         message = ", and ".join([*gone, f"whether {names(dict.fromkeys(lost.step_id for lost in unknown))} was done is unknown"])
         goes_on = rollback_command(run) if any(is_rollback(lost.step_id) for lost in unknown) else resume_command(run)
         return Doubt(message, resolve_command(run.id, (first.step_id, first.item), label=first.label), goes_on)
-    return Doubt("its process is gone; nothing that it did is in doubt", resume_command(run), None) if is_gone else None
+    return Doubt("its process is gone; no outcome is unknown", resume_command(run), None) if is_gone else None
 
 
 async def hint_of(run: PlanRun, store: PlanStore) -> str | None:
     """Return what a person may type now that `run` has stopped with something in doubt; None where it has not."""
     if (doubt := await doubt_of(run, store)) is not None:
-        says = f"`{doubt.command}` says it, then `{doubt.then}` goes on" if doubt.then is not None else f"`{doubt.command}` goes on"
+        says = f"`{doubt.command}` resumes the run" if doubt.then is None else f"record it with `{doubt.command}`, then `{doubt.then}`"
         return f"{doubt.message}: {says}"
     if run.completed_at is None:
         return None

@@ -59,8 +59,8 @@ def _work_for(run: PlanRun, past: Past, kept: RunReason | None) -> Work:
 def rolled_back(run: PlanRun) -> RunConflictError:
     """Return the error that says why a run that was undone does not go on, and what can be done."""
     return RunConflictError(
-        f"run {run.id} was rolled back, so that its steps cannot go on: start a new run (`plan show {run.id}` says what is undone"
-        + (f", `plan cancel {run.id} --rollback` undoes what is left)" if leaves_to_undo(run.message) else ")")
+        f"run {run.id} was rolled back and cannot be resumed: start a new run (`plan show {run.id}` shows what was rolled back"
+        + (f", `plan cancel {run.id} --rollback` rolls back the rest)" if leaves_to_undo(run.message) else ")")
     )
 
 

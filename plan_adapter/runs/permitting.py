@@ -46,7 +46,7 @@ def ways_to_prove(rules: GateRules, command: str, *, by: str, decision: Decision
     if not ways:
         return ""
     is_another = refusal(replace(rules, known_by=None), by=by, known_by="", decision=decision) is not None
-    return f"; `{command}` with {' or '.join(ways)}{', and --by NAME,' if is_another else ''} proves it"
+    return f"; `{command}` with {' or '.join(ways)}{' and --by NAME' if is_another else ''} proves it"
 
 
 _PROOFS: dict[KnownBy, str] = {"ssh_signature": "--sign", "totp": "--code"}

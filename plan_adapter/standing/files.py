@@ -115,7 +115,7 @@ class _Fields:
         if not isinstance(value, str):
             self._wrong(name, "text")
         elif not re.fullmatch(pattern, value):
-            self._report("bad-value", name, "this is no digest of a runbook", "`plan approve --standing` writes it")
+            self._report("bad-value", name, "this is no digest of a runbook", "`plan standing add PLAN --file --sign` writes it")
         else:
             return value
         return ""
@@ -176,7 +176,7 @@ class _Fields:
     def _take(self, name: str, *, required: bool = False) -> JsonValue:
         self._known.append(name)
         if required and self._values.get(name) in (None, ""):
-            self._report("missing-field", name, f"`{name}` is missing", "`plan approve --standing` writes the whole file")
+            self._report("missing-field", name, f"`{name}` is missing", "`plan standing add PLAN --file --sign` writes the whole file")
         return self._values.get(name)
 
     def _wrong(self, at: str, wanted: str) -> None:
@@ -213,7 +213,7 @@ def _tree(text: str, file: str) -> "tuple[Node, list[Problem]]":
     except UnreadableError as error:
         raise InvalidPlanError([replace(error.problem, file=file)]) from None
     if root is None:
-        raise _unreadable("syntax", "the file is empty", "`plan approve --standing` writes it", file)
+        raise _unreadable("syntax", "the file is empty", "`plan standing add PLAN --file --sign` writes it", file)
     return root, problems
 
 

@@ -144,7 +144,7 @@ def add_totp_seed(connection: Connection, person: str, seed: str, *, by: str, kn
     refuse_enrolling(connection, person, by=by)
     last = connection.scalar(select(func.max(totp_history.c.number)).where(totp_history.c.name == person)) or 0
     if last and not replaces:
-        raise RunConflictError(f"{one_line(person)} has one-time codes already: `plan approve --enroll {one_line(person)}` asks first")
+        raise RunConflictError(f"{one_line(person)} has one-time codes already: `plan enroll {one_line(person)}` asks first")
     row = {**whose(RunContext()), "name": person, "number": last + 1, "seed": seed}
     row |= {"by": by, "known_by": known_by, "at": now_of(connection)}
     added = connection.execute(insert_into(totp_history, connection.dialect.name).values(row).on_conflict_do_nothing())

@@ -10,7 +10,7 @@ import pytest
 
 from plan_adapter import ExecutionPlan, PlanRun, ToolRegistry, acancel_run
 from plan_adapter.approval import os_user
-from plan_adapter.cli.answering import Place, Words, answer_here, find_gate
+from plan_adapter.cli.answers import AnswerOptions, Place, answer_here, find_gate
 from plan_adapter.cli.codes import UsageError
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.plan import PlanStatus, new_id
@@ -21,7 +21,7 @@ from plan_adapter.settings import Settings
 from plan_adapter.validation import bind_inputs, validate
 from tests.gates.world import Says, World
 
-WORDS = {"approve": Words("approve"), "reject": Words("reject"), "changes": Words("request_changes", note="other")}
+WORDS = {"approve": AnswerOptions("approve"), "reject": AnswerOptions("reject"), "changes": AnswerOptions("request_changes", note="other")}
 
 
 async def revised(world: World, run: PlanRun, text: str = "another look") -> tuple[PlanRun, Gate]:
@@ -32,7 +32,7 @@ async def revised(world: World, run: PlanRun, text: str = "another look") -> tup
     return new, await world.gate()
 
 
-async def answer(world: World, place: Place, words: Words = WORDS["approve"]) -> int:
+async def answer(world: World, place: Place, words: AnswerOptions = WORDS["approve"]) -> int:
     """Answer as `plan approve` does in a process without a terminal."""
     return await answer_here(place, words, world.store, world.settings, as_json=True)
 
@@ -85,7 +85,7 @@ async def test_an_answer_to_other_content_is_not_taken(world: World, kind: str) 
     run, gate = await revised(world, run)
     given = other_digests(run, gate, old)[kind]
     for words in WORDS.values():
-        with pytest.raises(NotApprovedError, match=f"content of the gate changed.*{gate.approval_digest[:12]} now"):
+        with pytest.raises(NotApprovedError, match=f"content of the gate changed.*now asks about {gate.approval_digest[:12]}"):
             await answer(world, Place(run.id, digest=given), words)
     await assert_nothing_was_answered(world, gate, refusals=len(WORDS))
 
@@ -125,7 +125,7 @@ async def test_an_approval_without_a_digest_is_not_taken_for_content_that_change
     if change == "two_revisions":
         run, gate = await revised(world, run, "and another")
     command = f"plan approve {run.id} --digest {gate.approval_digest[:12]}"
-    with pytest.raises(NotApprovedError, match=f"changed after the run was created.*{command}"):
+    with pytest.raises(NotApprovedError, match=f"changed since the run was created.*{command}"):
         await answer(world, Place(run.id))
     await assert_nothing_was_answered(world, gate)
     assert await answer(world, Place(run.id, digest=gate.approval_digest[:12])) == 0

@@ -66,7 +66,7 @@ def test_who_started_a_run_is_the_real_account(tmp_path: Path) -> None:
 def test_a_standing_approval_is_of_the_real_account(tmp_path: Path) -> None:
     path = written(tmp_path, PLAN)
     limits = ("--schedule", "release/nightly", "--runs", "1")
-    given = plan("approve", "--standing", path, *limits, "--json", cwd=tmp_path, **LIES)
+    given = plan("standing", "add", path, *limits, "--json", cwd=tmp_path, **LIES)
     assert (given.last["by"], given.last["known_by"]) == (ME, "os_user")
 
 
@@ -146,21 +146,19 @@ async def test_a_code_in_the_form_of_an_open_server_proves_nobody(private: bool,
 
 def test_a_seed_is_shown_once_and_stands_nowhere_else(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    enrolled = plan("approve", "--enroll", "bo", cwd=tmp_path, PLAN_ADAPTER_HOME=str(home))
+    enrolled = plan("enroll", "bo", cwd=tmp_path, PLAN_ADAPTER_HOME=str(home))
     assert enrolled.code == 0, enrolled.err
     seed = parse_qs(urlsplit(enrolled.out.strip()).query)["secret"][0]
     assert seed not in enrolled.err
     files = [path for path in home.rglob("*") if path.is_file()]
     assert home / "totp.key" in files
     assert [path for path in files if seed.encode() in path.read_bytes()] == []
-    again = plan(
-        "approve", "--enroll", "bo", "--force", cwd=tmp_path, PLAN_ADAPTER_HOME=str(home), **LIES | {"LOGNAME": "bo", "USER": "bo"}
-    )
+    again = plan("enroll", "bo", "--force", cwd=tmp_path, PLAN_ADAPTER_HOME=str(home), **LIES | {"LOGNAME": "bo", "USER": "bo"})
     assert (again.code, f"{ME} may not enroll bo; who may: bo" in again.err) == (6, True)
 
 
 def test_a_person_replaces_their_own_seed(tmp_path: Path) -> None:
-    assert plan("approve", "--enroll", ME, cwd=tmp_path).code == 0
-    without = plan("approve", "--enroll", ME, cwd=tmp_path)
+    assert plan("enroll", ME, cwd=tmp_path).code == 0
+    without = plan("enroll", ME, cwd=tmp_path)
     assert (without.code, "`--force` replaces them" in without.err) == (2, True)
-    assert "count no more" in plan("approve", "--enroll", ME, "--force", cwd=tmp_path).err
+    assert "no longer work" in plan("enroll", ME, "--force", cwd=tmp_path).err

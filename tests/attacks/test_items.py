@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from plan_adapter import ExecutionPlan, Input, PlanStore, ToolRegistry, UnknownOutcomeError, format_plan, tool
-from plan_adapter.cli.answering import Place, item_of
+from plan_adapter.cli.answers import Place, item_of
 from plan_adapter.cli.codes import UsageError
 from plan_adapter.engine.states import state_of_run
 from plan_adapter.execution.items import MAX_LABEL_CHARACTERS

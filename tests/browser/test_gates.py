@@ -261,7 +261,7 @@ async def test_an_answer_that_does_not_count_is_asked_for_again_with_the_reason_
 async def test_on_a_server_without_authentication_the_form_asks_for_no_code_and_says_where_to_give_it(
     start: Start, browsing: Browsing, workplace: Workplace
 ) -> None:
-    enrolled = await workplace.plan("approve", "--enroll", "ana-of-the-browser")
+    enrolled = await workplace.plan("enroll", "ana-of-the-browser")
     seed = parse_qs(urlsplit(enrolled.out.strip()).query)["secret"][0]
     plan = start(FIRST_VERSION + "approval: {approvers: [ana-of-the-browser], known_by: [totp]}\n")
     page = await browsing.open_run(await plan.link())

@@ -178,7 +178,7 @@ def test_an_edited_plan_is_checked_shown_and_asked_about_anew(terminals: list[Te
     terminal.wait_for("Edit it again?")
     assert "unknown-tool" in terminal.shown
     terminal.type("\n")
-    terminal.wait_for("Put this version in its place?")
+    terminal.wait_for("Use this version?")
     assert "~ greet.parameters.who: 世界 → 大家" in terminal.shown
     terminal.type("y\n")
     terminal.wait_for("Why?")
@@ -199,7 +199,7 @@ def test_a_plan_that_another_process_revises_is_asked_about_anew(terminals: list
     (gate,) = listed()
     path.write_text(path.read_text(encoding="utf-8").replace("世界", "大家"), encoding="utf-8")
     done = piped("revise", gate["run_id"], path, *TOOLS)
-    assert b"the process that waits for its approval asks about the new version" in done.stderr
+    assert b"the waiting process now asks about the new version" in done.stderr
     terminal.wait_for_next(ASKED)
     assert "大家" in terminal.shown
     terminal.type("y\n")

@@ -63,13 +63,10 @@ def test_what_changed_is_previewed_waited_for_shown_approved_and_then_the_rest_i
     run_id = failed(plan)
     ship(MENDED, effect="write", more=", 快: bool = False")
     previewed = plan("preview", "--resume", run_id, *SHOP[:-1])
-    assert "first it is asked about: tool `ship` changed since it was approved (parameters, effect)\n" in previewed.out
+    assert "the gate opens again first: tool `ship` has changed since it was approved (parameters, effect)\n" in previewed.out
     said = plan("resume", run_id, *SHOP, "--detach", "--json")
     assert (said.code, said.run["status"]) == (6, "pending_approval")
-    assert (
-        f"`plan approve {run_id} --digest {digest_of(plan, run_id)[:12]}` gives it, then `plan resume {run_id} --offline` goes on"
-        in said.err
-    )
+    assert f"`plan approve {run_id} --digest {digest_of(plan, run_id)[:12]}`, then `plan resume {run_id} --offline`" in said.err
     shown = plan("approve", run_id, "--show").out
     assert "### Tools that changed" in shown
     assert "effect: read → **write**" in shown
@@ -98,7 +95,7 @@ def test_yes_is_not_taken_of_who_started_the_run_where_the_policy_wants_somebody
     monkeypatch.setenv("PLAN_ADAPTER_ALLOW_SELF_APPROVAL", "false")
     said = plan("resume", run_id, *SHOP, "--yes")
     assert said.code == 6
-    assert f"--yes is not taken, and nothing was begun: {os_user()} started this run and may not approve it" in said.err
+    assert f"--yes is refused, and nothing has started: {os_user()} started this run and may not approve it" in said.err
     monkeypatch.delenv("PLAN_ADAPTER_ALLOW_SELF_APPROVAL")
     assert plan("resume", run_id, *SHOP, "--yes").code == 0
 
@@ -121,7 +118,6 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "resume": (("resume", "RUN", *SHOP), "resume runs of"),
     "resume some steps": (("resume", "RUN", *SHOP, "--only-failed"), "resume runs of"),
     "leave a step out": (("resume", "RUN", *SHOP, "--skip", "ship", "--because", "快"), "resume runs of"),
-    "say that a step was done": (("resume", "RUN", *SHOP, "--mark-done", "ship"), "resume runs of"),
     "cancel": (("cancel", "RUN"), "cancel runs of"),
     "roll back": (("cancel", "RUN", "--rollback", *SHOP), "roll back runs of"),
     "revise": (("revise", "RUN", "计划.json", *SHOP[:-1]), "revise runs of"),

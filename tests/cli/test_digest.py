@@ -55,7 +55,7 @@ def test_a_wrong_digest_is_refused_with_the_one_that_is_there_now(plan: Plan) ->
     for verb in ("approve", "reject"):
         said = plan(verb, run_id, "--digest", read[:12], "--json")
         shows = f"`plan approve {run_id} --show` prints it, then `plan {verb} {run_id} --digest {now}` answers"
-        message = f"the content of the gate changed: your answer is to {read[:12]}, and the gate asks about {now} now; {shows}"
+        message = f"the content of the gate changed: you answered about {read[:12]}, and the gate now asks about {now}; {shows}"
         assert (said.code, said.lines) == (6, [{"error": "NotApprovedError", "message": message}])
     assert plan("show", run_id, "--json").run["approvals"] == []
     assert plan("approve", run_id, "--digest", now).code == 0
@@ -64,7 +64,7 @@ def test_a_wrong_digest_is_refused_with_the_one_that_is_there_now(plan: Plan) ->
 def test_without_a_terminal_content_that_changed_is_not_approved_unnamed(plan: Plan) -> None:
     run_id = revised(plan)
     said = plan("approve", run_id)
-    assert (said.code, "the content of the gate changed after the run was created" in said.err) == (6, True)
+    assert (said.code, "the content of the gate has changed since the run was created" in said.err) == (6, True)
     (command,) = commands_in(said.err.splitlines()[-1])
     assert plan("approve", run_id, "--json").code == 6
     assert plan(*command).code == 0
@@ -95,12 +95,12 @@ def test_at_a_terminal_the_content_is_shown_and_confirmed(plan: Plan, terminals:
 def test_what_is_no_digest_is_a_wrong_usage(plan: Plan, given: str) -> None:
     for verb in (["approve", "0192f0c4"], ["reject", "0192f0c4"], ["resolve", "0192f0c4", "greet", "done"]):
         said = plan(*verb, "--digest", given)
-        assert (said.code, "--digest wants at least 8 characters of an approval digest" in said.err) == (2, True)
+        assert (said.code, "--digest needs at least 8 characters of an approval digest" in said.err) == (2, True)
 
 
 def test_what_is_said_of_a_lost_call_counts_for_that_attempt(plan: Plan) -> None:
     run_id = plan("run", document(step("lost", "get_lost")), "--offline", "--yes", "--json", *TOOLS).run["id"]
     said = plan("resolve", run_id, "lost", "done", "--digest", "0" * 12, "--json")
-    assert (said.code, "another attempt of `lost` is in doubt now" in said.lines[0]["message"]) == (6, True)
+    assert (said.code, "another attempt of `lost` waits now" in said.lines[0]["message"]) == (6, True)
     assert json.loads(plan("show", run_id, "--json").out)["steps"][0]["outcome"] == "unknown"
     assert plan("resolve", run_id, "lost", "done").code == 0

@@ -81,7 +81,7 @@ def test_init_leaves_an_existing_file_alone(plan: Plan) -> None:
     Path("plan.yaml").write_text("mine")
     said = plan("init")
     assert said.code == 2
-    assert "plan.yaml exists" in said.err
+    assert "plan.yaml already exists" in said.err
     assert Path("plan.yaml").read_text() == "mine"
 
 

@@ -139,7 +139,7 @@ def test_a_file_is_written_and_never_overwritten_without_force(draft: Drafting, 
         asked = len(server.requests)
         refused = draft(server, TASK, "-o", name)
         assert (refused.code, len(server.requests), Path(name).read_text(encoding="utf-8")) == (2, asked, "mine")
-        assert f"{name} exists and is left alone: give another name, or --force" in refused.err
+        assert f"{name} already exists: give another name, or --force" in refused.err
         assert draft(server, TASK, "-o", name, "--force").code == 0
     assert Path(name).read_text(encoding="utf-8") == text
 
@@ -183,7 +183,7 @@ def test_everything_that_is_wrong_is_said_at_once_before_a_model_is_asked(plan: 
     said = plan("draft", " ", "--max-steps", "0", "--context", "[1]", "--constraint", "", "-o", "none/plan.yaml")
     assert said.code == 2
     assert len(said.err.splitlines()) == 1
-    for part in ("TASK is empty", "--max-steps is less than 1", "--context is no JSON object", "a --constraint is empty"):
+    for part in ("TASK is empty", "--max-steps is less than 1", "--context is neither a JSON object", "a --constraint is empty"):
         assert part in said.err
     for part in ("there are no tools to plan with: give --tools", "there is no folder none", "no model is configured"):
         assert part in said.err
@@ -192,13 +192,13 @@ def test_everything_that_is_wrong_is_said_at_once_before_a_model_is_asked(plan: 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ((TASK, "--print-prompt", "--answer", "a.txt"), "give --print-prompt, or --answer"),
-        (("-", "--answer", "-"), "stdin holds the task or the answer"),
-        ((TASK, "--context", "{", "--print-prompt"), "--context begins like JSON and is none (Expecting property name"),
+        ((TASK, "--print-prompt", "--answer", "a.txt"), "give --print-prompt or --answer"),
+        (("-", "--answer", "-"), "stdin can hold the task or the answer, not both"),
+        ((TASK, "--context", "{", "--print-prompt"), "--context starts like JSON but is not (Expecting property name"),
         ((TASK, "--context", "@none.yaml", "--print-prompt"), "none.yaml: error[unreadable]: there is no such file"),
         ((TASK, "--context", '{"a": "\\ud800"}', "--print-prompt"), "--context.a: the text holds an unpaired surrogate"),
         ((TASK, "--answer", "none.txt"), "the answer cannot be read from none.txt: No such file"),
-        ((TASK, "--answer", "latin.txt"), "the answer cannot be read from latin.txt: it is no UTF-8 text"),
+        ((TASK, "--answer", "latin.txt"), "the answer cannot be read from latin.txt: it is not UTF-8"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -288,7 +288,7 @@ def test_ctrl_c_while_the_model_is_asked_ends_at_once(terminals: list[Terminal])
 
 def resume_words(said: str) -> list[str]:
     """The words to type that a command told."""
-    return shlex.split(said.split("not asked for again by: plan ")[1].splitlines()[0])
+    return shlex.split(said.split("continue with: plan ")[1].splitlines()[0])
 
 
 def test_ctrl_c_says_how_to_go_on_and_nothing_is_paid_for_twice(terminals: list[Terminal], draft: Drafting) -> None:
@@ -324,7 +324,7 @@ def test_ctrl_c_says_how_to_go_on_and_nothing_is_paid_for_twice(terminals: list[
         assert "hunter2" not in str(server.requests)
     assert load_plan(Path("计划.yaml")).description == "两次问候"
     assert "round 1: quick, strict_schema, 15 tokens" in said.err
-    assert [line.endswith("; kept, and not asked for again") for line in said.err.splitlines() if line.startswith("round")] == [True, False]
+    assert [line.endswith("; kept from before") for line in said.err.splitlines() if line.startswith("round")] == [True, False]
 
 
 def test_a_model_that_was_away_is_asked_once_it_is_there(draft: Drafting, plan: Plan) -> None:
@@ -335,7 +335,7 @@ def test_a_model_that_was_away_is_asked_once_it_is_there(draft: Drafting, plan: 
         assert plan(*words).code == 2  # nobody is there to answer
         again = plan(*words)
     assert (again.code, len(server.requests)) == (2, 2)
-    assert "answer it at a terminal; what was answered is kept" in again.err
+    assert "answer it at a terminal; the answers so far are kept" in again.err
     assert tools_told(server.requests[1]) == {"greet"}
 
 
@@ -343,8 +343,8 @@ def test_a_model_that_was_away_is_asked_once_it_is_there(draft: Drafting, plan: 
     ("arguments", "expected"),
     [
         (("--resume", "nothing", *TOOLS), "no draft begins with `nothing`; `plan show --draft` lists them"),
-        ((TASK, "--resume", "nothing"), "--resume goes on with a draft as it was asked for"),
-        (("--resume", "x", "--constraint", "y"), "--resume goes on with a draft as it was asked for"),
+        ((TASK, "--resume", "nothing"), "--resume continues a draft as it was started"),
+        (("--resume", "x", "--constraint", "y"), "--resume continues a draft as it was started"),
         ((), "say in words what is to be done"),
     ],
 )
@@ -360,7 +360,7 @@ def test_a_draft_whose_tools_are_not_at_hand_says_which_it_needs(plan: Plan, mon
         configure(monkeypatch, server.url)
         words = resume_words(plan("draft", TASK, *TOOLS).err)
         said = plan(*words[:3])
-    assert (said.code, "give the --tools that it was begun with" in said.err) == (2, True)
+    assert (said.code, "give the --tools of its start" in said.err) == (2, True)
 
 
 SENT_BACK = Reply(status=401, error=f"Incorrect API key provided: {KEY}")
@@ -509,7 +509,7 @@ def test_what_is_wrong_with_it_is_the_text_to_paste_back(plan: Plan) -> None:
         "- steps[0].parameters.who: [bad-parameters",
         "- steps[0].parameters.wo: [bad-parameters",
     ]
-    assert "say to the chat what is printed on stdout" in said.err
+    assert "paste stdout into the chat" in said.err
     (told,) = chat(plan, json.dumps(WRONG), "--json").lines
     assert (told["plan"], told["reply"]) == (None, said.out.removesuffix("\n"))
 

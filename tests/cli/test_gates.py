@@ -49,11 +49,11 @@ def test_what_waits_is_listed_newest_first_with_all_that_an_answer_needs(plan: P
     assert (listed[0]["approvers"], listed[0]["known_by"], listed[0]["attended"]) == (["ana", "bo"], ["ssh_signature"], False)
     assert (listed[1]["step"], listed[1]["expires_at"], listed[1]["link"]) == (None, None, None)
     head, *rows = plan("gates").out.splitlines()
-    assert head.split() == ["RUN", "PLAN", "STEP", "DIGEST", "SINCE", "UNTIL", "WHO", "MAY", "WAITS"]
+    assert head.split() == ["RUN", "PLAN", "STEP", "DIGEST", "SINCE", "UNTIL", "APPROVERS", "WAITING"]
     assert rows[0].split()[0] == second
     assert re.search(r" in (10 min|9 min 5\d s) ", rows[0])
-    assert "ana, bo, by ssh_signature" in rows[0]
-    assert "nobody: plan resume" in rows[0]
+    assert "ana, bo, with ssh_signature" in rows[0]
+    assert "none: plan resume" in rows[0]
     assert len(plan("gates", "--json", "--limit", "1").lines) == 1
 
 
@@ -70,7 +70,7 @@ def test_an_approved_run_goes_on_when_it_is_resumed(plan: Plan) -> None:
     assert "**1. greet**" in said.err
     assert "approval digest: `" in said.err
     assert "cannot be undone" in said.err.casefold()
-    assert f"`plan resume {run_id} --offline` goes on" in said.err
+    assert f"`plan resume {run_id} --offline` resumes the run" in said.err
     assert plan("gates", "--json").lines == []
     done = resumed(plan, run_id)
     assert (done.code, done.run["status"], done.run["approved_by"]) == (0, "completed", ME)
@@ -99,7 +99,7 @@ def test_a_second_answer_is_refused_with_the_first_one(plan: Plan) -> None:
     said = plan("reject", run_id)
     assert said.code == 2
     assert f"{ME} answered at" in said.err
-    assert said.err.splitlines()[0].endswith(f": approve; `plan resume {run_id} --offline` goes on")
+    assert said.err.splitlines()[0].endswith(f": approve; `plan resume {run_id} --offline` resumes it")
 
 
 def test_who_may_not_answer_is_told_who_may(plan: Plan) -> None:
@@ -120,11 +120,11 @@ def test_why_there_is_nothing_to_answer_names_what_is_open_or_goes_on(plan: Plan
     run_id = waiting(plan)
     said = plan("approve", run_id, "--step", "greet")
     command = f"plan approve {run_id} --digest {digest_of(plan, run_id)[:12]}"
-    assert said.err == f"plan: step `greet` of run {run_id} is not asked about yet; the gate of the plan is open: `{command}`\n"
+    assert said.err == f"plan: step `greet` of run {run_id} does not wait yet; the plan itself does: `{command}`\n"
     run_id = plan("run", document(step("b", "fail"), **NEEDS_APPROVAL), "--offline", "--yes", "--json", *TOOLS).run["id"]
     said = plan("approve", run_id)
-    assert (said.code, f"nothing of run {run_id} waits for an answer; it is failed" in said.err) == (2, True)
-    assert f"`plan resume {run_id} --offline` tries what has not succeeded again" in said.err
+    assert (said.code, f"run {run_id} does not wait for an answer; it is failed" in said.err) == (2, True)
+    assert f"`plan resume {run_id} --offline` resumes it" in said.err
 
 
 def test_who_came_into_a_group_since_the_gate_was_opened_may_answer_if_who_goes_on_knows_them_too(
@@ -153,14 +153,14 @@ def test_the_doctor_names_approvers_that_are_no_group(plan: Plan, monkeypatch: p
 
 def test_an_answer_that_cannot_be_proved_leaves_the_run_waiting(plan: Plan) -> None:
     said = plan("approve", waiting(plan), "--code", "123456")
-    assert (said.code, f"{ME} has no one-time codes: `plan approve --enroll {ME}` makes them" in said.err) == (6, True)
+    assert (said.code, f"{ME} has no one-time codes: `plan enroll {ME}` makes them" in said.err) == (6, True)
 
 
 def test_yes_ends_with_6_where_the_policy_does_not_take_it_and_nothing_is_begun(plan: Plan) -> None:
     path = document(GREET, **NEEDS_APPROVAL, approval={"self_approval": False})
     said = plan("run", path, "--offline", "--yes", *TOOLS)
     assert said.code == 6
-    assert "--yes is not taken, and nothing was begun" in said.err
+    assert "--yes is refused, and nothing has started" in said.err
     assert "may not approve it; somebody else must" in said.err
     assert plan("runs", "--json").lines == []
     run_id = plan("run", path, "--offline", "--detach", "--json", *TOOLS).run["id"]
@@ -173,14 +173,13 @@ def test_yes_ends_with_6_where_the_policy_does_not_take_it_and_nothing_is_begun(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "say which run: `plan gates` lists what waits"),
+        ((), "which run? `plan gates` lists the runs that wait"),
         (("0000000",), "no run has the id `0000000`"),
         (("RUN", "--step", "nope"), "has no step `nope`; steps: greet"),
-        (("RUN", "--by", "ana"), "--by is a name without proof"),
-        (("RUN", "--until", "2030-01-01"), "go with --standing PLAN"),
-        (("RUN", "--step", "a", "--step", "b"), "give --step once"),
+        (("RUN", "--by", "ana"), "--by alone proves nothing"),
+        (("RUN", "--step", "a", "--step", "b"), "see `plan approve --help`"),
     ],
-    ids=["no run", "unknown", "no step", "by", "until", "two steps"],
+    ids=["no run", "unknown", "no step", "by", "two steps"],
 )
 def test_what_cannot_be_answered_is_a_usage_error(plan: Plan, arguments: tuple[str, ...], message: str) -> None:
     run_id = waiting(plan)
@@ -192,9 +191,11 @@ def test_what_cannot_be_answered_is_a_usage_error(plan: Plan, arguments: tuple[s
 def test_who_looks_at_a_run_that_waits_is_told_at_what_since_when_and_what_to_type(plan: Plan) -> None:
     run_id = waiting(plan, options={"require_approval": True, "approval_timeout_ms": 600_000})
     said = plan("show", run_id)
-    assert re.search(r"\*\*waits for an approval of the plan\*\* since .* \(.* s\), until .* \(in .* min.*\); no process waits", said.out)
+    assert re.search(
+        r"\*\*waits for an approval of the plan\*\* since .* \(.* s\), until .* \(in .* min.*\); no process is waiting", said.out
+    )
     digest = digest_of(plan, run_id)
-    assert f"--digest {digest[:12]}` gives it, then `plan resume {run_id} --offline` goes on; `plan gates` lists all" in said.err
+    assert f"--digest {digest[:12]}`, then `plan resume {run_id} --offline`; `plan gates` lists everything" in said.err
     assert "pending_approval (no process waits)" in plan("runs").out
     assert [gate["step"] for gate in plan("show", run_id, "--json").run["gates"]] == [None]
 
@@ -204,17 +205,17 @@ def test_an_answer_with_which_no_process_goes_on_is_told(plan: Plan) -> None:
     plan("approve", run_id, "--note", "看过了")
     said = plan("show", run_id)
     assert re.search(rf"- approved by {ME} \(os_user\) at .*: 看过了", said.out)
-    assert said.err == f"it was answered, and no process goes on with it: `plan resume {run_id} --offline` does\n"
-    assert "pending_approval (approved, no process goes on)" in plan("runs").out
+    assert said.err == f"it has been answered, but no process is running it: `plan resume {run_id} --offline`\n"
+    assert "pending_approval (approved, not resumed yet)" in plan("runs").out
     assert "看过了" in plan("show", run_id, "--json").run["approvals"][0]["note"]
 
 
 def test_a_run_that_somebody_wants_changed_says_so_wherever_it_is_met(plan: Plan) -> None:
     run_id = waiting(plan)
     plan("reject", run_id, "--changes", "--note", "greet everybody")
-    both = f"`plan revise {run_id} FILE` puts a new version in its place, `plan resume {run_id} --offline` asks about this one again"
+    both = f"`plan revise {run_id} FILE` submits a new version; `plan resume {run_id} --offline` asks about this one again"
     assert "greet everybody" in plan("show", run_id).out
-    assert "changes requested, no process goes on" in plan("runs").out
+    assert "changes requested, not resumed yet" in plan("runs").out
     for arguments in (("show", run_id), ("approve", run_id), ("resume", run_id, "--detach", "--offline", *TOOLS)):
         assert both in plan(*arguments).err
 
@@ -269,7 +270,7 @@ def test_a_raised_effect_is_told_first_and_loud(plan: Plan) -> None:
 
 def test_a_revision_is_a_file_or_an_edit(plan: Plan) -> None:
     run_id = waiting(plan)
-    assert "give the new version as a file, or in words, or --edit" in plan("revise", run_id).err
+    assert "give the new version as a file or in words, or use --edit" in plan("revise", run_id).err
     assert "--edit needs a terminal" in plan("revise", run_id, "--edit").err
 
 
@@ -313,7 +314,7 @@ async def open_many(count: int) -> None:
 def test_of_two_open_gates_both_commands_are_told(plan: Plan) -> None:
     run_id = waiting(plan)
     asyncio.run(open_many(1))
-    assert f"`, `plan approve {run_id} --step step-0 --digest {'d' * 12}` give it" in plan("show", run_id).err
+    assert f"`, `plan approve {run_id} --step step-0 --digest {'d' * 12}`; `plan gates` lists" in plan("show", run_id).err
 
 
 @pytest.mark.thorough
@@ -353,26 +354,25 @@ BY_INPUT = step("greet", "greet", parameters={"who": "${{ inputs.who }}"})
 
 def test_a_standing_approval_is_given_listed_and_revoked(plan: Plan) -> None:
     path = document(BY_INPUT, inputs={"who": {"type": "string"}}, **NEEDS_APPROVAL)
-    said = plan("approve", "--standing", path, *STANDING, "--json")
+    said = plan("standing", "add", path, *STANDING, "--json")
     assert said.code == 0, said.err
     standing = said.run
     assert (standing["max_runs"], standing["runs_left"], standing["schedules"]) == (3, 3, ["试运行/nightly"])
     assert (standing["inputs"], standing["steps"], standing["by"]) == ({"who": "[a-z]+"}, ["greet"], ME)
-    assert plan("gates", "--standing", "--json").lines == [standing]
-    row = plan("gates", "--standing").out.splitlines()[1]
+    assert plan("standing", "--json").lines == [standing]
+    row = plan("standing", "list").out.splitlines()[1]
     assert "3 runs of 3" in row
-    revoked = plan("reject", "--standing", standing["id"][:-1])
-    assert revoked.out.startswith(f"standing approval {standing['id']} of 试运行 is revoked, by {ME}")
-    assert plan("gates", "--standing", "--json").lines == []
-    assert "`--all` lists those that have ended" in plan("gates", "--standing").err
-    assert f"revoked by {ME} at " in plan("gates", "--standing", "--all").out
-    assert [one["id"] for one in plan("gates", "--standing", "--all", "--json").lines] == [standing["id"]]
-    assert plan("gates", "--all").code == 2
+    revoked = plan("standing", "revoke", standing["id"][:-1])
+    assert revoked.out.startswith(f"revoked standing approval {standing['id']} of 试运行, by {ME}")
+    assert plan("standing", "--json").lines == []
+    assert "`--all` also lists those that have ended" in plan("standing", "list").err
+    assert f"revoked by {ME} at " in plan("standing", "list", "--all").out
+    assert [one["id"] for one in plan("standing", "list", "--all", "--json").lines] == [standing["id"]]
 
 
 def test_a_run_by_a_standing_approval_says_which_one_and_who_gave_it_when(plan: Plan) -> None:
     path = document(BY_INPUT, inputs={"who": {"type": "string"}}, **NEEDS_APPROVAL)
-    given = plan("approve", "--standing", path, *STANDING[:4], "--runs", "1", *STANDING[6:], "--note", "每晚", "--json").run
+    given = plan("standing", "add", path, *STANDING[:4], "--runs", "1", *STANDING[6:], "--note", "每晚", "--json").run
     tools = ToolRegistry([greet])
     bound = bind_inputs(validate(load_plan(path), tools), {"who": "ana"})
     occasion = Occasion(approver=Says("reject"), schedule="试运行/nightly", requested_by="schedule of 试运行/nightly", tools=tools)
@@ -382,27 +382,27 @@ def test_a_run_by_a_standing_approval_says_which_one_and_who_gave_it_when(plan: 
     assert f"- approved by {ME}, with the standing approval `{given['id']}`, given at " in shown
     assert f"- approved by the standing approval `{given['id']}` of 试运行, which {ME} (os_user) gave at " in shown
     assert [line.endswith("每晚") for line in shown.splitlines() if line.startswith("- approved by the standing")] == [True]
-    assert "used up" in plan("gates", "--standing", "--all").out.splitlines()[1]
+    assert "used up" in plan("standing", "list", "--all").out.splitlines()[1]
 
 
 def test_every_reason_why_a_standing_approval_makes_no_sense_is_told(plan: Plan) -> None:
     path = document(BY_INPUT, inputs={"who": {"type": "string"}}, **NEEDS_APPROVAL)
-    said = plan("approve", "--standing", path, "--step", "nope", *TOOLS)
+    said = plan("standing", "add", path, "--step", "nope", *TOOLS)
     assert said.code == 2
     for words in ("no end", "names no schedule", "no run would be covered", "no step is called `nope`"):
         assert words in said.err
-    assert "write a day" in plan("approve", "--standing", path, "--schedule", "a/b", "--until", "soon", *TOOLS).err
+    assert "write a day" in plan("standing", "add", path, "--schedule", "a/b", "--until", "soon", *TOOLS).err
 
 
 @pytest.mark.usefixtures("signer")
 def test_a_standing_approval_may_be_a_signed_file_beside_the_plan(plan: Plan) -> None:
     path = document(BY_INPUT, inputs={"who": {"type": "string"}}, **NEEDS_APPROVAL)
-    assert "nobody's word: add --sign" in plan("approve", "--standing", path, *STANDING, "--file").err
-    said = plan("approve", "--standing", path, *STANDING, "--file", "--sign", "--by", "ana")
+    assert "--file needs --sign" in plan("standing", "add", path, *STANDING, "--file").err
+    said = plan("standing", "add", path, *STANDING, "--file", "--sign", "--by", "ana")
     assert said.code == 0, said.err
     assert "runbook_digest" in Path("计划.approval.yaml").read_text(encoding="utf-8")
     assert Path("计划.approval.yaml.sig").read_text().startswith("-----BEGIN SSH SIGNATURE-----")
-    assert plan("gates", "--standing", "--json").lines == []
+    assert plan("standing", "--json").lines == []
 
 
 def test_gates_are_shown_in_json_events(plan: Plan) -> None:
@@ -411,3 +411,19 @@ def test_gates_are_shown_in_json_events(plan: Plan) -> None:
     assert (opened["gate"]["step"], opened["gate"]["end"], answered["gate"]["end"]) == (None, None, "answered")
     assert answered["message"] == f"approved by {ME} (os_user): --yes"
     assert json.loads(said.out.splitlines()[-1])["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("add",), "add what? `plan standing add PLAN`"),
+        (("revoke",), "revoke which one? `plan standing revoke ID`"),
+        (("list", "计划.json"), "`plan standing add 计划.json` approves a plan"),
+        (("revoke", "0123abcd", "--runs", "3"), "takes none of the options of `plan standing add`"),
+        (("add", "计划.json", "--all"), "--all and --limit go with `plan standing list`"),
+    ],
+    ids=["nothing to add", "nothing to revoke", "a plan to list", "terms to revoke", "a list to add"],
+)
+def test_options_of_another_action_are_a_usage_error(plan: Plan, arguments: tuple[str, ...], message: str) -> None:
+    said = plan("standing", *arguments)
+    assert (said.code, message in said.err) == (2, True), said.err

@@ -103,10 +103,10 @@ def test_a_run_without_a_terminal_says_how_it_is_answered_and_the_api_alone_prov
         assert (refused.code, f"then `{form['command']}` answers" in refused.err) == (6, True)
         refused = laptop(*form["command"].split()[1:])
         assert refused.code == 6
-        assert f"the run does not take this answer: {os_user()} is known by form only" in refused.err
+        assert f"the run refused this answer: {os_user()} is known by form only" in refused.err
         answered = plan("approve", run.run_id, "--note", "好")
         assert answered.code == 0, answered.err
-        assert "the process that waits for it goes on at once" in answered.err
+        assert "the waiting process continues now" in answered.err
         code, out = run.end()
     assert (code, "completed" in out) == (0, True)
 
@@ -121,11 +121,11 @@ def test_a_machine_that_has_only_prefects_api_ends_the_question_at_the_terminal(
     assert form["flow_run_id"] in form["link"]
     answered = laptop("reject", form["flow_run_id"], "--api", "--note", "不行")
     assert answered.code == 0, answered.err
-    assert "the run has the answer, and verifies it" in answered.err
+    assert "the run has received the answer and is verifying it" in answered.err
     assert terminal.end() == 3
     assert f"the plan: rejected by {os_user()} (form): 不行" in terminal.shown
     late = laptop("approve", run_id, "--api")
-    assert (late.code, "no form waits for an answer" in late.err) == (2, True)
+    assert (late.code, "has no form that waits for an answer" in late.err) == (2, True)
 
 
 @pytest.mark.thorough
@@ -169,26 +169,26 @@ def test_the_page_of_the_form_of_a_steps_gate_is_told(plan: Plan, laptop: Laptop
     with waiting(document({**GREET, "requires_approval": True})) as run:
         command = the_gate(plan, run.run_id)["command"]
         assert command.startswith(f"plan approve {run.run_id} --step greet --digest ")
-        assert run.told[-1] == f"answer in its form, whose page follows, or with `{command}`"
+        assert run.told[-1] == f"answer in its form (link below), or with `{command}`"
         assert run.process.stderr is not None
         line = next(line for line in run.process.stderr if "its form is on" in line)
         assert line == f"greet: its form is on {shown_form(laptop, run.run_id)['link']}\n"
 
 
 def test_a_secret_of_one_time_codes_is_replaced_only_if_that_is_meant(plan: Plan, terminals: list[Terminal]) -> None:
-    assert plan("approve", "--enroll", os_user()).code == 0
-    assert plan("approve", "--enroll", "博").code == 0
-    others = plan("approve", "--enroll", "博", "--force")
+    assert plan("enroll", os_user()).code == 0
+    assert plan("enroll", "博").code == 0
+    others = plan("enroll", "博", "--force")
     assert (others.code, others.out) == (6, "")  # only that account, or an operator of the policy
-    refused = plan("approve", "--enroll", os_user())
+    refused = plan("enroll", os_user())
     assert (refused.code, refused.out, "`--force` replaces them" in refused.err) == (2, "", True)
     for word, code in (("n", 2), ("y", 0)):
-        terminal = Terminal("approve", "--enroll", os_user())
+        terminal = Terminal("enroll", os_user())
         terminals.append(terminal)
         terminal.wait_for("Replace them?")
         terminal.type(f"{word}\n")
         assert (terminal.end(), "otpauth://" in terminal.shown) == (code, code == 0)
-    assert "count no more" in plan("approve", "--enroll", os_user(), "--force").err
+    assert "no longer work" in plan("enroll", os_user(), "--force").err
 
 
 @pytest.mark.thorough
@@ -249,7 +249,7 @@ def state_of(flow_run_id: str) -> tuple[str, str]:
 
 
 def test_a_one_time_code_proves_who_answers_and_counts_once(plan: Plan) -> None:
-    enrolled = plan("approve", "--enroll", os_user())
+    enrolled = plan("enroll", os_user())
     assert enrolled.code == 0, enrolled.err
     (uri,) = enrolled.out.splitlines()
     secret = parse_qs(urlsplit(uri).query)["secret"][0]
@@ -280,13 +280,10 @@ def test_from_a_machine_without_the_store_a_signed_word_answers_the_form_that_as
         form = shown_form(laptop, run.run_id)
         assert (form["asks"], form["step"], form["known_by"]) == ("outcome", "lost", ["ssh_signature"])
         refused = laptop("approve", run.run_id, "--api")
-        assert (
-            f"which no approval answers: `plan resolve {run.run_id} lost done|again|abort --api --digest {form['digest'][:12]}` does"
-            in refused.err
-        )
+        assert f"not for an approval: `plan resolve {run.run_id} lost done|again|abort --api --digest {form['digest'][:12]}`" in refused.err
         assert laptop("resolve", run.run_id, "lost", "done", "--api").code == 2
         said = laptop("resolve", run.run_id, "lost", "done", "--api", "--sign", "--by", "ana", "--result", '"好"')
-        assert (said.code, "said `done` of step lost" in said.out) == (0, True), said.err
+        assert (said.code, "recorded `done` for step lost" in said.out) == (0, True), said.err
         code, _ = run.end()
     shown = plan("show", run.run_id, "--json").run
     assert (code, shown["status"], shown["steps"][0]["result"]) == (0, "completed", "好")
@@ -294,7 +291,7 @@ def test_from_a_machine_without_the_store_a_signed_word_answers_the_form_that_as
 
 @pytest.mark.thorough
 def test_a_one_time_code_leaves_a_step_out(plan: Plan) -> None:
-    uri = urlsplit(plan("approve", "--enroll", "zoe", "--force").out.split()[-1])
+    uri = urlsplit(plan("enroll", "zoe", "--force").out.split()[-1])
     path = document(step("wrong", "fail"), GREET, approval={"known_by": ["totp"]})
     run_id = plan("run", path, *TOOLS, "--yes", "--json").run["id"]
     leave_out = "resume", run_id, *TOOLS, "--skip", "wrong", "--because", "没有必要", "--json"
@@ -308,7 +305,7 @@ def test_a_one_time_code_leaves_a_step_out(plan: Plan) -> None:
 
 @pytest.mark.thorough
 def test_a_one_time_code_says_how_a_call_ended(plan: Plan) -> None:
-    uri = urlsplit(plan("approve", "--enroll", "zoe", "--force").out.split()[-1])
+    uri = urlsplit(plan("enroll", "zoe", "--force").out.split()[-1])
     path = document(step("lost", "get_lost"), approval={"known_by": ["totp"]})
     run_id = plan("run", path, *TOOLS, "--yes", "--json").run["id"]
     code = TOTP(parse_qs(uri.query)["secret"][0]).now()

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from plan_adapter.cli.app import VERBS
+from plan_adapter.cli.app import GROUPS, VERBS
 from tests.cli.conftest import Plan
 
 HEAVY = ("prefect", "sqlalchemy", "yaml", "rich", "cel_expr_python", "httpx", "pydantic", "openai", "json_repair")
@@ -22,14 +22,20 @@ def imported_by(*arguments: str) -> set[str]:
 
 
 @pytest.mark.parametrize("word", ["--help", "-h", "help"])
-def test_help_shows_the_first_verbs_before_the_others(plan: Plan, word: str) -> None:
+def test_help_groups_the_verbs_by_what_a_person_is_doing(plan: Plan, word: str) -> None:
     said = plan(word)
-    first, _, more = said.out.partition("More:")
     assert said.code == 0
-    assert [verb.name for verb in VERBS if f"  {verb.name} " in first] == [
-        *("init", "validate", "preview", "run", "gates", "approve", "resume", "show")
-    ]
-    assert [verb.name for verb in VERBS if f"  {verb.name} " in more] == [verb.name for verb in VERBS if not verb.first]
+    shown = {title: text.split("\n\n")[0] for title in GROUPS for text in [said.out.partition(f"\n\n{title}:\n")[2]]}
+    assert {title: [line.split()[0] for line in text.splitlines()] for title, text in shown.items()} == {
+        "Write": ["init", "validate", "preview", "draft", "promote", "import", "schema", "tools"],
+        "Run": ["run"],
+        "Decide": ["gates", "approve", "reject", "resolve", "standing", "enroll", "policy"],
+        "Look": ["runs", "show", "logs", "export", "explain", "guide"],
+        "Repair": ["resume", "revise", "cancel", "reconcile"],
+        "Keep": ["store"],
+        "Set up": ["doctor", "down", "mcp"],
+    }
+    assert max(len(line) for line in said.out.splitlines()) <= 120
 
 
 def test_no_verb_at_all_is_answered_with_help(plan: Plan) -> None:

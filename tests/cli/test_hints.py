@@ -8,9 +8,9 @@ import pytest
 
 from plan_adapter.approval import os_user
 from tests.cli.conftest import Plan
-from tests.cli.test_doubt import slow
 from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document, step
 from tests.cli.test_terminal import PLAN
+from tests.cli.test_unknown_outcomes import slow
 from tests.cli.test_waiting import Processes, line_with, processes
 
 __all__ = ["processes"]
@@ -30,7 +30,7 @@ def test_a_run_that_was_rolled_back_is_refused_by_the_preview_as_by_resume(plan:
     run_id = rolled_back(plan)
     previewed, resumed = plan("preview", "--resume", run_id, *TOOLS), plan("resume", run_id, "--offline", *TOOLS)
     assert (previewed.code, previewed.out, previewed.err) == (2, "", resumed.err)
-    assert "was rolled back, so that its steps cannot go on" in previewed.err
+    assert "was rolled back and cannot be resumed" in previewed.err
 
 
 def test_of_a_rollback_that_was_interrupted_the_preview_says_that_only_it_goes_on(processes: Processes, plan: Plan) -> None:
@@ -44,7 +44,7 @@ def test_of_a_rollback_that_was_interrupted_the_preview_says_that_only_it_goes_o
     said = plan("preview", "--resume", run_id, *TOOLS)
     assert (said.code, said.out) == (
         0,
-        "no step goes on, because the run is being rolled back; its rollback goes on, and undoes `made`\n",
+        "the run is being rolled back: no step runs, and the rollback continues with `made`\n",
     )
     assert plan("preview", "--resume", run_id, *TOOLS, "--json").run["rollback"] == [{"id": "made", "item": None}]
 
@@ -59,13 +59,13 @@ def test_a_rejected_run_is_refused_by_the_preview(plan: Plan) -> None:
 def test_only_while_something_is_left_to_undo_the_command_for_it_is_named(plan: Plan) -> None:
     Path("stuck").touch()
     said = plan("run", document(UNDOABLE, BROKEN), "--offline", *TOOLS)
-    assert "--rollback --offline` undoes what is left; a run that was rolled back does not go on" in said.err
+    assert "--rollback --offline` rolls back the rest; a run that was rolled back cannot be resumed" in said.err
     run_id = plan("runs", "--json").lines[0]["id"]
-    assert f"`plan cancel {run_id} --rollback` undoes what is left" in plan("resume", run_id, "--offline", *TOOLS).err
+    assert f"`plan cancel {run_id} --rollback` rolls back the rest" in plan("resume", run_id, "--offline", *TOOLS).err
     Path("stuck").unlink()
     undone = plan("cancel", run_id, "--rollback", "--offline", *TOOLS)
-    assert (undone.code, "undoes what is left" in undone.err) == (0, False)
-    assert "undoes what is left" not in plan("resume", run_id, "--offline", *TOOLS).err
+    assert (undone.code, "rolls back the rest" in undone.err) == (0, False)
+    assert "rolls back the rest" not in plan("resume", run_id, "--offline", *TOOLS).err
 
 
 @pytest.mark.parametrize("command", [("resume", "--offline"), ("preview", "--resume")], ids=["resume", "preview"])
@@ -124,7 +124,8 @@ def test_after_ctrl_c_in_the_middle_of_a_write_the_command_that_says_how_it_ende
     assert said.code == 130
     last = said.err.splitlines()[-1]
     assert last.startswith(
-        f"`plan resolve {run_id} lost done|again|abort` says how it ended, then `plan resume {run_id} --offline` goes on"
+        "a write whose outcome is unknown is never retried automatically: check it, record the outcome with "
+        f"`plan resolve {run_id} lost done|again|abort`, then `plan resume {run_id} --offline`"
     )
 
 
@@ -159,8 +160,8 @@ def test_who_started_a_run_that_they_may_not_approve_is_no_approver(plan: Plan) 
 
 
 def test_a_word_too_many_is_told_in_plain_words(plan: Plan) -> None:
-    assert plan("export", "RUN", "x.json").err == "plan: `x.json` is too many for `plan export`; write to a file with `--output x.json`\n"
-    assert plan("show", "a", "b", "c").err == "plan: `b`, `c` are too many for `plan show`; `plan show --help` tells more\n"
+    assert plan("export", "RUN", "x.json").err == "plan: `plan export` does not take `x.json`; write to a file with `--output x.json`\n"
+    assert plan("show", "a", "b", "c").err == "plan: `plan show` does not take `b`, `c`; see `plan show --help`\n"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
@@ -168,4 +169,4 @@ def test_a_word_too_many_is_told_in_plain_words(plan: Plan) -> None:
 def test_output_that_cannot_be_written_is_one_plain_line(arguments: tuple[str, ...], home: Path) -> None:
     with Path("/dev/full").open("w") as full:
         said = subprocess.run([*PLAN, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert (said.returncode, said.stderr) == (2, "plan: what was to be printed cannot be written: No space left on device\n")
+    assert (said.returncode, said.stderr) == (2, "plan: the output cannot be written: No space left on device\n")

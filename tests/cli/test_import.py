@@ -114,7 +114,7 @@ def test_every_problem_of_every_plan_is_told_with_its_place_and_nothing_is_writt
     assert "error[unknown-field] at Stepz: a plan has no field `Stepz`; did you mean `steps`?" in said.err
     assert "error[wrong-type] at steps[1].depends_on" in said.err
     assert "plans.jsonl:5:1: error[syntax]" in said.err
-    assert "`--leave-out-unknown` goes on without 1 unknown field" in said.err
+    assert "`--leave-out-unknown` leaves out 1 unknown field" in said.err
     assert asyncio.run(_authors()) == {}
 
 
@@ -131,7 +131,7 @@ def test_tools_that_are_not_there_are_named_and_may_come_later(plan: Plan) -> No
     said = plan("import", write(go()), "--save")
     assert said.code == 0
     assert "error[unknown-tool]" in said.err
-    assert "before it runs 1 error named above must be mended" in said.err
+    assert "fix 1 error above before it can run" in said.err
     assert asyncio.run(_authors()) == {"部署": os_user()}
 
 
@@ -170,7 +170,7 @@ def test_a_document_of_ones_own_is_saved_as_it_is(plan: Plan, monkeypatch: pytes
     [
         ((go(), go(ID="q")), ("--save",), "several plans are called 部署"),
         ((go(), go(Name="x")), ("--name", "y", "--save"), "holds 2 plans: --name is for one"),
-        ((go(), go(Name="x")), ("--out", "no"), "no is no folder"),
+        ((go(), go(Name="x")), ("--out", "no"), "no is not a folder"),
         (([],), (), "holds no plan"),
     ],
 )

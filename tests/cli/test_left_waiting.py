@@ -44,7 +44,7 @@ def test_without_a_terminal_a_run_at_a_gate_ends_with_6_and_goes_on_once_it_is_a
     assert (said.code, said.run["status"], statuses(said.run)) == (6, "pending_approval", {"greet": "pending"})
     run_id = said.run["id"]
     assert f"`plan approve {run_id}" in said.err
-    assert f"then `plan resume {run_id} --offline` goes on" in said.err
+    assert f"then `plan resume {run_id} --offline`" in said.err
     assert statuses(approved_and_resumed(plan, run_id, *where)) == {"greet": "completed"}
 
 
@@ -89,7 +89,7 @@ def test_a_signal_leaves_a_run_that_waits_at_a_gate(
     for _ in range(times):  # who ends a group of processes and forwards the signal sends it twice
         os.kill(terminal.process.pid, number)
     assert terminal.end() == 6
-    assert "the run is left waiting for its approval" in terminal.shown
+    assert "the run still waits for its approval" in terminal.shown
     assert "Traceback" not in terminal.shown
     run_id = is_pending(plan)
     assert statuses(approved_and_resumed(plan, run_id, *where)) == {"greet": "completed"}

@@ -45,9 +45,9 @@ def test_other_commands_list_the_question_take_no_approval_for_it_and_answer_it(
     assert f"`{command}` answers the first one" in piped("gates").stderr.decode()
     refused = piped("approve", gate["run_id"])
     assert refused.returncode == 2
-    assert f"which no approval answers: `{command}` does" in refused.stderr.decode()
+    assert f"waits for the outcome of a call, not for an approval: `{command}`" in refused.stderr.decode()
     said = piped("resolve", gate["run_id"], "lost", "abort", "--note", "从别处")
-    assert (said.returncode, "the process that waits for it ends the run" in said.stderr.decode()) == (0, True)
+    assert (said.returncode, "the waiting process ends the run" in said.stderr.decode()) == (0, True)
     assert terminal.end() == 4
 
 

@@ -29,7 +29,7 @@ def test_without_a_policy_that_is_said(plan: Plan) -> None:
 
 def test_a_policy_is_set_and_shown_with_who_set_it_and_its_history(plan: Plan) -> None:
     first = plan("policy", "set", written(approvers=["安娜"]))
-    assert first.out == f"version 1 of the store's policy holds from now on, set by {ME} (os_user)\n"
+    assert first.out == f"version 1 of the store's policy applies from now on, set by {ME} (os_user)\n"
     assert "names no operators: anybody who can write to this store can set the next one" in first.err
     (told,) = plan("policy", "set", written(operators=[ME], gate_effects=["write"]), "--json").lines
     assert (told["number"], told["by"], told["policy"]) == (2, ME, {"operators": [ME], "gate_effects": ["write"]})
@@ -37,7 +37,7 @@ def test_a_policy_is_set_and_shown_with_who_set_it_and_its_history(plan: Plan) -
     assert shown.startswith(f"# version 2, set by {ME} (os_user) at ") and told["digest"] in shown
     assert shown.endswith(f"\noperators: [{ME}]\ngate_effects: [write]\n")
     assert [line["number"] for line in plan("policy", "show", "--all", "--json").lines] == [1, 2]
-    assert "ok  version 2 of the store's policy holds for every plan" in plan("doctor").out
+    assert "ok  version 2 of the store's policy applies to every plan" in plan("doctor").out
 
 
 def test_all_problems_of_a_policy_are_told_at_once(plan: Plan) -> None:
@@ -79,7 +79,7 @@ def test_a_signed_policy_is_verified_by_the_keys_of_the_one_before(plan: Plan, t
     assert (forged.code, "the allowed signers of the store's policy" in forged.err) == (6, True)
     monkeypatch.setenv("PLAN_ADAPTER_SIGNING_KEY", str(tmp_path / "ana"))
     signed = plan("policy", "set", written(operators=["ana", "bo"]), "--sign", "--by", "ana")
-    assert signed.out == "version 2 of the store's policy holds from now on, set by ana (ssh_signature)\n"
+    assert signed.out == "version 2 of the store's policy applies from now on, set by ana (ssh_signature)\n"
 
 
 def test_an_altered_policy_is_told_and_stops_what_it_decides(plan: Plan, home: Path) -> None:

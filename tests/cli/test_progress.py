@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from plan_adapter.cli.codes import ExitCode, code_of_run
+from plan_adapter.cli.foreground import choose_display
 from plan_adapter.cli.live import LiveDisplay
-from plan_adapter.cli.performing import choose_display
 from plan_adapter.cli.progress import CARRIED_LINES, JsonDisplay, PlainDisplay
 from plan_adapter.cli.records import run_end, step_end
 from plan_adapter.hooks import Event
@@ -43,7 +43,7 @@ def test_plain_lines_tell_the_whole_story_without_escapes(capsys: pytest.Capture
         "run 0192f0c4-0000-7000-8000-000000000001 of 发布流程: 3 steps",
         "http://127.0.0.1:4200/runs/flow-run/f-1",
         "构建: started",
-        "构建: exit code 1 and more; tries again in 2 s",
+        "构建: exit code 1 and more; retrying in 2 s",
         "构建: started",
         "构建: completed in 2.3 s after 1 retry",
         "test: started",
@@ -64,14 +64,14 @@ def test_many_carried_steps_are_told_of_in_one_line(
     for event in [*events, *events]:  # a new version of the plan starts again
         plain(event)
     said = capsys.readouterr().err.splitlines()
-    assert sum("carried from the earlier start of this run" in line for line in said) == 2 * lines
+    assert sum("carried from an earlier start of this run" in line for line in said) == 2 * lines
     assert said.count("last: completed in 72 ms") == 2
     monkeypatch.setattr(sys, "stderr", screen)
     live = LiveDisplay(links)
     for event in events:
         live(event)
     live.close()
-    assert screen.getvalue().count("carried from the earlier start of this run") == lines
+    assert screen.getvalue().count("carried from an earlier start of this run") == lines
     assert live._ended == count + 1
 
 
@@ -178,6 +178,6 @@ def test_where_the_form_of_a_steps_gate_is_is_told_once_it_is_shown(kind: str, c
     display(Event("gate_shown", run, gate=replace(gate, flow_run_id="f-2"), in_form=True))
     said = capsys.readouterr().err.splitlines()
     assert said[-2:] == [
-        "answer in its form, whose page follows, or with `plan approve r --step restart --digest aaaaaaaaaaaa`",
+        "answer in its form (link below), or with `plan approve r --step restart --digest aaaaaaaaaaaa`",
         "restart: its form is on http://127.0.0.1:4200/runs/flow-run/f-2",
     ]

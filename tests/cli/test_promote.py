@@ -54,7 +54,7 @@ def test_a_run_becomes_a_document_with_commented_inputs(plan: Plan, completed: s
     said = plan("promote", completed[:18], *TOOLS)
     assert said.code == 0, said.err
     lines = said.out.splitlines()
-    assert lines[0].startswith(f"# made of run {completed}, completed, ")
+    assert lines[0].startswith(f"# promoted from run {completed}, completed, ")
     (comment,) = [line for line in lines if line.startswith("  # proposed: ")]
     assert "it was web-3.example.com in version 1; it was web-2.example.com in run " in comment
     assert comment.endswith("in first.parameters.who, second.parameters.who; still written out in description")
@@ -98,7 +98,7 @@ def test_json_tells_plan_reasons_places_and_version(plan: Plan, completed: str) 
 def test_a_partial_run_is_taken_with_a_warning_that_names_the_steps(plan: Plan) -> None:
     said = plan("promote", run(plan), *TOOLS)
     assert said.code == 0
-    assert "is only partial: nothing proves that these steps work: last\n" in said.err
+    assert "is only partial; nothing proves that these steps work: last\n" in said.err
 
 
 def test_a_run_that_did_not_go_well_is_refused(plan: Plan) -> None:
@@ -106,7 +106,7 @@ def test_a_run_that_did_not_go_well_is_refused(plan: Plan) -> None:
     failed = plan("run", "plan.yaml", "--offline", "--json", *TOOLS).run["id"]
     said = plan("promote", failed, *TOOLS)
     assert (said.code, said.out) == (2, "")
-    assert "is failed: a runbook is made of a run that completed" in said.err
+    assert "is failed: only a completed run becomes a runbook" in said.err
 
 
 def test_without_the_tools_of_the_run_every_one_that_is_missing_is_named(plan: Plan, completed: str) -> None:
@@ -118,7 +118,7 @@ def test_without_the_tools_of_the_run_every_one_that_is_missing_is_named(plan: P
 def test_a_file_is_not_overwritten_unasked_and_nothing_is_saved_then(plan: Plan, completed: str) -> None:
     said = plan("promote", completed, "--out", "plan.yaml", "--save", *TOOLS)
     assert said.code == 2
-    assert "plan.yaml exists" in said.err
+    assert "plan.yaml already exists" in said.err
     assert versions("问候") == []
     assert plan("promote", completed, "--out", "plan.yaml", "--force", *TOOLS).code == 0
     assert "who" in load_plan(Path("plan.yaml")).inputs

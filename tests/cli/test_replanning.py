@@ -62,7 +62,7 @@ def test_without_a_plan_the_run_stays_as_it_is(plan: Plan, monkeypatch: pytest.M
     with scripted(says({"action": "ask_user", "speak": "哪个镜像？", "reason": ""})) as server:
         configure(monkeypatch, server.url)
         said = plan("revise", run_id, "换一个镜像", *TOOLS, "--json")
-    assert (said.code, said.run["question"], "stays as it is" in said.err) == (1, "哪个镜像？", True)
+    assert (said.code, said.run["question"], "is unchanged" in said.err) == (1, "哪个镜像？", True)
     assert plan("show", run_id, "--json").run["status"] == "partial"
 
 
@@ -91,7 +91,7 @@ def test_a_run_that_replans_by_itself_waits_where_nobody_is_there_to_ask(plan: P
         run_id = broken(plan, on_failure="replan")
         steps = [one["event"] for one in plan("run", "plan.json", "--offline", "--json", "--yes", *TOOLS).lines[:-1]]
         again = plan("run", "plan.json", "--offline", *TOOLS)
-    assert (again.code, "`second` failed: RuntimeError: 镜像不通: a model drafts what is left anew" in again.err) == (6, True)
+    assert (again.code, "`second` failed: RuntimeError: 镜像不通: a model redrafts the remaining steps" in again.err) == (6, True)
     assert "replanning" in steps
     assert "run_ended" not in steps
     assert plan("show", run_id, "--json").run["status"] == "pending_approval"
@@ -104,4 +104,4 @@ def test_a_plan_that_replans_says_so_and_warns_where_no_model_is(plan: Plan, mon
     broken(plan, on_failure="replan")
     said = plan("validate", "plan.json", *TOOLS)
     assert (said.code, "no-model" in said.out + said.err) == (0, True)
-    assert "a model drafts what is left anew, at most twice" in plan("preview", "plan.json", *TOOLS).out
+    assert "a model redrafts the remaining steps, at most twice" in plan("preview", "plan.json", *TOOLS).out

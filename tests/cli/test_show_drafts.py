@@ -33,7 +33,7 @@ async def _drafted(url: str) -> str:
 def test_no_drafts(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     del url
     assert main(["show", "--draft"]) == 0
-    assert capsys.readouterr().err == "no plan was drafted yet\n"
+    assert capsys.readouterr().err == "no drafts yet\n"
 
 
 def test_nothing_to_show_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -127,7 +127,7 @@ def test_ended_steps_stay_and_running_ones_move(terminals: list[Terminal]) -> No
     assert "✓ greet  " in shown
     assert "✗ b      " in shown
     assert "坏了" in shown
-    assert "ending the run; press Ctrl-C again to force it" in shown
+    assert "cancelling the run; press Ctrl-C again to stop at once" in shown
     assert "\x1b[32m✓" in terminal.raw  # green
     assert terminal.raw.rindex("\x1b[?25h") > terminal.raw.rindex("\x1b[?25l")  # the cursor is back
 

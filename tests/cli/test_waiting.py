@@ -78,8 +78,8 @@ def test_it_says_who_has_the_run_and_goes_on_once_that_has_ended(
     end: str, holder: subprocess.Popen[str], run_id: str, processes: Processes
 ):
     waiting = processes.begin("resume", run_id, "--wait", "--offline", "--json")
-    said = line_with(waiting.stderr, "waiting until it has ended")
-    assert f"run {run_id} is executed by process {holder.pid} on this host" in said
+    said = line_with(waiting.stderr, "waiting for it to end")
+    assert f"run {run_id} is owned by process {holder.pid} on this host" in said
     if end == "killed":
         holder.kill()
         holder.wait()
@@ -92,7 +92,7 @@ def test_it_says_who_has_the_run_and_goes_on_once_that_has_ended(
 
 def test_ctrl_c_ends_the_wait_and_not_the_run(holder: subprocess.Popen[str], run_id: str, processes: Processes, plan: Plan):
     waiting = processes.begin("resume", run_id, "--wait", "--offline")
-    line_with(waiting.stderr, "Ctrl-C ends the wait")
+    line_with(waiting.stderr, "Ctrl-C stops waiting")
     waiting.send_signal(signal.SIGINT)
     assert waiting.wait() == 130
     assert holder.poll() is None

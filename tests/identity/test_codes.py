@@ -99,7 +99,7 @@ async def test_the_code_of_somebody_else_is_refused() -> None:
 
 
 async def test_who_has_no_codes_is_told_how_to_get_them() -> None:
-    assert await refused("287082", person="安娜") == "安娜 has no one-time codes: `plan approve --enroll 安娜` makes them"
+    assert await refused("287082", person="安娜") == "安娜 has no one-time codes: `plan enroll 安娜` makes them"
 
 
 async def test_a_new_seed_gives_codes_that_count() -> None:

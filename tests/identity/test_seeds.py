@@ -95,7 +95,7 @@ def test_a_missing_or_other_key_says_what_to_do(home: Settings, tmp_path: Path) 
     assert "there is no key" in refusal(Settings(home=tmp_path / "other"), sealed)
     other = Settings(home=home.home, totp_key=SecretStr(Fernet.generate_key().decode()))
     said = refusal(other, sealed)
-    assert "another key than PLAN_ADAPTER_TOTP_KEY" in said and "plan approve --enroll ana" in said
+    assert "another key than PLAN_ADAPTER_TOTP_KEY" in said and "plan enroll ana" in said
 
 
 async def test_the_setting_takes_the_place_of_the_file_and_is_hidden(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from plan_adapter import ExecutionPlan, OpenAIModel, PlanRun, PlanStore, RunCont
 from plan_adapter.approval import answer_to
 from plan_adapter.cli.mcp.offers import EFFECTS, Offers, Runbook
 from plan_adapter.cli.mcp.operations import Agent, Operations
-from plan_adapter.cli.mcp.worker import go_on_with
+from plan_adapter.cli.mcp.worker import resume_run
 from plan_adapter.cli.mcp.workers import Workers
 from plan_adapter.record import Decision
 from plan_adapter.runs.gates import request_of
@@ -99,7 +99,7 @@ class Desk:
 
     async def work(self, run_id: str, *, by: str = "mcp/agent", offline: bool = True) -> PlanRun:
         """Do what the process of a run does, in this one."""
-        await go_on_with(run_id, by, IMPORTS, offline=offline)
+        await resume_run(run_id, by, IMPORTS, offline=offline)
         return await self.run(run_id)
 
     async def run(self, run_id: str) -> PlanRun:

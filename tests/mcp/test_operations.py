@@ -197,7 +197,7 @@ async def test_a_run_of_somebody_else_is_shown_and_left_alone(desk: Desk) -> Non
     async with desk.agent(name="second") as second:
         assert (await second.call("show_run", run=run_id))["status"] == "pending_approval"
         for tool in ("cancel_run", "resume_run"):
-            assert "not one that you started" in (await second.refused(tool, run=run_id))["message"]
+            assert "was not started by you" in (await second.refused(tool, run=run_id))["message"]
     async with desk.agent(name="first") as first:
         assert (await first.call("cancel_run", run=run_id, reason="算了"))["status"] == "cancelled"
     assert (await desk.run(run_id)).message == "算了"

@@ -164,7 +164,7 @@ async def test_an_approval_of_what_was_cancelled_comes_too_late(store: PlanStore
     run = await waiting(store)
     await show(run, Cancelling(message=REASON))
     assert await asyncio.to_thread(main, ["approve", run.id, "--step", "again"]) == 2
-    assert f"the approval comes too late: run {run.id} was cancelled in Prefect, and has ended so: {REASON}" in capsys.readouterr().err
+    assert f"too late to approve: run {run.id} was cancelled in Prefect: {REASON}" in capsys.readouterr().err
     given = [row for row in await store.approvals(run.id) if row.step_id is not None]
     assert ((await store.run(run.id)).status, given) == (PlanStatus.CANCELLED, [])
 

@@ -69,8 +69,9 @@ def test_only_who_may_approve_leaves_a_step_out(
 def test_a_step_that_somebody_did_by_hand_is_carried_with_the_result_that_they_say(
     run_id: str, tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--mark-done", "check", "--result", '{"checked": "人工"}', "--from", "tell", "--json"]
-    assert main(["resume", run_id, "--offline", *options]) == 1
+    assert main(["resolve", run_id, "check", "done", "--result", '{"checked": "人工"}']) == 0
+    capsys.readouterr()
+    assert main(["resume", run_id, "--offline", "--from", "tell", "--json"]) == 1
     run = json.loads(capsys.readouterr().out.splitlines()[-1])
     ends = {step["id"]: (step["status"], step["carried"], step["result"]) for step in run["steps"]}
     assert ends["check"] == ("completed", True, {"checked": "人工"})
@@ -93,7 +94,7 @@ async def test_preview_says_what_a_resume_would_do(run_id: str, capsys: pytest.C
     [
         (["--from", "build"], "`build` has succeeded, and is never run again in this run"),
         (["--from", "tell"], "`tell` depends on `check`, which has not succeeded"),
-        (["--skip", "check"], "--skip STEP and --because WHY go together"),
+        (["--skip", "check"], "--skip STEP needs --because WHY, and --because needs --skip"),
         (["--skip", "nowhere", "--because", "x"], "no step is called `nowhere`"),
     ],
 )

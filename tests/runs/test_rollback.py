@@ -152,7 +152,7 @@ async def test_a_run_that_a_step_fails_undoes_itself_and_does_not_go_on(either: 
         ("rollback one", {"node": "web-1"}),
     ]
     assert await either.holder(run.id) is None
-    with pytest.raises(RunConflictError, match="was rolled back, so that its steps cannot go on: start a new run"):
+    with pytest.raises(RunConflictError, match="was rolled back and cannot be resumed: start a new run"):
         await aresume_run(run.id, tools=world.tools, store=either, offline=True)
     with pytest.raises(RunConflictError, match="was rolled back"):
         await arevise_run(run.id, pool("wait"), tools=world.tools, by="ana", store=either)
@@ -534,7 +534,7 @@ def test_the_command_line_undoes_a_run_that_nobody_executes(tmp_path: Path, caps
     said = capsys.readouterr()
     assert "rolled back: leave" in said.out
     assert "rollback leave: completed in" in said.err
-    assert "a run that was rolled back does not go on: start a new one" in said.err
+    assert "a run that was rolled back cannot be resumed: start a new one" in said.err
     assert not (tmp_path / "文件").exists()
     assert main(["show", run["id"], "--json"]) == 0
     assert [step["rolled_back"] for step in json.loads(capsys.readouterr().out)["steps"]] == [True, False]

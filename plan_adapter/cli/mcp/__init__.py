@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from plan_adapter.cli.mcp.offers import Offers
     from plan_adapter.record import RunContext
 
-NOT_INSTALLED = "the SDK of MCP is not installed: `pip install 'prefect-plan-adapter[mcp]'`"
+NOT_INSTALLED = "the MCP SDK is not installed: `pip install 'prefect-plan-adapter[mcp]'`"
 
 
 def mcp(
@@ -39,24 +39,24 @@ def mcp(
     offline: bool = False,
     json: bool = False,
 ) -> int:
-    """Let an agent draft, check, preview and start plans, and look at runs: a server of MCP on stdin and stdout. It can approve nothing.
+    """Let an agent draft, check, preview and start plans, and look at runs: an MCP server on stdin and stdout. It can approve nothing.
 
-    What the agent hands in or drafts runs only once a person has approved it. Each run is executed by a process of its own, which goes
-    on when the agent, and this server with it, are gone.
+    What the agent drafts or submits runs only after a person has approved it. Each run has a process of its own, which continues when the
+    agent and this server are gone.
 
     Args:
-        offer: Offer only this operation; may be repeated. All are offered if none is named.
-        plan: A stored plan (a name, `name@version` or a digest), or a plan document, that is offered as a tool of its own; may be repeated.
-        tool: The name of a tool that plans of the agent may use; may be repeated. Where one of your own is named, of them only those.
-        tools: `package.module:name` of a tool or registry that plans of the agent may use; may be repeated.
-        secret: A name that plans of the agent may use as `${{ secrets.NAME }}`; may be repeated. The agent never sees its value.
-        name: What the agent is called in the record, where it is `mcp/NAME`; so operators are named.
-        agent_id: Kept with every run, and what is seen is limited to it; so the next three. The agent sees none of them.
-        org_id: The organisation.
-        tenant_id: The tenant.
-        task_id: The task.
+        offer: Offer only this operation; may be repeated. Default: all.
+        plan: A stored plan (a name, `name@version` or a digest), or a plan document, to offer as a tool of its own; may be repeated.
+        tool: A tool that the agent's plans may use; may be repeated. If you name one of your own tools, only the named ones are available.
+        tools: `package.module:name` of a tool or registry that the agent's plans may use; may be repeated.
+        secret: A name that the agent's plans may use as `${{ secrets.NAME }}`; may be repeated. The agent never sees its value.
+        name: The agent's name in the record, where it is `mcp/NAME`; policies name it like this as an operator.
+        agent_id: Recorded with every run; the agent then sees only runs with the same value. It sees none of these four ids itself.
+        org_id: The organisation, likewise.
+        tenant_id: The tenant, likewise.
+        task_id: The task, likewise.
         offline: Execute runs without Prefect.
-        json: Serve nothing: print the tools that would be offered, one JSON object a line.
+        json: Serve nothing: print the tools that would be offered, one JSON object per line.
     """
     from plan_adapter.record import RunContext
 
@@ -88,7 +88,7 @@ class _Wanted:
 
 @asynccontextmanager
 async def _offered(wanted: _Wanted) -> "AsyncGenerator[Offers]":
-    """Yield what is offered; raises UsageError for an operation that does not exist, and what is wrong with tools and model."""
+    """Yield the offers. Raises UsageError for an unknown operation, and errors of tools and model."""
     from plan_adapter.cli.mcp.offers import EFFECTS, Offers, Runbook
     from plan_adapter.cli.mcp.operations import Agent, Operations
     from plan_adapter.cli.mcp.workers import Workers
@@ -120,19 +120,19 @@ async def _list(wanted: _Wanted) -> None:
 async def _serve(wanted: _Wanted) -> None:
     from plan_adapter.cli.mcp.server import serve
 
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the SDK's reader of stdin would keep the process; no run is lost by its end
-    logging.basicConfig(level=logging.WARNING)  # to stderr: stdout is the protocol's
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the SDK's stdin reader would keep the process alive; no run depends on it
+    logging.basicConfig(level=logging.WARNING)  # to stderr: stdout carries the protocol
     async with AsyncExitStack() as stack:
         with _stdout_aside():
             offers = await stack.enter_async_context(_offered(wanted))
             shown = ", ".join(offer.name for offer in await offers.all())
-        output.note(f"plan mcp: serving {shown or 'nothing'} to {offers.operations.agent.by} on stdin and stdout, until the client is gone")
+        output.note(f"plan mcp: serving {shown or 'nothing'} to {offers.operations.agent.by} on stdin and stdout")
         await serve(offers)
 
 
 @contextmanager
 def _stdout_aside() -> Generator[None]:
-    """Send to stderr what modules print while they are imported, before the server takes stdout for itself."""
+    """Send what modules print during import to stderr, before the server takes over stdout."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

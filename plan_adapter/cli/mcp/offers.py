@@ -33,10 +33,10 @@ EFFECTS: Mapping[str, Effect] = {
     "cancel_run": "idempotent_write",
     "resume_run": "write",
 }
-"""Every operation that may be offered, and what it does. None answers at a gate, or says how a write ended."""
+"""Every operation that can be offered, and its effect. None answers at a gate or records an outcome."""
 
 DESTROYS = frozenset(("run_plan", "cancel_run", "resume_run"))
-"""Operations after which something may be gone."""
+"""Operations that can destroy something."""
 
 RUNBOOK_WAIT = 10.0
 
@@ -62,7 +62,7 @@ class Runbook:
     tools: ToolRegistry  # all: a person wrote the plan, not the agent
 
     async def checked(self, operations: Operations) -> ValidatedPlan:
-        """Return the plan as it is now. Its author's word that it needs no approval counts only if it was saved in the store."""
+        """Return the current plan. Its option to need no approval counts only if it comes from the store."""
         source = self.source if is_stored(self.source) or _is_file(self.source) else f"{STORED}{self.source}"
         plan = await plan_of(source, operations.store)
         if not is_stored(source):  # an agent may be able to write to a file
@@ -72,14 +72,14 @@ class Runbook:
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """What is offered to one agent."""
+    """The tools of one agent."""
 
     operations: Operations
     names: Collection[str]  # of operations
     runbooks: Sequence[Runbook] = ()
 
     async def all(self) -> list[Offer]:
-        """Return every offer; a runbook that cannot be run now is told of in the log, and left out."""
+        """Return every offer; a runbook that cannot run now is logged and left out."""
         offers = [_operation(self.operations, name) for name in EFFECTS if name in self.names]
         taken = set(EFFECTS)
         for runbook in self.runbooks:
@@ -90,7 +90,7 @@ class Offers:
                 continue
             offer = _runbook(self.operations, runbook, plan, taken)
             if offer.name in taken:
-                log.warning("the runbook %s is not offered: another one is called `%s`, too", runbook.source, offer.name)
+                log.warning("the runbook %s is not offered: another one is also called `%s`", runbook.source, offer.name)
                 continue
             taken.add(offer.name)
             offers.append(offer)

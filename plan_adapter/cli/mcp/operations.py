@@ -1,4 +1,4 @@
-"""`Operations`: what an agent may do with plans and runs. None of it answers at a gate, and nothing it hands in runs unasked.
+"""`Operations`: what an agent may do with plans and runs. It cannot answer at a gate, and nothing it submits runs without approval.
 
 The methods are the tools that the server offers: their signatures and docstrings are what the agent reads.
 """
@@ -16,6 +16,7 @@ from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Budget, Planner
 from plan_adapter.approval import refuse_operation, requires_approval
 from plan_adapter.cli import output
+from plan_adapter.cli.approval_state import approval_state_of
 from plan_adapter.cli.aside import aside
 from plan_adapter.cli.codes import UsageError
 from plan_adapter.cli.drafting import call_line
@@ -23,7 +24,6 @@ from plan_adapter.cli.mcp.telling import gate_told, run_line, run_told
 from plan_adapter.cli.mcp.workers import Workers
 from plan_adapter.cli.servers import known_server
 from plan_adapter.cli.sources import STORED, plan_of
-from plan_adapter.cli.waiting import standing_of
 from plan_adapter.documents import dump_plan, read_document
 from plan_adapter.drafts import PlanRequest
 from plan_adapter.errors import InvalidPlanError, RunConflictError
@@ -55,20 +55,20 @@ Told = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """Who calls, as the command line of the server says it: nothing of it comes from the agent itself."""
+    """The caller, as the command line of the server names it; nothing here comes from the agent itself."""
 
     name: str = "agent"
     context: RunContext = field(default_factory=RunContext)
 
     @property
     def by(self) -> str:
-        """Under which name runs are started; no account of an operating system is called so."""
+        """The name under which runs start; no operating system account has such a name."""
         return f"mcp/{self.name}"
 
 
 @dataclass(slots=True)
 class Operations:
-    """What may be done with `store`, in the name of `agent`, by plans whose steps call `tools` alone."""
+    """What `agent` may do with `store`, by plans whose steps call only `tools`."""
 
     store: PlanStore
     tools: ToolRegistry
@@ -89,9 +89,9 @@ class Operations:
 
         Args:
             task: What is to be done, in words.
-            context: What the plan needs to know, as a text or as facts by name, answers to what the model asked among it; no secrets.
-            constraints: What the plan must keep, each in a sentence, as in "back up first".
-            max_steps: The most steps that it may have.
+            context: What the plan needs to know, as a text or as facts by name, including answers to the model's questions; no secrets.
+            constraints: Rules that the plan must keep, one sentence each, such as "back up first".
+            max_steps: The largest number of steps that it may have.
         """
         if self.model is None:
             raise UsageError("no model is configured: a person sets PLAN_ADAPTER_MODEL where this server runs")
@@ -118,11 +118,11 @@ class Operations:
             "says": draft.speak,
             "constraints": [asdict(kept) for kept in draft.constraints],
             "notes": draft.notes,
-            "next": "preview_plan shows what it would do; run_plan with this `plan` asks a person for the approval, and runs it then",
+            "next": "preview_plan shows what it would do; run_plan with this `plan` asks a person for approval, then runs it",
         }
 
     async def validate_plan(self, document: str) -> Told:
-        """Find every problem of a plan document before anything runs: where, what is wrong, and what would be right.
+        """Find every problem in a plan document before it runs: where it is, what is wrong, and how to fix it.
 
         Args:
             document: The text of the plan, YAML or JSON.
@@ -136,12 +136,12 @@ class Operations:
         }
 
     async def preview_plan(self, plan: str | None = None, document: str | None = None, inputs: Inputs | None = None) -> Told:
-        """Show what a run of a plan would do: order, parameters, effects, gates, the longest it may take. Runs nothing.
+        """Show what a run of a plan would do: order, parameters, effects, gates, longest duration. Runs nothing.
 
         Args:
             plan: A stored plan: its name, `name@version`, or its digest. Give this or `document`.
             document: The text of a plan, YAML or JSON.
-            inputs: The inputs of the run, by name; those that are missing are named.
+            inputs: The inputs of the run, by name; missing ones are reported.
         """
         validated = self.checked(await self._plan(plan, document), is_document=document is not None)
         missing = [name for name, declared in validated.plan.inputs.items() if declared.is_required and name not in (inputs or {})]
@@ -162,38 +162,38 @@ class Operations:
     async def run_plan(
         self, plan: str | None = None, document: str | None = None, inputs: Inputs | None = None, wait_seconds: Wait = 10
     ) -> Told:
-        """Start a run of a plan. It waits until a person has approved exactly this plan with these inputs; `next` says how they do that.
+        """Start a run of a plan. It waits until a person has approved exactly this plan with these inputs; `next` says how.
 
         Args:
             plan: A stored plan: its name, `name@version`, or its digest. Give this or `document`.
             document: The text of a plan, YAML or JSON.
             inputs: The inputs of the run, by name.
-            wait_seconds: How long to wait for the end of what is executed at once; the run goes on all the same.
+            wait_seconds: How long to wait for the run to end; it continues in any case.
         """
         validated = self.checked(await self._plan(plan, document), is_document=document is not None)
         return await self.start(bind_inputs(validated, inputs), wait_seconds=wait_seconds)
 
     async def show_run(self, run: str, wait_seconds: Wait = 0) -> Told:
-        """Show a run: its steps with results and errors, what it waits for, and what can be done now.
+        """Show a run: its steps with results and errors, what it waits for, and what to do next.
 
         Args:
             run: The id of the run, or its beginning.
-            wait_seconds: How long to wait for its end, while it is being executed.
+            wait_seconds: How long to wait for the run to end.
         """
         return await self._settled((await self._seen(run)).id, wait_seconds)
 
     async def list_runs(self, status: PlanStatus | None = None, limit: Annotated[int, Field(ge=1, le=100)] = 20) -> Told:
-        """List runs, the newest first.
+        """List runs, newest first.
 
         Args:
-            status: Only those of this status.
-            limit: How many at most.
+            status: Only runs with this status.
+            limit: At most this many.
         """
         found = await self.store.runs(limit, status=status, context=self.agent.context)
         return {"runs": [run_line(run) for run in found]}
 
     async def list_gates(self) -> Told:
-        """List what waits for a person's answer: of which run, who may answer, and with which command. You cannot."""
+        """List the gates that wait for a person's answer: the run, who may answer, and with which command. You cannot answer."""
         await end_expired(self.store)
         gates = await self.store.gates()
         if self.agent.context != RunContext():
@@ -202,22 +202,22 @@ class Operations:
         return {"gates": [gate_told(gate) for gate in reversed(gates)]}
 
     async def cancel_run(self, run: str, reason: str = "cancelled by the agent") -> Told:
-        """Cancel a run that you started: no further step begins, and what is done stays done.
+        """Cancel a run that you started: no further step starts, and completed steps stay done.
 
         Args:
             run: The id of the run, or its beginning.
-            reason: What is recorded as the reason.
+            reason: The reason to record.
         """
         mine = await self._mine(run)
         await acancel_run(mine.id, reason=reason, store=self.store, by=self.agent.by)
         return await self._settled(mine.id, 0)
 
     async def resume_run(self, run: str, wait_seconds: Wait = 10) -> Told:
-        """Go on with a run that you started: after a person has approved it, or after it stopped. It approves nothing itself.
+        """Resume a run that you started, after a person has approved it or after it stopped. Approves nothing itself.
 
         Args:
             run: The id of the run, or its beginning.
-            wait_seconds: How long to wait for its end; the run goes on all the same.
+            wait_seconds: How long to wait for the run to end; it continues in any case.
         """
         mine = await end_overdue(await self._mine(run), self.store)
         if mine.status is PlanStatus.COMPLETED or mine.reason in (RunReason.REJECTED, RunReason.EXPIRED):
@@ -229,18 +229,18 @@ class Operations:
         return await self._settled(mine.id, wait_seconds)
 
     def checked(self, plan: ExecutionPlan, *, is_document: bool) -> ValidatedPlan:
-        """Return `plan` as one that no person wrote: it needs an approval, whatever it says; raises InvalidPlanError with every problem."""
+        """Return `plan`, validated, with approval required whatever it says. Raises InvalidPlanError with every problem."""
         if errors := [problem for problem in self._problems(plan, is_document=is_document) if problem.severity == "error"]:
             raise InvalidPlanError(errors)
         plan.options.require_approval, plan.options.auto_approve = True, False
         return validate(plan, self.tools)
 
     async def start(self, bound: BoundPlan, *, wait_seconds: float) -> Told:
-        """Record a run of `bound`, have it executed unless somebody must be asked first, and tell how it stands after some seconds."""
+        """Return the status of a new run of `bound` after some seconds; it starts unless somebody must approve it first."""
         refuse_operation(bound.validated.plan, await self.store.policy_in_force(self.settings), by=self.agent.by, operation="run")
         waiting = await self.store.runs(MOST_LISTED, status=PlanStatus.PENDING_APPROVAL, context=self.agent.context)
         if sum(run.requested_by == self.agent.by for run in waiting) >= MOST_WAITING:
-            raise RunConflictError(f"{MOST_WAITING} runs of yours wait for people: list_gates names them, cancel_run takes one back")
+            raise RunConflictError(f"{MOST_WAITING} of your runs wait for people: list_gates lists them, cancel_run withdraws one")
         # A call that is taken back in the middle must not leave a run that nobody was asked about.
         run = await asyncio.shield(asyncio.ensure_future(self._begin(bound)))
         if not self.workers.offline and await self._waits(run) and await aside(lambda: known_server(self.settings)) is not None:
@@ -258,11 +258,11 @@ class Operations:
         return run
 
     async def _waits(self, run: PlanRun) -> bool:
-        """Return whether `run` is at gates and nothing of it goes on, whatever its process still does."""
+        """Return whether `run` only waits at gates, whatever its process still does."""
         return run.status is PlanStatus.PENDING_APPROVAL and bool(await self.store.gates(run_id=run.id))
 
     async def _settled(self, run_id: str, seconds: float) -> Told:
-        """Return how a run stands once no process has to do with it, at the latest after some seconds."""
+        """Return the status of a run once no process runs it, at the latest after some seconds."""
         deadline = time.monotonic() + seconds
         while True:
             was_running = self.workers.is_running(run_id)  # before it is read: what the process wrote last is then seen
@@ -274,9 +274,9 @@ class Operations:
             if run.completed_at is not None or not is_running or left <= 0:
                 break
             await self.store.changed(min(left, LOOK_SECONDS))
-        standing = await standing_of(run, self.store)
+        state = await approval_state_of(run, self.store)
         return run_told(
-            standing, is_mine=self._is_mine(run), is_running=is_running, failure=None if was_running else self.workers.failure(run_id)
+            state, is_mine=self._is_mine(run), is_running=is_running, failure=None if was_running else self.workers.failure(run_id)
         )
 
     async def _plan(self, plan: str | None, document: str | None) -> ExecutionPlan:
@@ -290,23 +290,23 @@ class Operations:
         return await plan_of(f"{STORED}{plan}", self.store)
 
     def _problems(self, plan: ExecutionPlan, *, is_document: bool) -> list[Problem]:
-        """Return what `lint` finds, and what only a person may write: a lower effect than the tool's, secrets that were not named.
+        """Return what `lint` finds, and what an agent may not write.
 
-        Nor may an agent's own document say who approves it, or who may cancel its runs.
+        That is an effect lower than the tool's, secrets that were not named to it, and who approves or operates its plans.
         """
         found = [
             replace(problem, severity="error", hint="leave the effect out, or raise it") if problem.code == "lowered-effect" else problem
             for problem in lint(plan, self.tools)
         ]
         if is_document and plan.approval is not None:
-            message = "who may approve or operate is not for an agent to say"
+            message = "an agent may not say who approves or operates"
             found.append(Problem("approval-by-agent", at="approval", message=message, hint="leave `approval` out"))
         if any(problem.severity == "error" for problem in found):
             return found
         return [*found, *unnamed_secrets(validate(plan, self.tools), self.secrets)]
 
     async def _seen(self, beginning: str) -> PlanRun:
-        """Return a run of the agent's context; raises RunConflictError for any other, as if there were none."""
+        """Return a run of the agent's context. Raises RunConflictError for any other, as if it did not exist."""
         run, context = await self.store.run(beginning, with_results=False), self.agent.context
         wanted: Mapping[str, str | None] = asdict(context)
         if any(value is not None and getattr(run, name) != value for name, value in wanted.items()):
@@ -316,7 +316,7 @@ class Operations:
     async def _mine(self, beginning: str) -> PlanRun:
         run = await self._seen(beginning)
         if not self._is_mine(run):
-            raise RunConflictError(f"run {run.id} is not one that you started: you may look at it, and a person resumes or cancels it")
+            raise RunConflictError(f"run {run.id} was not started by you: you may look at it, and a person can resume or cancel it")
         return run
 
     def _is_mine(self, run: PlanRun) -> bool:

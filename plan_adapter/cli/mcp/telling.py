@@ -1,4 +1,4 @@
-"""What an agent is told of plans, runs and gates: no context of the caller, no secret, and no more than a model can read."""
+"""What an agent is told about plans, runs and gates: no context, no secret, and no more than a model can read."""
 
 import json
 import os
@@ -8,9 +8,9 @@ from typing import Any, cast
 
 from pydantic import JsonValue
 
-from plan_adapter.cli.performing import next_command
+from plan_adapter.cli.approval_state import ApprovalState
+from plan_adapter.cli.foreground import next_command
 from plan_adapter.cli.records import gate_place
-from plan_adapter.cli.waiting import Standing
 from plan_adapter.credentials import credential_values
 from plan_adapter.execution.standing import answer_command
 from plan_adapter.plan import PlanStatus
@@ -24,11 +24,11 @@ MOST_CHARACTERS = 40_000
 CUTS = ((20_000, 200), (4_000, 100), (1_000, 40), (250, 15), (80, 5))
 """Characters of a text, and members of a list or object, tried one after the other until an answer is short enough."""
 
-CUT_NOTE = "What was too long was cut, each place says how much; a person finds all of it with `plan show RUN --json`."
+CUT_NOTE = "Long values were cut; each place says by how much. `plan show RUN --json` shows a person all of it."
 
 
 def told(answer: dict[str, Any], *, hidden: Collection[str] = ()) -> dict[str, JsonValue]:
-    """Return `answer` as it may be given to a model: what is secret masked, and cut to what it can read."""
+    """Return `answer` for a model: secrets redacted, and cut to what it can read."""
     plain = cast("JsonValue", json.loads(json.dumps(answer, default=_written)))
     shown = masked(plain, hidden=[*hidden, *_known_secrets()])
     return cut(cast("dict[str, JsonValue]", shown))
@@ -39,7 +39,7 @@ def _written(value: object) -> str:
 
 
 def cut(answer: dict[str, JsonValue], *, most: int = MOST_CHARACTERS) -> dict[str, JsonValue]:
-    """Return `answer` with what is too long cut, as little as that takes, and a note that says so."""
+    """Return `answer`, cut as little as necessary, with a note that says so."""
     if _size(answer) <= most:
         return answer
     for text, members in CUTS:
@@ -71,7 +71,7 @@ def _known_secrets() -> list[str]:
 
 
 def run_line(run: PlanRun) -> dict[str, Any]:
-    """Return what a list tells of a run."""
+    """Return a run as lists show it."""
     return {
         "run": run.id,
         "plan": run.name,
@@ -84,16 +84,16 @@ def run_line(run: PlanRun) -> dict[str, Any]:
     }
 
 
-def run_told(standing: Standing, *, is_mine: bool, is_running: bool, failure: str | None) -> dict[str, Any]:
-    """Return what is told of a run: its steps, what it waits for, and what can be done now."""
-    run = standing.run
+def run_told(state: ApprovalState, *, is_mine: bool, is_running: bool, failure: str | None) -> dict[str, Any]:
+    """Return a run for the agent: its steps, what it waits for, and what to do next."""
+    run = state.run
     return {
         **run_line(run),
         "inputs": run.inputs,
         "outputs": run.outputs,
         "steps": [_step_told(step) for step in run.steps],
-        "gates": [gate_told(gate) for gate in standing.gates],
-        "next": _next(standing, is_mine=is_mine, is_running=is_running, failure=failure),
+        "gates": [gate_told(gate) for gate in state.gates],
+        "next": _next(state, is_mine=is_mine, is_running=is_running, failure=failure),
     }
 
 
@@ -102,28 +102,28 @@ def _step_told(step: StepRun) -> dict[str, Any]:
     return {name: value for name in fields if (value := getattr(step, name)) is not None}
 
 
-def _next(standing: Standing, *, is_mine: bool, is_running: bool, failure: str | None) -> str:
-    run = standing.run
+def _next(state: ApprovalState, *, is_mine: bool, is_running: bool, failure: str | None) -> str:
+    run = state.run
     if run.completed_at is not None:
         return next_command(run)
-    if standing.gates:
-        then = "; once they have answered, resume_run goes on with it, too" if is_mine else ""
-        return f"only a person can answer, tell them: {standing.hint()}{then}"
+    if state.gates:
+        then = "; once they have answered, resume_run works, too" if is_mine else ""
+        return f"only a person can answer, tell them: {state.hint()}{then}"
     if is_running or (run.status is PlanStatus.EXECUTING and run.reason is not RunReason.INTERRUPTED):
-        return "it is being executed: show_run tells how it stands"
+        return "it is running: show_run shows its progress"
     if failure is not None:
-        return f"the process that was to execute it has ended: {failure}"
-    return (standing.hint() or next_command(run)) + ("; resume_run goes on with it" if is_mine else "")
+        return f"its process has ended: {failure}"
+    return (state.hint() or next_command(run)) + ("; resume_run resumes it" if is_mine else "")
 
 
 def gate_told(gate: Gate) -> dict[str, Any]:
-    """Return what is told of a gate: what it asks about, who may answer, and with which command."""
+    """Return a gate for the agent: what it asks about, who may answer, and with which command."""
     rules = gate.rules
     return {
         "run": gate.run_id,
         "plan": gate.name,
         "gate": gate_place(gate),
-        "asks": "how a write ended" if gate.kind == "outcome" else "for an approval",
+        "asks": "for the outcome of a write" if gate.kind == "outcome" else "for an approval",
         "description": gate.description,
         "approvers": "anyone who reaches the store" if rules.approvers is None else [*rules.approvers],
         "known_by": "in any way" if rules.known_by is None else [*rules.known_by],

@@ -1,7 +1,7 @@
 """The process of one run that an agent started: `python -m plan_adapter.cli.mcp.worker RUN BY offline|'' TOOL…`.
 
-It goes on with the run as `plan resume RUN --detach` does, but in the agent's name: neither as an operator nor at a gate is it the person
-whose account it has. Ending it by a signal cancels the run.
+It resumes the run as `plan resume RUN --detach` does, but in the agent's name: as an operator and at gates it is not the person whose
+account it runs under. A signal that ends it cancels the run.
 """
 
 import asyncio
@@ -11,15 +11,15 @@ from dataclasses import replace
 
 from plan_adapter.cli import output
 from plan_adapter.cli.aside import aside
+from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server
 from plan_adapter.cli.mcp.workers import log_of
-from plan_adapter.cli.performing import Performance, Wanted, begin_server
 from plan_adapter.cli.sources import open_store, tools_of
 from plan_adapter.errors import PlanAdapterError
 from plan_adapter.settings import Settings
 
 
-async def go_on_with(run_id: str, by: str, tools: Sequence[str], *, offline: bool) -> None:
-    """Go on with a run until it has ended, or nothing of it is open but gates."""
+async def resume_run(run_id: str, by: str, tools: Sequence[str], *, offline: bool) -> None:
+    """Return once the run has ended, or only gates are left to wait for."""
     from plan_adapter.runner import go_on
 
     settings = Settings()
@@ -27,17 +27,17 @@ async def go_on_with(run_id: str, by: str, tools: Sequence[str], *, offline: boo
     registry = tools_of(tools)
     async with open_store(settings) as store:
         server = await aside(pending.wait) if pending is not None else None
-        performance = Performance(server, Wanted(yes=False, detach=True, json=False), store=store, tools=registry)
-        occasion = replace(performance.occasion(settings), requested_by=by)
-        await performance.complete(go_on(run_id, tools=registry, occasion=occasion, store=store, offline=offline, record_pending=True))
+        foreground = ForegroundRun(server, RunOptions(yes=False, detach=True, json=False), store=store, tools=registry)
+        occasion = replace(foreground.request(settings), requested_by=by)
+        await foreground.complete(go_on(run_id, tools=registry, occasion=occasion, store=store, offline=offline, record_pending=True))
 
 
 def main() -> int:
-    """Return 0 where the run's own record tells how it stands, 1 where only the last line of stderr does."""
+    """Return 0 if the run's record has its status, 1 if only the last line of stderr does."""
     run_id, by, way, *tools = sys.argv[1:]
     output.prepare_streams()
     try:
-        asyncio.run(go_on_with(run_id, by, tools, offline=way == "offline"))
+        asyncio.run(resume_run(run_id, by, tools, offline=way == "offline"))
     except PlanAdapterError as error:
         output.note(str(error))
         return 1

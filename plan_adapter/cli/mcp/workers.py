@@ -1,4 +1,4 @@
-"""`Workers`: each run that an agent starts goes on in a process of its own, which needs neither the agent nor its server."""
+"""`Workers`: a process of its own for each run that an agent starts, independent of the agent and its server."""
 
 import os
 import subprocess
@@ -14,16 +14,16 @@ from plan_adapter.readable import one_line
 
 @dataclass(slots=True)
 class Workers:
-    """Starts the processes, and knows those that this one has started."""
+    """Starts the processes, and tracks those that it has started."""
 
     home: Path  # of the settings
-    by: str  # in whose name they go on with runs
+    by: str  # in whose name they resume runs
     tools: Sequence[str] = ()  # import strings
     offline: bool = False
     _processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict[str, "subprocess.Popen[bytes]"])
 
     def start(self, run_id: str) -> None:
-        """Let a process go on with a run, unless one of these does; it waits for nobody, and leaves the run at a gate."""
+        """Start a process that resumes the run, unless one is running; it does not wait at gates."""
         if self.is_running(run_id):
             return
         path = log_of(run_id, self.home)
@@ -45,12 +45,12 @@ class Workers:
         threading.Thread(target=process.wait, name="plan-mcp-worker", daemon=True).start()  # leaves no zombie
 
     def is_running(self, run_id: str) -> bool:
-        """Return whether a process that was started here still has to do with the run."""
+        """Return whether a process that was started here still runs it."""
         process = self._processes.get(run_id)
         return process is not None and process.poll() is None
 
     def failure(self, run_id: str) -> str | None:
-        """Return the last that the run's process said before it ended, None where its run tells how it ended, or it has not ended."""
+        """Return the last line that the run's process printed before it failed; None if it has not ended, or ended well."""
         process = self._processes.get(run_id)
         if process is None or process.poll() in (None, 0):
             return None
@@ -62,5 +62,5 @@ class Workers:
 
 
 def log_of(run_id: str, home: Path) -> Path:
-    """Return where the process of a run writes what it has to say; it removes that once the run's own record says it."""
+    """Return the log of the process of a run, which is removed once the run's record says the same."""
     return home / "mcp" / f"{run_id}.log"

@@ -44,11 +44,11 @@ def test_of_a_run_that_was_killed_the_next_command_is_shown(effect: str, process
     run_id = plan("runs", "--json").lines[0]["id"]
     hint = plan("show", run_id).err
     if effect == "read":
-        assert hint == f"its process is gone; nothing that it did is in doubt: `plan resume {run_id} --offline` goes on\n"
+        assert hint == f"its process is gone; no outcome is unknown: `plan resume {run_id} --offline` resumes the run\n"
         return
     assert hint == (
-        f"its process is gone, and whether `slow` was done is unknown: `plan resolve {run_id} slow done|again|abort` says it, "
-        f"then `plan resume {run_id} --offline` goes on\n"
+        f"its process is gone, and whether `slow` was done is unknown: record it with "
+        f"`plan resolve {run_id} slow done|again|abort`, then `plan resume {run_id} --offline`\n"
     )
 
 
@@ -74,12 +74,15 @@ def test_of_a_run_that_is_executed_nothing_is_in_doubt(processes: Processes, pla
 
 def test_what_a_person_left_in_doubt_is_told_until_it_is_said(plan: Plan) -> None:
     run_id = plan("run", slow(timeout=300), "--offline", "--json").run["id"]
-    resolve = f"`plan resolve {run_id} slow done|again|abort` says it, then `plan resume {run_id} --offline` goes on"
+    resolve = f"record it with `plan resolve {run_id} slow done|again|abort`, then `plan resume {run_id} --offline`"
     assert resolve in plan("show", run_id).err
-    known, undoes = "whether `slow` was done was never known", f"`plan cancel {run_id} --rollback` undoes it, where it declares how\n"
+    known, undoes = (
+        "whether `slow` was done was never known",
+        f"`plan cancel {run_id} --rollback` rolls it back, if it declares a rollback\n",
+    )
     hint = (
-        f"{known}, and it is neither undone nor called again: look; `plan resolve {run_id} slow done|again` says whether it was, "
-        f"then `plan resume {run_id}` goes on; if it was done, {undoes}"
+        f"{known}, and it is neither rolled back nor repeated: check it, record the outcome with "
+        f"`plan resolve {run_id} slow done|again`, then `plan resume {run_id}`; if it was done, {undoes}"
     )
     assert plan("resolve", run_id, "slow", "abort").err == hint
     refused = plan("resume", run_id, "--offline")
@@ -87,7 +90,7 @@ def test_what_a_person_left_in_doubt_is_told_until_it_is_said(plan: Plan) -> Non
     shown = plan("show", run_id)
     assert (shown.err, "abort; whether it was done was never known" in shown.out) == (hint, True)
     undone = plan("cancel", run_id, "--rollback", "--offline")
-    hint = f"{known}, and it is not undone: look; if it was done, `plan resolve {run_id} slow done` says so, and {undoes}"
+    hint = f"{known}, and it is not rolled back: check it; if it was done, `plan resolve {run_id} slow done` records that, and {undoes}"
     assert (undone.code, hint in undone.err, Path("prepared").exists()) == (1, True, False)
     assert plan("show", run_id).err == hint
     assert "rolled back: prep; begun, and perhaps done: `slow`" in undone.out
@@ -112,7 +115,7 @@ def test_after_abort_it_may_be_said_that_it_was_not_done_and_the_run_goes_on(pla
     run_id = plan("run", slow(timeout=300, seconds=0.4), "--offline", "--json").run["id"]
     plan("resolve", run_id, "slow", "abort")
     said = plan("resolve", run_id, "slow", "again", "--note", "看过了")
-    assert (said.code, said.err) == (0, f"`plan resume {run_id} --offline` goes on\n")
+    assert (said.code, said.err) == (0, f"`plan resume {run_id} --offline` resumes the run\n")
     again = plan("resolve", run_id, "slow", "again")
     assert (again.code, "is not unknown" in again.err) == (2, True)
     assert plan("show", run_id).err == ""

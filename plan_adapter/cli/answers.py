@@ -1,17 +1,17 @@
-"""Answering at a gate from the command line: which gate is meant, who answers and how they prove it, and what happens next."""
+"""Answers from the command line: which gate they are for, who gives them, and what happens next."""
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, Literal
 
 from plan_adapter.cli import output
+from plan_adapter.cli.approval_state import after_changes
 from plan_adapter.cli.aside import aside
 from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import gate_json, gate_place
 from plan_adapter.cli.servers import has_only_the_api, show_end
-from plan_adapter.cli.waiting import after_changes
+from plan_adapter.cli.sources import find_run
 from plan_adapter.execution.carry import undone_by
 from plan_adapter.execution.standing import SHOWN_DIGITS, Asked, answer_command, resume_asked, show_command
 from plan_adapter.plan import PlanStatus
@@ -25,32 +25,32 @@ if TYPE_CHECKING:
     from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, PlanRun
     from plan_adapter.store.store import PlanStore
 
-DONE_WORDS: dict[Decision | Resolution, str] = {
+DECISION_WORDS: dict[Decision | Resolution, str] = {
     "approve": "approved",
     "reject": "rejected",
     "request_changes": "changes requested for",
-    "done": "said `done` of",
-    "again": "said `again` of",
-    "abort": "said `abort` of",
+    "done": "recorded `done` for",
+    "again": "recorded `again` for",
+    "abort": "recorded `abort` for",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which gate is meant."""
+    """The gate that a command names."""
 
     run: str  # an id, its beginning, or the id of a flow run
-    step: str | None = None  # None: the plan's, else, where a person confirms it, whichever of a step is the only one that is open
+    step: str | None = None  # None: the gate of the plan, or the only open gate of a step, once confirmed at a terminal
     item: str | None = None  # its label or its number from 1
-    digest: str | None = None  # the beginning of the digest of what was read: the answer counts for no other content
+    digest: str | None = None  # the beginning of an approval digest: the answer counts for that content only
 
     def __post_init__(self) -> None:
-        """Refuse what cannot tell one content from another."""
+        """Raise UsageError for a digest that is too short."""
         if self.digest is not None and not _DIGEST.fullmatch(self.digest):
-            raise UsageError("--digest wants at least 8 characters of an approval digest (0-9, a-f), as `plan gates` prints them")
+            raise UsageError("--digest needs at least 8 characters of an approval digest (0-9, a-f), as `plan gates` prints it")
 
     def is_of(self, approval_digest: str) -> bool:
-        """Return whether the answer may count for this content."""
+        """Return whether the answer is for this content."""
         return self.digest is None or approval_digest.startswith(self.digest.casefold())
 
 
@@ -58,8 +58,8 @@ _DIGEST = re.compile(r"[0-9a-fA-F]{8,64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
-    """What is answered, and how its giver proves who they are."""
+class AnswerOptions:
+    """An answer, and the options that prove who gives it."""
 
     decision: Decision | Resolution
     note: str = ""
@@ -69,22 +69,22 @@ class Words:
     result: "JsonValue" = None  # with `done`: what the call gave back
 
     def __post_init__(self) -> None:
-        """Refuse what no gate would take."""
+        """Raise UsageError for options that no gate would accept."""
         if self.by is not None and not (self.sign or self.code):
-            raise UsageError("--by is a name without proof: add --sign, or --code with the one-time code of that person")
+            raise UsageError("--by alone proves nothing: add --sign, or --code with that person's one-time code")
         if self.decision == "request_changes" and not self.note.strip():
-            raise UsageError("--changes needs --note: what is to be changed")
+            raise UsageError("--changes needs --note: say what to change")
 
 
-async def answer_here(place: Place, words: Words, store: "PlanStore", settings: Settings, *, as_json: bool) -> int:
-    """Answer at a gate of the store and tell what happens next. Raises NotApprovedError for one that is not taken."""
+async def answer_here(place: Place, words: AnswerOptions, store: "PlanStore", settings: Settings, *, as_json: bool) -> int:
+    """Answer at a gate in the store, and print what happens next. Raises NotApprovedError if the answer is refused."""
     from plan_adapter.approval import with_todays_policy
     from plan_adapter.approvers.summary import gate_summary
     from plan_adapter.runs.gates import request_of
 
     run, gate = await find_gate(place, store)
     if words.decision == "approve" and (reason := await _why_cancelled(run, store, settings)) is not None:
-        raise UsageError(f"the approval comes too late: run {run.id} was cancelled in Prefect, and has ended so: {reason}")
+        raise UsageError(f"too late to approve: run {run.id} was cancelled in Prefect: {reason}")
     request = request_of(gate)
     policy = await store.policy_in_force(settings)
     if gate.attended is False or policy.number is not None:
@@ -107,37 +107,35 @@ async def answer_here(place: Place, words: Words, store: "PlanStore", settings: 
         await show_end(run.id, store, settings)
     follows = what_follows(gate, run, words.decision)
     if words.decision != "request_changes" and gate.rules.release and not await _wake(closed, approval, settings) and gate.is_released:
-        follows = "its run was released, and no Prefect server could be told from here: `plan reconcile` lets it go on"
+        follows = "the run's worker was released, and Prefect cannot be reached from here: `plan reconcile` continues the run"
     tell(closed, approval, follows, as_json=as_json)
     return ExitCode.DONE
 
 
 def content_changed(place: Place, asked: Asked, command: str, *, api: bool = False) -> str:
-    """Return why an answer to what was read does not count for what is asked now, and what to type."""
+    """Return why the answer does not count for what the gate asks about now, and what to type."""
     return (
-        f"the content of the gate changed: your answer is to {place.digest}, and the gate asks about "
-        f"{asked.approval_digest[:SHOWN_DIGITS]} now; `{show_command(asked, api=api)}` prints it, then `{command}` answers"
+        f"the content of the gate changed: you answered about {place.digest}, and the gate now asks about "
+        f"{asked.approval_digest[:SHOWN_DIGITS]}; `{show_command(asked, api=api)}` prints it, then `{command}` answers"
     )
 
 
 def must_be_bound(asked: Asked, command: str, *, api: bool = False) -> str:
-    """Return why an approval that names no content does not count here, and what to type."""
-    why = "it is not known here whether the content changed" if api else "the content of the gate changed after the run was created"
-    return (
-        f"{why}, so an approval must say which content was read; `{show_command(asked, api=api)}` prints it, then `{command}` approves it"
-    )
+    """Return why the approval needs `--digest`, and what to type."""
+    why = "this machine cannot tell whether the content changed" if api else "the content of the gate has changed since the run was created"
+    return f"{why}, so name what you approve: `{show_command(asked, api=api)}` prints it, then `{command}` approves it"
 
 
 async def _was_changed(gate: "Gate", store: "PlanStore") -> bool:
-    """Return whether the gate's place in the run asked about other content before, or the plan was another one when the run began."""
+    """Return whether this gate has asked about other content before, or the plan was revised."""
     same = [one for one in await store.gates(run_id=gate.run_id, open_only=False) if (one.step_id, one.item) == (gate.step_id, gate.item)]
     if any(one.kind == "approval" and one.approval_digest != gate.approval_digest for one in same):
         return True
     return gate.step_id is None and bool(await store.revisions(gate.run_id))
 
 
-async def _refused(run_id: str, reason: str, words: Words, gate: "Gate", store: "PlanStore") -> Exception:
-    """Return the error of an answer that is not taken for `reason`, which the audit log then holds."""
+async def _refused(run_id: str, reason: str, words: AnswerOptions, gate: "Gate", store: "PlanStore") -> Exception:
+    """Record the refusal in the audit log, and return it as an error."""
     from plan_adapter.approval import os_user
     from plan_adapter.errors import NotApprovedError
 
@@ -149,66 +147,66 @@ def _what(gate: "Gate") -> str:
     return "this plan" if gate.step_id is None else f"step {gate_place(gate)}"
 
 
-def command_of(gate: "Gate", words: Words) -> str:
-    """Return the command that gives the same answer and names the gate."""
+def command_of(gate: "Gate", words: AnswerOptions) -> str:
+    """Return the command that gives this answer to exactly this gate."""
     verb = "approve" if words.decision == "approve" else "reject"
     return answer_command(gate, verb=verb) + (" --changes --note …" if words.decision == "request_changes" else "")
 
 
 def refuse_unnamed(run_id: str, command: str, *, is_asked: bool) -> None:
-    """Raise UsageError unless somebody at a terminal can be asked whether they mean the one step whose gate is open.
+    """Raise UsageError unless the user can confirm at a terminal that they mean the only step that waits.
 
-    Whoever answered about the plan, and types the same again, does not mean a step that asks meanwhile.
+    Somebody who repeats the command that approved the plan must not approve a step by accident.
     """
     if not (is_asked and is_at_terminal()):
-        raise UsageError(f"of run {run_id} only the gate of a step is open; say that it is meant: `{command}`")
+        raise UsageError(f"run {run_id} waits only at a step; to answer there, name it: `{command}`")
 
 
-async def confirm(what: str, words: Words) -> None:
-    """Ask the person at the terminal whether they mean `what`; raises UsageError where they do not."""
+async def confirm(what: str, words: AnswerOptions) -> None:
+    """Return if the user confirms at the terminal. Raises UsageError if they do not."""
     from plan_adapter.approvers.conversation import Conversation
 
-    does = {"approve": "Approve", "reject": "Reject"}.get(words.decision, "Ask for changes of")
+    does = {"approve": "Approve", "reject": "Reject"}.get(words.decision, "Ask for changes to")
     if (await Conversation().ask(f"{does} {what}? [y]es, [n]o ", forget=True) or "").casefold() not in ("y", "yes"):
         raise UsageError("nothing was answered")
 
 
 def tell(gate: "Gate", approval: "Approval", follows: str, *, as_json: bool) -> None:
-    """Print what was answered and what happens next."""
+    """Print the answer, and what happens next."""
     if as_json:
         said = {"decision": approval.decision, "by": approval.by, "known_by": approval.known_by, "note": approval.note}
         fields: dict[str, Any] = {**gate_json(gate), **said, "next": follows}
         output.json_line(fields)
         return
     what = gate.name if gate.step_id is None else f"step {gate_place(gate)} of {gate.name}"
-    output.line(f"{DONE_WORDS[approval.decision]} {what}, by {approval.by} ({approval.known_by}): run {gate.run_id}")
+    output.line(f"{DECISION_WORDS[approval.decision]} {what}, by {approval.by} ({approval.known_by}): run {gate.run_id}")
     output.note(follows)
 
 
 def what_follows(gate: "Gate", run: "PlanRun", decision: Decision | Resolution) -> str:
-    """Return what happens now that `gate` of `run` was answered; both are as they were before."""
+    """Return what happens next, after `decision` at `gate`; `run` and `gate` are as they were before the answer."""
     if decision == "request_changes" and gate.attended is False:
         return after_changes(run)
     if decision == "request_changes" and gate.step_id is not None:
         return (
-            "the process that waits for it asks again, with your note; it takes no new version of the plan: "
-            f"`plan cancel {run.id}` ends it, `plan revise {run.id} FILE` and `{resume_asked(run)}` go on with what is done"
+            f"the waiting process asks again, with your note; to change the plan, end it with `plan cancel {run.id}`, then "
+            f"`plan revise {run.id} FILE` and `{resume_asked(run)}`: completed steps are kept"
         )
     if decision == "request_changes":
-        return f"`plan revise {run.id} FILE` puts a new version in its place, which is asked about then"
+        return f"`plan revise {run.id} FILE` submits a new version, which is then asked about"
     if gate.attended:
-        return "the process that waits for it goes on at once" if decision == "approve" else "the process that waits for it ends the run"
+        return "the waiting process continues now" if decision == "approve" else "the waiting process ends the run"
     if gate.attended is None:
-        return "the process that waits for it, on another host, has the answer at once"
+        return "the waiting process, on another host, gets the answer now"
     if decision == "reject" and gate.step_id is None:
-        return f"`plan show {run.id}` tells more"
+        return f"`plan show {run.id}` shows the details"
     if gate.is_released:
-        return "its run was released, and goes on by itself: a worker starts it again"
-    return f"nobody waits for it now: `{resume_asked(run)}` goes on"
+        return "the run continues on its own: a worker picks it up"
+    return f"no process is waiting: `{resume_asked(run)}` resumes the run"
 
 
 async def show_gate(place: Place, store: "PlanStore", *, as_json: bool) -> int:
-    """Print the whole text of a gate, and answer nothing."""
+    """Print everything that a gate asks about, and answer nothing."""
     from plan_adapter.gate_text import without_picture
 
     _, gate = await find_gate(place, store)
@@ -221,9 +219,9 @@ async def show_gate(place: Place, store: "PlanStore", *, as_json: bool) -> int:
 
 
 async def find_gate(place: Place, store: "PlanStore") -> "tuple[PlanRun, Gate]":
-    """Return the open gate that is meant, with its text, and its run: that of the plan, where it is open and no step is named.
+    """Return the run, and the open gate that `place` names: the gate of the plan, if it is open and no step is named.
 
-    Raises RunConflictError where none is, UsageError where several of steps are. Those are ended first at which nobody answered in time.
+    Closes expired gates first. Raises RunConflictError if no gate is open, UsageError if several steps wait.
     """
     from plan_adapter.errors import RunConflictError
     from plan_adapter.runs.approving import end_overdue
@@ -233,46 +231,20 @@ async def find_gate(place: Place, store: "PlanStore") -> "tuple[PlanRun, Gate]":
     except RunConflictError as error:
         if not has_only_the_api(Settings()):
             raise
-        raise UsageError(f"{error}, in the store of this machine; `--api` answers through Prefect's API alone") from error
+        raise UsageError(f"{error} in this machine's store; `--api` answers through Prefect's API instead") from error
     open_gates = [gate for gate in await store.gates(run_id=run.id) if _fits(gate, place)]
     fitting = [gate for gate in open_gates if gate.kind == "approval"]
     of_plan = [gate for gate in fitting if gate.step_id is None]
     if not fitting and open_gates:
-        raise UsageError(f"run {run.id} asks how a call ended, which no approval answers: `{answer_command(open_gates[0])}` does")
+        raise UsageError(f"run {run.id} waits for the outcome of a call, not for an approval: `{answer_command(open_gates[0])}`")
     if not fitting:
         raise RunConflictError(await _why_none(run, place, store), ended=run.reason)
     if of_plan:
         return run, of_plan[0]
     if len(fitting) > 1:
         listed = "".join(f"\n  {answer_command(gate)}" for gate in fitting)
-        raise UsageError(f"run {run.id} waits at {len(fitting)} gates of steps; say which one:{listed}")
+        raise UsageError(f"{len(fitting)} steps of run {run.id} wait; say which one:{listed}")
     return run, fitting[0]
-
-
-async def find_run(word: str, store: "PlanStore") -> "PlanRun":
-    """Return the run with this id, or an id that begins so, or with this flow run, or with a step whose form is on it."""
-    from plan_adapter.errors import RunConflictError
-
-    try:
-        return await store.run(word)
-    except RunConflictError:
-        flow_run_id = _uuid(word)
-        if flow_run_id is None:
-            raise
-        of_flow = await store.run_of_flow(flow_run_id)
-        if of_flow is not None:
-            return of_flow
-        shown = [gate for gate in await store.gates() if gate.flow_run_id == flow_run_id]
-        if not shown:
-            raise
-        return await store.run(shown[0].run_id)
-
-
-def _uuid(word: str) -> str | None:
-    try:
-        return str(UUID(word))
-    except ValueError:
-        return None
 
 
 def _fits(gate: "Gate", place: Place) -> bool:
@@ -281,13 +253,13 @@ def _fits(gate: "Gate", place: Place) -> bool:
 
 
 def refuse_item(item: str | None) -> None:
-    """Raise UsageError for the number 0: items are counted from 1."""
+    """Raise UsageError for item 0: items are counted from 1."""
     if item in ("0", ":0"):
         raise UsageError("items are counted from 1: the first is `--item 1`")
 
 
 async def item_of(place: Place, run_id: str, store: "PlanStore") -> tuple[int | None, str | None]:
-    """Return the item, from 0, and the label that `place` means; raises UsageError for a label that no item of the step has."""
+    """Return the index (from 0) and the label of the item that `place` names. Raises UsageError if the step has no such item."""
     if place.item is None:
         return None, None
     step_id = undone_by(place.step or "")
@@ -300,7 +272,7 @@ async def item_of(place: Place, run_id: str, store: "PlanStore") -> tuple[int | 
         raise UsageError(f"no item of `{step_id}` is called `{one_line(place.item)}`{known}; a number counts from 1")
     if by_label is not None and by_number != by_label and by_number in labels:
         raise UsageError(
-            f"`--item {place.item}` means two items of `{step_id}`: number {by_label + 1} is called so, and item number {place.item} is "
+            f"`--item {place.item}` is ambiguous for `{step_id}`: item {by_label + 1} has that label, and item {place.item} is "
             f"`{labels[by_number]}`; write `--item :{by_label + 1}` or `--item :{by_number + 1}`"
         )
     item = by_number if by_label is None else by_label
@@ -308,9 +280,9 @@ async def item_of(place: Place, run_id: str, store: "PlanStore") -> tuple[int | 
 
 
 async def _why_none(run: "PlanRun", place: Place, store: "PlanStore") -> str:
-    """Return why there is nothing to answer."""
+    """Return why no gate is open, and what to type."""
     from plan_adapter.approval import answer_to
-    from plan_adapter.cli.performing import next_command
+    from plan_adapter.cli.foreground import next_command
     from plan_adapter.errors import NotApprovedError, RunConflictError
     from plan_adapter.record import RunReason
     from plan_adapter.runs.gates import request_of
@@ -320,9 +292,9 @@ async def _why_none(run: "PlanRun", place: Place, store: "PlanStore") -> str:
     gates = await store.gates(run_id=run.id, open_only=False)
     if place.step is not None and any(gate.step_id is None and gate.end is None for gate in gates):
         of_plan = next(gate for gate in gates if gate.step_id is None and gate.end is None)
-        return f"step `{place.step}` of run {run.id} is not asked about yet; the gate of the plan is open: `{answer_command(of_plan)}`"
+        return f"step `{place.step}` of run {run.id} does not wait yet; the plan itself does: `{answer_command(of_plan)}`"
     if run.status in (PlanStatus.FAILED, PlanStatus.PARTIAL) and run.reason not in (RunReason.REJECTED, RunReason.EXPIRED):
-        return f"nothing of run {run.id} waits for an answer; it is {run.status}: {next_command(run)}"
+        return f"run {run.id} does not wait for an answer; it is {run.status}: {next_command(run)}"
     closed = [gate for gate in gates if gate.end is not None and gate.kind == "approval" and _fits(gate, place)]
     if closed:
         try:  # a closed gate takes nothing, and says why
@@ -332,14 +304,14 @@ async def _why_none(run: "PlanRun", place: Place, store: "PlanStore") -> str:
                 return f"run {run.id}: {error}"
             answer = await store.answer_to_gate(closed[-1].id)
             is_changes = answer is not None and answer.decision == "request_changes"
-            return f"run {run.id}: {error}; " + (after_changes(run) if is_changes else f"`{resume_asked(run)}` goes on")
+            return f"run {run.id}: {error}; " + (after_changes(run) if is_changes else f"`{resume_asked(run)}` resumes it")
     if run.status is PlanStatus.PENDING_APPROVAL:
         return f"nobody has been asked about run {run.id} yet: `plan resume {run.id}` asks"
-    return f"run {run.id} waits for no approval: it is {run.status}" + (f" ({run.reason})" if run.reason else "")
+    return f"run {run.id} does not wait for an approval: it is {run.status}" + (f" ({run.reason})" if run.reason else "")
 
 
 async def _why_cancelled(run: "PlanRun", store: "PlanStore", settings: Settings) -> str | None:
-    """Return why `run` ends here: because somebody cancelled it in Prefect and no process saw it. None also where Prefect is away."""
+    """Return the reason if `run` was cancelled in Prefect while no process was running it; None also if Prefect cannot be reached."""
     if run.flow_run_id is None:
         return None
     from plan_adapter.cli.servers import answering_server
@@ -357,10 +329,12 @@ async def _why_cancelled(run: "PlanRun", store: "PlanStore", settings: Settings)
         return await cancelled_before(run, store)
 
 
-async def _given(words: Words, gate: "Gate", request: "ApprovalRequest", store: "PlanStore", settings: Settings) -> "tuple[Gate, Approval]":
-    """Return the gate as it was closed, and the answer that closed it.
+async def _given(
+    words: AnswerOptions, gate: "Gate", request: "ApprovalRequest", store: "PlanStore", settings: Settings
+) -> "tuple[Gate, Approval]":
+    """Return the closed gate, and the approval that closed it.
 
-    Raises NotApprovedError with why the answer is not taken, RunConflictError where the gate takes none any more.
+    Raises NotApprovedError if the answer is refused, RunConflictError if the gate is closed already.
     """
     from plan_adapter.approval import os_user
     from plan_adapter.errors import NotApprovedError, RunConflictError
@@ -380,8 +354,8 @@ async def _given(words: Words, gate: "Gate", request: "ApprovalRequest", store: 
         raise RunConflictError(str(error), ended=run.reason) from error
 
 
-def proofs(words: Words, request: "ApprovalRequest", settings: Settings) -> "Answer":
-    """Return the answer with what proves who gives it; raises NotApprovedError where it cannot be signed."""
+def proofs(words: AnswerOptions, request: "ApprovalRequest", settings: Settings) -> "Answer":
+    """Return the answer with the proof of who gives it. Raises NotApprovedError if it cannot be signed."""
     from plan_adapter.approval import os_user, text_to_sign
     from plan_adapter.record import Answer
 
@@ -410,7 +384,7 @@ async def _proved(answer: "Answer", request: "ApprovalRequest", store: "PlanStor
 
 
 async def _end_rejected(run: "PlanRun", approval: "Approval", store: "PlanStore") -> None:
-    """End a run that nobody waits for: a rejection must not wait for somebody who resumes it."""
+    """End a rejected run that no process is running, so that it does not wait for a resume."""
     from plan_adapter.record import RunReason
     from plan_adapter.runs.approving import end_unapproved
 
@@ -421,7 +395,7 @@ async def _end_rejected(run: "PlanRun", approval: "Approval", store: "PlanStore"
 
 
 async def _wake(gate: "Gate", approval: "Approval", settings: Settings) -> bool:
-    """Let a run that gave its worker back come back; return whether a Prefect server could be told."""
+    """Wake a run that released its worker; return whether a Prefect server could be told."""
     from plan_adapter.cli.servers import answering_server
     from plan_adapter.engine.connection import use_server
     from plan_adapter.errors import NoServerError
@@ -435,6 +409,41 @@ async def _wake(gate: "Gate", approval: "Approval", settings: Settings) -> bool:
         with use_server(server):
             await resume_released(gate, approval)
     except NoServerError as error:
-        output.note(f"plan: the run cannot be woken from here: {error}")
+        output.note(f"plan: the run cannot be continued from here: {error}")
         return False
     return True
+
+
+@dataclass(slots=True)
+class CallerIdentity:
+    """The person who types a command, with the proof that they gave. Implements `runs.occasion.Speaker`."""
+
+    words: AnswerOptions
+    settings: Settings
+
+    @property
+    def by(self) -> str:
+        """Their name; default: their account."""
+        from plan_adapter.approval import os_user
+
+        return self.words.by or os_user()
+
+    @property
+    def channel(self) -> Literal["os_user", "unverified"]:
+        """How the name is known without proof."""
+        from plan_adapter.approval import os_user
+
+        return "os_user" if self.by == os_user() else "unverified"
+
+    @property
+    def has_proof(self) -> bool:
+        """Whether they gave a proof."""
+        return self.words.sign or self.words.code is not None
+
+    async def proved(self, because: str, request: "ApprovalRequest", store: "PlanStore", /) -> tuple[str, str | None]:
+        """Return how they are known, and their signature if any. Raises NotApprovedError if the gate policy refuses the proof."""
+        from plan_adapter.identity.known import Means, proved
+
+        answer = proofs(replace(self.words, decision="approve", note=because), request, self.settings)
+        means = Means(await store.policy_in_force(self.settings), self.settings, store)
+        return await proved(answer, request, means), answer.signature

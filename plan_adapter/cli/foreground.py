@@ -1,4 +1,4 @@
-"""What `plan run` and `plan resume` share: the server, the approver, signals, and how the end of a run is told."""
+"""A run in the foreground of this process: its server, approver, display and signals, and the lines at its end."""
 
 import asyncio
 import contextlib
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from plan_adapter.approvers.conversation import Conversation
 from plan_adapter.cli import output
+from plan_adapter.cli.approval_state import approval_state_of
 from plan_adapter.cli.asking import YesRefusedError, approver_for, asks_in_form
-from plan_adapter.cli.codes import ExitCode, UsageError, code_as_kept, code_of_error
+from plan_adapter.cli.codes import ExitCode, UsageError, code_of_error, code_with_rollbacks
 from plan_adapter.cli.editing import PlanEditing
 from plan_adapter.cli.progress import Display, JsonDisplay, Links, PlainDisplay
 from plan_adapter.cli.records import run_end, run_json
-from plan_adapter.cli.waiting import standing_of
 from plan_adapter.errors import LeaseLostError, RunConflictError, StoreError
 from plan_adapter.execution.cancellation import Leave
 from plan_adapter.execution.printing import captured_prints
@@ -43,30 +43,30 @@ INTERRUPTED = {
     signal.SIGTERM: "its process was told to end (SIGTERM)",
     signal.SIGHUP: "its terminal was closed (SIGHUP)",
 }
-"""What ends a run, and the reason that is recorded."""
+"""Signals that end a run, with the reason to record."""
 KEEP_SECONDS = 0.25
-"""How often is looked whether a flow run that began, a step's gate for one, has put Prefect's handler of SIGTERM in front."""
+"""How often to check whether a new flow run has installed Prefect's own SIGTERM handler over ours."""
 AGAIN_SECONDS = 2.0
-"""Within which time a second signal says the same again: who ends a whole process group and forwards the signal sends it twice."""
+"""Within this time a second signal counts as the same one: a shell that forwards it to the process group sends it twice."""
 HUNG_UP_SECONDS = 0.5
 FORCE_SECONDS = 5.0
-"""How long what a forced end cancels may take to clean up before the process ends without it."""
+"""How long cancelled tasks may clean up before the process exits anyway."""
 
 
 def begin_server(settings: "Settings", *, offline: bool) -> "PendingServer | None":
-    """Return the server that the run will use, perhaps still starting; None for an offline run."""
+    """Return the server that the run will use, which may still be starting; None for an offline run."""
     if offline:
         return None
     from plan_adapter.engine.local_server import begin_server as begin
 
-    for queue in ("EventsWorker", "APILogWorker"):  # at the end of the process they warn that they are still delivering
+    for queue in ("EventsWorker", "APILogWorker"):  # at exit they warn that they are still sending
         logging.getLogger(queue).setLevel(logging.ERROR)
-    logging.raiseExceptions = False  # else Prefect writes to stderr, in the midst of the display, that the server takes no logs
+    logging.raiseExceptions = False  # else Prefect prints logging errors into the display
     return begin(settings, notify=output.note)
 
 
 def choose_display(*, as_json: bool, links: Links, conversation: Conversation | None = None) -> Display:
-    """Return the display for this process's streams, which gives way to a question of `conversation`."""
+    """Return the display for this process's streams; it pauses while `conversation` asks a question."""
     if as_json:
         return JsonDisplay(links)
     if output.is_terminal(sys.stderr):
@@ -77,19 +77,19 @@ def choose_display(*, as_json: bool, links: Links, conversation: Conversation | 
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """How `plan run` and `plan resume` are to deal with gates, and what they print."""
+class RunOptions:
+    """How a run deals with gates, and what it prints."""
 
     yes: bool
     detach: bool
     json: bool
 
 
-class Performance:
-    """One run of this process: shown by its events, its gates asked about here and in a form, ended by signals."""
+class ForegroundRun:
+    """The run of this process: it shows events, asks at gates here and in a form, and ends on signals."""
 
-    def __init__(self, server: "Server | None", wanted: Wanted, *, store: "PlanStore", tools: "ToolRegistry") -> None:
-        """`server` None is an offline run."""
+    def __init__(self, server: "Server | None", wanted: RunOptions, *, store: "PlanStore", tools: "ToolRegistry") -> None:
+        """`server`: None for an offline run."""
         self._server = server
         self._store = store
         self._tools = tools
@@ -103,18 +103,18 @@ class Performance:
         )
         self._waits = not (wanted.yes or wanted.detach) and self.asks
         self._leave = Leave()
-        self._left_at: float | None = None  # when the run was left waiting because of a signal, on the loop's clock
+        self._left_at: float | None = None  # when a signal left the run waiting, on the loop's clock
         self._display: Display = choose_display(as_json=wanted.json, links=self._links, conversation=conversation)
-        self._waiting: str | None = None  # the run's id, once somebody was asked
-        self._started: str | None = None  # the run's id, once its steps may run
-        self._goes_on = ""  # what is typed then, should it stop
+        self._waiting: str | None = None  # the run's id, once a gate has opened
+        self._started: str | None = None  # the run's id, once its steps can run
+        self._resume_command = ""  # what to type if it stops
         self._interrupts = 0
         self._take_signals: Callable[[], None] = lambda: None
-        self._request: asyncio.Future[None] | None = None  # to cancel the run; kept, because the loop itself would forget it
+        self._request: asyncio.Future[None] | None = None  # the cancellation; kept, because the loop holds tasks weakly
 
     @property
     def asks(self) -> bool:
-        """Whether anybody is asked at a gate."""
+        """Whether somebody can be asked at a gate."""
         return self.approver is not None or self.asks_in_form
 
     def listen(self, event: Event) -> None:
@@ -122,13 +122,13 @@ class Performance:
         if event.kind == "gate_opened":
             self._waiting = event.run.id
         if event.kind == "run_started":
-            self._started, self._goes_on = event.run.id, resume_command(event.run)
+            self._started, self._resume_command = event.run.id, resume_command(event.run)
         if event.kind in ("gate_opened", "run_started"):
-            self._take_signals()  # the flow run has begun, and put Prefect's handler of SIGTERM in front
+            self._take_signals()  # a new flow run has installed Prefect's SIGTERM handler
         self._display(event)
 
-    def occasion(self, settings: "Settings", *, speaker: "Speaker | None" = None) -> "Occasion":
-        """Return what the run is given beside its plan and inputs; `speaker` asks for what no gate asks about."""
+    def request(self, settings: "Settings", *, speaker: "Speaker | None" = None) -> "Occasion":
+        """Return the request for the run, without its plan and inputs; `speaker` proves who makes requests outside a gate."""
         from plan_adapter.runner import Occasion
 
         return Occasion(
@@ -144,7 +144,7 @@ class Performance:
         )
 
     async def complete(self, work: Coroutine[Any, Any, "PlanRun"]) -> int:
-        """Await the run, print what came of it, and return the exit code."""
+        """Return the exit code, once the run has ended and its result is printed."""
         task = asyncio.ensure_future(work)
         loop = asyncio.get_running_loop()
         numbers = [number for number in INTERRUPTED if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]  # nohup
@@ -163,7 +163,7 @@ class Performance:
             return self._refuse_yes(error)
         except LeaseLostError:
             self._display.close()
-            output.note(f"what was shown here last may not be recorded; `plan show {self._started or self._waiting}` tells what is")
+            output.note(f"the store may lack what was shown here last; `plan show {self._started or self._waiting}` shows what is recorded")
             raise
         except StoreError:
             self._display.close()
@@ -175,10 +175,12 @@ class Performance:
             for number in numbers:
                 loop.remove_signal_handler(number)
         is_open, offline = run.status is PlanStatus.PENDING_APPROVAL, self._server is None
-        hint = (await standing_of(run, self._store, offline=offline)).hint() if is_open else None
-        with contextlib.suppress(UsageError) if self._left_at is not None else contextlib.nullcontext():  # the terminal may be gone
+        hint = (await approval_state_of(run, self._store, offline=offline)).hint() if is_open else None
+        with contextlib.suppress(UsageError) if self._left_at is not None else contextlib.nullcontext():  # the terminal may have gone
             show_result(run, as_json=self._as_json, hint=hint)
-        return ExitCode.INTERRUPTED if self._interrupts and run.status is PlanStatus.CANCELLED else await code_as_kept(run, self._store)
+        return (
+            ExitCode.INTERRUPTED if self._interrupts and run.status is PlanStatus.CANCELLED else await code_with_rollbacks(run, self._store)
+        )
 
     async def _keep_signals(self) -> None:
         ours = signal.getsignal(signal.SIGTERM)
@@ -191,18 +193,18 @@ class Performance:
     def _refuse_yes(self, error: YesRefusedError) -> int:
         if self._as_json:
             output.json_line({"error": "NotApprovedError", "message": str(error)})
-        output.note(f"plan: --yes is not taken, and nothing was begun: {error}; with --detach it waits for who may")
+        output.note(f"plan: --yes is refused, and nothing has started: {error}; `--detach` leaves the run waiting for an approver")
         return code_of_error(error)
 
     def _interrupt(self, number: signal.Signals, task: "asyncio.Future[PlanRun]") -> None:
-        # A run that only waits is left waiting, unless its person types Ctrl-C.
+        # Ctrl-C cancels a run that only waits; any other signal leaves it waiting.
         if number != signal.SIGINT and self._is_left(number):
             return
-        # First the run is asked to end, as `plan cancel` does it; then its work is cancelled; then the process ends.
+        # The first signal cancels the run as `plan cancel` does, the second cancels its tasks, the third ends the process.
         self._interrupts += 1
         known = self._started or self._waiting
         if known is not None and self._interrupts == 1:
-            output.note("ending the run; press Ctrl-C again to force it")
+            output.note("cancelling the run; press Ctrl-C again to stop at once")
             ending = self._store.request_cancel if self._started is not None else self._store.cancel
             self._request = asyncio.ensure_future(ending(known, INTERRUPTED[number]))
             self._request.add_done_callback(lambda done: task.cancel() if done.exception() is not None else None)
@@ -213,18 +215,18 @@ class Performance:
             _end_process()
 
     def _is_left(self, number: signal.Signals) -> bool:
-        """Return whether the signal leaves the run, which does nothing but wait at gates, waiting for a later start."""
+        """Return whether the signal leaves the run waiting, because it does nothing but wait at gates."""
         now = asyncio.get_running_loop().time()
         if self._left_at is not None:
             return now - self._left_at < AGAIN_SECONDS
         if self._interrupts or not self._leave.ask():
             return False
         self._left_at, self._interrupts = now, 1
-        output.note(f"{INTERRUPTED[number]}: the run is left waiting for its approval")
+        output.note(f"{INTERRUPTED[number]}: the run still waits for its approval")
         return True
 
     def _hung_up(self) -> None:
-        """Leave the run once it does nothing but wait: its terminal is gone, without a signal, and nobody else is asked."""
+        """Leave the run waiting once it only waits at gates: its terminal has gone without a signal."""
         if not self._is_left(signal.SIGHUP):
             asyncio.get_running_loop().call_later(HUNG_UP_SECONDS, self._hung_up)
 
@@ -239,7 +241,7 @@ class Performance:
 
     def _tell_left(self) -> None:
         if self._started is not None:
-            output.note(f"run {self._started} was left as it is; `{self._goes_on}` goes on with it")
+            output.note(f"run {self._started} has stopped here; `{self._resume_command}` resumes it")
 
     def _links(self, flow_run_id: str) -> list[str]:
         from plan_adapter.engine.connection import ui_hint
@@ -254,7 +256,7 @@ def _take_signals(loop: asyncio.AbstractEventLoop, handlers: Mapping[signal.Sign
 
 
 def _end_process() -> None:
-    """End without waiting for anything: threads that a tool holds would keep the interpreter."""
+    """Exit at once: threads of a tool would keep the interpreter alive."""
     with contextlib.suppress(OSError):  # nobody reads them any more
         sys.stdout.flush()
         sys.stderr.flush()
@@ -262,7 +264,7 @@ def _end_process() -> None:
 
 
 def show_result(run: "PlanRun", *, as_json: bool, hint: str | None) -> None:
-    """Print how the run stands to stdout, and what to do next, `hint` where there is one, to stderr."""
+    """Print the result of the run to stdout, and what to type next to stderr: `hint`, or the default."""
     if as_json:
         output.json_line(run_json(run, steps=True))
     else:
@@ -273,16 +275,16 @@ def show_result(run: "PlanRun", *, as_json: bool, hint: str | None) -> None:
 
 
 def next_command(run: "PlanRun") -> str:
-    """Return the line that says what a person may do about `run` now."""
+    """Return what to type next about `run`."""
     unknown = next((step.id for step in run.steps if step.outcome is Outcome.UNKNOWN), None)
     if unknown is not None or run.reason is RunReason.UNKNOWN:
         return (
-            f"`plan resolve {run.id} {unknown or 'STEP'} done|again|abort` says how it ended, then `{resume_command(run)}` goes on; "
-            "a write whose outcome is unknown is never tried again by itself"
+            f"a write whose outcome is unknown is never retried automatically: check it, record the outcome with "
+            f"`plan resolve {run.id} {unknown or 'STEP'} done|again|abort`, then `{resume_command(run)}`"
         )
     if any(step.rolled_back for step in run.steps) or is_told(run.message):
-        rest = f", `{rollback_command(run)}` undoes what is left" if leaves_to_undo(run.message) else ""
-        return f"`plan show {run.id}` tells what was rolled back{rest}; a run that was rolled back does not go on: start a new one"
+        rest = f", `{rollback_command(run)}` rolls back the rest" if leaves_to_undo(run.message) else ""
+        return f"`plan show {run.id}` shows what was rolled back{rest}; a run that was rolled back cannot be resumed: start a new one"
     if run.status in (PlanStatus.FAILED, PlanStatus.PARTIAL):
-        return f"`plan show {run.id}` tells more; `{resume_command(run)}` tries what has not succeeded again"
-    return f"`plan show {run.id}` tells more"
+        return f"`plan show {run.id}` shows why; `{resume_command(run)}` resumes it"
+    return f"`plan show {run.id}` shows the details"

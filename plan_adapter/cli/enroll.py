@@ -1,4 +1,4 @@
-"""Enrolling a person: the seed of their one-time codes goes into the store, encrypted, and is shown this once."""
+"""`plan enroll`."""
 
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
@@ -6,15 +6,23 @@ from plan_adapter.cli.sources import open_store
 from plan_adapter.settings import Settings
 
 
-async def enroll_person(person: str, settings: Settings, *, force: bool, as_json: bool) -> int:
-    """Keep a new seed for `person` and print its otpauth URI. One that they have is replaced with `force`, or once that is confirmed."""
+async def enroll(person: str, /, *, force: bool = False, json: bool = False) -> int:
+    """Set up one-time codes for a person, who then answers with `--code`.
+
+    The seed goes into the store, encrypted. Its otpauth URI is printed once: turn it into a QR code for their authenticator app.
+
+    Args:
+        person: The name under which the person answers: their account, as approvers are named in the policy.
+        force: Replace the codes that the person already has, without asking.
+        json: Print one JSON object.
+    """
     from plan_adapter.approval import os_user
     from plan_adapter.identity.codes import new_seed
     from plan_adapter.identity.seeds import seal
 
     if not person.strip() or person != person.strip():
-        raise UsageError("--enroll needs the name under which the person answers, without white space around it")
-    (seed, uri), by = new_seed(person), os_user()
+        raise UsageError("NAME must be the name under which the person answers, without spaces around it")
+    settings, (seed, uri), by = Settings(), new_seed(person), os_user()
     async with open_store(settings) as store:
         replaced = await store.totp_seed(person) is not None
         await store.refuse_enrolling(person, by=by)
@@ -22,23 +30,25 @@ async def enroll_person(person: str, settings: Settings, *, force: bool, as_json
             await _confirm_replacing(person)
         await store.add_totp_seed(person, seal(person, seed, settings), by=by, known_by="os_user", replaces=replaced)
         where = store.label
-    if as_json:
+    if json:
         output.json_line({"person": person, "uri": uri, "replaced": replaced})
     else:
         output.line(uri)
-    output.note(f"the seed is kept encrypted in {where}; the line above is shown this once: make a QR code of it for their phone")
+    output.note(
+        f"the seed is stored, encrypted, in {where}; the line above is shown only once: turn it into a QR code for their authenticator app"
+    )
     if replaced:
-        output.note(f"codes of the seed that {person} had before count no more")
+        output.note(f"the codes that {person} had before no longer work")
     return ExitCode.DONE
 
 
 async def _confirm_replacing(person: str) -> None:
-    """Ask the person at the terminal; raises UsageError where they do not want it, or nobody is there."""
+    """Return if the user at the terminal agrees. Raises UsageError if they decline or nobody is there."""
     from plan_adapter.approvers.conversation import Conversation
     from plan_adapter.cli.asking import is_at_terminal
 
-    has_one = f"{person} has one-time codes, and new ones make those on their phone worthless"
+    has_one = f"{person} already has one-time codes; new ones disable those on their phone"
     if not is_at_terminal():
         raise UsageError(f"{has_one}: `--force` replaces them")
     if (await Conversation().ask(f"{has_one}. Replace them? [y]es, [n]o ", forget=True) or "").casefold() not in ("y", "yes"):
-        raise UsageError(f"the one-time codes of {person} are as they were")
+        raise UsageError(f"nothing changed: {person} keeps the one-time codes they have")

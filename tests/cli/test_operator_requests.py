@@ -47,7 +47,7 @@ def audit(plan: Plan, run_id: str, *kinds: str) -> list[dict[str, Any]]:
 def test_a_step_is_left_out_by_a_signed_word_where_a_name_alone_is_not_enough(plan: Plan) -> None:
     run_id = failed(plan, step("tell", "greet", parameters={"who": "ana"}, depends_on=["check"]))
     refused = plan("resume", run_id, *TOOLS, "--offline", *LEFT_OUT)
-    way = f"`plan resume {run_id} --offline --skip check --because …` with --sign, and --by NAME, proves it"
+    way = f"`plan resume {run_id} --offline --skip check --because …` with --sign and --by NAME proves it"
     said = f"plan: a step may not be left out: {os_user()} may not answer here: ana may; {way}\n"
     assert (refused.code, refused.err) == (6, said)
     (told,) = audit(plan, run_id, "refused", "left_out")
@@ -83,12 +83,11 @@ def test_where_no_option_proves_who_somebody_is_another_way_is_named(plan: Plan)
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (("resume", "RUN", *LEFT_OUT, "--by", "ana"), "--by is a name without proof"),
-        (("resume", "RUN", "--sign"), "they go with --skip, --from and --mark-done"),
-        (("resume", "RUN", "--mark-done", "check", *LEFT_OUT, "--code", "1"), "a one-time code is good for one word"),
+        (("resume", "RUN", *LEFT_OUT, "--by", "ana"), "--by alone proves nothing"),
+        (("resume", "RUN", "--sign"), "they go with --skip and --from"),
         (("cancel", "RUN", "--sign"), "they go with --rollback"),
     ],
-    ids=["a name alone", "nothing is said", "one code for two words", "a plain cancel"],
+    ids=["a name alone", "nothing is asked", "a plain cancel"],
 )
 def test_a_proof_of_nothing_is_a_usage_error(plan: Plan, command: tuple[str, ...], said: str) -> None:
     run_id = failed(plan, approval=None)
@@ -107,7 +106,7 @@ def test_what_was_done_is_undone_by_a_signed_word(plan: Plan) -> None:
     undo = "cancel", run_id, "--rollback", *TOOLS, "--reason", "放错了"
     refused = plan(*undo)
     assert (refused.code, audit(plan, run_id, "rollback_asked")) == (6, [])
-    assert f"ana may; `plan cancel {run_id} --rollback --offline` with --sign, and --by NAME, proves it" in refused.err
+    assert f"ana may; `plan cancel {run_id} --rollback --offline` with --sign and --by NAME proves it" in refused.err
     done = plan(*undo, *BY_ANA, "--json")
     assert (done.code, done.run["steps"][0]["rolled_back"]) == (0, True), done.err
     word, signature = audit(plan, run_id, "rollback_asked", "word_signed")
@@ -120,8 +119,9 @@ def test_what_was_done_is_undone_by_a_signed_word(plan: Plan) -> None:
 @pytest.mark.usefixtures("signer")
 def test_what_somebody_did_by_hand_is_known_by_their_signature(plan: Plan) -> None:
     run_id = failed(plan)
-    assert resume(plan, run_id, "--mark-done", "check").code == 6
-    done = resume(plan, run_id, "--mark-done", "check", "--result", '{"看": 1}', *BY_ANA)
+    assert plan("resolve", run_id, "check", "done").code == 6
+    assert plan("resolve", run_id, "check", "done", "--result", '{"看": 1}', *BY_ANA).code == 0
+    done = resume(plan, run_id)
     assert (done.code, done.run["steps"][1]["result"]) == (0, {"看": 1})
     (word,) = audit(plan, run_id, "word_signed")
     (receipt,) = [row for row in json.loads(plan("export", run_id).out)["receipts"] if row["by"] is not None]
@@ -180,7 +180,7 @@ def test_only_whoever_wants_the_step_again_takes_it_back(plan: Plan) -> None:
 def test_who_takes_it_back_proves_who_they_are_too(plan: Plan) -> None:
     run_id = stays_out(plan)
     refused = plan("resume", run_id, *TOOLS, "--offline", "--from", "check")
-    way = f"`plan resume {run_id} --offline --from check` with --sign, and --by NAME, proves it"
+    way = f"`plan resume {run_id} --offline --from check` with --sign and --by NAME proves it"
     assert (refused.code, "a step that was left out is not wanted again" in refused.err, way in refused.err) == (6, True, True)
     assert resume(plan, run_id, "--from", "check", *BY_ANA).run["steps"][1]["status"] == "failed"
     assert plan("runs", "verify", run_id).code == 0

@@ -1,4 +1,4 @@
-"""How runs stand with their approvals: what they wait for, who answered what, and what a person types next."""
+"""The approvals of a run: what it waits for, who answered what, and what to type next."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,23 +17,25 @@ if TYPE_CHECKING:
     from plan_adapter.store.store import PlanStore
 
 ANSWERED = {"approve": "approved", "reject": "rejected", "request_changes": "changes requested"}
-RELEASED = "its run was released, and goes on by itself once it is answered"
-ATTENDED = {True: "a process waits for it", False: "no process waits for it", None: "a process of another host may wait for it"}
+RELEASED = "its worker was released; the run continues once somebody answers"
+ATTENDED = {True: "a process is waiting", False: "no process is waiting", None: "a process on another host may be waiting"}
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """The gates of a run that are open, the answers that it was given, and the versions of its plan that were replaced."""
+class ApprovalState:
+    """The open gates of a run, its answers, and the versions of its plan that were replaced."""
 
     run: PlanRun
     gates: Sequence[Gate]
     answers: Sequence[Approval]
     replaced: "Sequence[Revision]"
     now: datetime
-    offline: bool = False  # whether it is known, before it has begun, that it runs without Prefect
-    stopped: str | None = None  # what a person may type, where the run has stopped with something in doubt
-    standing: "Mapping[str, StandingApproval]" = field(default_factory=dict[str, "StandingApproval"])  # those that gave it answers, by id
-    labels: "Mapping[Unit, str]" = field(default_factory=dict[tuple[str, int | None], str])  # what items are called
+    offline: bool = False  # whether a run that has not started will run without Prefect
+    stopped: str | None = None  # what to type, if the run has stopped with an unknown outcome
+    standing_approvals: "Mapping[str, StandingApproval]" = field(
+        default_factory=dict[str, "StandingApproval"]
+    )  # those that gave it answers, by id
+    labels: "Mapping[Unit, str]" = field(default_factory=dict[tuple[str, int | None], str])  # of items
 
     @property
     def answer(self) -> Approval | None:
@@ -43,28 +45,30 @@ class Standing:
 
     @property
     def used(self) -> "StandingApproval | None":
-        """The standing approval that gave that answer, if one did."""
-        return self.standing.get(self.answer.standing_id) if self.answer is not None and self.answer.standing_id is not None else None
+        """The standing approval that approved the plan as it is now, if one did."""
+        return None if self.answer is None else self.standing_approvals.get(self.answer.standing_id or "")
 
     @property
     def changes(self) -> Approval | None:
-        """The last answer, about the plan or a step of it, where that asks for changes and no new version has come since."""
+        """The last answer, if it asks for changes and no new version has come since."""
         last = next((row for row in reversed(self.answers) if row.gate_id is not None), None)
         if last is None or last.decision != "request_changes" or (self.replaced and self.replaced[-1].at > last.at):
             return None
         return last
 
     def lines(self) -> list[str]:
-        """Return a Markdown section; nothing where nobody was ever asked."""
+        """Return a Markdown section; empty if nobody was ever asked."""
         listed = [(row.at, _version_line(row)) for row in self.replaced]
-        listed += [(row.at, _answer_line(row, self.standing, self.labels)) for row in self.answers if row.known_by != "not_required"]
+        listed += [
+            (row.at, _answer_line(row, self.standing_approvals, self.labels)) for row in self.answers if row.known_by != "not_required"
+        ]
         found = [line for _, line in sorted(listed, key=lambda pair: pair[0])] + [_gate_line(gate, self.now) for gate in self.gates]
         return ["", "## Approvals", "", *found] if found else []
 
     def hint(self) -> str | None:
-        """Return what a person may type now that the run waits, or has stopped; None where nothing is to be done."""
-        asks_how_it_ended = any(gate.kind == "outcome" for gate in self.gates)
-        stopped = None if asks_how_it_ended else self.stopped  # the gate's own command says that, too
+        """Return what to type now that the run waits or has stopped; None if there is nothing to do."""
+        asks_for_outcome = any(gate.kind == "outcome" for gate in self.gates)
+        stopped = None if asks_for_outcome else self.stopped  # the gate's own command covers it
         return "; ".join(part for part in (self._waits(), stopped) if part) or None
 
     def _waits(self) -> str | None:
@@ -72,18 +76,17 @@ class Standing:
         if self.gates:
             commands = ", ".join(f"`{answer_command(gate)}`" for gate in self.gates[:5])
             is_left = all(gate.attended is False and not gate.is_released for gate in self.gates)
-            then = f", then `{self._resumes}` goes on" if is_left else ""
+            then = f", then `{self._resumes}`" if is_left else ""
             asked = {gate.kind for gate in self.gates}
-            what = "an answer" if len(asked) > 1 else "an approval" if "approval" in asked else "somebody to say how a write ended"
-            give = "gives" if len(self.gates) == 1 else "give"
-            return f"it waits for {what}: {commands} {give} it{then}; `plan gates` lists all that waits"
+            what = "an answer" if len(asked) > 1 else "an approval" if "approval" in asked else "the outcome of a write"
+            return f"waiting for {what}: {commands}{then}; `plan gates` lists everything that waits"
         if run.status is not PlanStatus.PENDING_APPROVAL:
             return None
         if self.answer is None:
-            return f"nobody has been asked yet: `{self._resumes}` asks"
+            return f"nobody has been asked yet: `{self._resumes}` asks for the approval"
         if self.changes is not None:
             return after_changes(run)
-        return f"it was answered, and no process goes on with it: `{self._resumes}` does"
+        return f"it has been answered, but no process is running it: `{self._resumes}`"
 
     @property
     def _resumes(self) -> str:
@@ -92,23 +95,23 @@ class Standing:
 
 
 def after_changes(run: PlanRun) -> str:
-    """Return what can be done with a run that somebody wants changed."""
-    return f"`plan revise {run.id} FILE` puts a new version in its place, `{resume_asked(run)}` asks about this one again"
+    """Return what to type after somebody asked for changes."""
+    return f"`plan revise {run.id} FILE` submits a new version; `{resume_asked(run)}` asks about this one again"
 
 
-async def standing_of(run: PlanRun, store: "PlanStore", *, offline: bool = False) -> Standing:
-    """Return how `run` stands with its approvals, and with what is in doubt of it."""
+async def approval_state_of(run: PlanRun, store: "PlanStore", *, offline: bool = False) -> ApprovalState:
+    """Return the approvals of `run`, and what to type about unknown outcomes."""
     from plan_adapter.runs.doubt import hint_of
 
     gates, answers, stopped = await store.gates(run_id=run.id), await store.approvals(run.id), await hint_of(run, store)
     used = {row.standing_id for row in answers if row.standing_id is not None}
     standing = {one.id: one for one in await store.standing(include_ended=True) if one.id in used} if used else {}
     labels = await store.labels(run.id) if any(row.item is not None for row in answers) else {}
-    return Standing(run, gates, answers, await store.revisions(run.id), await store.now(), offline, stopped, standing, labels)
+    return ApprovalState(run, gates, answers, await store.revisions(run.id), await store.now(), offline, stopped, standing, labels)
 
 
 async def statuses_of(runs: Sequence[PlanRun], store: "PlanStore") -> dict[str, str]:
-    """Return the status of each run by its id, in words that say what one that has not ended waits for."""
+    """Return the status of each run by id, with what an unfinished run waits for."""
     gates = dict[str, list[Gate]]()
     if any(run.completed_at is None for run in runs):
         for gate in await store.gates():
@@ -122,9 +125,9 @@ async def _waits(run: PlanRun, gates: list[Gate], store: "PlanStore") -> str:
         is_left = all(gate.attended is False and not gate.is_released for gate in gates)
         return _bracketed([*words, *(["no process waits"] if is_left else [])])
     if run.status is PlanStatus.PENDING_APPROVAL:
-        standing = await standing_of(run, store)
-        answer = standing.changes or standing.answer
-        return _bracketed(["nobody was asked" if answer is None else ANSWERED[answer.decision], "no process goes on"])
+        state = await approval_state_of(run, store)
+        answer = state.changes or state.answer
+        return _bracketed(["nobody was asked" if answer is None else ANSWERED[answer.decision], "not resumed yet"])
     return _bracketed([str(run.reason)] if run.reason and run.reason.value != run.status.value else [])
 
 
@@ -151,7 +154,7 @@ def _gate_line(gate: Gate, now: datetime) -> str:
     what = "of the plan" if gate.step_id is None else f"of step {prose(gate_place(gate))}"
     since = f" since {moment(gate.opened_at)} ({age(now, gate.opened_at)})"
     until = f", until {moment(gate.expires_at)} ({time_left(gate.expires_at, now)})" if gate.expires_at is not None else ""
-    asked = f"asks how step {prose(gate_place(gate))} ended" if gate.kind == "outcome" else f"waits for an approval {what}"
+    asked = f"waits for the outcome of step {prose(gate_place(gate))}" if gate.kind == "outcome" else f"waits for an approval {what}"
     return f"- **{asked}**{since}{until}; {RELEASED if gate.is_released else ATTENDED[gate.attended]}"
 
 
@@ -160,12 +163,12 @@ def _noted(note: str) -> str:
 
 
 def time_left(expires_at: datetime | None, now: datetime) -> str:
-    """Return how long an answer is still waited for."""
+    """Return how much time is left to answer."""
     if expires_at is None:
         return "-"
-    return f"in {age(expires_at, now)}" if expires_at > now else "its time is over"
+    return f"in {age(expires_at, now)}" if expires_at > now else "expired"
 
 
 def age(later: datetime, earlier: datetime) -> str:
-    """Return the time between the two, a second at least."""
+    """Return the time between the two, at least a second."""
     return duration(1000 * max(1, round((later - earlier).total_seconds())))

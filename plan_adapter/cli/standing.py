@@ -1,0 +1,260 @@
+"""`plan standing`."""
+
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from plan_adapter.cli import output
+from plan_adapter.cli.answers import AnswerOptions
+from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.cli.sources import input_texts, open_store, plan_of, tools_of
+from plan_adapter.readable import as_text, counted, moment
+from plan_adapter.settings import Settings
+
+if TYPE_CHECKING:
+    from plan_adapter.policy import PolicyInForce
+    from plan_adapter.record import StandingApproval
+    from plan_adapter.validation import ValidatedPlan
+
+LISTED = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Which runs of a plan a new standing approval covers, as the command line gives it."""
+
+    plan: str
+    schedules: tuple[str, ...]
+    steps: tuple[str, ...]
+    until: str | None
+    max_runs: int | None
+    inputs: tuple[str, ...]  # `name=pattern`
+    tools: tuple[str, ...]
+    in_file: bool = False
+
+
+async def standing(
+    action: Literal["list", "add", "revoke"] = "list",
+    plan_or_id: str | None = None,
+    /,
+    *,
+    schedule: list[str] | None = None,
+    until: str | None = None,
+    runs: int | None = None,
+    input: list[str] | None = None,
+    step: list[str] | None = None,
+    tools: list[str] | None = None,
+    file: bool = False,
+    note: str = "",
+    sign: bool = False,
+    by: str | None = None,
+    all: bool = False,
+    limit: int | None = None,
+    json: bool = False,
+) -> int:
+    """Approve a plan's scheduled runs in advance, list these standing approvals, or revoke one.
+
+    A standing approval covers exactly one plan and its tools, for the schedules you name, until a date or for a number of runs. A run that
+    it covers does not wait at the gate of its plan. Any other content, schedule or input value still asks.
+
+    Args:
+        action: `list` (the default), `add PLAN` or `revoke ID`.
+        plan_or_id: With `add`: the plan, as `plan run` takes it. With `revoke`: the id of a standing approval, or its beginning.
+        schedule: With `add`: `flow/deployment` whose scheduled runs are approved; may be repeated.
+        until: With `add`: the last day (`2026-12-31`), or a time (`2026-12-31T18:00`).
+        runs: With `add`: how many runs it covers.
+        input: With `add`: `name=pattern`, a regular expression that the whole value of the input must match; may be repeated.
+        step: With `add`: a step whose own gate is approved as well; may be repeated.
+        tools: With `add`: `package.module:name` of a tool or registry that the plan uses; may be repeated.
+        file: With `add`: write it beside the plan as NAME.approval.yaml, signed, instead of into the store.
+        note: With `add`: a note to record with it.
+        sign: With `add`: sign it with your SSH key.
+        by: With `add --sign`: who approves; default: your account.
+        all: With `list`: also show those that are revoked, expired or used up.
+        limit: With `list`: show at most this many; default: 100.
+        json: Print one JSON object per standing approval.
+    """
+    settings = Settings()
+    if action != "list" and plan_or_id is None:
+        raise UsageError("add what? `plan standing add PLAN`" if action == "add" else "revoke which one? `plan standing revoke ID`")
+    terms = (schedule, until, runs, input, step, tools, file, note, sign, by)
+    if action != "add" and any(value not in (None, False, "") for value in terms):
+        raise UsageError(f"`plan standing {action}` takes none of the options of `plan standing add`")
+    if action != "list" and (all or limit is not None):
+        raise UsageError("--all and --limit go with `plan standing list`")
+    if action == "list":
+        if plan_or_id is not None:
+            raise UsageError(f"`plan standing list` takes no argument; `plan standing add {plan_or_id}` approves a plan")
+        return await _list(settings, limit=LISTED if limit is None else limit, with_ended=all, as_json=json)
+    assert plan_or_id is not None
+    if action == "revoke":
+        return await _revoke(plan_or_id, settings, as_json=json)
+    wanted = Terms(plan_or_id, tuple(schedule or ()), tuple(step or ()), until, runs, tuple(input or ()), tuple(tools or ()), in_file=file)
+    return await _add(wanted, AnswerOptions("approve", note=note, sign=sign, by=by), settings, as_json=json)
+
+
+async def _add(terms: Terms, words: AnswerOptions, settings: Settings, *, as_json: bool) -> int:
+    """Add a standing approval to the store, or write it beside the plan document. Raises InvalidPlanError, UsageError."""
+    from plan_adapter.errors import NotApprovedError
+    from plan_adapter.validation import validate
+
+    if terms.in_file and not words.sign:
+        raise UsageError("--file needs --sign: anybody could have written an unsigned file")
+    async with open_store(settings) as store:
+        validated = validate(await plan_of(terms.plan, store), tools_of(terms.tools))
+        try:
+            policy = await store.policy_in_force(settings)
+            standing = _signed(_standing(terms, words, validated, await store.now()), words, validated, settings, policy)
+            if terms.in_file:
+                return _write(standing, terms, policy, as_json=as_json)
+            await store.add_standing(standing)
+        except NotApprovedError as error:
+            raise UsageError(str(error)) from error
+    if as_json:
+        output.json_line(standing_json(standing))
+    else:
+        output.line(f"standing approval {standing.id} of {standing.name}, by {standing.by} ({standing.known_by}): {_limits(standing)}")
+        output.note(f"`plan standing` lists it; `plan standing revoke {standing.id}` revokes it")
+    return ExitCode.DONE
+
+
+async def _list(settings: Settings, *, limit: int, with_ended: bool, as_json: bool) -> int:
+    """Print the standing approvals that can still be used, newest first; `with_ended`: also the others, and how they ended."""
+    if limit < 1:
+        raise UsageError("--limit must be at least 1")
+    async with open_store(settings) as store:
+        found, now = list(reversed(await store.standing(include_ended=with_ended)))[:limit], await store.now()
+    if as_json:
+        for standing in found:
+            output.json_line(standing_json(standing))
+    elif found:
+        columns = ("STANDING", "PLAN", "BY", "LEFT", "UNTIL", "SCHEDULES", "INPUTS", "STEPS", *(["ENDED"] if with_ended else []))
+        output.table(columns, [(*_row(standing), *([_end(standing, now)] if with_ended else [])) for standing in found])
+    else:
+        which = "" if with_ended else "active "
+        ended = "" if with_ended else "`--all` also lists those that have ended; "
+        output.note(f"no {which}standing approvals; {ended}`plan standing add PLAN --schedule flow/deployment --until DATE` adds one")
+    return ExitCode.DONE
+
+
+async def _revoke(beginning: str, settings: Settings, *, as_json: bool) -> int:
+    """Revoke a standing approval: runs that start from now on cannot use it."""
+    from plan_adapter.approval import os_user
+
+    async with open_store(settings) as store:
+        revoked = await store.revoke_standing(beginning, by=os_user())
+    if as_json:
+        output.json_line(standing_json(revoked))
+    else:
+        output.line(f"revoked standing approval {revoked.id} of {revoked.name}, by {revoked.revoked_by} at {moment(revoked.revoked_at)}")
+    return ExitCode.DONE
+
+
+def standing_json(standing: "StandingApproval") -> dict[str, Any]:
+    """Return a standing approval as `--json` prints it, with the runs it has left (null: no limit)."""
+    return {**asdict(standing), "runs_left": _left(standing)}
+
+
+def _standing(terms: Terms, words: AnswerOptions, validated: "ValidatedPlan", now: datetime) -> "StandingApproval":
+    from plan_adapter.approval import os_user
+    from plan_adapter.standing import standing_of
+
+    return standing_of(
+        validated,
+        by=words.by or os_user(),
+        known_by="os_user",
+        at=now,
+        schedules=terms.schedules,
+        inputs=dict(input_texts(terms.inputs, None)),
+        steps=terms.steps,
+        until=None if terms.until is None else _end_of(terms.until),
+        max_runs=terms.max_runs,
+        note=words.note,
+    )
+
+
+def _signed(
+    standing: "StandingApproval", words: AnswerOptions, validated: "ValidatedPlan", settings: Settings, policy: "PolicyInForce"
+) -> "StandingApproval":
+    """Return `standing`, signed if `--sign` was given. Raises NotApprovedError if the policy refuses it."""
+    from plan_adapter.approval import refusal, rules_of
+    from plan_adapter.errors import NotApprovedError
+
+    known_by = "ssh_signature" if words.sign else "os_user"
+    rules = rules_of(validated.plan, policy, requested_by="")
+    if reason := refusal(rules, by=standing.by, known_by=known_by, decision="approve"):
+        raise NotApprovedError(reason)
+    if not words.sign:
+        return standing
+    from plan_adapter.identity.signatures import default_key
+    from plan_adapter.identity.standing_files import sign_standing, verify_standing
+
+    signed = sign_standing(standing, key=default_key(settings))
+    if policy.allowed_signers is not None:
+        verify_standing(signed, policy=policy)
+    return signed
+
+
+def _write(standing: "StandingApproval", terms: Terms, policy: "PolicyInForce", *, as_json: bool) -> int:
+    from plan_adapter.identity.standing_files import write_signed
+    from plan_adapter.standing import signature_path, standing_path
+
+    if not Path(terms.plan).is_file():
+        raise UsageError(f"--file writes beside a plan document, and `{terms.plan}` is not a file")
+    path = standing_path(Path(terms.plan))
+    try:
+        write_signed(standing, path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
+    if as_json:
+        output.json_line({**standing_json(standing), "file": str(path), "signature_file": str(signature_path(path))})
+    else:
+        output.line(f"wrote {path} and {signature_path(path)}: {_limits(standing)}")
+        output.note("commit both beside the plan: scheduled runs of exactly this plan then need no other approval")
+    if policy.number is None and policy.allowed_signers is None:
+        output.note("where the plan runs, PLAN_ADAPTER_ALLOWED_SIGNERS must name a file that lists your key")
+    return ExitCode.DONE
+
+
+def _end_of(text: str) -> datetime:
+    """Return the time that `text` names, in the local time zone unless it names one. A day means its last second."""
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"--until {text}: write a day (2026-12-31) or a time (2026-12-31T18:00)") from None
+    if len(text) <= len("2026-12-31"):
+        at = datetime.combine(at, time(23, 59, 59))
+    return at.astimezone(UTC)  # one without a zone is taken as local
+
+
+def _left(standing: "StandingApproval") -> int | None:
+    return None if standing.max_runs is None else max(0, standing.max_runs - standing.runs)
+
+
+def _limits(standing: "StandingApproval") -> str:
+    until = f"until {moment(standing.until)}" if standing.until is not None else ""
+    runs = f"for {counted(standing.max_runs, 'run')}" if standing.max_runs is not None else ""
+    return ", ".join(part for part in (until, runs) if part) + f", schedules {', '.join(standing.schedules)}"
+
+
+def _end(standing: "StandingApproval", now: datetime) -> str:
+    if standing.revoked_at is not None:
+        return f"revoked by {standing.revoked_by} at {moment(standing.revoked_at)}"
+    if standing.until is not None and standing.until <= now:
+        return f"expired at {moment(standing.until)}"
+    return "used up" if _left(standing) == 0 else "-"
+
+
+def _row(standing: "StandingApproval") -> tuple[str, ...]:
+    left = _left(standing)
+    return (
+        standing.id,
+        standing.name,
+        f"{standing.by} ({standing.known_by})",
+        "no limit" if left is None else f"{counted(left, 'run')} of {standing.max_runs}",
+        moment(standing.until),
+        ", ".join(standing.schedules),
+        ", ".join(f"{name}={as_text(pattern)}" for name, pattern in standing.inputs.items()) or "-",
+        ", ".join(standing.steps) or "-",
+    )

@@ -197,7 +197,7 @@ class PlanRun:
     approved_by: str | None = None
     rejection_note: str | None = None
     metadata: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
-    folder: RunFolder | None = None  # None for a run of a version that recorded none
+    folder: RunFolder | None = None
 
     @property
     def is_approved(self) -> bool:

@@ -9,7 +9,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields, replace
-from operator import attrgetter
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from plan_adapter.record import Gate, PlanRun, StepRun
@@ -112,22 +112,29 @@ def _copy(value: Any) -> Any:
             return value
 
 
+class _RunCopy(PlanRun):
+    """A copy of a run. It copies the steps when a hook first looks at them: a run of thousands of steps tells of each."""
+
+    original: PlanRun
+
+    @cached_property
+    def steps(self) -> list[StepRun]:  # pyright: ignore[reportIncompatibleVariableOverride]  # a field of the run
+        return [_step_copy(step) for step in self.original.steps]
+
+
 def _run_copy(run: PlanRun) -> PlanRun:
-    """Return a copy of `run` whose steps are copied when they are asked for, as they are then: a long run has thousands."""
-    copied = PlanRun(**{name: getattr(run, name) for name in _RUN_FIELDS}, steps=[])
+    copied = _RunCopy(**{name: getattr(run, name) for name in _RUN_FIELDS}, steps=[])
     copied.inputs, copied.outputs, copied.metadata = _json_copy(run.inputs), _json_copy(run.outputs), _json_copy(run.metadata)
-    copied.put_off_steps(lambda: [_step_copy(step) for step in run.steps])
+    copied.original = run
+    del copied.steps  # the empty list; the property makes the copies
     return copied
 
 
 def _step_copy(step: StepRun) -> StepRun:
-    copied = StepRun(*_step_values(step))
-    copied.result, copied.metadata = _json_copy(step.result), _json_copy(step.metadata)
-    return copied
+    return replace(step, result=_json_copy(step.result), metadata=_json_copy(step.metadata))
 
 
 _RUN_FIELDS = [field.name for field in fields(PlanRun) if field.name != "steps"]
-_step_values: Callable[[StepRun], tuple[Any, ...]] = attrgetter(*(field.name for field in fields(StepRun)))
 
 
 def _json_copy(value: Any) -> Any:

@@ -3,17 +3,15 @@
 Times are aware datetimes in UTC by the store's clock; durations are milliseconds.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, KeysView, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from pydantic import JsonValue
 
 from plan_adapter.errors import RunFailedError
 from plan_adapter.plan import Effect, PlanStatus, StepStatus
-from plan_adapter.stored_plan import StepDocument
 
 LEAST_ID_CHARACTERS = 4
 """How much of a run's id names the run: at least so much, so that no slip of a finger does."""
@@ -36,7 +34,6 @@ class RunReason(StrEnum):
     CANCELLED = "cancelled"
     UNKNOWN = "unknown"  # a write began and nobody knows whether it happened
     INTERRUPTED = "interrupted"  # its process died
-    EXHAUSTED = "exhausted"  # a budget was spent
 
 
 class Outcome(StrEnum):
@@ -128,95 +125,8 @@ class StepRun:
     metadata: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
 
 
-def pending_steps(
-    documents: Iterable[StepDocument], dependencies: Mapping[str, tuple[str, ...]], attempts: Mapping[str, int]
-) -> list[StepRun]:
-    """Return the steps of a plan, as its document writes them, as a start of a run finds them.
-
-    By id: the `dependencies` are all that each waits for, and the `attempts` those that were made before.
-    """
-    return [
-        pending_step(document, place, dependencies[document["id"]], attempts.get(document["id"], 0))
-        for place, document in enumerate(documents)
-    ]
-
-
-def pending_step(document: StepDocument, place: int, depends_on: tuple[str, ...], attempts: int) -> StepRun:
-    """Return one step of a plan, the one at `place`, as `pending_steps` does."""
-    of = document.get
-    return StepRun(  # by position, which is quicker: a long run has thousands
-        document["id"],
-        place,
-        of("tool_name") or "",
-        of("description", ""),
-        depends_on,
-        StepStatus.PENDING,
-        None,
-        None,
-        None,
-        None,
-        0,
-        of("max_retries", 0),
-        of("retry_delay_ms", 0),
-        attempts,
-        metadata=dict(of("metadata", ())),
-    )
-
-
-class StepRuns(Mapping[str, StepRun]):
-    """The steps of a run under way by id, in the order of its plan, each made when somebody asks for it.
-
-    Of a long run that goes on most were done before, and mostly nobody asks for these before it has ended.
-    """
-
-    def __init__(self, ids: Collection[str], make: Callable[[str], StepRun]) -> None:
-        """Make none yet; `make` raises KeyError for what is no step."""
-        self._ids = ids
-        self._make = make
-        self._made = dict[str, StepRun]()
-        self._carried = dict[str, None]()  # in the order in which that was found
-
-    @classmethod
-    def of(cls, steps: Iterable[StepRun]) -> Self:
-        """Return `steps`, which are made."""
-        made = {step.id: step for step in steps}
-        return cls(made, made.__getitem__)
-
-    @property
-    def carried(self) -> KeysView[str]:
-        """The steps that were completed in an earlier start of the run."""
-        return self._carried.keys()
-
-    def carry(self, step_id: str) -> None:
-        """Let a step be completed, because it was so in an earlier start of the run."""
-        self._carried[step_id] = None
-        if (step := self._made.get(step_id)) is not None:
-            _carry(step)
-
-    def __getitem__(self, step_id: str) -> StepRun:
-        if (step := self._made.get(step_id)) is None:
-            step = self._made[step_id] = self._make(step_id)
-            if step_id in self._carried:
-                _carry(step)
-        return step
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._ids)
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def all(self) -> list[StepRun]:
-        """Return the steps in their order."""
-        return list(self.values())
-
-
-def _carry(step: StepRun) -> None:
-    step.status, step.outcome, step.carried = StepStatus.COMPLETED, Outcome.SUCCEEDED, True
-
-
 class StepEnd(NamedTuple):
-    """How a step that was completed in an earlier start of the run did that, as the record has kept it."""
+    """How a step was completed in an earlier start of the run."""
 
     reason: str | None
     retry_count: int
@@ -241,28 +151,6 @@ class PlanSummary:
     progress: float
 
 
-class _WithSteps:
-    """Lets the steps of a run be put together when somebody looks at them."""
-
-    __slots__ = ("_put_together",)
-    steps: list[StepRun]
-    _put_together: Callable[[], list[StepRun]]
-
-    def put_off_steps(self, put_together: Callable[[], list[StepRun]]) -> None:
-        """Let `put_together` make the steps, once, when they are asked for."""
-        self._put_together = put_together
-        self.steps = []  # pyright: ignore[reportGeneralTypeIssues]  # a slot of the run
-        del self.steps  # what is not there is asked of `__getattr__`
-
-    if not TYPE_CHECKING:  # else any name would be one of its attributes
-
-        def __getattr__(self, name: str) -> Any:
-            if name != "steps":
-                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}", name=name, obj=self)
-            self.steps = self._put_together()
-            return self.steps
-
-
 @dataclass(frozen=True, slots=True)
 class RunFolder:
     """Where a run works: commands and relative paths of its steps start here."""
@@ -279,7 +167,7 @@ class RunFolder:
 
 
 @dataclass(slots=True)
-class PlanRun(_WithSteps):
+class PlanRun:
     """One execution of a plan. Written by the engine only; what it returns is the record."""
 
     id: str
@@ -309,7 +197,7 @@ class PlanRun(_WithSteps):
     approved_by: str | None = None
     rejection_note: str | None = None
     metadata: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
-    folder: RunFolder | None = None  # None for a run of a version that recorded none
+    folder: RunFolder | None = None
 
     @property
     def is_approved(self) -> bool:
@@ -531,10 +419,6 @@ class Recorder(Protocol):
 
     def step_ended(self, step: StepRun) -> None:
         """Hand over the end of a step (completed, failed or skipped). Never blocks."""
-        ...
-
-    async def earlier_ends(self) -> Mapping[str, StepEnd]:
-        """Return how the steps of the run were completed, by id, as far as that is durable; raises StoreError."""
         ...
 
     async def flush(self) -> None:

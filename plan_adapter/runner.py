@@ -20,7 +20,6 @@ from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.carry import Past
 from plan_adapter.execution.redrive import Redrive
 from plan_adapter.execution.rollback import units_to_undo
-from plan_adapter.garbage import uncollected
 from plan_adapter.hooks import Hooks
 from plan_adapter.plan import ExecutionPlan, PlanStatus
 from plan_adapter.readable import one_line
@@ -168,27 +167,24 @@ async def go_on(
     word.
     """
     async with _opened(store, occasion.settings) as opened:
-        with uncollected():
-            recorded = await opened.recorded(run_id)
-            if recorded.has_open_gates:
-                await end_overdue(recorded.run, opened)
-                recorded = await opened.recorded(recorded.run.id)  # all of it: a past that is older than its run would do things again
-            run, plan, past = recorded.run, recorded.plan, recorded.past
-            await refuse_going_on(run, plan, opened, occasion)
-            await refuse_resume(run, opened)  # first: a process that has it is told by Prefect itself
-            if not offline and run.flow_run_id is not None and run.completed_at is None and await _was_cancelled(run, opened, occasion):
-                return await opened.run(run.id)
-            work = work_left(run, plan, past, recorded.kept, asked=asked)
-            if work is not perform:
-                refuse_rollback_elsewhere(run, occasion.settings)
-            elif not here:
-                refuse_elsewhere(run, occasion.settings)
-            moved_to = moved_here(occasion.settings, run) if work is perform else None
-            bound = as_recorded(run, plan, tools, moved_to=moved_to)
+        recorded = await opened.recorded(run_id)
+        if recorded.has_open_gates:
+            await end_overdue(recorded.run, opened)
+            recorded = await opened.recorded(recorded.run.id)  # all of it: a past that is older than its run would do things again
+        run, plan, past = recorded.run, recorded.plan, recorded.past
+        await refuse_going_on(run, plan, opened, occasion)
+        await refuse_resume(run, opened)  # first: a process that has it is told by Prefect itself
+        if not offline and run.flow_run_id is not None and run.completed_at is None and await _was_cancelled(run, opened, occasion):
+            return await opened.run(run.id)
+        work = work_left(run, plan, past, recorded.kept, asked=asked)
+        if work is not perform:
+            refuse_rollback_elsewhere(run, occasion.settings)
+        elif not here:
+            refuse_elsewhere(run, occasion.settings)
+        moved_to = moved_here(occasion.settings, run) if work is perform else None
+        bound = as_recorded(run, plan, tools, moved_to=moved_to)
         occasion = replace(occasion, tools=tools)
         asks = work is perform and await must_be_asked(bound, run, opened, occasion)
-        if work is not perform or asks or asked is not None or bound.validated.secrets:  # else nobody looks at them before it goes on
-            run.steps = (await opened.run(run.id, with_results=work is not perform)).steps  # what undoes steps may use their results
         if asked is not None:
             past = await as_asked(run, bound.validated, past, asked, opened, occasion)
         server = None if offline else await _server(occasion)

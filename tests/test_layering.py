@@ -21,10 +21,10 @@ PACKAGE = ROOT / "plan_adapter"
 ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "problems graph readable crash_points garbage",
+        "problems graph readable crash_points",
         "errors values",
         "plan expressions",
-        "settings stored_plan private_files credentials",
+        "settings private_files credentials",
         "canonical documents record drafts imported listing tools secrets",
         "validation hooks pictures formatting tool_changes policy",
         "preview",
@@ -60,7 +60,6 @@ DOORS: dict[str, tuple[str, ...]] = {
     "pydantic_settings": ("settings",),
     "anyio": ("tools", "execution", "engine"),
     "pydantic": ("",),
-    "pydantic_core": ("stored_plan", "store.known_steps"),
     "uvicorn": ("engine.server_process",),
     "packaging": ("engine.diagnosis",),
     "mcp": ("cli.mcp.server",),

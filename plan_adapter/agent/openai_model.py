@@ -279,12 +279,6 @@ def _what_to_do(status: int, told: str) -> str:
             return ""
 
 
-def known_endpoint(base_url: str | None, model: str) -> Rung | None:
-    """Return the rung that carried the last answer in this process, None if nothing was asked yet."""
-    known = _ENDPOINTS.get((base_url or "", model))
-    return RUNGS[known.rung] if known is not None else None
-
-
 def forget_endpoints() -> None:
     """Forget what was learnt about servers: for tests, and after a server was replaced."""
     _ENDPOINTS.clear()

@@ -2,12 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeAlias
-
-from pydantic import JsonValue
+from typing import TypeAlias
 
 from plan_adapter.execution.redrive import Fate
-from plan_adapter.record import Attempt
+from plan_adapter.record import Attempt, Outcome, Receipt, StepEnd
 
 Unit: TypeAlias = tuple[str, int | None]
 """A step, or one item of its `for_each`; or the rollback of one."""
@@ -30,36 +28,19 @@ def is_rollback(step_id: str) -> bool:
     return step_id.startswith(_ROLLBACK)
 
 
-class AttemptEnded(Protocol):
-    """What of a receipt a run that goes on needs: all of it, or what the store reads of those of a long run."""
-
-    @property
-    def step_id(self) -> str: ...  # noqa: D102
-    @property
-    def item(self) -> int | None: ...  # noqa: D102
-    @property
-    def number(self) -> int: ...  # noqa: D102
-    @property
-    def outcome(self) -> str: ...  # noqa: D102
-    @property
-    def result(self) -> JsonValue: ...  # noqa: D102
-    @property
-    def by(self) -> str | None: ...  # noqa: D102
-    @property
-    def is_abort(self) -> bool: ...  # noqa: D102
-
-
 @dataclass(frozen=True, slots=True)
 class Past:
     """The earlier attempts of a run by unit; empty for a first start."""
 
-    succeeded: dict[Unit, AttemptEnded] = field(default_factory=dict[Unit, AttemptEnded])
+    succeeded: dict[Unit, Receipt] = field(default_factory=dict[Unit, Receipt])
     attempts: dict[Unit, int] = field(default_factory=dict[Unit, int])
     unknown: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])
     fates: Mapping[str, Fate] = field(default_factory=dict[str, Fate])  # of steps about which a person asked for something, ever or now
     repeatable: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # idempotent writes that may have been done
     cut_reads: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # reads without a receipt, which are repeated
-    unkept: frozenset[str] = frozenset()  # steps that have succeeded, perhaps in part, and whose end the record does not have
+    ends: Mapping[str, StepEnd] = field(
+        default_factory=dict[str, StepEnd]
+    )  # of completed steps, unless the process died before it wrote one
     asked: frozenset[str] = frozenset()  # steps that have ended in the last start, and that somebody was asked about
     labels: Mapping[Unit, str] = field(default_factory=dict[Unit, str])  # what items are called, as far as the record has to name them
     aborted: set[Unit] = field(default_factory=set[Unit])  # writes that may have been done: a person ended the run, and did not say
@@ -97,20 +78,18 @@ class Past:
         return list(dict.fromkeys(step_id for step_id, _ in self.unknown if not is_rollback(step_id)))
 
     @classmethod
-    def of(cls, attempts: Iterable[Attempt], receipts: Iterable[AttemptEnded]) -> "Past":
+    def of(cls, attempts: Iterable[Attempt], receipts: Iterable[Receipt]) -> "Past":
         """Return what `attempts` and `receipts` say: a write without a receipt is unknown; a read without one may be repeated.
 
         What a person says of an idempotent write holds for its earlier attempts, too. Attempts that have receipts may be left out.
         """
         past, told, ended, tried = cls(), dict[Unit, int](), set[tuple[Unit, int]](), list(attempts)
         made, succeeded = past.attempts, past.succeeded
-        for receipt in receipts:  # of which a long run has thousands
+        for receipt in receipts:
             unit, number = (receipt.step_id, receipt.item), receipt.number
-            if number > made.get(unit, 0):
-                made[unit] = number
-            if tried:
-                ended.add((unit, number))
-            if receipt.outcome == "succeeded":
+            made[unit] = max(made.get(unit, 0), number)
+            ended.add((unit, number))
+            if receipt.outcome is Outcome.SUCCEEDED:
                 succeeded[unit] = receipt
             elif receipt.is_abort:
                 past.aborted.add(unit)

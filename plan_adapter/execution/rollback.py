@@ -10,7 +10,7 @@ from plan_adapter import graph
 from plan_adapter.errors import ExpressionError
 from plan_adapter.execution.attempts import RetryPolicy
 from plan_adapter.execution.cancellation import Stop
-from plan_adapter.execution.carry import AttemptEnded, Past, Unit, is_rollback, rollback_id, undone_by
+from plan_adapter.execution.carry import Past, Unit, is_rollback, rollback_id, undone_by
 from plan_adapter.execution.handing import Called
 from plan_adapter.execution.items import item_labels
 from plan_adapter.execution.ports import AttemptEnd, CallStep, Doubt, Said
@@ -29,7 +29,7 @@ from plan_adapter.execution.step import Call
 from plan_adapter.execution.task_set import TaskSet
 from plan_adapter.plan import ExecutionPlan, Step, StepStatus
 from plan_adapter.readable import listed
-from plan_adapter.record import Attempt, Outcome, StepRun
+from plan_adapter.record import Attempt, Outcome, Receipt, StepRun
 
 SHOWN_CHARACTERS = 300
 """How much of an error the message of a run tells; the receipt keeps all of it."""
@@ -47,7 +47,7 @@ def units_to_undo(plan: ExecutionPlan, past: Past) -> list[Unit]:
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """The end of a step, or an item, that failed and is rolled back all the same. Implements `carry.AttemptEnded`."""
+    """The end of a step, or an item, that failed and is rolled back all the same."""
 
     step_id: str
     item: int | None
@@ -196,7 +196,7 @@ class Rollback:
         if not undoing.open:
             self._tasks.spawn(self._close(undoing))
 
-    def _request(self, undoing: _Undoing, receipt: AttemptEnded) -> None:
+    def _request(self, undoing: _Undoing, receipt: Receipt | _Failed) -> None:
         unit = (rollback_id(undoing.step.id), receipt.item)
         if unit in self._past.aborted:  # what may have been done is not called again before somebody says more
             command = resolve_command(self.scope.run.id, unit, "done|again", label=label_of(unit, self._labels))
@@ -324,7 +324,7 @@ class Rollback:
         begun = (*self._failed_units, *self._past.unknown, *self._past.repeatable, *self._past.aborted)
         return any(unit[0] == step_id and unit not in self._undone for unit in begun)
 
-    def _finish(self, undoing: _Undoing, left: list[AttemptEnded]) -> None:
+    def _finish(self, undoing: _Undoing, left: list[Receipt | _Failed]) -> None:
         """Write how the rollback of a step came out: completed only if nothing is left of it."""
         step, run, ends = undoing.step, undoing.run, undoing.ends
         worst = next((end for end in ends if end.outcome != "succeeded"), None)
@@ -341,7 +341,7 @@ class Rollback:
 
     # What is called, and what is said of its end.
 
-    def _call_of(self, undoing: _Undoing, receipt: AttemptEnded) -> Call:
+    def _call_of(self, undoing: _Undoing, receipt: Receipt | _Failed) -> Call:
         """Return the call that undoes a step or an item; raises ExpressionError where its item cannot be told any more."""
         step, rollback = undoing.step, self._validated.rollbacks[undoing.step.id]
         called = Called(
@@ -420,8 +420,8 @@ class Rollback:
         return [step_id for step_id in without if self._done.get(step_id) and effects[step_id] != "read"]
 
 
-def _by_step(succeeded: Mapping[Unit, AttemptEnded]) -> dict[str, list[AttemptEnded]]:
-    done = dict[str, list[AttemptEnded]]()
+def _by_step(succeeded: Mapping[Unit, Receipt | _Failed]) -> dict[str, list[Receipt | _Failed]]:
+    done = dict[str, list[Receipt | _Failed]]()
     for _, receipt in sorted(succeeded.items(), key=lambda entry: -1 if entry[0][1] is None else entry[0][1]):
         done.setdefault(receipt.step_id, []).append(receipt)
     return done

@@ -1,7 +1,7 @@
 """`execute`: every step the moment its dependencies have ended and a slot is free, the longest path first."""
 
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import partial
 
 from pydantic import JsonValue
 
@@ -15,10 +15,8 @@ from plan_adapter.execution.standing import NEVER_KNOWN
 from plan_adapter.execution.status import NOT_APPROVED
 from plan_adapter.execution.step import Call
 from plan_adapter.execution.task_set import TaskSet
-from plan_adapter.garbage import uncollected
-from plan_adapter.hooks import Hooks
 from plan_adapter.plan import Step, StepStatus
-from plan_adapter.record import Attempt, Outcome, StepRuns
+from plan_adapter.record import Attempt, Outcome, StepRun
 
 
 async def execute(scope: RunScope, call_step: CallStep) -> None:
@@ -30,19 +28,14 @@ async def execute(scope: RunScope, call_step: CallStep) -> None:
     """
     scope.clock = clock = _start_clock(scope)
     try:
-        with uncollected():
-            scheduler = Scheduler(scope, call_step, clock)
-            await scheduler.carry()
+        scheduler = Scheduler(scope, call_step, clock)
+        await scheduler.carry()
         scheduler.begin()
-        try:
-            with scope.leave.by(scheduler.leave):
-                await scheduler.tasks.ended()
-        finally:
-            scheduler.recall_results()
+        with scope.leave.by(scheduler.leave):
+            await scheduler.tasks.ended()
     finally:
         clock.end()
     await scope.recorder.flush()
-    await scheduler.recall_times()
 
 
 def _start_clock(scope: RunScope) -> RunClock:
@@ -67,9 +60,9 @@ class Scheduler:
         self._call_step = call_step
         self._validated = scope.approved.bound.validated
         self._steps = self._validated.steps
-        self._runs = scope.step_runs if scope.step_runs is not None else StepRuns.of(scope.run.steps)
-        self._carried = self._runs.carried
-        self._left = dict[str, tuple[str, ...]]()  # the steps that were not carried, and for which others of them each waits
+        self._runs = {step.id: step for step in scope.run.steps}
+        self._after = dict[str, list[str]]()  # what waits for each step that is not carried
+        self._missing = dict[str, int]()  # for how many steps each of these waits
         self._urgency = dict[str, float]()  # which of them is to be called first
         self._open = len(self._steps)
         self._halted = ""
@@ -77,101 +70,50 @@ class Scheduler:
         self.tasks = TaskSet(scope, "the run", is_over=lambda: not self._open or scope.is_left, after_each=self._leave_if_idle)
 
     async def carry(self) -> None:
-        """End what succeeded in an earlier start of the run and stands on nothing that did not; returns when it is shown and told.
-
-        Results are read of what others stand on that are still to be done; all the rest of them, and times, when the steps have ended,
-        or here where hooks are told of it.
-        """
-        reduced, carried = self._validated.reduced, self._carried
-        if self._scope.past.succeeded:
-            self._carry()
-        self._left = left = {step_id: reduced[step_id] for step_id in self._validated.order if step_id not in carried}
-        for step_id, afters in left.items() if carried else ():
-            if not carried.isdisjoint(self._validated.dependencies[step_id]):
-                self._recall_what_it_stands_on(step_id)
-                left[step_id] = tuple(after for after in afters if after not in carried)
-        self._open = len(left)
-        self._urgency = self._urgencies(left)
-        if self._scope.hooks != Hooks():
-            self.recall_results()
-            await self.recall_times()
-        if carried:
-            await self._call_step.show_carried(list(carried), self._runs, reduced, tags_of=lambda step_id: self._steps[step_id].tags)
-        if self._scope.has_listeners:
-            for step_id in carried:
-                await self._scope.tell_end(self._runs[step_id])
-
-    @cached_property
-    def _after(self) -> dict[str, list[str]]:
-        """What waits for each step; nobody looks before the first has ended."""
-        return graph.successors(self._left)
-
-    @cached_property
-    def _missing(self) -> dict[str, int]:
-        """For how many steps each waits."""
-        return {step_id: len(dependencies) for step_id, dependencies in self._left.items()}
-
-    def _carry(self) -> None:
-        """End the steps that were done before."""
-        reduced, done = self._validated.reduced, set[str]()
-        begun = {step_id for step_id, _ in self._scope.past.succeeded}
+        """End what succeeded in an earlier start of the run and stands on nothing that did not; returns when it is shown and told."""
+        reduced, carried = self._validated.reduced, dict[str, StepRun]()
         for step_id in self._validated.order:
-            if step_id in begun and done.issuperset(reduced[step_id]) and self._has_succeeded(step_id):
-                done.add(step_id)
-                self._runs.carry(step_id)
-        for step_id in filter(self._scope.past.unkept.__contains__, self._carried):  # its process died before it had written the end
-            run = self._runs[step_id]
-            run.completed_at = self._scope.recorder.now()
-            self._scope.recorder.step_ended(run)
+            if all(after in carried for after in reduced[step_id]) and self._carry(self._steps[step_id]):
+                carried[step_id] = self._runs[step_id]
+        left = {
+            step_id: tuple(after for after in reduced[step_id] if after not in carried)
+            for step_id in self._validated.order
+            if step_id not in carried
+        }
+        self._open = len(left)
+        self._after, self._missing = graph.successors(left), {step_id: len(afters) for step_id, afters in left.items()}
+        self._urgency = self._urgencies(left)
+        if carried:
+            await self._call_step.show_carried([*carried], carried, reduced, tags_of=lambda step_id: self._steps[step_id].tags)
+        for run in carried.values():
+            await self._scope.tell_end(run)
 
-    def recall_results(self) -> None:
-        """Read the results of all steps that were carried."""
-        for step_id in self._carried:
-            self._recall(step_id)
-
-    async def recall_times(self) -> None:
-        """Read when the steps ran that were carried, and how long; raises StoreError."""
-        carried = [self._runs[step_id] for step_id in self._carried]
-        if all(run.completed_at is not None for run in carried):
-            return
-        ends = await self._scope.recorder.earlier_ends()
-        for run in carried:
-            if run.completed_at is None and run.id in ends:
-                run.reason, run.retry_count, run.started_at, run.completed_at, run.duration_ms = ends[run.id]
-
-    def _has_succeeded(self, step_id: str) -> bool:
-        """Return whether all of a step has succeeded before."""
-        succeeded = self._scope.past.succeeded
-        if step_id not in self._validated.for_each:
-            return (step_id, None) in succeeded
-        if (step_id, 0) not in succeeded:
+    def _carry(self, step: Step) -> bool:
+        """End `step` if all of it has succeeded before; return whether that is so."""
+        past, run = self._scope.past, self._runs[step.id]
+        if (step.id, None if step.for_each is None else 0) not in past.succeeded:
             return False
-        self._recall_what_it_stands_on(step_id)
         try:
-            items = self._items_of(self._steps[step_id])
+            units = [(step.id, item) for item, _ in self._items_of(step)]
         except ExpressionError:  # told when its turn comes
             return False
-        if not items or not all((step_id, item) in succeeded for item, _ in items):
+        if not units or not all(unit in past.succeeded for unit in units):
             return False
-        self._runs[step_id].result = [succeeded[step_id, item].result for item, _ in items]
+        results = [past.succeeded[unit].result for unit in units]
+        run.result = results[0] if step.for_each is None else results
+        run.status, run.outcome, run.carried = StepStatus.COMPLETED, Outcome.SUCCEEDED, True
+        if (end := past.ends.get(step.id)) is not None:
+            run.reason, run.retry_count, run.started_at, run.completed_at, run.duration_ms = end
+        else:  # its process died before it had written the end
+            run.completed_at = self._scope.recorder.now()
+            self._scope.recorder.step_ended(run)
+        self._scope.keep_value(run)
         return True
-
-    def _recall_what_it_stands_on(self, step_id: str) -> None:
-        for dependency in self._validated.dependencies[step_id]:
-            if dependency in self._carried:
-                self._recall(dependency)
-
-    def _recall(self, step_id: str) -> None:
-        if step_id not in self._scope.values:
-            run = self._runs[step_id]
-            if (receipt := self._scope.past.succeeded.get((step_id, None))) is not None:
-                run.result = receipt.result
-            self._scope.keep_value(run)
 
     def begin(self) -> None:
         """Start every step that depends on nothing, or on nothing but what was carried."""
         self._scope.stop.future.add_done_callback(lambda _: self._halt(self._scope.stop.message))
-        for step_id in [step_id for step_id, dependencies in self._left.items() if not dependencies]:
+        for step_id in [step_id for step_id, count in self._missing.items() if not count]:
             self._ready(self._steps[step_id])
         self.tasks.end_if_done()
 
@@ -431,8 +373,6 @@ class Scheduler:
 
     def _failed_dependency(self, step: Step) -> str:
         for dependency in self._validated.reduced[step.id]:
-            if dependency in self._carried:
-                continue
             run = self._runs[dependency]
             if run.outcome is Outcome.UNKNOWN:
                 return f"the outcome of `{dependency}` is unknown"

@@ -18,7 +18,7 @@ from plan_adapter.execution.slots import Slots
 from plan_adapter.expressions import Variables
 from plan_adapter.hooks import Event, EventKind, Hooks, Listener, call_hook, tell
 from plan_adapter.plan import StepStatus
-from plan_adapter.record import PlanRun, Recorder, StepRun, StepRuns
+from plan_adapter.record import PlanRun, Recorder, StepRun
 
 
 @dataclass(slots=True)
@@ -35,7 +35,6 @@ class RunScope:
     hooks: Hooks
     listener: Listener | None = None
     log_sink: Callable[[logging.LogRecord], None] | None = None
-    step_runs: StepRuns | None = None  # the steps of `run`, where they are made when somebody asks for them
     values: dict[str, dict[str, JsonValue]] = field(default_factory=dict[str, dict[str, JsonValue]])
     gates: StepGates | None = None  # None: no step is asked about
     outcomes: Outcomes | None = None  # None: nobody is asked how an attempt ended of which nobody knows it
@@ -69,11 +68,6 @@ class RunScope:
     async def call_hook(self, hook: Callable[..., object] | None, *arguments: object) -> None:
         """Call one of the caller's hooks; one that raises is logged and changes nothing."""
         await call_hook(hook, *arguments)
-
-    @property
-    def has_listeners(self) -> bool:
-        """Whether somebody is told how steps end."""
-        return self.listener is not None or self.hooks != Hooks()
 
     async def tell_end(self, step: StepRun) -> None:
         """Tell the listener and the caller's hooks how `step`, or what undoes it, ended."""

@@ -7,12 +7,8 @@ from plan_adapter.expressions.foresight import Foresight
 from plan_adapter.expressions.references import has_expression
 from plan_adapter.expressions.template import Template, compile_template
 
-LANGUAGE = 1
-"""Counted up whenever what compiles, or what it refers to, is not what it was: a plan that was checked before is checked again then."""
-
 __all__ = [
     "INPUT_NAME",
-    "LANGUAGE",
     "Declarations",
     "Expression",
     "Foresight",

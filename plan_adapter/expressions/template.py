@@ -26,11 +26,6 @@ class Template:
     inputs: frozenset[str] = frozenset()
     secrets: frozenset[str] = frozenset()
 
-    @property
-    def is_constant(self) -> bool:
-        """True if no expression stands in it."""
-        return not self.texts
-
     def resolve(self, variables: Variables) -> JsonValue:
         """Return the value with each expression's value in its place, as a copy; raises ExpressionError.
 

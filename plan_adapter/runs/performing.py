@@ -20,9 +20,8 @@ from plan_adapter.execution.scheduler import execute
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.slots import Slots
 from plan_adapter.execution.status import conclude, rolls_back
-from plan_adapter.garbage import uncollected
 from plan_adapter.plan import PlanStatus, new_id
-from plan_adapter.record import PlanRun, Recorder, RunReason, StepRun, StepRuns, pending_step
+from plan_adapter.record import PlanRun, Recorder, RunReason, StepRun
 from plan_adapter.runs.approving import approve_run, open_detached, renewed
 from plan_adapter.runs.call_gates import CallGates
 from plan_adapter.runs.ending import conclude_run, leave_waiting, let_go
@@ -36,7 +35,6 @@ from plan_adapter.runs.secrets import secrets_of
 from plan_adapter.runs.watching import answer_soon, watched
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
-from plan_adapter.stored_plan import StoredPlan
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate
 
 if TYPE_CHECKING:
@@ -124,7 +122,7 @@ async def perform(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Oc
             if keeper.occasion.approver is None and not keeper.occasion.asks_in_form:
                 await open_detached(bound, run, store, occasion.settings)
                 return run
-        run.steps = (await store.run(run.id)).steps  # who goes on with a run reads it without results
+        run.steps = (await store.run(run.id)).steps  # as they are now that the run has ended, or waits
         return run
     finally:
         await keeper.leave()
@@ -140,14 +138,11 @@ async def _perform(approved: ApprovedPlan, keeper: GateKeeper, *, past: Past, wa
     """Execute the steps of what is approved; return the new version of the rest where a failure has one drafted, which waits then."""
     run, store, occasion = keeper.run, keeper.store, keeper.occasion
     run.status, run.reason, run.message, run.completed_at = PlanStatus.EXECUTING, None, None, None
-    with uncollected():
-        step_runs = _step_runs(approved.bound.validated, past)
-        run.put_off_steps(step_runs.all)
+    run.steps = _pending_steps(approved.bound.validated, past)
     run.started_at = run.started_at or await store.now()
     await store.claim(run)
     reached("claimed")
     scope = scope_of(approved, run, await store.recorder(run), occasion, past=past, way=way)
-    scope.step_runs = step_runs
     scope.gates = CallGates(approved, keeper, scope.stop, await store.policy_in_force(occasion.settings), past.asked)
     ask_about_doubts(scope, keeper)
     scope.tell("run_started")
@@ -282,7 +277,7 @@ async def create_run(bound: BoundPlan, store: PlanStore, occasion: Occasion, *, 
         digest=bound.validated.digest,
         approval_digest=bound.approval_digest,
         inputs=bound.inputs,
-        steps=_step_runs(bound.validated, Past()).all(),
+        steps=_pending_steps(bound.validated, Past()),
         created_at=now,
         updated_at=now,
         status=PlanStatus.PENDING_APPROVAL,
@@ -299,28 +294,22 @@ async def create_run(bound: BoundPlan, store: PlanStore, occasion: Occasion, *, 
     return run
 
 
-def _step_runs(validated: ValidatedPlan, past: Past) -> StepRuns:
+def _pending_steps(validated: ValidatedPlan, past: Past) -> list[StepRun]:
+    """Return the steps of a plan as a start of its run finds them; their attempts are those that were made before."""
     tried = dict[str, int]()
     for (step_id, _), number in past.attempts.items():
         tried[step_id] = tried.get(step_id, 0) + number
-    plan, dependencies = validated.plan, validated.dependencies
-    if isinstance(plan, StoredPlan):
-        stored = plan.stored
-        return StepRuns(
-            stored,
-            lambda step_id: pending_step(stored.document(step_id), stored.place(step_id), dependencies[step_id], tried.get(step_id, 0)),
-        )
-    return StepRuns.of(
+    return [
         StepRun(
             id=step.id,
             index=index,
             tool_name=step.tool_name or "",
             description=step.description,
-            depends_on=dependencies[step.id],
+            depends_on=validated.dependencies[step.id],
             attempts=tried.get(step.id, 0),
             max_retries=step.max_retries,
             retry_delay_ms=step.retry_delay_ms,
             metadata=dict(step.metadata),
         )
-        for index, step in enumerate(plan.steps)  # a step looks its own index up slowly
-    )
+        for index, step in enumerate(validated.plan.steps)
+    ]

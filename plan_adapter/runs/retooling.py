@@ -9,12 +9,11 @@ from plan_adapter.record import Approval, PlanRun, RunFolder
 from plan_adapter.runs.folders import in_folder, move_text
 from plan_adapter.store.revisions import Revision
 from plan_adapter.store.store import PlanStore
-from plan_adapter.stored_plan import StoredPlan
 from plan_adapter.tool_changes import ToolChange, changed_code, tool_change_lines, tool_changes
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.source import code_digest
 from plan_adapter.tools.tool import Tool
-from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, recall, validate_recorded
+from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate_recorded
 
 OTHER_TOOLS = "the run was made with other tools than are at hand now: give them again (`--tools package.module:name`, PLAN_ADAPTER_TOOLS)"
 """What mends a recorded plan that calls a tool of which nothing is known."""
@@ -26,10 +25,6 @@ def as_recorded(run: PlanRun, plan: ExecutionPlan, tools: ToolRegistry, *, moved
     It is to run in the folder that the run is `moved_to`, or was moved to before.
     """
     folder = moved_to or (run.folder if run.folder is not None and run.folder.is_moved else None)
-    if isinstance(plan, StoredPlan):
-        bound = recall(plan, run.inputs, tools, digest=run.digest, approved=run.approval_digest, folder=folder)
-        if bound is not None:
-            return bound
     try:
         return in_folder(bind_inputs(validate_recorded(plan, tools, digest=run.digest), run.inputs), folder)
     except InvalidPlanError as error:

@@ -18,7 +18,6 @@ from plan_adapter.store.columns import Instant, Words, readable_words
 Plain: TypeAlias = dict[str, JsonValue]
 """A row, as it stands in an exported file, too."""
 
-_NONE = frozenset[str]()
 _LEFT_OUT: dict[str, frozenset[str]] = {
     "runs": frozenset({"updated_at"}),
     "gates": frozenset({"openings", "holder", "flow_run_id", "keyset"}),  # who shows it where, which may change while it is open

@@ -21,7 +21,6 @@ from plan_adapter.store import chain, entries, gates, plans, runs, undoing
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.digests import plain
-from plan_adapter.store.known_steps import known_steps
 from plan_adapter.store.rows import Row, attempt_of, attempt_row, context_of, item_column, receipt_row, whose
 from plan_adapter.store.steps import labels_of, past_of
 from plan_adapter.store.tables import attempts, audit, receipts, step_runs
@@ -158,23 +157,22 @@ def _subject(
 
 def _by_hand(connection: Connection, run: Row, step_id: str, item: int | None, *, at: datetime) -> Attempt:
     """Return the attempt of a step, or of what undoes it, that a person made in place of its tool."""
-    step = next((step for step in known_steps(connection, [run])[run["id"]].documents if step["id"] == undone_by(step_id)), None)
+    step = next((step for step in plans.of_run(connection, run).steps if step.id == undone_by(step_id)), None)
     if step is None:
         raise RunConflictError(f"no step of run {run['id']} is called `{undone_by(step_id)}`")
-    tool_name = step["tool_name"]
+    tool_name = step.tool_name or ""
     if is_rollback(step_id):
-        rollback = plans.get(connection, run["tenant_id"] or None, run["digest"], None).step(step["id"]).rollback
-        if rollback is None:
-            raise RunConflictError(f"`{step['id']}` declares no rollback: there is nothing to say about one")
-        tool_name = rollback.tool_name
-    if "for_each" in step and item is None:
+        if step.rollback is None:
+            raise RunConflictError(f"`{step.id}` declares no rollback: there is nothing to say about one")
+        tool_name = step.rollback.tool_name
+    if step.for_each is not None and item is None:
         raise RunConflictError(f"`{step_id}` has a `for_each`: name an item with --item")
     same = (attempts.c.run_id == run["id"], attempts.c.step_id == step_id, attempts.c.item == item_column(item))
     if _has_succeeded(connection, run["id"], step_id, item):
         raise RunConflictError(f"`{step_id}` has succeeded: there is nothing to say about it")
-    is_done = _has_succeeded(connection, run["id"], step["id"], item) if is_rollback(step_id) else True
-    if not is_done and not (step.get("rollback_failed") and (step["id"], item) in past_of(connection, run["id"]).failed):
-        raise RunConflictError(f"`{step['id']}` was not done: there is nothing to undo")
+    is_done = _has_succeeded(connection, run["id"], step.id, item) if is_rollback(step_id) else True
+    if not is_done and not (step.rollback_failed and (step.id, item) in past_of(connection, run["id"]).failed):
+        raise RunConflictError(f"`{step.id}` was not done: there is nothing to undo")
     number = (connection.scalar(select(func.max(attempts.c.number)).where(*same)) or 0) + 1
     label = label_of((step_id, item), labels_of(connection, run["id"]))
     return Attempt(new_id(), run["id"], step_id, item, number, tool_name, "write", {}, "", at, label=label)

@@ -1,11 +1,11 @@
 """Plans by digest and versions by name: functions of a connection and the tenant whose rows are seen."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from pydantic import JsonValue
 from sqlalchemy import Connection, Select, Table, func, insert, select, text
 
 from plan_adapter.canonical import canonical_document, canonical_json
@@ -14,11 +14,13 @@ from plan_adapter.plan import ExecutionPlan
 from plan_adapter.problems import did_you_mean
 from plan_adapter.record import RunContext
 from plan_adapter.store.columns import database_now, insert_into
-from plan_adapter.store.rows import HasContext, whose
-from plan_adapter.store.tables import plans, versions
+from plan_adapter.store.rows import HasContext, Row, dump_json, whose
+from plan_adapter.store.tables import implied_dependencies, plans, versions
+
+if TYPE_CHECKING:
+    from plan_adapter.validation import ValidatedPlan
 
 S = TypeVar("S", bound=Select[Any])
-P = TypeVar("P", bound=ExecutionPlan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,22 @@ def plan_row(plan: ExecutionPlan, digest: str, context: HasContext) -> dict[str,
 def put_plan(connection: Connection, row: dict[str, Any]) -> None:
     """Store the content of a plan unless it is there."""
     connection.execute(insert_into(plans, connection.dialect.name).values(row).on_conflict_do_nothing())
+
+
+def implied_row(validated: "ValidatedPlan", context: HasContext) -> dict[str, Any]:
+    """Return the row of what the steps of a plan wait for because they refer to it; runs of the same plan share it."""
+    implied = dict[str, JsonValue]()
+    for step in validated.plan.steps:
+        written = {*step.depends_on}
+        if others := [after for after in validated.dependencies[step.id] if after not in written]:
+            implied[step.id] = [*sorted(written), *others]  # as they stand in the canonical document
+    steps = dump_json({"steps": implied})
+    return {**whose(context), "digest": sha256(steps.encode()).hexdigest(), "steps": steps}
+
+
+def put_implied(connection: Connection, row: dict[str, Any]) -> None:
+    """Store what steps wait for unless it is there."""
+    connection.execute(insert_into(implied_dependencies, connection.dialect.name).values(row).on_conflict_do_nothing())
 
 
 def save(connection: Connection, row: dict[str, Any], *, name: str, author: str, context: RunContext) -> PlanVersion:
@@ -106,6 +124,15 @@ def get(connection: Connection, tenant: str | None, name_or_digest: str, version
     return _load(connection, tenant, digests[0])
 
 
+def of_run(connection: Connection, run: Row) -> ExecutionPlan:
+    """Return the plan of a run, of whose row; raises StoreError where it is missing, was altered, or cannot be read."""
+    query = select(plans.c.document).where(plans.c.tenant_id == run["tenant_id"], plans.c.digest == run["digest"])
+    document = connection.execute(query).scalar()
+    if document is None:
+        raise StoreError(f"the plan {run['digest'][:12]}… of run {run['id']} is missing: `plan runs verify {run['id']}` tells more")
+    return _read(run["digest"], document)
+
+
 def _digests(connection: Connection, tenant: str | None, beginning: str) -> list[str]:
     if not beginning:
         return []
@@ -115,16 +142,15 @@ def _digests(connection: Connection, tenant: str | None, beginning: str) -> list
 
 def _load(connection: Connection, tenant: str | None, digest: str) -> ExecutionPlan:
     query = select(plans.c.document).where(plans.c.digest == digest).limit(1)
-    return read_document(digest, connection.execute(seen_by(tenant, query, plans)).scalar_one(), ExecutionPlan.model_validate_json)
+    return _read(digest, connection.execute(seen_by(tenant, query, plans)).scalar_one())
 
 
-def read_document(digest: str, document: str, read: Callable[[str], P]) -> P:
-    """Return what `read` makes of a plan's document; raises StoreError where it is not what its digest says, or cannot be read."""
-    # The text is the canonical form itself: to make that again of a large plan would take longer than all that a resume does besides.
+def _read(digest: str, document: str) -> ExecutionPlan:
+    # The text is the canonical form itself, so the plan need not be written again to check its digest.
     if sha256(document.encode()).hexdigest() != digest:
         raise StoreError(f"the stored plan {digest[:12]}… is not what its digest says; it was altered")
     try:
-        return read(document)
+        return ExecutionPlan.model_validate_json(document)
     except ValueError as error:  # pydantic's errors are such, too
         raise StoreError(f"the stored plan {digest[:12]}… cannot be read by this version; a newer one wrote it") from error
 

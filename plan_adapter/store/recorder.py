@@ -11,14 +11,13 @@ from sqlalchemy import Connection, insert, select
 
 from plan_adapter.crash_points import reached
 from plan_adapter.errors import NotApprovedError, StoreError
-from plan_adapter.record import Attempt, PlanRun, Receipt, StepEnd, StepRun
+from plan_adapter.record import Attempt, PlanRun, Receipt, StepRun
 from plan_adapter.store import chain, entries, leases, permission
 from plan_adapter.store.columns import Clock, insert_into
 from plan_adapter.store.database import Database
 from plan_adapter.store.digests import Plain, plain
 from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.rows import attempt_row, end_row, receipt_row, whose
-from plan_adapter.store.steps import completed_ends_of
 from plan_adapter.store.tables import approvals, attempts, receipts, step_runs
 
 GATHER_SECONDS = 0.01
@@ -125,10 +124,6 @@ class StoreRecorder:
         """Hand over the end of a step as it is now."""
         self._batch.ends.append({**self._whose, "run_id": self._run_id, **end_row(step)})
         self._write_later()
-
-    async def earlier_ends(self) -> dict[str, StepEnd]:
-        """Return how the steps of the run were completed, by id, as far as that is durable; raises StoreError."""
-        return await self._database.read(lambda connection: completed_ends_of(connection, self._run_id))
 
     async def flush(self) -> None:
         """Return when everything handed over is durable; raises StoreError if something could not be written."""

@@ -17,8 +17,7 @@ from plan_adapter.store import chain, entries, gates, leases, runs
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now
 from plan_adapter.store.digests import Plain, plain
-from plan_adapter.store.known_steps import implied_row, put_implied
-from plan_adapter.store.plans import plan_row, put_plan
+from plan_adapter.store.plans import implied_row, plan_row, put_implied, put_plan
 from plan_adapter.store.rows import Row, context_of, dump_json, folder_column, folder_of, load_json, whose
 from plan_adapter.store.steps import past_of
 from plan_adapter.store.tables import plans, revisions, step_runs

@@ -1,22 +1,18 @@
 """Between the dataclasses of the record and the rows of the tables."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from pydantic import JsonValue
 from sqlalchemy import RowMapping
 
 from plan_adapter.plan import StepStatus
-from plan_adapter.record import ABORTED, Approval, Attempt, Outcome, Receipt, RunContext, RunFolder, StepRun
-from plan_adapter.store.tables import receipts, step_runs
+from plan_adapter.record import Approval, Attempt, Outcome, Receipt, RunContext, RunFolder, StepRun
 
 Row: TypeAlias = RowMapping
 
 NO_ITEM = -1
-
-STATUSES = {status.value: status for status in StepStatus}
 
 
 class HasContext(Protocol):
@@ -118,55 +114,23 @@ def receipt_row(receipt: Receipt) -> dict[str, Any]:
     }
 
 
-RECEIPT = [
-    receipts.c[name]
-    for name in (
-        "attempt_id", "run_id", "step_id", "item", "number", "outcome", "result",
-        "error", "ended_at", "duration_ms", "by", "known_by", "note",
+def receipt_of(row: Row) -> Receipt:
+    """Return the receipt that `receipt_row` wrote."""
+    return Receipt(
+        attempt_id=row["attempt_id"],
+        run_id=row["run_id"],
+        step_id=row["step_id"],
+        item=item_of(row),
+        number=row["number"],
+        outcome=Outcome.SUCCEEDED if row["outcome"] == Outcome.SUCCEEDED else Outcome.FAILED,
+        result=load_json(row["result"]),
+        error=row["error"],
+        ended_at=row["ended_at"],
+        duration_ms=row["duration_ms"],
+        by=row["by"],
+        known_by=row["known_by"],
+        note=row["note"],
     )
-]  # fmt: skip
-"""What `receipt_of` is given: a long run has thousands, and a row is read several times as fast by position as by name."""
-
-
-def receipt_of(row: Sequence[Any]) -> Receipt:
-    """Return the receipt that `receipt_row` wrote, of the columns RECEIPT."""
-    attempt_id, run_id, step_id, item, number, outcome, result, *rest = row
-    end = Outcome.SUCCEEDED if outcome == "succeeded" else Outcome.FAILED
-    return Receipt(attempt_id, run_id, step_id, None if item == NO_ITEM else item, number, end, load_json(result), *rest)
-
-
-class ShortReceipt(NamedTuple):
-    """What of a receipt a run that goes on needs, as its columns SHORT_RECEIPT hold it; implements `carry.AttemptEnded`.
-
-    Nothing is made of it before it is asked for: of most of thousands only whether they succeeded.
-    """
-
-    step_id: str
-    item_column: int
-    number: int
-    outcome: str
-    by: str | None
-    error: str | None
-    result_column: str
-
-    @property
-    def item(self) -> int | None:
-        """The item that was called, None for none."""
-        return None if self.item_column == NO_ITEM else self.item_column
-
-    @property
-    def result(self) -> JsonValue:
-        """What the tool gave."""
-        return load_json(self.result_column)
-
-    @property
-    def is_abort(self) -> bool:
-        """Whether a person ended the run by it, and did not say whether the call was done."""
-        return self.by is not None and self.error == ABORTED
-
-
-SHORT_RECEIPT = [receipts.c[name.removesuffix("_column")] for name in ShortReceipt._fields]
-"""What a ShortReceipt is made of."""
 
 
 def item_column(item: int | None) -> int:
@@ -198,21 +162,13 @@ def end_row(step: StepRun) -> dict[str, Any]:
     }
 
 
-END = [
-    step_runs.c[name]
-    for name in (
-        "status", "outcome", "error", "reason", "retry_count", "attempts", "carried", "rolled_back",
-        "started_at", "completed_at", "duration_ms",
-    )
-]  # fmt: skip
-"""What `put_end` is given, by position as a receipt is."""
-
-
-def put_end(step: StepRun, row: Sequence[Any]) -> None:
-    """Write into `step` what `end_row` wrote, of the columns END."""
-    status, outcome, step.error, step.reason, step.retry_count, step.attempts, step.carried, step.rolled_back, *times = row
-    step.status, step.outcome = STATUSES[status], Outcome(outcome) if outcome else None
-    step.started_at, step.completed_at, step.duration_ms = times
+def put_end(step: StepRun, row: Row) -> None:
+    """Write into `step` what `end_row` wrote."""
+    step.status, step.outcome = StepStatus(row["status"]), Outcome(row["outcome"]) if row["outcome"] else None
+    step.error, step.reason = row["error"], row["reason"]
+    step.retry_count, step.attempts = row["retry_count"], row["attempts"]
+    step.carried, step.rolled_back = row["carried"], row["rolled_back"]
+    step.started_at, step.completed_at, step.duration_ms = row["started_at"], row["completed_at"], row["duration_ms"]
 
 
 def folder_column(folder: RunFolder | None) -> str | None:

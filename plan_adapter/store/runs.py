@@ -14,8 +14,7 @@ from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import Clock, database_now, now_of
 from plan_adapter.store.digests import plain
 from plan_adapter.store.holder import Holder
-from plan_adapter.store.known_steps import put_implied
-from plan_adapter.store.plans import put_plan, seen_by
+from plan_adapter.store.plans import put_implied, put_plan, seen_by
 from plan_adapter.store.rows import Row, dump_json, folder_column, folder_of, load_json, whose
 from plan_adapter.store.steps import step_runs_of
 from plan_adapter.store.tables import runs, step_runs
@@ -163,11 +162,10 @@ def asks_rollback(connection: Connection, tenant: str | None, run_id: str) -> bo
 
 def reason_of(connection: Connection, run_id: str) -> RunReason | None:
     """Return the reason that the process which executed the run last has kept, also where that process was interrupted since."""
-    return kept_reason(connection.execute(select(runs.c.reason).where(runs.c.id == run_id)).mappings().one())
+    return _kept_reason(connection.execute(select(runs.c.reason).where(runs.c.id == run_id)).mappings().one())
 
 
-def kept_reason(row: Row) -> RunReason | None:
-    """Return the reason that the row of a run has kept."""
+def _kept_reason(row: Row) -> RunReason | None:
     return RunReason(row["reason"]) if row["reason"] else None
 
 
@@ -200,12 +198,7 @@ def row_of(connection: Connection, tenant: str | None, beginning: str, *columns:
 def find(connection: Connection, tenant: str | None, beginning: str, *, with_steps: bool = True, with_results: bool = True) -> PlanRun:
     """Return the run with this id, or with the only id that begins so."""
     row = row_of(connection, tenant, beginning)
-    return _assembled(connection, [row], with_results=with_results)[0] if with_steps else head_of(connection, row)
-
-
-def head_of(connection: Connection, row: Row) -> PlanRun:
-    """Return the run of `row` without its steps."""
-    return _assembled(connection, [row], with_steps=False, with_results=False)[0]
+    return _assembled(connection, [row], with_steps=with_steps, with_results=with_results)[0]
 
 
 def of_flow(connection: Connection, tenant: str | None, flow_run_id: str) -> PlanRun | None:
@@ -287,7 +280,7 @@ def _assembled(connection: Connection, rows: Sequence[Row], *, with_results: boo
             folder=folder_of(row),
             steps=steps.get(row["id"], []),
             status=PlanStatus(row["status"]),
-            reason=RunReason.INTERRUPTED if row["id"] in interrupted else kept_reason(row),
+            reason=RunReason.INTERRUPTED if row["id"] in interrupted else _kept_reason(row),
             tenant_id=row["tenant_id"] or None,
             total_duration_ms=_took(row),
         )

@@ -11,25 +11,14 @@ from datetime import datetime
 from typing import Any
 
 from pydantic import JsonValue
-from sqlalchemy import ColumnElement, Connection, Table, and_, select
+from sqlalchemy import Column, Connection, Table, and_, select
 
+from plan_adapter.errors import StoreError
 from plan_adapter.execution.carry import Past, Unit
 from plan_adapter.plan import PlanStatus, StepStatus
-from plan_adapter.record import Attempt, Outcome, Receipt, StepEnd, StepRun, pending_steps
-from plan_adapter.store.known_steps import known_steps
-from plan_adapter.store.rows import (
-    END,
-    NO_ITEM,
-    RECEIPT,
-    SHORT_RECEIPT,
-    Row,
-    ShortReceipt,
-    attempt_of,
-    load_json,
-    put_end,
-    receipt_of,
-)
-from plan_adapter.store.tables import attempts, gates, receipts, step_runs
+from plan_adapter.record import Attempt, Outcome, Receipt, StepEnd, StepRun
+from plan_adapter.store.rows import NO_ITEM, Row, attempt_of, load_json, put_end, receipt_of
+from plan_adapter.store.tables import attempts, gates, implied_dependencies, plans, receipts, step_runs
 
 
 @dataclass(slots=True)
@@ -38,7 +27,7 @@ class _Found:
 
     claimed_at: datetime | None
     why_ended: str | None = None  # of a run that was cancelled or rejected, or has expired
-    ends: dict[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
+    ends: dict[str, Row] = field(default_factory=dict[str, Row])
     attempts: defaultdict[str, list[Row]] = field(default_factory=lambda: defaultdict[str, list[Row]](list))
     lists: set[str] = field(default_factory=set[str])  # the steps whose results are lists
     results: defaultdict[str, dict[int, str]] = field(default_factory=lambda: defaultdict[str, dict[int, str]](dict))
@@ -49,53 +38,86 @@ def step_runs_of(
 ) -> dict[str, list[StepRun]]:
     """Return the step runs of each run of `rows`, by run id; writes in the middle of an interrupted run are unknown."""
     found = {row["id"]: _Found(row["claimed_at"], _why_ended(row)) for row in rows}
-    ended = select(step_runs.c.run_id, step_runs.c.step_id, *END).where(step_runs.c.run_id.in_(found))
-    for run_id, step_id, *end in connection.execute(ended).all():
-        found[run_id].ends[step_id] = end
-    known = known_steps(connection, rows)
-    lack_ends = {run_id for run_id, one in found.items() if one.why_ended is not None and len(one.ends) < len(known[run_id].documents)}
+    for end in connection.execute(select(step_runs).where(step_runs.c.run_id.in_(found))).mappings():
+        found[end["run_id"]].ends[end["step_id"]] = end
+    planned = _planned_steps(connection, rows)
+    lack_ends = {run_id for run_id, one in found.items() if one.why_ended is not None and len(one.ends) < len(planned[run_id])}
     unended = [row for row in rows if row["status"] == PlanStatus.EXECUTING or row["id"] in lack_ends]
     for attempt in _current_attempts(connection, unended):
         found[attempt["run_id"]].attempts[attempt["step_id"]].append(attempt)
     if with_results:
         _read_results(connection, found)
-    for run_id, (documents, _) in known.items():
-        found[run_id].lists = {document["id"] for document in documents if "for_each" in document}
+    for run_id, steps in planned.items():
+        found[run_id].lists = {step["id"] for step in steps if "for_each" in step}
     return {
-        run_id: [_put(step, found[run_id], run_id in interrupted, with_results) for step in pending_steps(*of_run, attempts={})]
-        for run_id, of_run in known.items()
+        run_id: [_put(_pending(step, index), found[run_id], run_id in interrupted, with_results) for index, step in enumerate(steps)]
+        for run_id, steps in planned.items()
     }
+
+
+def _planned_steps(connection: Connection, rows: Sequence[Row]) -> dict[str, list[dict[str, Any]]]:
+    """Return by run id the steps as the plan of the run writes them, each with all that it waits for as `depends_on`."""
+    documents = _texts(connection, plans, plans.c.document, {(row["tenant_id"], row["digest"]) for row in rows})
+    implied = _texts(connection, implied_dependencies, implied_dependencies.c.steps, {(row["tenant_id"], row["steps"]) for row in rows})
+    read, found = dict[tuple[str, str, str], list[dict[str, Any]]](), dict[str, list[dict[str, Any]]]()
+    for row in rows:
+        if row["steps"].startswith("["):  # a run of an earlier version holds the steps themselves
+            found[row["id"]] = [{**step, "for_each": ""} if step["is_list"] else step for step in load_json(row["steps"])]
+            continue
+        key = (row["tenant_id"], row["digest"], row["steps"])
+        if key not in read:
+            document, others = documents.get(key[:2]), implied.get((key[0], key[2]))
+            if document is None or others is None:
+                raise StoreError(f"of the steps of run {row['id']} not all is there: `plan runs verify {row['id']}` tells more")
+            after = load_json(others)["steps"]
+            read[key] = [
+                {**step, "depends_on": after.get(step["id"]) or step.get("depends_on", ())} for step in load_json(document)["steps"]
+            ]
+        found[row["id"]] = read[key]
+    return found
+
+
+def _texts(connection: Connection, table: Table, column: Column[Any], keys: set[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """Return texts of a table by tenant and digest."""
+    tenants, digests = {tenant for tenant, _ in keys}, {digest for _, digest in keys}
+    query = select(table.c.tenant_id, table.c.digest, column).where(table.c.tenant_id.in_(tenants), table.c.digest.in_(digests))
+    return {(tenant, digest): text for tenant, digest, text in connection.execute(query)}
+
+
+def _pending(step: dict[str, Any], index: int) -> StepRun:
+    return StepRun(
+        id=step["id"],
+        index=index,
+        tool_name=step.get("tool_name") or "",
+        description=step.get("description", ""),
+        depends_on=tuple(step["depends_on"]),
+        max_retries=step.get("max_retries", 0),
+        retry_delay_ms=step.get("retry_delay_ms", 0),
+        metadata=dict(step.get("metadata", {})),
+    )
 
 
 def past_of(connection: Connection, run_id: str) -> Past:
     """Return what the earlier starts of a run have left in its record; what people have left out is not among it."""
-    query = select(*SHORT_RECEIPT).where(receipts.c.run_id == run_id).order_by(receipts.c.ended_at, receipts.c.attempt_id)
-    past = Past.of(open_attempts_of(connection, run_id), map(ShortReceipt._make, connection.execute(query).all()))
+    past = Past.of(open_attempts_of(connection, run_id), receipts_of(connection, run_id))
     if not past.attempts:
         return past
-    asked = select(gates.c.step_id).join_from(gates, step_runs, _is_same_step(gates)).where(gates.c.run_id == run_id)
-    is_told = past.has_rollbacks or past.aborted or past.repeatable or past.unknown  # else nobody names an item by its record
-    labels = labels_of(connection, run_id) if is_told else {}
-    return replace(past, unkept=_unkept(connection, run_id), asked=frozenset(connection.scalars(asked)), labels=labels)
+    is_same_step = and_(step_runs.c.run_id == gates.c.run_id, step_runs.c.step_id == gates.c.step_id)
+    asked = select(gates.c.step_id).join_from(gates, step_runs, is_same_step).where(gates.c.run_id == run_id)
+    return replace(
+        past,
+        ends=_completed_ends(connection, run_id),
+        asked=frozenset(connection.scalars(asked)),
+        labels=labels_of(connection, run_id),
+    )
 
 
-def _unkept(connection: Connection, run_id: str) -> frozenset[str]:
-    """Return the steps that have succeeded, perhaps in part, and are not kept as completed; seldom any."""
-    completed = and_(_is_same_step(receipts), step_runs.c.status == StepStatus.COMPLETED.value)
-    query = select(receipts.c.step_id).outerjoin_from(receipts, step_runs, completed)
-    succeeded = (receipts.c.run_id == run_id, receipts.c.outcome == Outcome.SUCCEEDED.value)
-    return frozenset(connection.scalars(query.where(*succeeded, step_runs.c.run_id.is_(None))))
-
-
-def _is_same_step(table: Table) -> ColumnElement[bool]:
-    return and_(step_runs.c.run_id == table.c.run_id, step_runs.c.step_id == table.c.step_id)
-
-
-def completed_ends_of(connection: Connection, run_id: str) -> dict[str, StepEnd]:
-    """Return how the steps of a run were completed, by id."""
-    columns = [step_runs.c[name] for name in ("step_id", *StepEnd._fields)]
-    rows = connection.execute(select(*columns).where(step_runs.c.run_id == run_id, step_runs.c.status == StepStatus.COMPLETED.value))
-    return {step_id: StepEnd(*rest) for step_id, *rest in rows.all()}
+def _completed_ends(connection: Connection, run_id: str) -> dict[str, StepEnd]:
+    completed = select(step_runs).where(step_runs.c.run_id == run_id, step_runs.c.status == StepStatus.COMPLETED.value)
+    return {
+        row["step_id"]: StepEnd(row["reason"], row["retry_count"], row["started_at"], row["completed_at"], row["duration_ms"])
+        for row in connection.execute(completed).mappings()
+    }
 
 
 def attempts_of(connection: Connection, run_id: str) -> list[Attempt]:
@@ -121,8 +143,8 @@ def labels_of(connection: Connection, run_id: str) -> dict[Unit, str]:
 
 def receipts_of(connection: Connection, run_id: str) -> list[Receipt]:
     """Return the receipts of a run in the order in which its attempts ended."""
-    query = select(*RECEIPT).where(receipts.c.run_id == run_id).order_by(receipts.c.ended_at, receipts.c.attempt_id)
-    return [receipt_of(row) for row in connection.execute(query).all()]
+    query = select(receipts).where(receipts.c.run_id == run_id).order_by(receipts.c.ended_at, receipts.c.attempt_id)
+    return [receipt_of(row) for row in connection.execute(query).mappings()]
 
 
 def _current_attempts(connection: Connection, rows: Sequence[Row]) -> list[Row]:

@@ -6,7 +6,7 @@ from copy import copy
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from pydantic import JsonValue
 from sqlalchemy import Connection
@@ -38,12 +38,10 @@ from plan_adapter.store.database import Database
 from plan_adapter.store.drafts import Drafts
 from plan_adapter.store.export import document_of, parts_of
 from plan_adapter.store.holder import Holder
-from plan_adapter.store.known_steps import implied_row
 from plan_adapter.store.outcomes import Word
 from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.plans import PlanVersion
 from plan_adapter.store.policies import NewPolicy, PolicyVersion
-from plan_adapter.store.recorded import Recorded, past_of, recorded_of
 from plan_adapter.store.recorder import StoreRecorder
 from plan_adapter.store.revisions import Revision
 from plan_adapter.store.rows import HasContext
@@ -56,6 +54,16 @@ if TYPE_CHECKING:
     from plan_adapter.validation import ValidatedPlan
 
 T = TypeVar("T")
+
+
+class Recorded(NamedTuple):
+    """A run, the plan that it has now, and what its earlier starts have left."""
+
+    run: PlanRun
+    plan: ExecutionPlan
+    past: Past
+    kept: RunReason | None  # why the run ends, as the process that executed it last has kept it, also where that one was interrupted
+    has_open_gates: bool
 
 
 class PlanStore:
@@ -178,12 +186,8 @@ class PlanStore:
         return await self._database.read(found)
 
     async def recorded(self, run_id: str) -> Recorded:
-        """Return what going on with a run needs, by its id or an unambiguous beginning of it, all of one moment.
-
-        The run comes without its steps; those of its plan are made when somebody asks for them.
-        """
-        put_together = await self._database.read(partial(recorded_of, tenant=self.tenant_id, beginning=run_id))
-        return put_together()
+        """Return a consistent snapshot for resuming a run, by its id or an unambiguous beginning of it."""
+        return await self._database.read(partial(_recorded, tenant=self.tenant_id, beginning=run_id))
 
     async def run_of_flow(self, flow_run_id: str) -> PlanRun | None:
         """Return the run that is this flow run, None if there is none."""
@@ -203,7 +207,7 @@ class PlanStore:
 
     async def past(self, run_id: str) -> Past:
         """Return what the earlier starts of a run have left, without the steps that people have left out."""
-        return await self._read_of_run(run_id, past_of)
+        return await self._read_of_run(run_id, _past)
 
     async def definitions(self, run_id: str) -> list[dict[str, JsonValue]]:
         """Return the tool definitions that the run's approval digest covers."""
@@ -241,7 +245,7 @@ class PlanStore:
     async def create_run(self, run: PlanRun, validated: "ValidatedPlan") -> None:
         """Keep a new run, with its plan and tool definitions; a store of one tenant makes it that tenant's."""
         run.tenant_id = self._whose(run).tenant_id
-        plan, steps = plans.plan_row(validated.plan, run.digest, run), implied_row(validated, run)
+        plan, steps = plans.plan_row(validated.plan, run.digest, run), plans.implied_row(validated, run)
         await self._database.write(partial(runs.create, plan=plan, steps=steps, run=runs.run_row(run, validated, steps)))
 
     async def update_run(self, run: PlanRun) -> None:
@@ -565,3 +569,20 @@ class PlanStore:
             raise RunConflictError(f"this store is open for tenant {self.tenant_id}, not for {context.tenant_id}")
         tenant = self.tenant_id or context.tenant_id
         return RunContext(agent_id=context.agent_id, org_id=context.org_id, tenant_id=tenant, task_id=context.task_id)
+
+
+def _past(connection: Connection, run_id: str) -> Past:
+    """Return what the earlier starts of a run have left, without the steps that people have left out."""
+    return steps.past_of(connection, run_id).leaving_out(wishes.left_out_of(connection, run_id))
+
+
+def _recorded(connection: Connection, tenant: str | None, beginning: str) -> Recorded:
+    row = runs.row_of(connection, tenant, beginning)
+    run = runs.find(connection, tenant, row["id"])
+    return Recorded(
+        run,
+        plan=plans.of_run(connection, row),
+        past=_past(connection, run.id),
+        kept=runs.reason_of(connection, run.id),
+        has_open_gates=run.completed_at is None and gates.are_open(connection, run.id),  # an ended run has none
+    )

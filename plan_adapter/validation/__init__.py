@@ -1,6 +1,5 @@
 """A plan, checked: every problem at once, or a `ValidatedPlan`; and with the inputs of a run a `BoundPlan`."""
 
-from plan_adapter.validation.recorded import recall
 from plan_adapter.validation.validated import BoundPlan, ValidatedPlan, bind_inputs, find_problems, lint, validate, validate_recorded
 
-__all__ = ["BoundPlan", "ValidatedPlan", "bind_inputs", "find_problems", "lint", "recall", "validate", "validate_recorded"]
+__all__ = ["BoundPlan", "ValidatedPlan", "bind_inputs", "find_problems", "lint", "validate", "validate_recorded"]

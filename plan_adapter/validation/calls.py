@@ -72,18 +72,11 @@ def check_calls(plan: ExecutionPlan, tools: ToolRegistry, findings: Findings) ->
     """Return the compiled steps, and add everything that is wrong with each by itself."""
     _check_ids(plan, findings)
     _check_tools_exist(plan, tools, findings)
-    declared = declarations((step.id for step in plan.steps), plan.inputs)
+    declared = _declarations((step.id for step in plan.steps), plan.inputs)
     return [_check_call(step, f"steps[{index}]", declared, tools, findings) for index, step in enumerate(plan.steps)]
 
 
-def recorded_call(step: Step, at: str, *, declared: Declared, tools: ToolRegistry, findings: Findings) -> Call:
-    """Return a step compiled that was checked with these `tools` before; adds what is wrong with its expressions."""
-    undo_tool = None if step.rollback is None else tools.get(step.rollback.tool_name)
-    parameters, place = _parameters(step, at, findings)
-    return _compiled(step, (tools.get(step.tool_name or ""), undo_tool), parameters or {}, (at, place), declared, findings)
-
-
-def declarations(steps: Iterable[str], inputs: Mapping[str, Input]) -> Declared:
+def _declarations(steps: Iterable[str], inputs: Mapping[str, Input]) -> Declared:
     """Return what expressions may use, by whether `item`, `result` and `secrets` exist where they stand."""
     plain = Declarations(frozenset(steps), inputs)
     either = (False, True)

@@ -24,7 +24,7 @@ def dependencies_of(call: Call, at: str, position: Mapping[str, int], findings: 
     found = _written(call.step, at, position, findings)
     if referring := {field: template.steps for field, template in call.templates.items() if template.steps}:
         _check_own(call.step, at, referring, findings)
-        implied = frozenset[str]().union(*referring.values()).intersection(position) - {call.step.id}
+        implied = {name for names in referring.values() for name in names if name in position and name != call.step.id}
         found = list(dict.fromkeys([*found, *sorted(implied, key=position.__getitem__)]))
     return tuple(found)
 

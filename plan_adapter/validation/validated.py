@@ -88,7 +88,7 @@ def validate_recorded(plan: ExecutionPlan, tools: ToolRegistry, *, digest: str) 
 def _validated(examined: Examined | None, problems: list[Problem], *, digest: str | None = None) -> ValidatedPlan:
     if examined is None:
         raise InvalidPlanError(problems)
-    refuse(problems)
+    _refuse(problems)
     calls = examined.calls
     used = {tool.name: tool for call in calls for tool in (call.tool, call.undo_tool) if tool is not None}
     order = topological_order(examined.dependencies)
@@ -112,7 +112,7 @@ def _validated(examined: Examined | None, problems: list[Problem], *, digest: st
     )
 
 
-def refuse(problems: list[Problem]) -> None:
+def _refuse(problems: list[Problem]) -> None:
     """Raise InvalidPlanError with the errors among `problems`, if there are any."""
     if errors := [problem for problem in problems if problem.severity == "error"]:
         raise InvalidPlanError(errors)
@@ -156,7 +156,7 @@ def _compiled(fresh: ExecutionPlan, tools: ToolRegistry, findings: Findings) -> 
     calls = check_calls(fresh, tools, findings)
     check_gates(fresh, calls, findings)
     dependencies = check_dependencies(calls, findings)
-    outputs = compiled_outputs(fresh, dependencies, findings)
+    outputs = _compiled_outputs(fresh, dependencies, findings)
     _check_inputs_are_used(fresh, calls, outputs, findings)
     return Examined(fresh, calls, dependencies, outputs)
 
@@ -180,7 +180,7 @@ def _check_plan(plan: ExecutionPlan, findings: Findings) -> None:
         findings.add("not-yet", "concurrency", "runs do not exclude each other yet", "remove it, and start one run at a time")
 
 
-def compiled_outputs(plan: ExecutionPlan, steps: Iterable[str], findings: Findings) -> dict[str, Template]:
+def _compiled_outputs(plan: ExecutionPlan, steps: Iterable[str], findings: Findings) -> dict[str, Template]:
     """Return what the plan, which has these `steps`, gives back, compiled, and add what is wrong with it."""
     declared = Declarations(frozenset(steps), plan.inputs)
     outputs: dict[str, Template] = {}

@@ -162,7 +162,6 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(monkeypatch: py
         (PlanStatus.PENDING_APPROVAL, None, ExitCode.WAITING),
         (PlanStatus.FAILED, RunReason.UNKNOWN, ExitCode.UNKNOWN),
         (PlanStatus.EXECUTING, RunReason.UNKNOWN, ExitCode.UNKNOWN),
-        (PlanStatus.FAILED, RunReason.EXHAUSTED, ExitCode.FAILED),
     ],
 )
 def test_the_end_of_a_run_is_an_exit_code(status: PlanStatus, reason: RunReason | None, code: ExitCode) -> None:

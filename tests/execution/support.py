@@ -23,7 +23,7 @@ from plan_adapter.execution.slots import Slots
 from plan_adapter.execution.status import conclude
 from plan_adapter.hooks import Event, Hooks
 from plan_adapter.plan import ExecutionPlan, new_id
-from plan_adapter.record import Attempt, PlanRun, Receipt, StepEnd, StepRun
+from plan_adapter.record import Attempt, PlanRun, Receipt, StepRun
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import bind_inputs, validate
 
@@ -51,9 +51,6 @@ class MemoryRecorder:
 
     def step_ended(self, step: StepRun) -> None:
         self.ended.append(step)
-
-    async def earlier_ends(self) -> dict[str, StepEnd]:
-        return {}
 
     async def flush(self) -> None:
         await asyncio.sleep(0)

@@ -1,15 +1,7 @@
-"""What a run that went on says of its carried steps, which are not looked at before its first new call."""
-
-from collections.abc import Callable
-from dataclasses import asdict, replace
-
-import pytest
-from alembic import command
+"""What a resumed run says of its carried steps."""
 
 from plan_adapter import ExecutionPlan, Hooks, PlanRun, PlanStatus, PlanStore, StepRun, ToolRegistry
 from plan_adapter.runner import aresume_run, arun_plan
-from plan_adapter.runs import performing
-from plan_adapter.store import schema
 from plan_adapter.tools.tool import tool
 
 
@@ -18,14 +10,12 @@ class Once:
 
     def __init__(self) -> None:
         self.failed = set[str]()
-        self.look: Callable[[], object] = lambda: None  # what it does besides
 
     @property
     def tools(self) -> ToolRegistry:
         @tool(effect="read")
         async def once(value: object = None, fails: str = "") -> dict[str, object]:
             """Return what it is given, the second time where it `fails`."""
-            self.look()
             if fails and fails not in self.failed:
                 self.failed.add(fails)
                 raise ValueError("not yet")
@@ -95,47 +85,3 @@ async def test_whoever_looks_at_its_steps_sees_all_of_them_as_they_are_then(stor
         ("then", [*carried, ("then", "running", False), ("last", "pending", False)]),
         ("last", [*carried, ("then", "completed", False), ("last", "running", False)]),
     ]
-
-
-async def test_the_steps_that_were_done_are_put_together_after_the_calls(store: PlanStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, once = await half_done(store)
-    made, pending_step, when = list[str](), performing.pending_step, list[list[str]]()
-    monkeypatch.setattr(performing, "pending_step", lambda document, *given: made.append(document["id"]) or pending_step(document, *given))
-    once.look = lambda: when.append(sorted(made))
-    again = await aresume_run(run.id, tools=once.tools, store=store, offline=True)
-    assert when == [["each", "first", "then"], ["each", "first", "last", "then"]]  # what is called stands on these
-    assert sorted(made) == sorted(step.id for step in again.steps)
-
-
-async def test_steps_that_were_put_off_are_put_together_once_and_copied_like_others(store: PlanStore) -> None:
-    run, _ = await half_done(store)
-    steps, times = run.steps, list[int]()
-    for _ in range(2):  # a run may begin again before anybody has looked
-        run.put_off_steps(lambda: times.append(1) or steps)
-    assert times == []
-    assert run.step("then") is steps[3]
-    assert asdict(replace(run)) == asdict(run) == asdict(await store.run(run.id))
-    assert (run.steps, times) == (steps, [1])
-    run.put_off_steps(list)
-    run.steps = steps
-    assert run.steps is steps
-    with pytest.raises(AttributeError, match="PlanRun has no attribute 'stepz'"):
-        _ = run.stepz  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("which", ["0004", "0003"])
-async def test_a_run_of_an_earlier_version_goes_on(store: PlanStore, which: str) -> None:
-    run, once = await half_done(store)
-    await store._database.write(lambda connection: command.downgrade(schema._config(connection), which))  # pyright: ignore[reportPrivateUsage]
-    await store._database.write(lambda connection: command.upgrade(schema._config(connection), "head"))  # pyright: ignore[reportPrivateUsage]
-    assert (await store.recorded(run.id)).plan.shape is None
-    again = await aresume_run(run.id, tools=once.tools, store=store, offline=True)
-    assert again.status is PlanStatus.COMPLETED
-    assert again.steps == (await store.run(run.id)).steps
-
-
-async def test_a_plan_that_was_checked_under_other_rules_is_checked_again(store: PlanStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, once = await half_done(store)
-    monkeypatch.setattr("plan_adapter.store.known_steps.LANGUAGE", 2)
-    assert (await store.recorded(run.id)).plan.shape is None
-    assert (await aresume_run(run.id, tools=once.tools, store=store, offline=True)).status is PlanStatus.COMPLETED

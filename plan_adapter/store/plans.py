@@ -107,7 +107,9 @@ def names(connection: Connection, tenant: str | None) -> list[str]:
 
 
 def get(connection: Connection, tenant: str | None, name_or_digest: str, version: int | None) -> ExecutionPlan:
-    """Return a plan by name (newest version unless one is given), else by digest or its unambiguous beginning."""
+    """Return a plan by its digest, by name (newest version unless one is given), or by the unambiguous beginning of its digest."""
+    if version is None and name_or_digest in _digests(connection, tenant, name_or_digest):  # also where another plan was given that name
+        return _load(connection, tenant, name_or_digest)
     found = versions_of(connection, tenant, name_or_digest)
     if version is not None:
         found = [one for one in found if one.version == version]

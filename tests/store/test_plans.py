@@ -66,6 +66,12 @@ async def test_a_plan_is_found_by_name_version_digest_or_the_beginning_of_one(st
     assert (await store.get(first.digest[:10])).description == "one"
 
 
+async def test_a_digest_names_its_content_where_another_plan_was_given_it_as_a_name(store: PlanStore):
+    digest = (await store.save(a_plan("approved"), author="ana")).digest
+    await store.save(a_plan("something else"), author="mallory", name=digest)
+    assert plan_digest(await store.get(digest)) == digest
+
+
 async def test_a_name_may_differ_from_that_of_the_plan(store: PlanStore):
     await store.save(a_plan(), author="ana", name="nightly")
     assert await store.names() == ["nightly"]

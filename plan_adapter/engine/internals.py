@@ -48,8 +48,11 @@ MAX_SHOWN_DELAYS = 50
 
 _name: ContextVar[tuple[Flow[..., Any], str] | None] = ContextVar("plan_adapter_flow_run_name", default=None)
 
-BUSY_WAITS = (0.1, 0.25, 0.5, 1.0)
-"""Seconds until a request that a busy server refused is sent again; the last value holds for all further tries."""
+BUSY_WAITS = (0.02, 0.05, 0.1, 0.1, 0.25, 0.5, 1.0)
+"""Seconds until a request that a busy server refused is sent again; the last value holds for all further tries.
+
+The first are short: a write that SQLite refuses because another was committed meanwhile mostly succeeds at once.
+"""
 BUSY_SECONDS = 60.0
 """How long one request is tried that way before it counts as one of the few retries that Prefect's client has."""
 

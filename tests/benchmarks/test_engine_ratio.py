@@ -239,9 +239,7 @@ def _walls(action: Callable[[], UUID], steps: int) -> list[float]:
 
 @pytest.mark.parametrize("api_url", ["tuned", "default"], indirect=True)
 @pytest.mark.timeout(1800)
-def test_the_first_step_of_runs_back_to_back_is_called_as_soon_as_in_hand_written_flows(
-    api_url: str, store: PlanStore, request: pytest.FixtureRequest
-) -> None:
+def test_the_first_step_of_runs_back_to_back_is_called_as_soon_as_in_hand_written_flows(api_url: str, store: PlanStore) -> None:
     heads: dict[str, list[float]] = {"our runs": [], "hand-written": []}
     walls: dict[str, list[float]] = {"our runs": [], "hand-written": []}
     for _ in range(SERIES_ROUNDS):
@@ -259,7 +257,7 @@ def test_the_first_step_of_runs_back_to_back_is_called_as_soon_as_in_hand_writte
     for name, found in heads.items():
         print(f"\n{name}: first step after {_seconds(found)}; whole runs {_seconds(walls[name])}", end="")
     print(f"\nfirst step, p95: our runs {ours:.2f} s, hand-written {hand_p95:.2f} s, ratio {ours / hand_p95:.2f}")
-    assert ours <= (1.0 if request.node.callspec.params["api_url"] == "tuned" else 1.2 * hand_p95)
+    assert ours <= 1.2 * hand_p95
 
 
 def _seconds(values: list[float]) -> str:

@@ -29,6 +29,7 @@ class StepCallRecord:
     max_attempts: int  # in one start
     outcome: str | None  # of the last attempt; None while nothing is recorded of its end
     duration_ms: int | None  # of the last attempt
+    label: str | None = None  # what the item is called, where not by its number
 
     def __str__(self) -> str:
         """Return them in a few words."""
@@ -54,7 +55,7 @@ def calls_of(run: PlanRun, attempts: Sequence[Attempt], receipts: Sequence[Recei
         if step_id in most:
             end, parameters = ends.get(attempt.id), masked(attempt.parameters, expressions=False)
             outcome, took = (end.outcome.value, end.duration_ms) if end is not None else (None, None)
-            call = StepCallRecord(item, parameters, counts[step_id, item], most[step_id], outcome, took)
+            call = StepCallRecord(item, parameters, counts[step_id, item], most[step_id], outcome, took, attempt.label)
             found.setdefault(step_id, []).append(call)
     return found
 
@@ -216,7 +217,7 @@ def _step_run_lines(step: StepRun, *, is_interrupted: bool) -> list[str]:
 def _call_lines(calls: Sequence[StepCallRecord], run_id: str) -> list[str]:
     lines = list[str]()
     for call in calls[:SHOWN_ITEMS]:
-        item = "" if call.item is None else f"item {call.item}: "
+        item = "" if call.item is None else f"item {prose(call.label or str(call.item + 1))}: "
         lines += [f"   - {item}{call}", f"   - {item}parameters: {code(_cut(as_text(call.parameters)))}"]
     if len(calls) > SHOWN_ITEMS:
         lines.append(f"   - … {len(calls) - SHOWN_ITEMS} more items: `plan show {run_id} --json`")

@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue, create_model
 
 from plan_adapter.execution.standing import SHOWN_DIGITS, open_form_notice
 from plan_adapter.gate_text import split_text, without_picture
-from plan_adapter.readable import counted, prose
+from plan_adapter.readable import counted, item_option, prose
 from plan_adapter.record import Answer, ApprovalRequest, Decision, GateKind, GateRules, Resolution
 
 MAX_NAME_CHARACTERS = 200
@@ -234,7 +234,7 @@ def _cut(text: str, request: ApprovalRequest) -> str:
 def _show(request: ApprovalRequest) -> str:
     """Return the command that shows the whole text of a gate."""
     verb = "resolve" if request.kind == "outcome" else "approve"
-    step = "" if request.step_id is None else f" --step {request.step_id}" + ("" if request.item is None else f" --item {request.item}")
+    step = "" if request.step_id is None else f" --step {request.step_id}{item_option(request.item, request.label)}"
     return f"plan {verb} {request.run_id or 'RUN'}{step} --show"
 
 

@@ -22,6 +22,7 @@ def test_each_step_tells_its_resolved_parameters_its_attempts_and_how_long_they_
         "max_attempts": 1,
         "outcome": "succeeded",
         "duration_ms": 0,
+        "label": None,
     }
     assert greeted["duration_ms"] >= 0
     assert (failed["parameters"], failed["attempts"], failed["max_attempts"]) == ({"text": "坏了"}, 3, 3)
@@ -40,10 +41,17 @@ def test_each_item_of_a_step_tells_its_own(plan: Plan) -> None:
     path = document(each, inputs={"names": {"type": "array", "default": names}})
     run_id = plan("run", path, "--offline", "--yes", "--json", *TOOLS).run["id"]
     calls = plan("show", run_id, "--json").run["steps"][0]["calls"]
-    assert [(call["item"], call["parameters"]["who"]) for call in calls] == list(enumerate(names))
+    assert [(call["item"], call["label"], call["parameters"]["who"]) for call in calls] == [(n, name, name) for n, name in enumerate(names)]
     shown = plan("show", run_id).out
-    assert '   - item 3: parameters: `{"who": "n3"}`\n' in shown
+    assert '   - item n3: parameters: `{"who": "n3"}`\n' in shown
     assert f"   - … 5 more items: `plan show {run_id} --json`\n" in shown
+
+
+def test_an_item_without_a_label_is_told_by_its_number_from_1(plan: Plan) -> None:
+    each = step("each", "greet", parameters={"who": "x"}, for_each="${{ [[1], [2]] }}")
+    run_id = plan("run", document(each), "--offline", "--yes", "--json", *TOOLS).run["id"]
+    shown = plan("show", run_id).out
+    assert ("   - item 1: attempt 1 of 1, " in shown, "   - item 2: attempt 1 of 1, " in shown, "item 0" in shown) == (True, True, False)
 
 
 def test_secrets_are_masked_and_a_step_that_was_not_called_has_no_calls(

@@ -148,7 +148,7 @@ def test_a_text_that_is_too_long_is_cut_before_a_step_and_says_where_the_rest_is
 
 def test_the_rest_of_a_steps_text_that_is_cut_is_shown_by_a_command() -> None:
     text = description_of(request_of(step_id="部署", item=2, text="x\n" * MAX_TEXT_CHARACTERS))
-    assert re.search(r"Read all of it before you approve: `plan approve \S+ --step 部署 --item 2 --show`\.\n$", text)
+    assert re.search(r"Read all of it before you approve: `plan approve \S+ --step 部署 --item 3 --show`\.\n$", text)
 
 
 def test_a_cut_within_a_code_block_closes_it() -> None:

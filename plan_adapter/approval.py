@@ -184,9 +184,9 @@ _DOES: dict[Operation, str] = {
 }
 
 
-def needs_gate(step: Step, declared: Effect, plan: ExecutionPlan, policy: PolicyInForce) -> bool:
-    """Return whether `step`, whose tool declares this effect, waits at a gate of its own."""
-    return plan.has_gate(step, declared, gate_effects=policy.gate_effects)
+def needs_gate(step: Step, declared: Effect, rollback: Effect | None, plan: ExecutionPlan, policy: PolicyInForce) -> bool:
+    """Return whether `step` waits at a gate of its own; its tool declares one effect, that of its rollback, if it has one, the other."""
+    return plan.has_gate(step, declared, rollback=rollback, gate_effects=policy.gate_effects)
 
 
 def signed_text(*, approval_digest: str, decision: Decision, run_id: str, gate_id: str) -> str:

@@ -324,17 +324,20 @@ class ExecutionPlan(_Model):
         lines = self.description.strip().splitlines()
         return lines[0].strip()[:80].rstrip() if lines else ""
 
-    def has_gate(self, step: Step, declared: Effect | None, *, gate_effects: Collection[Effect] = ()) -> bool:
+    def has_gate(
+        self, step: Step, declared: Effect | None, *, rollback: Effect | None = None, gate_effects: Collection[Effect] = ()
+    ) -> bool:
         """Return whether `step` waits at a gate of its own; `gate_effects` are those that the settings add to the plan's own.
 
         `declared` is the effect of the step's tool, None where that is not known. A step cannot lower it here: its own `effect` counts
-        beside it only where it is more. `write` includes `idempotent_write`.
+        beside it only where it is more. `write` includes `idempotent_write`. `rollback` is the effect of the tool of its rollback, which
+        nobody is asked about later: a step that reads has a gate if what undoes it writes.
         """
         asked_of = {*gate_effects, *(self.approval.effects if self.approval is not None else ())}
         if "write" in asked_of:
             asked_of.add("idempotent_write")
         own = step.effect if declared is None or (step.effect and EFFECTS.index(step.effect) > EFFECTS.index(declared)) else None
-        return step.requires_approval or not asked_of.isdisjoint({declared, own})
+        return step.requires_approval or not asked_of.isdisjoint({declared, own, rollback})
 
     def timeout_ms_of(self, step: Step) -> int:
         """Return how long an attempt of `step` may take, 0 for no limit: what it says itself, else what the plan says for all."""

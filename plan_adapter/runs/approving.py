@@ -337,8 +337,8 @@ async def _keep_waiting(run: PlanRun, store: PlanStore, *, message: str | None) 
 def gated_steps(bound: BoundPlan, policy: PolicyInForce) -> Collection[str]:
     """Return the ids of the steps that wait at a gate of their own."""
     validated = bound.validated
-    steps = validated.plan.steps
-    return [step.id for step in steps if needs_gate(step, validated.tools[step.id].effect, validated.plan, policy)]
+    plan, tools = validated.plan, validated.tools
+    return [step.id for step in plan.steps if needs_gate(step, tools[step.id].effect, validated.rollback_effect(step.id), plan, policy)]
 
 
 async def _used(bound: BoundPlan, run: PlanRun, answer: Approval, keeper: GateKeeper) -> ApprovedPlan:

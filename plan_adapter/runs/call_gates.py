@@ -33,9 +33,9 @@ class CallGates:
         """Whether people are waited for however long they take."""
         return self.keeper.occasion.waits
 
-    def is_gated(self, step: Step, declared: Effect) -> bool:
+    def is_gated(self, step: Step, declared: Effect, rollback: Effect | None) -> bool:
         """Return whether the step, the plan's policy or the settings ask for an approval of this call."""
-        return needs_gate(step, declared, self._plan, self.policy)
+        return needs_gate(step, declared, rollback, self._plan, self.policy)
 
     async def ask(self, call: GatedCall) -> Approval | GateRefusal | None:
         """Return the approval of exactly this call, why there is none, or None where it was left waiting for one."""

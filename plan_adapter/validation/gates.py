@@ -33,7 +33,8 @@ def check_gates(plan: ExecutionPlan, calls: list[Call], findings: Findings) -> N
 
 
 def _has_gate(plan: ExecutionPlan, call: Call) -> bool:
-    return plan.has_gate(call.step, None if call.tool is None else call.tool.effect)
+    rollback = None if call.undo_tool is None else call.undo_tool.effect
+    return plan.has_gate(call.step, None if call.tool is None else call.tool.effect, rollback=rollback)
 
 
 def _check_names(policy: ApprovalPolicy, findings: Findings) -> None:

@@ -12,7 +12,7 @@ from plan_adapter.canonical import approval_digest, plan_digest
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.expressions import INPUT_NAME, Declarations, Template, compile_template
 from plan_adapter.graph import topological_order, transitive_reduction
-from plan_adapter.plan import ExecutionPlan, Step
+from plan_adapter.plan import Effect, ExecutionPlan, Step
 from plan_adapter.problems import Problem
 from plan_adapter.record import RunFolder
 from plan_adapter.settings import Settings
@@ -47,6 +47,11 @@ class ValidatedPlan:
     definitions: tuple[dict[str, JsonValue], ...]  # of the tools in use, those of rollbacks too, by name: what an approval covers
     secrets: frozenset[str]  # the names of those that the plan uses
     steps: Mapping[str, Step]  # of the plan, by id
+
+    def rollback_effect(self, step_id: str) -> Effect | None:
+        """Return the effect that the tool of a step's rollback declares, None for a step without one."""
+        rollback = self.rollbacks.get(step_id)
+        return None if rollback is None else rollback.tool.effect
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from plan_adapter import NotApprovedError, PlanStatus, acancel_run, arevise_run
+from plan_adapter import NotApprovedError, PlanStatus, ToolError, acancel_run, arevise_run, tool
 from plan_adapter.approval import Asking, text_to_sign
 from plan_adapter.canonical import runbook_digest
 from plan_adapter.errors import StoreError
 from plan_adapter.identity.known import Means, approval_from
-from plan_adapter.plan import ApprovalPolicy, Effect, ExecutionPlan, new_id
+from plan_adapter.plan import ApprovalPolicy, Effect, ExecutionPlan, Rollback, new_id
 from plan_adapter.policy import Policy
 from plan_adapter.record import Answer, RunReason, StandingApproval
 from plan_adapter.runner import execute_plan
@@ -39,6 +39,29 @@ async def test_a_step_cannot_lower_the_effect_by_which_it_is_gated(said: Effect 
     plan = striking(said, policy=ApprovalPolicy(effects=["write"]) if asks == "the plan" else None)
     going = world.start(plan, tools=world.tools(effect=declared))
     assert (await world.gate(step="strike")).step_id == "strike"
+    assert (await world.end(going)).reason is RunReason.REJECTED
+    assert world.struck == []
+
+
+@pytest.mark.parametrize("asks", ["the settings", "the plan", "the store"])
+async def test_a_write_as_the_rollback_of_a_read_is_gated_as_a_write(asks: str, world: World) -> None:
+    world.settings = Settings(gate_effects=("write",)) if asks == "the settings" else Settings()
+    if asks == "the store":
+        await set_policy(world, gate_effects=["write"])
+    plan = ExecutionPlan(description="Read", approval=ApprovalPolicy(effects=["write"]) if asks == "the plan" else None)
+    plan.add_step("look", "Look", {"target": "a"}, id="look", rollback=Rollback(tool_name="strike", parameters={"target": "a"}))
+    plan.add_step("fail", "Fail", {}, id="fail", depends_on=["look"])
+    plan.options.require_approval = False
+
+    @tool(effect="read")
+    def fail() -> None:
+        """Fail."""
+        raise ToolError("it failed")
+
+    tools = world.tools()
+    tools.add(fail)
+    going = world.start(plan, tools=tools)
+    assert (await world.gate(step="look")).step_id == "look"
     assert (await world.end(going)).reason is RunReason.REJECTED
     assert world.struck == []
 

@@ -158,7 +158,8 @@ def test_a_termination_at_a_gate_leaves_the_run_waiting_in_prefect_too(
     assert state_of(left["flow_run_id"]) == ("PAUSED", "Waiting")
     (gate,) = [gate for gate in plan("gates", "--json").lines if gate["run_id"] == run.run_id]
     assert gate["attended"] is False
-    answered = laptop("approve", run.run_id, "--api") if place == "plan" else plan("approve", run.run_id, "--step", "greet")
+    digest = ("--digest", gate["digest"])
+    answered = laptop("approve", run.run_id, "--api", *digest) if place == "plan" else plan("approve", run.run_id, "--step", "greet")
     assert answered.code == 0, answered.err
     done = plan("resume", run.run_id, *TOOLS, "--json")
     assert (done.code, done.run["flow_run_id"], state_of(left["flow_run_id"])) == (0, left["flow_run_id"], ("COMPLETED", "Completed"))

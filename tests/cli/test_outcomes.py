@@ -41,7 +41,7 @@ def test_other_commands_list_the_question_take_no_approval_for_it_and_answer_it(
     terminal.wait_for(ASKED)
     (gate,) = [json.loads(line) for line in piped("gates", "--json").stdout.splitlines()]
     assert (gate["asks"], gate["step"], gate["attended"]) == ("outcome", "lost", True)
-    command = f"plan resolve {gate['run_id']} lost done|again|abort"
+    command = f"plan resolve {gate['run_id']} lost done|again|abort --digest {gate['digest'][:12]}"
     assert f"`{command}` answers the first one" in piped("gates").stderr.decode()
     refused = piped("approve", gate["run_id"])
     assert refused.returncode == 2

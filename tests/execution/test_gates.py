@@ -25,7 +25,7 @@ class People:
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     waits: bool = True
 
-    def is_gated(self, step: Step, declared: Effect) -> bool:
+    def is_gated(self, step: Step, declared: Effect, rollback: Effect | None) -> bool:
         return step.requires_approval
 
     async def ask(self, call: GatedCall) -> Approval | GateRefusal:

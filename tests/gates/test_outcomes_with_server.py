@@ -70,7 +70,7 @@ async def test_the_form_says_what_is_asked_a_wrong_answer_is_asked_again_and_don
     assert (await resume(flow_run_id, {"decision": "approve", "approver": "ana"})).status is SetStateStatus.REJECT
     await resume(flow_run_id, {"decision": "done", "approver": "ana", "result": "{not json"})
     again, flow_run_id = await shown(world, after=gate)
-    assert "**Nothing was decided. Please answer again.**" in await form_text(flow_run_id, again.keyset or "")
+    assert "**The answer before was not taken:** the result is no JSON" in await form_text(flow_run_id, again.keyset or "")
     await resume(flow_run_id, {"decision": "done", "approver": "ana", "result": '{"order": "订单"}', "note": "看过了"})
     run = await going
     assert (run.status, run.step("send").result, world.sent) == (PlanStatus.COMPLETED, {"order": "订单"}, ["a"])

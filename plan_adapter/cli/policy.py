@@ -95,7 +95,13 @@ async def _set(file: str, store: "PlanStore", settings: Settings, *, sign: bool,
         return ExitCode.DONE
     output.line(f"version {kept.number} of the store's policy applies from now on, set by {one_line(kept.by)} ({kept.known_by})")
     if not new.operators:
-        output.note("it names no operators: anybody who can write to this store can set the next one")
+        output.note(
+            "it names no operators: anybody who can write to this store can set the next one, and enroll one-time codes for anybody"
+        )
+    if new.approvers and not new.known_by:
+        output.note(
+            "it names approvers but no `known_by`: a program can answer under any of these names; `known_by: [os_user]` asks for proof"
+        )
     return ExitCode.DONE
 
 

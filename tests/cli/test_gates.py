@@ -213,7 +213,7 @@ def test_an_answer_with_which_no_process_goes_on_is_told(plan: Plan) -> None:
 def test_a_run_that_somebody_wants_changed_says_so_wherever_it_is_met(plan: Plan) -> None:
     run_id = waiting(plan)
     plan("reject", run_id, "--changes", "--note", "greet everybody")
-    both = f"`plan revise {run_id} FILE` submits a new version; `plan resume {run_id} --offline` asks about this one again"
+    both = f"`plan revise {run_id} FILE` submits a new version; `plan resume {run_id} --offline` at a terminal asks about this one again"
     assert "greet everybody" in plan("show", run_id).out
     assert "changes requested, not resumed yet" in plan("runs").out
     for arguments in (("show", run_id), ("approve", run_id), ("resume", run_id, "--detach", "--offline", *TOOLS)):

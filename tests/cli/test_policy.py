@@ -30,7 +30,10 @@ def test_without_a_policy_that_is_said(plan: Plan) -> None:
 def test_a_policy_is_set_and_shown_with_who_set_it_and_its_history(plan: Plan) -> None:
     first = plan("policy", "set", written(approvers=["安娜"]))
     assert first.out == f"version 1 of the store's policy applies from now on, set by {ME} (os_user)\n"
-    assert "names no operators: anybody who can write to this store can set the next one" in first.err
+    assert (
+        "names no operators: anybody who can write to this store can set the next one, and enroll one-time codes for anybody" in first.err
+    )
+    assert "it names approvers but no `known_by`" in first.err
     (told,) = plan("policy", "set", written(operators=[ME], gate_effects=["write"]), "--json").lines
     assert (told["number"], told["by"], told["policy"]) == (2, ME, {"operators": [ME], "gate_effects": ["write"]})
     shown = plan("policy", "show").out

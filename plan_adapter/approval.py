@@ -12,12 +12,12 @@ from typing import Literal, Protocol, TypeAlias
 from pydantic import JsonValue
 
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.plan import ApprovalPolicy, Effect, ExecutionPlan, Step, new_id
+from plan_adapter.plan import ApprovalPolicy, ExecutionPlan, Step, new_id
 from plan_adapter.policy import PolicyInForce, both
 from plan_adapter.readable import one_line
 from plan_adapter.record import AUTHOR, Answer, Approval, ApprovalRequest, Decision, Gate, GateRules
 from plan_adapter.tools.registry import ToolRegistry
-from plan_adapter.validation import BoundPlan, bind_inputs, validate
+from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate
 
 Operation: TypeAlias = Literal["run", "resume", "revise", "cancel", "rollback"]
 """What the operators of a plan may do with its runs; all else is the approvers' or anyone's."""
@@ -184,9 +184,9 @@ _DOES: dict[Operation, str] = {
 }
 
 
-def needs_gate(step: Step, declared: Effect, rollback: Effect | None, plan: ExecutionPlan, policy: PolicyInForce) -> bool:
-    """Return whether `step` waits at a gate of its own; its tool declares one effect, that of its rollback, if it has one, the other."""
-    return plan.has_gate(step, declared, rollback=rollback, gate_effects=policy.gate_effects)
+def needs_gate(step: Step, validated: ValidatedPlan, policy: PolicyInForce) -> bool:
+    """Return whether `step` waits at a gate of its own."""
+    return validated.has_gate(step, gate_effects=policy.gate_effects)
 
 
 def signed_text(*, approval_digest: str, decision: Decision, run_id: str, gate_id: str) -> str:

@@ -165,9 +165,7 @@ def _preview_step(step: Step, validated: ValidatedPlan, foresight: Foresight, ga
         timeout_ms=timeout,
         items=items,
         worst_case_ms=None if once is None or items is None else once * items,
-        gate=validated.plan.has_gate(
-            step, validated.tools[step.id].effect, rollback=validated.rollback_effect(step.id), gate_effects=gate_effects
-        ),
+        gate=validated.has_gate(step, gate_effects=gate_effects),
         rollback=preview_rollback(step.id, validated, foresight),
     )
 

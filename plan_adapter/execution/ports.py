@@ -95,8 +95,8 @@ class StepGates(Protocol):
         """Whether people are waited for however long they take; else only as long as something else of the run goes on."""
         ...
 
-    def is_gated(self, step: Step, declared: Effect, rollback: Effect | None) -> bool:
-        """Return whether `step` needs an approval of its own; its tool declares one effect, that of its rollback, if any, the other."""
+    def is_gated(self, step: Step) -> bool:
+        """Return whether `step` needs an approval of its own."""
         ...
 
     async def ask(self, call: GatedCall) -> Approval | GateRefusal | None:

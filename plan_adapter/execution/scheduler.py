@@ -182,10 +182,8 @@ class Scheduler:
 
     def _gates_of(self, step: Step) -> StepGates | None:
         """Return who asks for the approvals of the calls of `step`, None where none is asked for."""
-        gates, validated = self._scope.gates, self._validated
-        if gates is None or not gates.is_gated(step, validated.tools[step.id].effect, validated.rollback_effect(step.id)):
-            return None
-        return gates
+        gates = self._scope.gates
+        return gates if gates is not None and gates.is_gated(step) else None
 
     def _offer(self, state: Items, call: Call) -> None:
         """Have `call` made once it is approved, where that is asked for, and a slot is free."""

@@ -336,9 +336,7 @@ async def _keep_waiting(run: PlanRun, store: PlanStore, *, message: str | None) 
 
 def gated_steps(bound: BoundPlan, policy: PolicyInForce) -> Collection[str]:
     """Return the ids of the steps that wait at a gate of their own."""
-    validated = bound.validated
-    plan, tools = validated.plan, validated.tools
-    return [step.id for step in plan.steps if needs_gate(step, tools[step.id].effect, validated.rollback_effect(step.id), plan, policy)]
+    return [step.id for step in bound.validated.plan.steps if needs_gate(step, bound.validated, policy)]
 
 
 async def _used(bound: BoundPlan, run: PlanRun, answer: Approval, keeper: GateKeeper) -> ApprovedPlan:

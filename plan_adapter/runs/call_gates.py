@@ -8,7 +8,7 @@ from plan_adapter.errors import NotApprovedError
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.ports import GatedCall, GateRefusal
 from plan_adapter.gate_text import step_gate_text
-from plan_adapter.plan import Effect, ExecutionPlan, Step
+from plan_adapter.plan import ExecutionPlan, Step
 from plan_adapter.policy import PolicyInForce
 from plan_adapter.record import Approval, Gate, PlanRun, RunReason
 from plan_adapter.runs.gate_keeper import GateKeeper
@@ -33,9 +33,9 @@ class CallGates:
         """Whether people are waited for however long they take."""
         return self.keeper.occasion.waits
 
-    def is_gated(self, step: Step, declared: Effect, rollback: Effect | None) -> bool:
+    def is_gated(self, step: Step) -> bool:
         """Return whether the step, the plan's policy or the settings ask for an approval of this call."""
-        return needs_gate(step, declared, rollback, self._plan, self.policy)
+        return needs_gate(step, self.approved.bound.validated, self.policy)
 
     async def ask(self, call: GatedCall) -> Approval | GateRefusal | None:
         """Return the approval of exactly this call, why there is none, or None where it was left waiting for one."""

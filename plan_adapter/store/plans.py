@@ -108,7 +108,8 @@ def names(connection: Connection, tenant: str | None) -> list[str]:
 
 def get(connection: Connection, tenant: str | None, name_or_digest: str, version: int | None) -> ExecutionPlan:
     """Return a plan by its digest, by name (newest version unless one is given), or by the unambiguous beginning of its digest."""
-    if version is None and name_or_digest in _digests(connection, tenant, name_or_digest):  # also where another plan was given that name
+    digests = _digests(connection, tenant, name_or_digest) if version is None else []
+    if name_or_digest in digests:  # also where another plan was given that name
         return _load(connection, tenant, name_or_digest)
     found = versions_of(connection, tenant, name_or_digest)
     if version is not None:
@@ -117,7 +118,6 @@ def get(connection: Connection, tenant: str | None, name_or_digest: str, version
         return _load(connection, tenant, found[0].digest)
     if version is not None:
         raise StoreError(f"there is no version {version} of a plan `{name_or_digest}`")
-    digests = _digests(connection, tenant, name_or_digest)
     if len(digests) > 1:
         raise StoreError(f"`{name_or_digest}` begins the digests of several plans: {', '.join(digests)}")
     if not digests:

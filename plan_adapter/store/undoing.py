@@ -40,5 +40,5 @@ def _ended(connection: Connection, run: Row, past: Past, why: str) -> dict[str, 
 
 
 def _message(connection: Connection, run: Row, past: Past, said: str) -> str:
-    plan = plans.get(connection, run["tenant_id"] or None, run["digest"], None)
+    plan = plans.of_run(connection, run)
     return with_rollback(run["message"], f"{recorded_standing(plan, past)}; {said}")

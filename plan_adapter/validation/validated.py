@@ -1,7 +1,7 @@
 """`validate`, `find_problems`, `lint` and `bind_inputs`, and what they promise: `ValidatedPlan` and `BoundPlan`."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -48,10 +48,11 @@ class ValidatedPlan:
     secrets: frozenset[str]  # the names of those that the plan uses
     steps: Mapping[str, Step]  # of the plan, by id
 
-    def rollback_effect(self, step_id: str) -> Effect | None:
-        """Return the effect that the tool of a step's rollback declares, None for a step without one."""
-        rollback = self.rollbacks.get(step_id)
-        return None if rollback is None else rollback.tool.effect
+    def has_gate(self, step: Step, *, gate_effects: Collection[Effect] = ()) -> bool:
+        """Return whether `step` waits at a gate of its own, by what its tool and that of its rollback declare; see `ExecutionPlan`."""
+        rollback = self.rollbacks.get(step.id)
+        undoes = None if rollback is None else rollback.tool.effect
+        return self.plan.has_gate(step, self.tools[step.id].effect, rollback=undoes, gate_effects=gate_effects)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import pytest
 from plan_adapter.canonical import call_digest
 from plan_adapter.execution.clock import RunClock
 from plan_adapter.execution.ports import GatedCall, GateRefusal
-from plan_adapter.plan import Effect, PlanStatus, Step, StepStatus, new_id
+from plan_adapter.plan import PlanStatus, Step, StepStatus, new_id
 from plan_adapter.record import Approval, Outcome, RunReason
 from plan_adapter.tools.tool import tool
 from tests.execution.support import Execution, plan_of
@@ -25,7 +25,7 @@ class People:
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     waits: bool = True
 
-    def is_gated(self, step: Step, declared: Effect, rollback: Effect | None) -> bool:
+    def is_gated(self, step: Step) -> bool:
         return step.requires_approval
 
     async def ask(self, call: GatedCall) -> Approval | GateRefusal:

@@ -369,12 +369,12 @@ async def execute_plan(
             raise await not_approved(bound, opened, occasion.settings)
         with _known(server):
             await refuse_missing(bound.validated, occasion.settings)
-        await refuse_approver(bound, opened, occasion)
-        run = await create_run(bound, opened, occasion)
-        if not answered and server is None:
-            await open_detached(bound, run, opened, occasion.settings)
-            return run
-        return await perform_anywhere(bound, run, opened, occasion, past=Past(), server=server)
+            await refuse_approver(bound, opened, occasion)
+            run = await create_run(bound, opened, occasion)
+            if not answered and server is None:
+                await open_detached(bound, run, opened, occasion.settings)
+                return run
+            return await perform_anywhere(bound, run, opened, occasion, past=Past(), server=server)
 
 
 @contextmanager

@@ -9,10 +9,9 @@ from uuid import UUID
 from prefect import Flow, get_client
 from prefect.client.schemas.objects import State
 from prefect.exceptions import ObjectNotFound
-from prefect.settings import temporary_settings
 
 from plan_adapter.engine.compiler import name_of
-from plan_adapter.engine.connection import trouble_with_server
+from plan_adapter.engine.connection import changed_settings, trouble_with_server
 from plan_adapter.engine.delivery import deliver, drop
 from plan_adapter.engine.flow_runs import busy_retries, run_flow
 from plan_adapter.engine.states import state_of_run
@@ -79,7 +78,7 @@ async def _untold(flowing: "asyncio.Future[State]", run: PlanRun) -> str | None:
     if told or run.completed_at is None or run.flow_run_id is None:  # what the function raised comes out here, too, and is no end
         return None
     try:
-        with temporary_settings({"client.max_retries": 0}):  # pyright: ignore[reportArgumentType]  # typed for its old names
+        with changed_settings({"client.max_retries": 0}):
             async with asyncio.timeout(LAST_WORD_SECONDS):
                 await _tell_end(UUID(run.flow_run_id), state_of_run(run))
     except ObjectNotFound:

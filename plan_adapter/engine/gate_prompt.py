@@ -19,11 +19,10 @@ from prefect.client.schemas.objects import State
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.exceptions import PrefectException
 from prefect.input import acreate_flow_run_input, aread_flow_run_input, keyset_from_base_key
-from prefect.settings import temporary_settings
 from prefect.states import Paused, Running
 
 from plan_adapter.approval import Asking
-from plan_adapter.engine.connection import current_server
+from plan_adapter.engine.connection import changed_settings, current_server
 from plan_adapter.engine.form import NotAnAnswerError, answer_of, description_of, form_of
 from plan_adapter.engine.gate_labels import labels_of
 from plan_adapter.engine.gate_logs import MAX_WORDS, Tell, waiting
@@ -254,7 +253,7 @@ def with_form(paused: State[Any], key: str) -> State[Any]:
 
 def _impatient() -> Context:
     """Return a copy of the context in which Prefect's client does not try again: a prompt has its own waits, which end with the gate."""
-    with temporary_settings({"client.max_retries": 0}):  # pyright: ignore[reportArgumentType]  # typed for its old names
+    with changed_settings({"client.max_retries": 0}):
         return copy_context()
 
 

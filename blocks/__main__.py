@@ -21,8 +21,8 @@ async def save_blocks() -> None:
         block = module.block()
         await block.asave(module.NAME, overwrite=True)
         print(f"saved {block.get_block_type_slug()}/{module.NAME}")
-        if (doubt := module.doubt()) is not None:
-            print(f"warning: {doubt}", file=sys.stderr)
+        if (unknown_outcome := module.unknown_outcome()) is not None:
+            print(f"warning: {unknown_outcome}", file=sys.stderr)
 
 
 def main() -> int:

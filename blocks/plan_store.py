@@ -12,7 +12,7 @@ def block() -> PlanStoreDatabase:
     return PlanStoreDatabase.model_validate({"url": Settings().store_url})
 
 
-def doubt() -> str | None:
+def unknown_outcome() -> str | None:
     """Return why a worker would refuse the store as the environment describes it, None where none would."""
     settings = Settings()
     if not is_local(settings.store_url) or settings.allow_local_store:

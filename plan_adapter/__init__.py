@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from plan_adapter.agent.openai_model import OpenAIModel
     from plan_adapter.agent.plan_tools import plan_tool, tool_inputs
     from plan_adapter.agent.planner import Planner
-    from plan_adapter.approval import Approver, approve, reject
-    from plan_adapter.approvers import CallbackApprover, PolicyApprover, PrefectApprover, TerminalApprover
     from plan_adapter.documents import dump_plan, load_plan, read_document
     from plan_adapter.drafts import Draft, PlanRequest
     from plan_adapter.errors import (
@@ -30,6 +28,9 @@ if TYPE_CHECKING:
         UnknownOutcomeError,
     )
     from plan_adapter.formatting import format_plan
+    from plan_adapter.gates.approval import Approver, approve, reject
+    from plan_adapter.gates.approvers import CallbackApprover, PolicyApprover, PrefectApprover
+    from plan_adapter.gates.terminal import TerminalApprover
     from plan_adapter.hooks import Hooks
     from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Input, PlanStatus, Step, StepStatus
     from plan_adapter.problems import Problem

@@ -51,7 +51,7 @@ def origin_lines(draft: Draft, *, is_as_drafted: bool) -> list[str]:
     return [*lines, ""]
 
 
-def standing_of(kept: KeptConstraint) -> str:
+def summary_of(kept: KeptConstraint) -> str:
     """Return in words whether a constraint was checked: nothing but an order can be."""
     return "order checked" if kept.checked else "not checked"
 
@@ -71,7 +71,7 @@ def _standing(draft: Draft) -> str:
 
 
 def _constraint(kept: KeptConstraint) -> str:
-    return f"- {standing_of(kept) if kept.checked else f'**{standing_of(kept)}**'}: {words(kept.text)}: {words(kept.how)}"
+    return f"- {summary_of(kept) if kept.checked else f'**{summary_of(kept)}**'}: {words(kept.text)}: {words(kept.how)}"
 
 
 def _call(call: ModelCall) -> str:

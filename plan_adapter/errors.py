@@ -109,11 +109,11 @@ MAX_ERROR_CHARACTERS = 4000
 
 def error_text(error: BaseException, redact: Callable[[str], str] | None = None) -> str:
     """Return what was raised in words, cut between characters; `redact` hides secrets before the cut, which could halve one."""
-    text = error_words(error) if redact is None else redact(error_words(error))
+    text = error_message(error) if redact is None else redact(error_message(error))
     return text if len(text) <= MAX_ERROR_CHARACTERS else text[:MAX_ERROR_CHARACTERS] + "…"
 
 
-def error_words(error: BaseException) -> str:
+def error_message(error: BaseException) -> str:
     """Return what was raised in words, however many: its class unless it is ours, and its message."""
     try:
         message = str(error)

@@ -22,7 +22,7 @@ from plan_adapter.engine.drafting import as_task_run, ask_in_form, current_flow_
 from plan_adapter.errors import ModelError, PlanAdapterError
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.runner import compile_plan
-from plan_adapter.runs.door import end_released
+from plan_adapter.runs.forms import end_released
 from plan_adapter.runs.secrets import hidden_from_models
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
@@ -30,7 +30,7 @@ from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import validate
 
 if TYPE_CHECKING:
-    from plan_adapter.runs.reconciling import Finding
+    from plan_adapter.runs.reconcile import Finding
 
 LOOK_SECONDS = 15.0
 """How often `reconcile` looks while it watches. Of the 60 s within which Prefect shows that a host has died, a lease of 20 s and its grace
@@ -128,8 +128,8 @@ async def reconcile(database: str | None = None, watch_seconds: int = 0) -> Stat
         watch_seconds: For how long runs whose process is gone are looked for again, every 15 seconds; 0 looks once.
 
     """
-    from plan_adapter.runs.reconciling import find_interrupted
-    from plan_adapter.runs.reconciling import reconcile as reconcile_runs
+    from plan_adapter.runs.reconcile import find_interrupted
+    from plan_adapter.runs.reconcile import reconcile as reconcile_runs
 
     looks = int(watch_seconds / LOOK_SECONDS)
     async with await _open_store(database) as store:
@@ -139,15 +139,15 @@ async def reconcile(database: str | None = None, watch_seconds: int = 0) -> Stat
             await asyncio.sleep(LOOK_SECONDS)
             again = await find_interrupted(store, with_prefect=True)
             _log_findings([finding for finding in again if finding not in found])
-            found = [finding for finding in found if finding.is_mended or finding.kind != "interrupted"] + again
-    left = [finding for finding in found if not finding.is_mended]
+            found = [finding for finding in found if finding.is_corrected or finding.kind != "interrupted"] + again
+    left = [finding for finding in found if not finding.is_corrected]
     commands = "; ".join(f"`{finding.command}`" for finding in left[:5])
     return Completed(message=f"{len(found) - len(left)} mended, {len(left)} for a person" + (f": {commands}" if left else ""))
 
 
 def _log_findings(found: "Sequence[Finding]") -> None:
     for finding in found:
-        now = "mended" if finding.is_mended else finding.command or "for a person"
+        now = "corrected" if finding.is_corrected else finding.command or "for a person"
         get_run_logger().info("%s %s: %s (%s)", finding.run_id, finding.name, finding.message, now)
 
 

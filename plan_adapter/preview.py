@@ -7,8 +7,10 @@ from typing import Any
 from pydantic import JsonValue
 
 from plan_adapter import graph
-from plan_adapter.expressions import Foresight
+from plan_adapter.expressions import Prediction
+from plan_adapter.listing import policy_facts, step_listing, step_patience
 from plan_adapter.plan import EFFECTS, Effect, ExecutionOptions, ExecutionPlan, Step
+from plan_adapter.readable import as_text, code, duration, prose
 from plan_adapter.validation import ValidatedPlan
 
 
@@ -133,8 +135,8 @@ def preview_plan(
     """
     plan = validated.plan
     written = validated.steps
-    foresight = Foresight(inputs)
-    steps = {step_id: _preview_step(written[step_id], validated, foresight, gate_effects) for step_id in validated.order}
+    prediction = Prediction(inputs)
+    steps = {step_id: _preview_step(written[step_id], validated, prediction, gate_effects) for step_id in validated.order}
     return Preview(
         plan=plan,
         digest=validated.digest,
@@ -150,10 +152,10 @@ def preview_plan(
     )
 
 
-def _preview_step(step: Step, validated: ValidatedPlan, foresight: Foresight, gate_effects: Collection[Effect]) -> StepPreview:
+def _preview_step(step: Step, validated: ValidatedPlan, prediction: Prediction, gate_effects: Collection[Effect]) -> StepPreview:
     effect, after = step.effect or validated.tools[step.id].effect, validated.dependencies[step.id]
-    parameters = foresight.of(validated.parameters[step.id])
-    items = 1 if step.for_each is None else _count(foresight.of(validated.for_each[step.id]))
+    parameters = prediction.of(validated.parameters[step.id])
+    items = 1 if step.for_each is None else _count(prediction.of(validated.for_each[step.id]))
     timeout = validated.plan.timeout_ms_of(step)
     once = _longest_call(step, timeout)
     return StepPreview(
@@ -166,16 +168,16 @@ def _preview_step(step: Step, validated: ValidatedPlan, foresight: Foresight, ga
         items=items,
         worst_case_ms=None if once is None or items is None else once * items,
         gate=validated.has_gate(step, gate_effects=gate_effects),
-        rollback=preview_rollback(step.id, validated, foresight),
+        rollback=preview_rollback(step.id, validated, prediction),
     )
 
 
-def preview_rollback(step_id: str, validated: ValidatedPlan, foresight: Foresight) -> RollbackPreview | None:
+def preview_rollback(step_id: str, validated: ValidatedPlan, prediction: Prediction) -> RollbackPreview | None:
     """Return the call that would undo a step, None where there is none."""
     rollback = validated.rollbacks.get(step_id)
     if rollback is None:
         return None
-    parameters = foresight.of(rollback.parameters)
+    parameters = prediction.of(rollback.parameters)
     return RollbackPreview(rollback.tool.name, rollback.tool.effect, parameters if isinstance(parameters, dict) else {})
 
 
@@ -210,3 +212,65 @@ def _longest_run(steps: Mapping[str, StepPreview], validated: ValidatedPlan, opt
     slots, path = options.parallel_limit, max(paths.values(), default=0.0)
     longest = min(in_a_row, in_a_row / slots + path * (1 - 1 / slots))
     return longest if limit is None else min(limit, longest)
+
+
+def preview_text(preview: Preview) -> str:
+    """Return `preview` as Markdown, complete: what an approver reads. No text of the plan can break out of its place."""
+    plan = preview.plan
+    lines = [f"# {prose(plan.name)}", "", prose(plan.description), "", *_facts(preview), "", "## Steps", ""]
+    for number, step in enumerate(preview.steps, start=1):
+        lines += [*_step_lines(step, number), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _facts(preview: Preview) -> list[str]:
+    options = preview.plan.options
+    effects = ", ".join(f"{count} {effect}" for effect, count in preview.effects.items())
+    parallel = f"at most {options.parallel_limit} at once" if options.parallel_limit > 1 else "one at a time"
+    facts = [f"- plan digest: `{preview.digest}`"]
+    if preview.approval_digest is not None:
+        facts.append(f"- approval digest: `{preview.approval_digest}`")
+    facts.append("- approval: " + ("required before anything runs" if preview.requires_approval else "not required"))
+    asks = preview.requires_approval or any(step.gate for step in preview.steps)
+    facts += [f"- {fact}" for fact in policy_facts(preview.plan, asks=asks, gate_effects=preview.gate_effects)]
+    facts += [f"- input {code(name)}: {code(as_text(value))}" for name, value in preview.inputs.items()]
+    facts += [f"- input {code(name)}: still to be given" for name in preview.missing]
+    facts += [f"- uses the secrets: {', '.join(map(code, preview.secrets))}"] if preview.secrets else []
+    facts.append(f"- steps: {len(preview.steps)} ({effects}), {parallel}; when one fails: {options.on_error}")
+    final = ", ".join(code(step.step.id) for step in preview.irreversible)
+    facts.append(f"- **cannot be undone: {final}**" if final else "- nothing in it that could not be undone")
+    facts.append(f"- worst case: {_limit(preview.worst_case_ms)}" + _total(options) + _endless(preview))
+    facts += [f"- output {code(name)}: {code(as_text(value))}" for name, value in preview.plan.outputs.items()]
+    return facts
+
+
+def _limit(ms: float | None) -> str:
+    return "no limit" if ms is None else duration(ms)
+
+
+def _total(options: ExecutionOptions) -> str:
+    return f" (total timeout {duration(options.total_timeout_ms)})" if options.total_timeout_ms else ""
+
+
+def _endless(preview: Preview) -> str:
+    if preview.worst_case_ms is not None:
+        return ""
+    endless = [code(step.step.id) for step in preview.steps if step.worst_case_ms is None]
+    return f" (no timeout: {', '.join(endless[:5])}{', …' if len(endless) > 5 else ''})"
+
+
+def _step_lines(preview: StepPreview, number: int) -> list[str]:
+    longest = f"; worst case {_limit(preview.worst_case_ms)}" if preview.step.max_retries or preview.items != 1 else ""
+    head, *lines = step_listing(
+        preview.step,
+        number=number,
+        effect=preview.effect,
+        depends_on=preview.depends_on,
+        implied=preview.implied,
+        parameters=preview.parameters,
+        items=preview.items,
+        patience=step_patience(preview.step, preview.timeout_ms) + longest,
+        gate=preview.gate,
+        rollback=None if preview.rollback is None else (preview.rollback.effect, preview.rollback.parameters),
+    )
+    return [head, *([] if preview.depends_on else ["   - waits for no other step"]), *lines]

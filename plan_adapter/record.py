@@ -259,7 +259,7 @@ class PlanRun:
 Resolution: TypeAlias = Literal["done", "again", "abort"]
 """What a person says about an unknown outcome: it was done; it was not, run it again; end the run here."""
 
-Wish: TypeAlias = Literal["leave_out", "take_back", "undo"]
+OperatorRequestKind: TypeAlias = Literal["leave_out", "take_back", "undo"]
 """What a person asks for of a run beside its gates: to leave steps out, to take that back, to undo what was done."""
 
 Decision: TypeAlias = Literal["approve", "reject", "request_changes"]
@@ -371,7 +371,7 @@ class ApprovalRequest:
     rules: GateRules = field(default_factory=GateRules)
     refused: str | None = None  # why the answer before was not taken
     kind: GateKind = "approval"
-    wish: Wish | None = None  # what somebody asks for by themselves, at no gate; their answer approves it
+    operator_request: OperatorRequestKind | None = None  # what somebody asks for by themselves, at no gate; their answer approves it
     label: str | None = None  # what the item is called, where not by its number
 
 

@@ -13,30 +13,28 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import JsonValue
 
-from plan_adapter.approval import Approver, refuse_operation, requires_approval
-from plan_adapter.approvers.form import PrefectApprover
 from plan_adapter.drafts import Draft
 from plan_adapter.errors import NotApprovedError, RunConflictError
-from plan_adapter.execution.carry import Past
-from plan_adapter.execution.redrive import Redrive
-from plan_adapter.execution.rollback import units_to_undo
+from plan_adapter.execution.history import ResumeOptions, RunHistory
+from plan_adapter.execution.rollback import units_to_roll_back
+from plan_adapter.gates.approval import Approver, refuse_operation, requires_approval
+from plan_adapter.gates.approvers import PrefectApprover
 from plan_adapter.hooks import Hooks
 from plan_adapter.plan import ExecutionPlan, PlanStatus
 from plan_adapter.readable import one_line
 from plan_adapter.record import Approval, PlanRun, Resolution, RunContext, RunReason
-from plan_adapter.runs.approving import end_overdue, is_answered, not_approved, open_detached, refuse_approver
-from plan_adapter.runs.cancelled import cancelled_before, is_cancelled
+from plan_adapter.runs.approval import end_overdue, is_answered, not_approved, open_detached, refuse_approver
+from plan_adapter.runs.cancel import cancelled_before, is_cancelled
 from plan_adapter.runs.folders import in_folder, moved_here, refuse_elsewhere, refuse_rollback_elsewhere
-from plan_adapter.runs.going_on import must_be_asked, refuse_missing_now, refuse_resume, rolled_back, work_left
-from plan_adapter.runs.occasion import Occasion
-from plan_adapter.runs.performing import create_run, perform, perform_anywhere, prefect_way
-from plan_adapter.runs.permitting import refuse_going_on, require_approver, require_operator
-from plan_adapter.runs.reopening import askable
-from plan_adapter.runs.replanning import Replanner, refuse_replanning, tools_of_plan
-from plan_adapter.runs.retooling import as_recorded, is_same_but_for_tools, take_tools
-from plan_adapter.runs.rollback import is_guarded, refuse_doubt, roll_back, version_done, with_approved_rollbacks
+from plan_adapter.runs.operator_requests import record_operator_request, with_operator_requests
+from plan_adapter.runs.permissions import require_approver, require_operator, require_resume_operator
+from plan_adapter.runs.replan import Replanner, refuse_replanning, tools_of_plan
+from plan_adapter.runs.request import RunRequest
+from plan_adapter.runs.resume import action_left, needs_approval, refuse_missing_now, refuse_resume, reopened_gate, rolled_back
+from plan_adapter.runs.rollback import is_guarded, refuse_unknown_outcome, roll_back, version_done, with_approved_rollbacks
 from plan_adapter.runs.secrets import refuse_missing
-from plan_adapter.runs.wishes import as_asked, ask_for
+from plan_adapter.runs.session import create_run, perform, perform_anywhere, prefect_backend
+from plan_adapter.runs.tool_drift import as_recorded, is_same_but_for_tools, take_tools
 from plan_adapter.settings import Settings
 from plan_adapter.store.outcomes import Word
 from plan_adapter.store.store import PlanStore
@@ -49,7 +47,7 @@ if TYPE_CHECKING:
     from plan_adapter.engine.connection import Server
 
 __all__ = [
-    "Occasion",
+    "RunRequest",
     "acancel_run",
     "aresolve_step",
     "aresume_run",
@@ -59,12 +57,12 @@ __all__ = [
     "compile_plan",
     "draft_revision",
     "execute_plan",
-    "go_on",
+    "execute_resume",
     "resolve_step",
     "resume_run",
     "revise_run",
+    "rollback_run",
     "run_plan",
-    "undo_run",
 ]
 
 T = TypeVar("T")
@@ -90,8 +88,8 @@ async def arun_plan(
     operating system's user. Raises InvalidPlanError, NotApprovedError (before anything is run; also for who is no operator of the
     plan), NoServerError and StoreError.
     """
-    occasion = replace(_occasion(approval, approver, hooks, by), context=context or RunContext(), tools=tools)
-    return await execute_plan(bind_inputs(validate(plan, tools), inputs), occasion=occasion, store=store, offline=offline)
+    run_request = replace(_run_request(approval, approver, hooks, by), context=context or RunContext(), tools=tools)
+    return await execute_plan(bind_inputs(validate(plan, tools), inputs), run_request=run_request, store=store, offline=offline)
 
 
 def run_plan(
@@ -146,17 +144,19 @@ async def aresume_run(
     Raises NotApprovedError, and changes nothing, where nobody is there to be asked, in another folder without `here`, and for who is no
     operator of the plan; RunConflictError for a run that has completed, was rejected, or is held by a process that lives.
     """
-    return await go_on(run_id, tools=tools, occasion=_occasion(approval, approver, hooks, by), store=store, offline=offline, here=here)
+    return await execute_resume(
+        run_id, tools=tools, run_request=_run_request(approval, approver, hooks, by), store=store, offline=offline, here=here
+    )
 
 
-async def go_on(
+async def execute_resume(
     run_id: str,
     *,
     tools: ToolRegistry,
-    occasion: Occasion,
+    run_request: RunRequest,
     store: PlanStore | None = None,
     offline: bool = False,
-    asked: Redrive | None = None,
+    asked: ResumeOptions | None = None,
     record_pending: bool = False,
     here: bool = False,
 ) -> PlanRun:
@@ -166,40 +166,40 @@ async def go_on(
     ended, and that somebody cancelled in Prefect while no process had it, ends as cancelled, with the reason; going on once more is a new
     word.
     """
-    async with _opened(store, occasion.settings) as opened:
+    async with _opened(store, run_request.settings) as opened:
         recorded = await opened.recorded(run_id)
         if recorded.has_open_gates:
             await end_overdue(recorded.run, opened)
             recorded = await opened.recorded(recorded.run.id)  # all of it: a past that is older than its run would do things again
-        run, plan, past = recorded.run, recorded.plan, recorded.past
-        await refuse_going_on(run, plan, opened, occasion)
+        run, plan, history = recorded.run, recorded.plan, recorded.history
+        await require_resume_operator(run, plan, opened, run_request)
         await refuse_resume(run, opened)  # first: a process that has it is told by Prefect itself
-        if not offline and run.flow_run_id is not None and run.completed_at is None and await _was_cancelled(run, opened, occasion):
+        if not offline and run.flow_run_id is not None and run.completed_at is None and await _was_cancelled(run, opened, run_request):
             return await opened.run(run.id)
-        work = work_left(run, plan, past, recorded.kept, asked=asked)
+        work = action_left(run, plan, history, recorded.kept, asked=asked)
         if work is not perform:
-            refuse_rollback_elsewhere(run, occasion.settings)
+            refuse_rollback_elsewhere(run, run_request.settings)
         elif not here:
-            refuse_elsewhere(run, occasion.settings)
-        moved_to = moved_here(occasion.settings, run) if work is perform else None
+            refuse_elsewhere(run, run_request.settings)
+        moved_to = moved_here(run_request.settings, run) if work is perform else None
         bound = as_recorded(run, plan, tools, moved_to=moved_to)
-        occasion = replace(occasion, tools=tools)
-        asks = work is perform and await must_be_asked(bound, run, opened, occasion)
+        run_request = replace(run_request, tools=tools)
+        asks = work is perform and await needs_approval(bound, run, opened, run_request)
         if asked is not None:
-            past = await as_asked(run, bound.validated, past, asked, opened, occasion)
-        server = None if offline else await _server(occasion)
+            history = await with_operator_requests(run, bound.validated, history, asked, opened, run_request)
+        server = None if offline else await _server(run_request)
         if work is not perform:
-            bound = await with_approved_rollbacks(bound, run, past, opened)
+            bound = await with_approved_rollbacks(bound, run, history, opened)
         else:
             with _known(server):
-                await refuse_missing_now(bound, run, past, occasion)
+                await refuse_missing_now(bound, run, history, run_request)
         if asks:
-            await refuse_approver(bound, opened, occasion, run=run)
+            await refuse_approver(bound, opened, run_request, run=run)
             with _known(server):
-                run, is_waiting = await askable(bound, run, opened, occasion, record_pending=record_pending)
+                run, is_waiting = await reopened_gate(bound, run, opened, run_request, record_pending=record_pending)
             if is_waiting and (offline or not await opened.gates(run_id=run.id)):  # else its flow run shows the gate
                 return await opened.run(run.id)
-        return await perform_anywhere(bound, run, opened, occasion, past=past, server=server, work=work)
+        return await perform_anywhere(bound, run, opened, run_request, history=history, server=server, work=work)
 
 
 def resume_run(
@@ -242,47 +242,47 @@ async def acancel_run(
     """
     settings = Settings()
     async with _opened(store, settings) as opened:
-        run, occasion = await opened.run(run_id), _occasion(None, None, None, by)
+        run, run_request = await opened.run(run_id), _run_request(None, None, None, by)
         if not rollback:
             plan = await opened.get(run.digest)
-            await require_operator(plan, run, opened, settings, by=occasion.operator, operation="cancel")
+            await require_operator(plan, run, opened, settings, by=run_request.operator, operation="cancel")
             await opened.cancel(run.id, reason)
             return await opened.run(run.id)
-        return await undo_run(run, reason=reason, tools=tools, occasion=occasion, store=opened, offline=offline)
+        return await rollback_run(run, reason=reason, tools=tools, run_request=run_request, store=opened, offline=offline)
 
 
-async def undo_run(
-    run: PlanRun, *, reason: str, tools: ToolRegistry | None, occasion: Occasion, store: PlanStore, offline: bool = False
+async def rollback_run(
+    run: PlanRun, *, reason: str, tools: ToolRegistry | None, run_request: RunRequest, store: PlanStore, offline: bool = False
 ) -> PlanRun:
     """Cancel `run` unless it has ended, and have what it did undone: `acancel_run` with `rollback`, for callers that have an occasion."""
     version = await version_done(run, store)
     plan = await store.get(run.digest if version is None else version.digest)  # a version that nobody approved says of nobody that they may
-    await require_operator(plan, run, store, occasion.settings, by=occasion.operator, operation="rollback")
+    await require_operator(plan, run, store, run_request.settings, by=run_request.operator, operation="rollback")
     if run.status is PlanStatus.COMPLETED:
         raise RunConflictError(f"run {run.id} has completed: only a run that failed or was cancelled is rolled back")
-    policy = await store.policy_in_force(occasion.settings)
-    await ask_for("undo", (), reason, run, plan, store, occasion, is_guarded=is_guarded(plan, policy))
-    past = await store.past(run.id)
-    was_interrupted = run.reason is RunReason.INTERRUPTED and past.has_rollbacks
+    policy = await store.policy_in_force(run_request.settings)
+    await record_operator_request("undo", (), reason, run, plan, store, run_request, is_guarded=is_guarded(plan, policy))
+    history = await store.history(run.id)
+    was_interrupted = run.reason is RunReason.INTERRUPTED and history.has_rollbacks
     if run.completed_at is None and not was_interrupted:
         await store.cancel(run.id, reason, rollback=True)
-    if await store.holder(run.id) is not None:  # who executes it undoes it
+    if await store.owner(run.id) is not None:  # who executes it undoes it
         return await store.run(run.id)
     run = await store.run(run.id)
-    past = await store.past(run.id)
-    refuse_doubt(run, past)
-    if not units_to_undo(plan, past) and not was_interrupted:
+    history = await store.history(run.id)
+    refuse_unknown_outcome(run, history)
+    if not units_to_roll_back(plan, history) and not was_interrupted:
         return run
     if tools is None:
         raise RunConflictError(f"nobody executes run {run.id}: what undoes it needs `tools`")
     done = run if version is None else replace(run, digest=version.digest, folder=version.folder)
-    refuse_rollback_elsewhere(done, occasion.settings)
+    refuse_rollback_elsewhere(done, run_request.settings)
     bound = as_recorded(done, plan, tools)
     if version is not None:
-        run = await store.put_back(run.id, version, bound.validated, by=occasion.operator)
-    bound = await with_approved_rollbacks(bound, run, past, store)
-    server = None if offline or run.flow_run_id is None else await _server(occasion)
-    return await perform_anywhere(bound, run, store, occasion, past=past, server=server, work=roll_back)
+        run = await store.put_back(run.id, version, bound.validated, by=run_request.operator)
+    bound = await with_approved_rollbacks(bound, run, history, store)
+    server = None if offline or run.flow_run_id is None else await _server(run_request)
+    return await perform_anywhere(bound, run, store, run_request, history=history, server=server, work=roll_back)
 
 
 def cancel_run(
@@ -351,7 +351,7 @@ def resolve_step(
 async def execute_plan(
     bound: BoundPlan,
     *,
-    occasion: Occasion,
+    run_request: RunRequest,
     store: PlanStore | None = None,
     offline: bool = False,
     record_pending: bool = False,
@@ -360,21 +360,21 @@ async def execute_plan(
 
     With `record_pending` a plan that nobody is there to approve is recorded as pending_approval and returned, not raised.
     """
-    async with _opened(store, occasion.settings) as opened:
-        policy = await opened.policy_in_force(occasion.settings)
-        refuse_operation(bound.validated.plan, policy, by=occasion.operator, operation="run")
-        server = None if offline else await _server(occasion)
-        answered = await is_answered(bound, opened, occasion)
+    async with _opened(store, run_request.settings) as opened:
+        policy = await opened.policy_in_force(run_request.settings)
+        refuse_operation(bound.validated.plan, policy, by=run_request.operator, operation="run")
+        server = None if offline else await _server(run_request)
+        answered = await is_answered(bound, opened, run_request)
         if not answered and not record_pending:
-            raise await not_approved(bound, opened, occasion.settings)
+            raise await not_approved(bound, opened, run_request.settings)
         with _known(server):
-            await refuse_missing(bound.validated, occasion.settings)
-            await refuse_approver(bound, opened, occasion)
-            run = await create_run(bound, opened, occasion)
+            await refuse_missing(bound.validated, run_request.settings)
+            await refuse_approver(bound, opened, run_request)
+            run = await create_run(bound, opened, run_request)
             if not answered and server is None:
-                await open_detached(bound, run, opened, occasion.settings)
+                await open_detached(bound, run, opened, run_request.settings)
                 return run
-            return await perform_anywhere(bound, run, opened, occasion, past=Past(), server=server)
+            return await perform_anywhere(bound, run, opened, run_request, history=RunHistory(), server=server)
 
 
 @contextmanager
@@ -403,7 +403,7 @@ async def arevise_run(
     async with _opened(store, settings) as opened:
         run = await opened.run(run_id)
         await require_operator(await opened.get(run.digest), run, opened, settings, by=by, operation="revise")
-        if (await opened.past(run.id)).has_rollbacks:
+        if (await opened.history(run.id)).has_rollbacks:
             raise rolled_back(run)
         bound = in_folder(bind_inputs(validate(plan, tools), run.inputs), run.folder)
         attended = any(gate.attended is not False for gate in await opened.gates(run_id=run.id))
@@ -433,11 +433,11 @@ async def draft_revision(
         run = await opened.run(run_id)
         plan = await opened.get(run.digest)
         await require_operator(plan, run, opened, settings, by=by, operation="revise")
-        past = await opened.past(run.id)
-        if past.has_rollbacks:
+        history = await opened.history(run.id)
+        if history.has_rollbacks:
             raise rolled_back(run)
-        await refuse_replanning(run, plan, past, opened)
-        return await replanner.drafted(run, words, validated=validate(plan, tools), tools=tools, past=past, store=opened)
+        await refuse_replanning(run, plan, history, opened)
+        return await replanner.drafted(run, words, validated=validate(plan, tools), tools=tools, history=history, store=opened)
 
 
 def compile_plan(
@@ -456,13 +456,13 @@ def compile_plan(
     store; without one it pauses at a form before its first step, and `approver`, if there is one, is asked, too. A re-run of one of
     its flow runs carries what has receipts.
     """
-    from plan_adapter.engine.compiler import flow_of
+    from plan_adapter.engine.flow import flow_of
 
     if tools is not None:
         validated = validate(validated.plan, tools)
     file = validated.plan._file  # pyright: ignore[reportPrivateUsage]  # where the reader of the document found it
-    occasion = partial(
-        Occasion,
+    run_request = partial(
+        RunRequest,
         approval,
         approver,
         hooks=hooks or Hooks(),
@@ -471,53 +471,53 @@ def compile_plan(
         asks_in_form=True,
         plan_file=None if file is None else Path(file),
     )
-    return flow_of(validated, partial(_flow_body, validated, occasion, store))
+    return flow_of(validated, partial(_flow_body, validated, run_request, store))
 
 
 async def _flow_body(
-    validated: ValidatedPlan, given: partial[Occasion], store: PlanStore | None, inputs: dict[str, Any], flow_run_id: str
+    validated: ValidatedPlan, given: partial[RunRequest], store: PlanStore | None, inputs: dict[str, Any], flow_run_id: str
 ) -> PlanRun:
     """Run `validated` inside the flow run `flow_run_id`; go on with its run where the flow run has one."""
     from plan_adapter.engine.flow_runs import origin
     from plan_adapter.engine.termination import ended_in_order
 
     came_from = await origin()
-    occasion = given(requested_by=came_from.requested_by, schedule=came_from.schedule, deployment=came_from.deployment)
+    run_request = given(requested_by=came_from.requested_by, schedule=came_from.schedule, deployment=came_from.deployment)
     bound = bind_inputs(validated, inputs)
-    async with _opened(store, occasion.settings) as impatient:
-        opened = impatient.patient(occasion.settings.store_patience_seconds)
-        run, work, past = await opened.run_of_flow(flow_run_id), perform, Past()
+    async with _opened(store, run_request.settings) as impatient:
+        opened = impatient.patient(run_request.settings.store_patience_seconds)
+        run, work, history = await opened.run_of_flow(flow_run_id), perform, RunHistory()
         if run is None:
-            policy = await opened.policy_in_force(occasion.settings)
-            refuse_operation(bound.validated.plan, policy, by=occasion.operator, operation="run")
-            await refuse_missing(bound.validated, occasion.settings)
-            run = await create_run(bound, opened, occasion, flow_run_id=flow_run_id)
+            policy = await opened.policy_in_force(run_request.settings)
+            refuse_operation(bound.validated.plan, policy, by=run_request.operator, operation="run")
+            await refuse_missing(bound.validated, run_request.settings)
+            run = await create_run(bound, opened, run_request, flow_run_id=flow_run_id)
         elif run.reason in (RunReason.REJECTED, RunReason.EXPIRED):  # while it had given its worker back
             return run
         else:
-            await refuse_going_on(run, bound.validated.plan, opened, occasion)
+            await require_resume_operator(run, bound.validated.plan, opened, run_request)
             await refuse_resume(run, opened)
             if not is_same_but_for_tools(bound, run):
-                bound, occasion = await _revised(bound, run, opened, occasion), replace(occasion, approval=None)
+                bound, run_request = await _revised(bound, run, opened, run_request), replace(run_request, approval=None)
             else:
                 bound = in_folder(bound, run.folder)
-            past = await opened.past(run.id)
-            work = work_left(run, bound.validated.plan, past, await opened.reason_of(run.id))
+            history = await opened.history(run.id)
+            work = action_left(run, bound.validated.plan, history, await opened.reason_of(run.id))
             if work is not perform:
-                bound = await with_approved_rollbacks(bound, run, past, opened)
+                bound = await with_approved_rollbacks(bound, run, history, opened)
             else:
-                await refuse_missing_now(bound, run, past, occasion)
+                await refuse_missing_now(bound, run, history, run_request)
                 if bound.approval_digest != run.approval_digest:
-                    run = await take_tools(bound, run, opened, by=occasion.requested_by)
-        way = prefect_way(flow_run_id, opened, occasion.settings)
+                    run = await take_tools(bound, run, opened, by=run_request.requested_by)
+        backend = prefect_backend(flow_run_id, opened, run_request.settings)
         async with ended_in_order(partial(is_cancelled, run, flow_run_id, opened)) as is_cut_short:
-            return await work(bound, run, opened, occasion, past=past, way=replace(way, is_cut_short=is_cut_short))
+            return await work(bound, run, opened, run_request, history=history, backend=replace(backend, is_cut_short=is_cut_short))
 
 
-async def _revised(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Occasion) -> BoundPlan:
+async def _revised(bound: BoundPlan, run: PlanRun, store: PlanStore, run_request: RunRequest) -> BoundPlan:
     """Return the version that `run` has now, where `bound` is one that it took the place of; raises NotApprovedError for any other plan."""
     if bound.inputs == run.inputs and any(one.digest == bound.validated.digest for one in await store.revisions(run.id)):
-        tools = occasion.tools or tools_of_plan(bound.validated)
+        tools = run_request.tools or tools_of_plan(bound.validated)
         return as_recorded(run, (await store.recorded(run.id)).plan, tools)
     raise NotApprovedError(
         f"the plan or the inputs of run {run.id} are not those that it was made with: start a new run, "
@@ -525,26 +525,26 @@ async def _revised(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: O
     )
 
 
-def _occasion(approval: Approval | None, approver: Approver | None, hooks: Hooks | None, by: str | None) -> Occasion:
+def _run_request(approval: Approval | None, approver: Approver | None, hooks: Hooks | None, by: str | None) -> RunRequest:
     """Return the occasion of a call from code; a PrefectApprover is the form itself."""
     is_form = isinstance(approver, PrefectApprover)
-    occasion = Occasion(approval, None if is_form else approver, asks_in_form=is_form, hooks=hooks or Hooks())
-    return occasion if by is None else replace(occasion, requested_by=by)
+    run_request = RunRequest(approval, None if is_form else approver, asks_in_form=is_form, hooks=hooks or Hooks())
+    return run_request if by is None else replace(run_request, requested_by=by)
 
 
-async def _server(occasion: Occasion) -> "Server":
-    if occasion.server is not None:
-        return occasion.server
+async def _server(run_request: RunRequest) -> "Server":
+    if run_request.server is not None:
+        return run_request.server
     from plan_adapter.engine.local_server import server_for
 
-    return await asyncio.to_thread(server_for, occasion.settings)
+    return await asyncio.to_thread(server_for, run_request.settings)
 
 
-async def _was_cancelled(run: PlanRun, store: PlanStore, occasion: Occasion) -> bool:
+async def _was_cancelled(run: PlanRun, store: PlanStore, run_request: RunRequest) -> bool:
     """Return whether `run` ends here, because somebody cancelled it in Prefect while no process executed it."""
     from plan_adapter.engine.connection import use_server
 
-    with use_server(await _server(occasion)):
+    with use_server(await _server(run_request)):
         return await cancelled_before(run, store) is not None
 
 

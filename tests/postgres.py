@@ -20,7 +20,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from plan_adapter.store.holder import Holder
+from plan_adapter.store.owner import Owner
 
 PREFIX = "plan-pg-"
 USER, PASSWORD = "plans", "a-pass/word:of@tests"
@@ -92,7 +92,7 @@ def running_server() -> Iterator[PostgresServer]:
         pytest.skip("PostgreSQL does not run as root, and there is neither a user postgres nor nobody")
     _stop_orphans(programs)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp"))  # a short path: sockets allow 107 bytes
-    (folder / "owner").write_text(str(Holder.this()))
+    (folder / "owner").write_text(str(Owner.this()))
     server = PostgresServer(programs, folder, _free_port())
     try:
         _make_cluster(server)
@@ -128,7 +128,7 @@ def _stop_orphans(programs: Path) -> None:
     """Stop the servers of test sessions that were killed before they could."""
     for owner in Path("/tmp").glob(f"{PREFIX}*/owner"):
         with contextlib.suppress(OSError, ValueError):  # another session may do the same
-            if not Holder.parse(owner.read_text()).has_died:
+            if not Owner.parse(owner.read_text()).has_died:
                 continue
             with contextlib.suppress(AssertionError):  # it does not run any more
                 PostgresServer(programs, owner.parent, 0).stop()

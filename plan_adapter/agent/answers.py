@@ -22,10 +22,10 @@ class Reading:
 
     value: dict[str, JsonValue] | None
     problem: str = ""
-    mended: bool = False
+    repaired: bool = False
 
 
-def read_answer(text: str, *, mend: bool = False) -> Reading:
+def read_answer(text: str, *, repair: bool = False) -> Reading:
     """Return the one JSON object in `text`; with `mend` also one whose quotes, commas or brackets are wrong or cut off.
 
     A list, a number, two different objects, or text without any is no answer: which of several was meant is not guessed.
@@ -40,7 +40,7 @@ def read_answer(text: str, *, mend: bool = False) -> Reading:
         return Reading(None, "the answer holds several objects: write the one that counts, and nothing else")
     if values:
         return _judged(values[0])
-    return _mended(text) if mend else Reading(None, _NO_JSON)
+    return _repaired(text) if repair else Reading(None, _NO_JSON)
 
 
 _NO_JSON = "the answer is no JSON: write one JSON object and nothing else"
@@ -78,7 +78,7 @@ def _is_inside(text: str, start: int, end: int) -> bool:
     return text[:start].rstrip().endswith(('":', "':", "[", ",")) or text[end:].lstrip().startswith((",", "]", "}"))
 
 
-def _mended(text: str) -> Reading:
+def _repaired(text: str) -> Reading:
     from json_repair import repair_json
 
     fences = _FENCE.findall(text)
@@ -86,7 +86,7 @@ def _mended(text: str) -> Reading:
     value: Any = repair_json(begun, return_objects=True) if begun else None
     reading = _judged(value)
     if reading.value:
-        return Reading(reading.value, mended=True)
+        return Reading(reading.value, repaired=True)
     return Reading(None, _NO_JSON)
 
 

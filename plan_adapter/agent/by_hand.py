@@ -11,7 +11,7 @@ from plan_adapter.agent.requests import form_in_words
 from plan_adapter.agent.schema import draft_outline
 from plan_adapter.drafts import Draft, ModelCall, PlanRequest, Usage
 from plan_adapter.errors import DraftError
-from plan_adapter.execution.secrets import Scrubber
+from plan_adapter.execution.secrets import Redactor
 from plan_adapter.readable import without_passwords
 from plan_adapter.tools.registry import ToolRegistry
 
@@ -28,7 +28,7 @@ class Judged:
     question: str | None = None
 
 
-def prompt_for_chat(request: PlanRequest, tools: ToolRegistry, *, hide: Scrubber | None = None) -> tuple[Message, ...]:
+def prompt_for_chat(request: PlanRequest, tools: ToolRegistry, *, hide: Redactor | None = None) -> tuple[Message, ...]:
     """Return the messages with which a draft begins where nothing but words can say how to answer; what `hide` knows is not in them.
 
     Raises DraftError where no plan can come of the request, and ToolDefinitionError for tools that are not there.
@@ -36,18 +36,18 @@ def prompt_for_chat(request: PlanRequest, tools: ToolRegistry, *, hide: Scrubber
     tools = tools_at_hand(request, tools)
     if why := unplannable(request, tools):
         raise DraftError(why, Draft(request, CHAT))
-    hide = hide or Scrubber()
+    hide = hide or Redactor()
     system, user = prompts.opening(shown_request(request, hide)[0], tools)
     form = form_in_words(draft_outline(max_steps=request.max_steps))
     return system, Message("user", f"{hide.text(user.content)}\n\n{form}")
 
 
-def judged_answer(request: PlanRequest, tools: ToolRegistry, text: str, *, hide: Scrubber | None = None) -> Judged:
+def judged_answer(request: PlanRequest, tools: ToolRegistry, text: str, *, hide: Redactor | None = None) -> Judged:
     """Return what comes of one answer to `prompt_for_chat`, in a fence, in prose or as nearly JSON; raises what that does."""
     messages, tools = prompt_for_chat(request, tools, hide=hide), tools_at_hand(request, tools)
-    request, hidden = shown_request(request, hide or Scrubber())
+    request, hidden = shown_request(request, hide or Redactor())
     draft = Draft(request, CHAT, notes=[hidden_note(hidden)] if hidden else [])
-    judge, reading = Judge(draft, tools), read_answer(text, mend=True)
+    judge, reading = Judge(draft, tools), read_answer(text, repair=True)
     decision, draft.problems = judge.judged(reading)
     call = ModelCall(
         number=1,
@@ -70,8 +70,8 @@ def judged_answer(request: PlanRequest, tools: ToolRegistry, text: str, *, hide:
         return Judged(draft, question=decision.speak)
     if decision.action == "continue":
         draft.failure = "the answer is no plan yet"
-        return Judged(draft, reply=prompts.go_on().content)
+        return Judged(draft, reply=prompts.continue_message().content)
     judge.accept(decision)
-    if reading.mended:
+    if reading.repaired:
         draft.notes.append("the answer was no JSON as it was written, and was mended: compare it with the plan")
     return Judged(draft)

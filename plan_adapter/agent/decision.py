@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 from pydantic import JsonValue
 
-from plan_adapter.agent.replanning import Rest
+from plan_adapter.agent.replan import Rest
 from plan_adapter.agent.schema import ACTIONS, COMPLEXITIES
 from plan_adapter.agent.strictness import as_meant
 from plan_adapter.documents import read_document
@@ -144,7 +144,7 @@ class _Reader:
             plan = self._whole(plan, self.rest)
         if plan is not None:
             known = {(problem.code, problem.at) for problem in self.problems}
-            worth = [problem for problem in lint(plan, self.tools) if problem.severity == "error" or self._may_mend(problem)]
+            worth = [problem for problem in lint(plan, self.tools) if problem.severity == "error" or self._may_repair(problem)]
             self.problems += [
                 Problem(p.code, p.severity, p.at, message=p.message, hint=p.hint) for p in worth if (p.code, p.at) not in known
             ]
@@ -155,7 +155,7 @@ class _Reader:
         whole._problems = plan._problems  # pyright: ignore[reportPrivateUsage]  # what only follows from these is not told
         return whole
 
-    def _may_mend(self, warning: Problem) -> bool:
+    def _may_repair(self, warning: Problem) -> bool:
         """Return whether the model is asked to mend a warning: not of what it has not written."""
         own = tuple(f"steps[{place}]" for place in range(len(self.ids)))
         return warning.code not in _ADVICE and (self.rest is None or warning.at.startswith(own))

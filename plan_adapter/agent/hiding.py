@@ -7,21 +7,21 @@ from typing import cast
 from pydantic import JsonValue
 
 from plan_adapter.drafts import PlanRequest
-from plan_adapter.execution.secrets import Scrubber
+from plan_adapter.execution.secrets import Redactor
 from plan_adapter.readable import MASK, masked, without_passwords
 from plan_adapter.secrets import values_at_hand
 from plan_adapter.settings import Settings
 
 
-async def hidden_at_hand() -> Scrubber:
+async def hidden_at_hand() -> Redactor:
     """Return what hides the secrets that this process can see without being told a name."""
-    scrubber = Scrubber()
+    redactor = Redactor()
     for value in await values_at_hand(Settings()):
-        scrubber.add(value)
-    return scrubber
+        redactor.add(value)
+    return redactor
 
 
-def shown_request(request: PlanRequest, hide: Scrubber) -> tuple[PlanRequest, list[str]]:
+def shown_request(request: PlanRequest, hide: Redactor) -> tuple[PlanRequest, list[str]]:
     """Return `request` as a model may see it, and the places in which `***` stands in place of something."""
     before: dict[str, JsonValue] = {
         "task": request.task,
@@ -38,7 +38,7 @@ def shown_request(request: PlanRequest, hide: Scrubber) -> tuple[PlanRequest, li
     return shown, _differences(before, after, "")
 
 
-def shown_text(text: str, hide: Scrubber) -> str:
+def shown_text(text: str, hide: Redactor) -> str:
     """Return what a person said as a model may see it."""
     return hide.text(without_passwords(text))
 

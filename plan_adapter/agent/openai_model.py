@@ -259,7 +259,7 @@ def _answer_of(completion: Completion, rung: Rung, name: str) -> ModelAnswer:
     elif called and len(completion.calls) > 1:
         reading = Reading(None, f"the answer holds {len(completion.calls)} calls: make exactly one")
     else:
-        reading = read_answer(text, mend=rung == "text" and not cut_off)
+        reading = read_answer(text, repair=rung == "text" and not cut_off)
         if cut_off and reading.value is None:
             reading = Reading(None, "the answer was cut off at the limit of tokens: write less")
     return ModelAnswer(text, reading, model, rung, usage, cut_off=cut_off)

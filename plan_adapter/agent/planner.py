@@ -14,11 +14,11 @@ from plan_adapter.agent.decision import Decision
 from plan_adapter.agent.hiding import hidden_at_hand, hidden_note, shown_request, shown_text
 from plan_adapter.agent.judging import Judge, tools_at_hand, unplannable
 from plan_adapter.agent.model import Effort, Message, Model, ModelAnswer, Question
-from plan_adapter.agent.replanning import Rest
+from plan_adapter.agent.replan import Rest
 from plan_adapter.agent.schema import draft_outline, draft_schema
 from plan_adapter.drafts import Draft, ModelCall, PlanRequest
 from plan_adapter.errors import DraftError, ModelError
-from plan_adapter.execution.secrets import Scrubber
+from plan_adapter.execution.secrets import Redactor
 from plan_adapter.plan import ExecutionPlan, new_id
 from plan_adapter.problems import Problem
 from plan_adapter.readable import without_passwords
@@ -71,7 +71,7 @@ class _Means:
     asker: Asker | None
     budget: Budget
     keep: Keep | None
-    hide: Scrubber | None
+    hide: Redactor | None
     ask: Callable[[Model, Question], Awaitable[ModelAnswer]]
     on_call: Callable[[ModelCall], None] | None
 
@@ -87,7 +87,7 @@ class Planner:
         asker: Asker | None = None,
         budget: Budget | None = None,
         keep: Keep | None = None,
-        hide: Scrubber | None = None,
+        hide: Redactor | None = None,
         ask_model: Callable[[Model, Question], Awaitable[ModelAnswer]] | None = None,
         on_call: Callable[[ModelCall], None] | None = None,
     ) -> None:
@@ -165,10 +165,10 @@ class _Form:
 
     schema: dict[str, JsonValue]
     outline: dict[str, JsonValue]
-    hide: Scrubber
+    hide: Redactor
 
     @classmethod
-    def of(cls, request: PlanRequest, tools: ToolRegistry, hide: Scrubber) -> "_Form":
+    def of(cls, request: PlanRequest, tools: ToolRegistry, hide: Redactor) -> "_Form":
         """Return the form of answers to `request`."""
         schema = cast("dict[str, JsonValue]", hide.value(draft_schema(tools, max_steps=request.max_steps)))
         return cls(schema, draft_outline(max_steps=request.max_steps), hide)
@@ -224,7 +224,7 @@ class _Drafting:
                 dialogue += [said, prompts.answer_of_user(decision.speak, reply)]
                 latest = []
             else:
-                latest = [said, prompts.go_on()]
+                latest = [said, prompts.continue_message()]
         return self._fail(spent)
 
     async def _answer(self, question: Question, phase: str, *, new: Sequence[Message]) -> ModelAnswer | None:
@@ -302,7 +302,7 @@ class _Drafting:
 
 
 def _as_answered(call: ModelCall) -> ModelAnswer:
-    reading = read_answer(call.answer, mend=call.rung == "text")
+    reading = read_answer(call.answer, repair=call.rung == "text")
     return ModelAnswer(call.answer, reading, call.model, call.rung, call.usage, call.seconds)
 
 

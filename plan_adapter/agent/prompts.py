@@ -96,7 +96,7 @@ def answer_in(prompt: str) -> tuple[str, str] | None:
     return said["question"], said["answer"]
 
 
-def go_on() -> Message:
+def continue_message() -> Message:
     """Return the request for the next round after `continue`."""
     return Message("user", "Go on. Plan it now if you can.")
 

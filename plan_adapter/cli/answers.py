@@ -12,8 +12,8 @@ from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import gate_json, gate_place
 from plan_adapter.cli.servers import has_only_the_api, show_end
 from plan_adapter.cli.sources import find_run
-from plan_adapter.execution.carry import undone_by
-from plan_adapter.execution.standing import SHOWN_DIGITS, Asked, answer_command, resume_asked, show_command
+from plan_adapter.commands import SHOWN_DIGITS, Question, answer_command, resume_asked, show_command
+from plan_adapter.execution.history import undone_by
 from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import code, listed, means_item, one_line
 from plan_adapter.record import Decision, Resolution
@@ -78,9 +78,9 @@ class AnswerOptions:
 
 async def answer_here(place: Place, words: AnswerOptions, store: "PlanStore", settings: Settings, *, as_json: bool) -> int:
     """Answer at a gate in the store, and print what happens next. Raises NotApprovedError if the answer is refused."""
-    from plan_adapter.approval import with_todays_policy
-    from plan_adapter.approvers.summary import gate_summary
-    from plan_adapter.runs.gates import request_of
+    from plan_adapter.gates.approval import with_todays_policy
+    from plan_adapter.gates.gate import request_of
+    from plan_adapter.gates.terminal import gate_summary
 
     run, gate = await find_gate(place, store)
     if words.decision == "approve" and (reason := await _why_cancelled(run, store, settings)) is not None:
@@ -112,7 +112,7 @@ async def answer_here(place: Place, words: AnswerOptions, store: "PlanStore", se
     return ExitCode.DONE
 
 
-def content_changed(place: Place, asked: Asked, command: str, *, api: bool = False) -> str:
+def content_changed(place: Place, asked: Question, command: str, *, api: bool = False) -> str:
     """Return why the answer does not count for what the gate asks about now, and what to type."""
     return (
         f"the content of the gate changed: you answered about {place.digest}, and the gate now asks about "
@@ -120,7 +120,7 @@ def content_changed(place: Place, asked: Asked, command: str, *, api: bool = Fal
     )
 
 
-def must_be_bound(asked: Asked, command: str, *, api: bool = False) -> str:
+def must_be_bound(asked: Question, command: str, *, api: bool = False) -> str:
     """Return why the approval needs `--digest`, and what to type."""
     why = "this machine cannot tell whether the content changed" if api else "the content of the gate has changed since the run was created"
     return f"{why}, so name what you approve: `{show_command(asked, api=api)}` prints it, then `{command}` approves it"
@@ -136,8 +136,8 @@ async def _was_changed(gate: "Gate", store: "PlanStore") -> bool:
 
 async def _refused(run_id: str, reason: str, words: AnswerOptions, gate: "Gate", store: "PlanStore") -> Exception:
     """Record the refusal in the audit log, and return it as an error."""
-    from plan_adapter.approval import os_user
     from plan_adapter.errors import NotApprovedError
+    from plan_adapter.gates.approval import os_user
 
     await store.note_refusal(run_id, f"{words.decision} is not taken: {reason}", by=words.by or os_user(), step_id=gate.step_id)
     return NotApprovedError(reason)
@@ -164,7 +164,7 @@ def refuse_unnamed(run_id: str, command: str, *, is_asked: bool) -> None:
 
 async def confirm(what: str, words: AnswerOptions) -> None:
     """Return if the user confirms at the terminal. Raises UsageError if they do not."""
-    from plan_adapter.approvers.conversation import Conversation
+    from plan_adapter.gates.terminal import Conversation
 
     does = {"approve": "Approve", "reject": "Reject"}.get(words.decision, "Ask for changes to")
     if (await Conversation().ask(f"{does} {what}? [y]es, [n]o ", forget=True) or "").casefold() not in ("y", "yes"):
@@ -207,7 +207,7 @@ def what_follows(gate: "Gate", run: "PlanRun", decision: Decision | Resolution) 
 
 async def show_gate(place: Place, store: "PlanStore", *, as_json: bool) -> int:
     """Print everything that a gate asks about, and answer nothing."""
-    from plan_adapter.gate_text import without_picture
+    from plan_adapter.gates.text import without_picture
 
     _, gate = await find_gate(place, store)
     if as_json:
@@ -224,7 +224,7 @@ async def find_gate(place: Place, store: "PlanStore") -> "tuple[PlanRun, Gate]":
     Closes expired gates first. Raises RunConflictError if no gate is open, UsageError if several steps wait.
     """
     from plan_adapter.errors import RunConflictError
-    from plan_adapter.runs.approving import end_overdue
+    from plan_adapter.runs.approval import end_overdue
 
     try:
         run = await end_overdue(await find_run(place.run, store), store)
@@ -281,11 +281,11 @@ async def item_of(place: Place, run_id: str, store: "PlanStore") -> tuple[int | 
 
 async def _why_none(run: "PlanRun", place: Place, store: "PlanStore") -> str:
     """Return why no gate is open, and what to type."""
-    from plan_adapter.approval import answer_to
     from plan_adapter.cli.foreground import next_command
     from plan_adapter.errors import NotApprovedError, RunConflictError
+    from plan_adapter.gates.approval import answer_to
+    from plan_adapter.gates.gate import request_of
     from plan_adapter.record import RunReason
-    from plan_adapter.runs.gates import request_of
 
     if place.step is not None and place.step not in [step.id for step in run.steps]:
         return f"run {run.id} has no step `{place.step}`; steps: {', '.join(step.id for step in run.steps[:20])}"
@@ -317,7 +317,7 @@ async def _why_cancelled(run: "PlanRun", store: "PlanStore", settings: Settings)
     from plan_adapter.cli.servers import answering_server
     from plan_adapter.engine.connection import use_server
     from plan_adapter.errors import NoServerError
-    from plan_adapter.runs.cancelled import cancelled_before
+    from plan_adapter.runs.cancel import cancelled_before
 
     try:
         server = await aside(lambda: answering_server(settings))
@@ -336,9 +336,9 @@ async def _given(
 
     Raises NotApprovedError if the answer is refused, RunConflictError if the gate is closed already.
     """
-    from plan_adapter.approval import os_user
     from plan_adapter.errors import NotApprovedError, RunConflictError
-    from plan_adapter.runs.approving import end_overdue
+    from plan_adapter.gates.approval import os_user
+    from plan_adapter.runs.approval import end_overdue
 
     try:
         approval = await _proved(proofs(words, request, settings), request, store, settings)
@@ -356,7 +356,7 @@ async def _given(
 
 def proofs(words: AnswerOptions, request: "ApprovalRequest", settings: Settings) -> "Answer":
     """Return the answer with the proof of who gives it. Raises NotApprovedError if it cannot be signed."""
-    from plan_adapter.approval import os_user, text_to_sign
+    from plan_adapter.gates.approval import os_user, text_to_sign
     from plan_adapter.record import Answer
 
     by = words.by or os_user()
@@ -372,13 +372,13 @@ def proofs(words: AnswerOptions, request: "ApprovalRequest", settings: Settings)
     )
     if not words.sign:
         return answer
-    from plan_adapter.identity.signatures import default_key, sign
+    from plan_adapter.gates.signatures import default_key, sign
 
     return replace(answer, signature=sign(text_to_sign(answer, request), key=default_key(settings)))
 
 
 async def _proved(answer: "Answer", request: "ApprovalRequest", store: "PlanStore", settings: Settings) -> "Approval":
-    from plan_adapter.identity.known import Means, approval_from
+    from plan_adapter.gates.identity import Means, approval_from
 
     return await approval_from(answer, request, Means(await store.policy_in_force(settings), settings, store))
 
@@ -386,7 +386,7 @@ async def _proved(answer: "Answer", request: "ApprovalRequest", store: "PlanStor
 async def _end_rejected(run: "PlanRun", approval: "Approval", store: "PlanStore") -> None:
     """End a rejected run that no process is running, so that it does not wait for a resume."""
     from plan_adapter.record import RunReason
-    from plan_adapter.runs.approving import end_unapproved
+    from plan_adapter.runs.approval import end_unapproved
 
     fresh = await store.run(run.id)
     if fresh.status is PlanStatus.PENDING_APPROVAL:
@@ -424,14 +424,14 @@ class CallerIdentity:
     @property
     def by(self) -> str:
         """Their name; default: their account."""
-        from plan_adapter.approval import os_user
+        from plan_adapter.gates.approval import os_user
 
         return self.words.by or os_user()
 
     @property
     def channel(self) -> Literal["os_user", "unverified"]:
         """How the name is known without proof."""
-        from plan_adapter.approval import os_user
+        from plan_adapter.gates.approval import os_user
 
         return "os_user" if self.by == os_user() else "unverified"
 
@@ -442,7 +442,7 @@ class CallerIdentity:
 
     async def proved(self, because: str, request: "ApprovalRequest", store: "PlanStore", /) -> tuple[str, str | None]:
         """Return how they are known, and their signature if any. Raises NotApprovedError if the gate policy refuses the proof."""
-        from plan_adapter.identity.known import Means, proved
+        from plan_adapter.gates.identity import Means, proved
 
         answer = proofs(replace(self.words, decision="approve", note=because), request, self.settings)
         means = Means(await store.policy_in_force(self.settings), self.settings, store)

@@ -6,13 +6,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from plan_adapter.cli.records import gate_place
-from plan_adapter.execution.standing import answer_command, resume_asked, resume_command
+from plan_adapter.commands import answer_command, resume_asked, resume_command
 from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import call_name, duration, moment, prose
 from plan_adapter.record import Approval, Gate, PlanRun, StandingApproval
 
 if TYPE_CHECKING:
-    from plan_adapter.execution.carry import Unit
+    from plan_adapter.execution.history import Unit
     from plan_adapter.store.revisions import Revision
     from plan_adapter.store.store import PlanStore
 
@@ -101,7 +101,7 @@ def after_changes(run: PlanRun) -> str:
 
 async def approval_state_of(run: PlanRun, store: "PlanStore", *, offline: bool = False) -> ApprovalState:
     """Return the approvals of `run`, and what to type about unknown outcomes."""
-    from plan_adapter.runs.doubt import hint_of
+    from plan_adapter.runs.reconcile import hint_of
 
     gates, answers, stopped = await store.gates(run_id=run.id), await store.approvals(run.id), await hint_of(run, store)
     used = {row.standing_id for row in answers if row.standing_id is not None}

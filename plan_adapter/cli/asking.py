@@ -3,14 +3,13 @@
 import sys
 from typing import TYPE_CHECKING
 
-from plan_adapter.approval import answer_to, os_user, refusal
 from plan_adapter.errors import NotApprovedError
+from plan_adapter.gates.approval import answer_to, os_user, refusal
 from plan_adapter.record import Approval, ApprovalRequest, GateRules
 
 if TYPE_CHECKING:
-    from plan_adapter.approval import Approver
-    from plan_adapter.approvers.conversation import Conversation
-    from plan_adapter.approvers.terminal import Edit
+    from plan_adapter.gates.approval import Approver
+    from plan_adapter.gates.terminal import Conversation, Edit
 
 
 class YesRefusedError(NotApprovedError):
@@ -49,6 +48,6 @@ def approver_for(*, yes: bool, detach: bool, conversation: "Conversation", edit:
         return YesApprover()
     if detach or not is_at_terminal():
         return None
-    from plan_adapter.approvers.terminal import TerminalApprover
+    from plan_adapter.gates.terminal import TerminalApprover
 
     return TerminalApprover(edit=edit, conversation=conversation, is_alone=is_alone)

@@ -44,7 +44,7 @@ async def cancel(
         by: With `--rollback`: who is asking (with `--sign` or `--code`); default: your account.
         json: Print the run as a JSON object; with `--rollback` also the events.
     """
-    from plan_adapter.approval import os_user
+    from plan_adapter.gates.approval import os_user
     from plan_adapter.runner import acancel_run
 
     words = AnswerOptions("approve", sign=sign, code=code, by=by)
@@ -68,29 +68,31 @@ async def cancel(
 
 
 async def _roll_back(run: str, reason: str, tools: list[str], words: AnswerOptions, *, offline: bool, json: bool) -> int:
-    from plan_adapter.execution.rollback import units_to_undo
+    from plan_adapter.execution.rollback import units_to_roll_back
     from plan_adapter.execution.standing import aborted_steps, after_abort
-    from plan_adapter.runner import undo_run
+    from plan_adapter.runner import rollback_run
 
     settings, registry = Settings(), tools_of(tools)
     async with open_store(settings) as store:
         found = await store.run(run)
         wanted = RunOptions(yes=False, detach=json or not is_at_terminal(), json=json)
         foreground = ForegroundRun(None, wanted, store=store, tools=registry)
-        occasion = foreground.request(settings, speaker=CallerIdentity(words, settings))
-        code = await foreground.complete(undo_run(found, reason=reason, tools=registry, occasion=occasion, store=store, offline=offline))
-        if await store.holder(found.id) is not None:
+        run_request = foreground.request(settings, identity=CallerIdentity(words, settings))
+        code = await foreground.complete(
+            rollback_run(found, reason=reason, tools=registry, run_request=run_request, store=store, offline=offline)
+        )
+        if await store.owner(found.id) is not None:
             output.note(f"{ASKED} and to roll back")
             return ExitCode.DONE
         if code == ExitCode.INTERRUPTED:
             return code
-        past = await store.past(found.id)
+        history = await store.history(found.id)
         plan = await store.get((await store.run(found.id, with_steps=False)).digest)  # that of the version that was approved
-        left, unknown = units_to_undo(plan, past), aborted_steps(plan, past)
-        if not left and not past.has_rollbacks:
+        left, unknown = units_to_roll_back(plan, history), aborted_steps(plan, history)
+        if not left and not history.has_rollbacks:
             output.note("nothing was rolled back: no completed step declares a rollback")
         if unknown:
-            output.note(after_abort(found.id, unknown, past.labels, is_undone=past.has_rollbacks))
+            output.note(after_abort(found.id, unknown, history.labels, is_undone=history.has_rollbacks))
         if await has_unknown_rollback(found.id, store):
             return ExitCode.UNKNOWN
         return ExitCode.FAILED if left or unknown else ExitCode.DONE

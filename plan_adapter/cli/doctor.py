@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from plan_adapter.agent.openai_model import Probe
     from plan_adapter.engine.diagnosis import Finding
     from plan_adapter.errors import StoreError
-    from plan_adapter.policy import PolicyInForce
+    from plan_adapter.gates.policy import PolicyInForce
 
 
 def doctor(plan: str | None = None, /, *, tools: list[str] | None = None, model: bool = False, json: bool = False) -> int:
@@ -100,9 +100,9 @@ def _model(settings: Settings, *, ask: bool) -> "Finding":
 
 def _of_plan(plan: str, imports: list[str], settings: Settings) -> "list[Finding]":
     """Return whether each secret of a plan can be found, and which approvers and operators are not known as groups."""
-    from plan_adapter.approval import names_of_nobody
     from plan_adapter.engine.diagnosis import Finding
     from plan_adapter.errors import InvalidPlanError
+    from plan_adapter.gates.approval import names_of_nobody
     from plan_adapter.validation import validate
 
     try:
@@ -133,7 +133,7 @@ def _of_plan(plan: str, imports: list[str], settings: Settings) -> "list[Finding
 def _policy_of(settings: Settings) -> "tuple[PolicyInForce, StoreError | None]":
     """Return the policy of the settings and the store combined; with an error, that of the settings alone."""
     from plan_adapter.errors import StoreError
-    from plan_adapter.policy import policy_in_force
+    from plan_adapter.gates.policy import policy_in_force
 
     try:
         return asyncio.run(policy_of_store(settings)), None
@@ -158,7 +158,7 @@ def _policy(settings: Settings) -> "Finding":
 def _signatures(policy: "PolicyInForce") -> "Finding":
     """Return whether signed answers can be verified here."""
     from plan_adapter.engine.diagnosis import Finding
-    from plan_adapter.policy import STORES_SIGNERS
+    from plan_adapter.gates.policy import STORES_SIGNERS
 
     can_sign, signers = shutil.which("ssh-keygen") is not None, policy.allowed_signers
     if signers is None:

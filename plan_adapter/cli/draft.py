@@ -19,7 +19,7 @@ from plan_adapter.settings import Settings
 if TYPE_CHECKING:
     from plan_adapter.agent.openai_model import OpenAIModel
     from plan_adapter.drafts import Draft, ModelCall, PlanRequest
-    from plan_adapter.execution.secrets import Scrubber
+    from plan_adapter.execution.secrets import Redactor
     from plan_adapter.tools.registry import ToolRegistry
 
 
@@ -232,7 +232,7 @@ async def _draft_by_hand(job: DraftJob, answer: str | None) -> int:
     return _print_prompt(job, hide) if answer is None else await _judge(job, text_of(answer, "the answer"), hide)
 
 
-def _print_prompt(job: DraftJob, hide: "Scrubber") -> int:
+def _print_prompt(job: DraftJob, hide: "Redactor") -> int:
     from plan_adapter.agent.by_hand import prompt_for_chat
     from plan_adapter.agent.hiding import hidden_note, shown_request
 
@@ -247,7 +247,7 @@ def _print_prompt(job: DraftJob, hide: "Scrubber") -> int:
     return ExitCode.DONE
 
 
-async def _judge(job: DraftJob, text: str, hide: "Scrubber") -> int:
+async def _judge(job: DraftJob, text: str, hide: "Redactor") -> int:
     """Check the answer of a chat, store the draft, and print its problems as text for the chat."""
     from plan_adapter.agent.by_hand import judged_answer
 

@@ -28,7 +28,7 @@ class TerminalAsker:
     async def __call__(self, question: str) -> str | None:
         """Return the answer; None without a terminal."""
         if is_at_terminal():
-            from plan_adapter.approvers.conversation import Conversation
+            from plan_adapter.gates.terminal import Conversation
 
             conversation = Conversation()
             conversation.say(f"the model asks: {question}")
@@ -163,12 +163,12 @@ def report(draft: "Draft", destination: Destination, *, as_json: bool) -> ExitCo
 
 def tell(draft: "Draft") -> None:
     """Print the report on a draft: constraints, notes, problems, why it has no plan, and its cost."""
-    from plan_adapter.draft_text import cost_of, standing_of
+    from plan_adapter.draft_text import cost_of, summary_of
 
     if draft.speak:
         output.note(f"the model says: {one_line(draft.speak)}")
     for kept in draft.constraints:
-        output.note(f"constraint {kept.number} ({one_line(kept.text)}): {standing_of(kept)}: {one_line(kept.how)}")
+        output.note(f"constraint {kept.number} ({one_line(kept.text)}): {summary_of(kept)}: {one_line(kept.how)}")
     for text in draft.notes:
         output.note(f"note: {one_line(text)}")
     if draft.failure is not None:

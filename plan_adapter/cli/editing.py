@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plan_adapter.approvers.conversation import Conversation
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import UsageError
 from plan_adapter.cli.differences import difference_lines, difference_title
+from plan_adapter.gates.terminal import Conversation
 
 if TYPE_CHECKING:
     from plan_adapter.plan import ExecutionPlan
@@ -31,8 +31,8 @@ class PlanEditing:
 
     async def __call__(self, request: "ApprovalRequest", conversation: Conversation) -> bool:
         """Return whether a new version replaced the plan."""
-        from plan_adapter.approval import os_user
         from plan_adapter.errors import PlanAdapterError
+        from plan_adapter.gates.approval import os_user
         from plan_adapter.runner import arevise_run
 
         assert request.run_id is not None

@@ -16,9 +16,8 @@ async def enroll(person: str, /, *, force: bool = False, json: bool = False) -> 
         force: Replace the codes that the person already has, without asking.
         json: Print one JSON object.
     """
-    from plan_adapter.approval import os_user
-    from plan_adapter.identity.codes import new_seed
-    from plan_adapter.identity.seeds import seal
+    from plan_adapter.gates.approval import os_user
+    from plan_adapter.gates.totp import new_seed, seal
 
     if not person.strip() or person != person.strip():
         raise UsageError("NAME must be the name under which the person answers, without spaces around it")
@@ -44,8 +43,8 @@ async def enroll(person: str, /, *, force: bool = False, json: bool = False) -> 
 
 async def _confirm_replacing(person: str) -> None:
     """Return if the user at the terminal agrees. Raises UsageError if they decline or nobody is there."""
-    from plan_adapter.approvers.conversation import Conversation
     from plan_adapter.cli.asking import is_at_terminal
+    from plan_adapter.gates.terminal import Conversation
 
     has_one = f"{person} already has one-time codes; new ones disable those on their phone"
     if not is_at_terminal():

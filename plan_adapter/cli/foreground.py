@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from plan_adapter.approvers.conversation import Conversation
 from plan_adapter.cli import output
 from plan_adapter.cli.approval_state import approval_state_of
 from plan_adapter.cli.asking import YesRefusedError, approver_for, asks_in_form
@@ -19,10 +18,12 @@ from plan_adapter.cli.codes import ExitCode, UsageError, code_of_error, code_wit
 from plan_adapter.cli.editing import PlanEditing
 from plan_adapter.cli.progress import Display, JsonDisplay, Links, PlainDisplay
 from plan_adapter.cli.records import run_end, run_json
+from plan_adapter.commands import resume_command, rollback_command
 from plan_adapter.errors import LeaseLostError, RunConflictError, StoreError
 from plan_adapter.execution.cancellation import Leave
 from plan_adapter.execution.printing import captured_prints
-from plan_adapter.execution.standing import is_told, leaves_to_undo, resume_command, rollback_command
+from plan_adapter.execution.standing import is_told, leaves_to_undo
+from plan_adapter.gates.terminal import Conversation
 from plan_adapter.hooks import Event
 from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import as_text
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from plan_adapter.engine.connection import Server
     from plan_adapter.engine.local_server import PendingServer
     from plan_adapter.record import PlanRun
-    from plan_adapter.runner import Occasion
-    from plan_adapter.runs.occasion import Speaker
+    from plan_adapter.runner import RunRequest
+    from plan_adapter.runs.request import Identity
     from plan_adapter.settings import Settings
     from plan_adapter.store.store import PlanStore
     from plan_adapter.tools.registry import ToolRegistry
@@ -127,11 +128,11 @@ class ForegroundRun:
             self._take_signals()  # a new flow run has installed Prefect's SIGTERM handler
         self._display(event)
 
-    def request(self, settings: "Settings", *, speaker: "Speaker | None" = None) -> "Occasion":
+    def request(self, settings: "Settings", *, identity: "Identity | None" = None) -> "RunRequest":
         """Return the request for the run, without its plan and inputs; `speaker` proves who makes requests outside a gate."""
-        from plan_adapter.runner import Occasion
+        from plan_adapter.runner import RunRequest
 
-        return Occasion(
+        return RunRequest(
             approver=self.approver,
             asks_in_form=self.asks_in_form,
             waits=self._waits,
@@ -140,7 +141,7 @@ class ForegroundRun:
             leave=self._leave,
             settings=settings,
             server=self._server,
-            speaker=speaker,
+            identity=identity,
         )
 
     async def complete(self, work: Coroutine[Any, Any, "PlanRun"]) -> int:

@@ -9,7 +9,7 @@ from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import gate_json, gate_place
 from plan_adapter.cli.servers import has_only_the_api, known_server
 from plan_adapter.cli.sources import open_store
-from plan_adapter.execution.standing import SHOWN_DIGITS, answer_command
+from plan_adapter.commands import SHOWN_DIGITS, answer_command
 from plan_adapter.readable import one_line
 from plan_adapter.settings import Settings
 
@@ -55,7 +55,7 @@ async def _open_gates(store: "PlanStore") -> "list[Gate]":
     """Return the open gates, newest first, after closing those that have expired."""
     found, now = await store.gates(limit=MOST), await store.now()
     if any(gate.is_over(now) for gate in found):
-        from plan_adapter.runs.approving import end_expired
+        from plan_adapter.runs.approval import end_expired
 
         await end_expired(store)
         found = await store.gates(limit=MOST)

@@ -65,8 +65,8 @@ async def import_plans(
         tools: `package.module:name` of a tool or registry that the plans use; may be repeated.
         json: Print one JSON object per plan: plan, notes, and the stored version; or one per problem.
     """
-    from plan_adapter.approval import os_user
     from plan_adapter.documents import read_documents
+    from plan_adapter.gates.approval import os_user
 
     read = read_documents(text_of(file, "the plans"), file=file)
     wanted = _ImportOptions(name, save, results, leave_out_unknown)

@@ -12,10 +12,10 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from plan_adapter.approvers.conversation import Conversation
 from plan_adapter.cli import output
 from plan_adapter.cli.progress import CarriedSummary, LinkOnce, Links, form_lines, gate_line, how_to_answer, recent_lines, replanning_line
 from plan_adapter.cli.records import ASCII_MARKS, MARKS, step_end
+from plan_adapter.gates.terminal import Conversation
 from plan_adapter.hooks import Event
 from plan_adapter.plan import StepStatus
 from plan_adapter.readable import duration, one_line, visible
@@ -45,7 +45,7 @@ class LiveDisplay:
         self._once = LinkOnce()
         self._carried = CarriedSummary()
         self._conversation = conversation or Conversation()
-        self._conversation.pause, self._conversation.go_on = self._pause, self._continue
+        self._conversation.pause, self._conversation.resume = self._pause, self._continue
         self._moves = self._paused = False
         self._console = output.console(sys.stderr)
         self._unicode = output.is_unicode(sys.stderr)

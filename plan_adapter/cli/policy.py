@@ -9,7 +9,7 @@ from plan_adapter.readable import moment, one_line
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
-    from plan_adapter.policy import Policy
+    from plan_adapter.gates.policy import Policy
     from plan_adapter.store.policies import PolicyVersion
     from plan_adapter.store.store import PlanStore
 
@@ -74,8 +74,8 @@ async def _show(store: "PlanStore", *, with_all: bool, as_json: bool) -> int:
 
 
 async def _set(file: str, store: "PlanStore", settings: Settings, *, sign: bool, code: str | None, by: str | None, as_json: bool) -> int:
-    from plan_adapter.approval import os_user
-    from plan_adapter.policy import read_policy
+    from plan_adapter.gates.approval import os_user
+    from plan_adapter.gates.policy import read_policy
     from plan_adapter.store.policies import NewPolicy
 
     new, before = read_policy(file), await store.policy()
@@ -83,7 +83,7 @@ async def _set(file: str, store: "PlanStore", settings: Settings, *, sign: bool,
     who, number = by or me, 1 if before is None else before.number + 1
     known_by, signature = "os_user" if who == me else "unverified", None
     if code is not None:
-        from plan_adapter.identity.codes import check
+        from plan_adapter.gates.totp import check
 
         await check(who, code, codes=store, settings=settings)
         known_by = "totp"
@@ -108,7 +108,7 @@ async def _set(file: str, store: "PlanStore", settings: Settings, *, sign: bool,
 async def _signature(new: "Policy", number: int, by: str, store: "PlanStore", settings: Settings) -> str:
     """Return the signature of a new policy, verified against the current allowed signers."""
     from plan_adapter.cli.aside import aside
-    from plan_adapter.identity.signatures import allowed_signers, default_key, sign, signer
+    from plan_adapter.gates.signatures import allowed_signers, default_key, sign, signer
     from plan_adapter.store.policies import signed_policy
 
     text = signed_policy(new, number)

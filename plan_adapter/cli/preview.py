@@ -12,12 +12,11 @@ from cyclopts import Parameter
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.secrets import seen, sight_line
-from plan_adapter.cli.sources import input_texts, open_store, plan_of, policy_of_store, redrive_of, tools_of
+from plan_adapter.cli.sources import input_texts, open_store, plan_of, policy_of_store, resume_options_of, tools_of
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
-    from plan_adapter.execution.carry import Unit
-    from plan_adapter.execution.redrive import Redrive
+    from plan_adapter.execution.history import ResumeOptions, Unit
     from plan_adapter.preview import Preview
     from plan_adapter.validation import ValidatedPlan
 
@@ -53,14 +52,14 @@ def preview(
         because: With `--skip`: why.
         json: Print one JSON object.
     """
-    asked = redrive_of(from_, only_failed=only_failed, skip=skip or [], because=because)
+    asked = resume_options_of(from_, only_failed=only_failed, skip=skip or [], because=because)
     if resume is not None:
         if plan is not None or input or inputs is not None:
             raise UsageError("give a plan with its inputs, or --resume with the id of a run")
         return asyncio.run(_preview_resume(resume, asked, tools=tools or [], as_json=json))
     if plan is None or asked is not None:
         raise UsageError("give a plan, or --resume with the id of a run")
-    from plan_adapter.preview_text import preview_text
+    from plan_adapter.preview import preview_text
     from plan_adapter.validation import validate
 
     given = input_texts(input or [], inputs)
@@ -77,8 +76,8 @@ def preview(
 
 def _preview(validated: "ValidatedPlan", texts: dict[str, str]) -> "Preview":
     """Return the preview with these inputs; required ones may be missing. Raises InvalidPlanError for those that do not fit."""
-    from plan_adapter.approval import requires_approval
     from plan_adapter.errors import InvalidPlanError
+    from plan_adapter.gates.approval import requires_approval
     from plan_adapter.preview import preview_plan
     from plan_adapter.validation import bind_inputs
 
@@ -94,40 +93,39 @@ def _preview(validated: "ValidatedPlan", texts: dict[str, str]) -> "Preview":
     return show(inputs=bound.inputs, approval_digest=bound.approval_digest)
 
 
-async def _preview_resume(run: str, asked: "Redrive | None", *, tools: list[str], as_json: bool) -> int:
+async def _preview_resume(run: str, asked: "ResumeOptions | None", *, tools: list[str], as_json: bool) -> int:
     """Print what `plan resume` would do with each step, without doing anything. Raises what `plan resume` would raise."""
-    from plan_adapter.execution.redrive import Redrive
-    from plan_adapter.execution.rollback import units_to_undo
-    from plan_adapter.runs.approving import end_overdue
+    from plan_adapter.execution.history import ResumeOptions
+    from plan_adapter.execution.rollback import units_to_roll_back
+    from plan_adapter.runs.approval import end_overdue
     from plan_adapter.runs.folders import refuse_elsewhere
-    from plan_adapter.runs.going_on import refuse_resume, work_left
-    from plan_adapter.runs.redrive import fates_of
-    from plan_adapter.runs.retooling import as_recorded, changes_of_tools, code_notices
+    from plan_adapter.runs.resume import action_left, choices_of, refuse_resume
     from plan_adapter.runs.rollback import roll_back, with_approved_rollbacks
+    from plan_adapter.runs.tool_drift import as_recorded, changes_of_tools, code_notices
 
-    asked = asked or Redrive()
+    asked = asked or ResumeOptions()
     async with open_store(Settings()) as store:
         found = await end_overdue(await store.run(run), store)
         recorded = await store.recorded(found.id)
-        plan, past = recorded.plan, recorded.past
+        plan, history = recorded.plan, recorded.history
         await refuse_resume(found, store)
-        work = work_left(found, plan, past, recorded.kept, asked=asked)
+        work = action_left(found, plan, history, recorded.kept, asked=asked)
         if work is not roll_back:
             refuse_elsewhere(found, Settings())
         bound = as_recorded(found, plan, tools_of(tools))
         if work is roll_back:
-            await with_approved_rollbacks(bound, found, past, store)
-            return _tell_rollback(found.id, units_to_undo(plan, past), past.labels, as_json=as_json)
+            await with_approved_rollbacks(bound, found, history, store)
+            return _tell_rollback(found.id, units_to_roll_back(plan, history), history.labels, as_json=as_json)
         validated = bound.validated
         changes, notices = await changes_of_tools(validated, found, store), await code_notices(validated, found, store)
         unknown = {attempt.step_id for attempt in await store.unknown(found.id)}
-    fates = fates_of(found, validated, past, asked)
-    shown = {step_id: ("unknown" if step_id in unknown and fate.kind == "run" else fate.kind) for step_id, fate in fates.items()}
+    choices = choices_of(found, validated, history, asked)
+    shown = {step_id: ("unknown" if step_id in unknown and fate.kind == "run" else fate.kind) for step_id, fate in choices.items()}
     if as_json:
-        steps = [{"id": step_id, "fate": kind, "reason": fates[step_id].reason or None} for step_id, kind in shown.items()]
+        steps = [{"id": step_id, "fate": kind, "reason": choices[step_id].reason or None} for step_id, kind in shown.items()]
         output.json_line({"run_id": found.id, "steps": steps, "tools": [asdict(change) for change in changes], "code": notices})
         return ExitCode.DONE
-    rows = [(step_id, _WORDS[kind] + _because(fates[step_id].reason)) for step_id, kind in shown.items()]
+    rows = [(step_id, _WORDS[kind] + _because(choices[step_id].reason)) for step_id, kind in shown.items()]
     output.table(("STEP", "ON RESUME"), rows)
     for change in changes:
         output.line(f"the gate opens again first: tool `{change.name}` has changed since it was approved ({change.summary})")

@@ -7,7 +7,7 @@ from typing import Protocol
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import UsageError
 from plan_adapter.cli.records import event_json, gate_place, step_end
-from plan_adapter.execution.standing import answer_command
+from plan_adapter.commands import answer_command
 from plan_adapter.hooks import Event
 from plan_adapter.readable import counted, duration, moment, one_line
 

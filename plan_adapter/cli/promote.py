@@ -18,8 +18,8 @@ from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
     from plan_adapter.plan import ExecutionPlan
-    from plan_adapter.promotion import Promotion
     from plan_adapter.record import PlanRun
+    from plan_adapter.runbooks.promote import Promotion
     from plan_adapter.store.store import PlanStore
 
 COMPARED = 20
@@ -55,8 +55,8 @@ async def promote(
         tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
         json: Print one JSON object: plan, inputs with their reasons and places, notes, and the stored version.
     """
-    from plan_adapter.approval import os_user
-    from plan_adapter.promotion import promote as promoted
+    from plan_adapter.gates.approval import os_user
+    from plan_adapter.runbooks.promote import promote as promoted
 
     registry = tools_of(tools or [])
     destination = Destination(out, force=force, tools=tuple(tools or ()))

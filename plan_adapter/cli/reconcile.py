@@ -20,7 +20,7 @@ async def reconcile(*, offline: bool = False, json: bool = False) -> int:
         offline: Do not contact Prefect.
         json: Print one JSON object per finding.
     """
-    from plan_adapter.runs.reconciling import reconcile as reconcile_runs
+    from plan_adapter.runs.reconcile import reconcile as reconcile_runs
 
     settings = Settings()
     server = None if offline else answering_server(settings)
@@ -41,7 +41,8 @@ async def reconcile(*, offline: bool = False, json: bool = False) -> int:
         output.note("nothing to correct")
         return ExitCode.DONE
     rows = [
-        (finding.run_id, finding.name, finding.message, "corrected" if finding.is_mended else finding.command or "-") for finding in found
+        (finding.run_id, finding.name, finding.message, "corrected" if finding.is_corrected else finding.command or "-")
+        for finding in found
     ]
     output.table(("RUN", "PLAN", "FINDING", "NEXT"), rows)
     return ExitCode.DONE

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from plan_adapter.execution.standing import answer_command
+from plan_adapter.commands import answer_command
 from plan_adapter.hooks import Event
 from plan_adapter.plan import StepStatus
 from plan_adapter.readable import call_name, counted, duration, one_line

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from plan_adapter.approvers.summary import gate_summary
 from plan_adapter.cli import output
 from plan_adapter.cli.answers import DECISION_WORDS, AnswerOptions, Place, confirm, content_changed, must_be_bound, proofs, refuse_unnamed
 from plan_adapter.cli.approval_state import age, time_left
@@ -15,7 +14,8 @@ from plan_adapter.cli.aside import aside
 from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.servers import answering_server
-from plan_adapter.execution.standing import SHOWN_DIGITS, answer_command
+from plan_adapter.commands import SHOWN_DIGITS, answer_command
+from plan_adapter.gates.terminal import gate_summary
 from plan_adapter.readable import call_name, means_item
 from plan_adapter.record import LEAST_ID_CHARACTERS, ApprovalRequest, Decision, GateRules, Resolution
 

@@ -8,7 +8,7 @@ from plan_adapter.cli.answers import AnswerOptions, Place, item_of, proofs, refu
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import run_end, run_json
 from plan_adapter.cli.sources import find_run, open_store
-from plan_adapter.execution.standing import resolve_command, resume_command, rollback_command
+from plan_adapter.commands import resolve_command, resume_command, rollback_command
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ async def resolve(
         api: Answer through Prefect's API: for a machine that cannot reach the store.
         json: Print the run as a JSON object; with `--api` the form that you answered.
     """
-    from plan_adapter.runs.doubt import hint_of
+    from plan_adapter.runs.reconcile import hint_of
 
     if result is not None and resolution != "done":
         raise UsageError("--result goes with `done` only")
@@ -66,7 +66,7 @@ async def resolve(
         return await answer_remotely(place, words, settings, show=False, as_json=json)
     async with open_store(settings) as store:
         found = await _record(place, words, store, settings)
-        is_executed = await store.holder(found.id) is not None
+        is_executed = await store.owner(found.id) is not None
         unknown = [] if is_executed else await store.unknown(found.id)
         hint = await hint_of(found, store) if resolution == "abort" and not is_executed else None
     if json:
@@ -88,21 +88,21 @@ async def resolve(
 
 async def _record(place: Place, words: AnswerOptions, store: "PlanStore", settings: Settings) -> "PlanRun":
     """Record the outcome of a step, and return the run as it is then. Raises NotApprovedError if the answer is refused."""
-    from plan_adapter.approval import os_user
     from plan_adapter.errors import NotApprovedError
-    from plan_adapter.runs.resolving import word_of, word_request
+    from plan_adapter.gates.approval import os_user
+    from plan_adapter.runs.resolve import resolution_by, resolution_request
 
     assert place.step is not None
     assert words.decision in ("done", "again", "abort")
     run = await find_run(place.run, store)
     item, label = await item_of(place, run.id, store)
-    request = await word_request(run, place.step, words.decision, store, settings, item=item, label=label)
+    request = await resolution_request(run, place.step, words.decision, store, settings, item=item, label=label)
     if not place.is_of(request.approval_digest):
         reason = f"you answered about {place.digest}, and another attempt of `{place.step}` waits now; `plan gates` lists what waits"
         await store.note_refusal(run.id, f"{words.decision} is not taken: {reason}", by=words.by or os_user(), step_id=place.step)
         raise NotApprovedError(reason)
     answer = proofs(words, request, settings)
-    resolution = await word_of(answer, request, store, settings)
+    resolution = await resolution_by(answer, request, store, settings)
     await store.resolve(run.id, place.step, resolution, item=item)
     return await store.run(run.id)
 

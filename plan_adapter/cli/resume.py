@@ -10,13 +10,13 @@ from plan_adapter.cli.answers import AnswerOptions, CallerIdentity
 from plan_adapter.cli.aside import aside
 from plan_adapter.cli.codes import UsageError, code_of_run
 from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server, show_result
-from plan_adapter.cli.sources import open_store, redrive_of, tools_of
-from plan_adapter.execution.standing import answer_command
+from plan_adapter.cli.sources import open_store, resume_options_of, tools_of
+from plan_adapter.commands import answer_command
 from plan_adapter.plan import PlanStatus
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
-    from plan_adapter.execution.redrive import Redrive
+    from plan_adapter.execution.history import ResumeOptions
     from plan_adapter.record import PlanRun
     from plan_adapter.store.store import PlanStore
 
@@ -64,7 +64,7 @@ def resume(
         wait: If another process owns the run, wait until it has ended or its lease is free, then resume.
         json: Print events as JSON Lines; the last line is the run.
     """
-    asked = redrive_of(from_, only_failed=only_failed, skip=skip or [], because=because)
+    asked = resume_options_of(from_, only_failed=only_failed, skip=skip or [], because=because)
     words = AnswerOptions("approve", note=because, sign=sign, code=code, by=by)
     if (sign or code) and not (skip or from_):
         raise UsageError("--sign, --code and --by prove who asks to skip or repeat a step: they go with --skip and --from")
@@ -73,10 +73,18 @@ def resume(
 
 
 async def _resume(
-    run: str, tools: list[str], wanted: RunOptions, asked: "Redrive | None", words: AnswerOptions, *, offline: bool, waits: bool, here: bool
+    run: str,
+    tools: list[str],
+    wanted: RunOptions,
+    asked: "ResumeOptions | None",
+    words: AnswerOptions,
+    *,
+    offline: bool,
+    waits: bool,
+    here: bool,
 ) -> int:
     from plan_adapter.errors import RunConflictError
-    from plan_adapter.runner import go_on
+    from plan_adapter.runner import execute_resume
 
     settings = Settings()
     pending = begin_server(settings, offline=offline)
@@ -90,9 +98,9 @@ async def _resume(
                 show_result(now, as_json=wanted.json, hint=None)
                 return code_of_run(now)
             foreground = ForegroundRun(server, wanted, store=store, tools=registry)
-            occasion = foreground.request(settings, speaker=CallerIdentity(words, settings))
-            work = go_on(
-                found.id, tools=registry, occasion=occasion, store=store, offline=offline, asked=asked, record_pending=True, here=here
+            run_request = foreground.request(settings, identity=CallerIdentity(words, settings))
+            work = execute_resume(
+                found.id, tools=registry, run_request=run_request, store=store, offline=offline, asked=asked, record_pending=True, here=here
             )
             try:
                 return await foreground.complete(work)
@@ -103,8 +111,8 @@ async def _resume(
 
 async def owner_of(run_id: str, store: "PlanStore") -> str | None:
     """Return which process owns the run or waits at its gate, in words; None if there is none."""
-    if (holder := await store.holder(run_id)) is not None:
-        return f"run {run_id} is owned by {holder}"
+    if (owner := await store.owner(run_id)) is not None:
+        return f"run {run_id} is owned by {owner}"
     if (gate := next((gate for gate in await store.gates(run_id=run_id) if gate.attended), None)) is not None:
         return f"a process on this host waits for an answer about run {run_id}: `{answer_command(gate)}`"
     return None

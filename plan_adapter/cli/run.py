@@ -53,5 +53,5 @@ async def _run(source: str, given: dict[str, str], tools: list[str], wanted: Run
         bound = bind_inputs(validate(await plan_of(source, store), registry), given, from_text=True)
         server = await aside(pending.wait) if pending is not None else None
         foreground = ForegroundRun(server, wanted, store=store, tools=registry)
-        work = execute_plan(bound, occasion=foreground.request(settings), store=store, offline=offline, record_pending=True)
+        work = execute_plan(bound, run_request=foreground.request(settings), store=store, offline=offline, record_pending=True)
         return await foreground.complete(work)

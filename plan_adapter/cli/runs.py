@@ -16,7 +16,7 @@ from plan_adapter.record import PlanRun
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
-    from plan_adapter.policy import PolicyInForce
+    from plan_adapter.gates.policy import PolicyInForce
     from plan_adapter.store.signed import Signed
     from plan_adapter.store.verification import Verification
 
@@ -83,7 +83,7 @@ def _row(run: PlanRun, status: str) -> tuple[str, ...]:
 
 async def _verify_run(run_or_file: str, *, as_json: bool) -> int:
     """Return 0 if the record is intact, 1 if it is altered or cannot be verified; a file is verified without a store."""
-    from plan_adapter.policy import policy_in_force
+    from plan_adapter.gates.policy import policy_in_force
 
     settings = Settings()
     document, policy = _read(Path(run_or_file)), policy_in_force(settings)  # the store of a file, and its policy, may be elsewhere
@@ -144,7 +144,7 @@ def _examined(document: dict[str, Any]) -> "tuple[Verification, list[Signed], st
 def _checked(signed: "Signed", policy: "PolicyInForce") -> dict[str, Any]:
     """Return where a signed record is, who signed it, whether its signature was checked, and what is wrong with it."""
     from plan_adapter.errors import NotApprovedError
-    from plan_adapter.identity.signatures import allowed_signers, signer
+    from plan_adapter.gates.signatures import allowed_signers, signer
 
     told: dict[str, Any] = {"table": signed.table, "id": signed.key, "step": signed.step_id, "by": signed.by}
     if signed.signature is None:

@@ -53,10 +53,10 @@ async def show_end(run_id: str, store: "PlanStore", settings: "Settings") -> Non
     try:
         server = await aside(lambda: answering_server(settings))
         if server is not None:
-            from plan_adapter.engine.reconciling import mend_flow_run
+            from plan_adapter.engine.reconciling import reconcile_flow_run
 
             with use_server(server):
-                await mend_flow_run(run, hint="", is_so=_is_over)
+                await reconcile_flow_run(run, hint="", is_so=_is_over)
     except NoServerError as error:
         output.note(f"plan: Prefect does not show yet that the run has ended: {error}; `plan reconcile` corrects that")
 

@@ -11,10 +11,10 @@ from plan_adapter.cli.approval_state import ApprovalState, approval_state_of
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import gate_json, run_json
 from plan_adapter.cli.sources import STDIN, STORED, is_stored, open_store, plan_of
-from plan_adapter.execution.carry import is_rollback
+from plan_adapter.execution.history import is_rollback
+from plan_adapter.gates.tool_drift import CodeChange, code_changes
 from plan_adapter.readable import code, counted, unescaped
 from plan_adapter.settings import Settings
-from plan_adapter.tool_changes import CodeChange, code_changes
 
 if TYPE_CHECKING:
     from plan_adapter.formatting import StepCallRecord
@@ -126,7 +126,7 @@ async def _find(source: str) -> "ExecutionPlan | ShownRun":
     # Run ids and plan digests are both hexadecimal: a file with that name comes first, then a run, then a plan.
     from plan_adapter.errors import RunConflictError, StoreError
     from plan_adapter.formatting import calls_of
-    from plan_adapter.runs.approving import end_overdue
+    from plan_adapter.runs.approval import end_overdue
 
     if source == STDIN or source.startswith(STORED) or _looks_like_a_file(source):
         return await plan_of(source)

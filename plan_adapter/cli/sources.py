@@ -15,9 +15,9 @@ from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
     from plan_adapter.agent.openai_model import OpenAIModel
-    from plan_adapter.execution.redrive import Redrive
+    from plan_adapter.execution.history import ResumeOptions
+    from plan_adapter.gates.policy import PolicyInForce
     from plan_adapter.plan import ExecutionPlan
-    from plan_adapter.policy import PolicyInForce
     from plan_adapter.problems import Problem
     from plan_adapter.record import PlanRun
     from plan_adapter.store.store import PlanStore
@@ -47,7 +47,7 @@ def open_store(settings: Settings) -> "PlanStore":
 
 async def policy_of_store(settings: Settings) -> "PolicyInForce":
     """Return the policy of the settings and their store combined, without creating a store."""
-    from plan_adapter.policy import policy_in_force
+    from plan_adapter.gates.policy import policy_in_force
 
     if settings.database_url is None and not (settings.home / "plans.db").exists():
         return policy_in_force(settings)
@@ -186,12 +186,12 @@ def _file_inputs(file: Path) -> dict[str, str]:
     return {name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for name, value in values.items()}
 
 
-def redrive_of(from_step: str | None, *, only_failed: bool, skip: list[str], because: str) -> "Redrive | None":
+def resume_options_of(from_step: str | None, *, only_failed: bool, skip: list[str], because: str) -> "ResumeOptions | None":
     """Return which steps to run, skip or repeat; None for an ordinary resume. Raises UsageError."""
-    from plan_adapter.execution.redrive import Redrive
+    from plan_adapter.execution.history import ResumeOptions
 
     if bool(skip) != bool(because.strip()):
         raise UsageError("--skip STEP needs --because WHY, and --because needs --skip")
     if from_step is None and not only_failed and not skip:
         return None
-    return Redrive(from_step, only_failed, dict.fromkeys(skip, because))
+    return ResumeOptions(from_step, only_failed, dict.fromkeys(skip, because))

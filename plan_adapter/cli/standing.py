@@ -13,7 +13,7 @@ from plan_adapter.readable import as_text, counted, moment
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
-    from plan_adapter.policy import PolicyInForce
+    from plan_adapter.gates.policy import PolicyInForce
     from plan_adapter.record import StandingApproval
     from plan_adapter.validation import ValidatedPlan
 
@@ -140,7 +140,7 @@ async def _list(settings: Settings, *, limit: int, with_ended: bool, as_json: bo
 
 async def _revoke(beginning: str, settings: Settings, *, as_json: bool) -> int:
     """Revoke a standing approval: runs that start from now on cannot use it."""
-    from plan_adapter.approval import os_user
+    from plan_adapter.gates.approval import os_user
 
     async with open_store(settings) as store:
         revoked = await store.revoke_standing(beginning, by=os_user())
@@ -157,10 +157,10 @@ def standing_json(standing: "StandingApproval") -> dict[str, Any]:
 
 
 def _standing(terms: Terms, words: AnswerOptions, validated: "ValidatedPlan", now: datetime) -> "StandingApproval":
-    from plan_adapter.approval import os_user
-    from plan_adapter.standing import standing_of
+    from plan_adapter.gates.approval import os_user
+    from plan_adapter.gates.standing import summary_of
 
-    return standing_of(
+    return summary_of(
         validated,
         by=words.by or os_user(),
         known_by="os_user",
@@ -178,8 +178,8 @@ def _signed(
     standing: "StandingApproval", words: AnswerOptions, validated: "ValidatedPlan", settings: Settings, policy: "PolicyInForce"
 ) -> "StandingApproval":
     """Return `standing`, signed if `--sign` was given. Raises NotApprovedError if the policy refuses it."""
-    from plan_adapter.approval import refusal, rules_of
     from plan_adapter.errors import NotApprovedError
+    from plan_adapter.gates.approval import refusal, rules_of
 
     known_by = "ssh_signature" if words.sign else "os_user"
     rules = rules_of(validated.plan, policy, requested_by="")
@@ -187,8 +187,8 @@ def _signed(
         raise NotApprovedError(reason)
     if not words.sign:
         return standing
-    from plan_adapter.identity.signatures import default_key
-    from plan_adapter.identity.standing_files import sign_standing, verify_standing
+    from plan_adapter.gates.signatures import default_key
+    from plan_adapter.gates.standing_files import sign_standing, verify_standing
 
     signed = sign_standing(standing, key=default_key(settings))
     if policy.allowed_signers is not None:
@@ -197,8 +197,7 @@ def _signed(
 
 
 def _write(standing: "StandingApproval", terms: Terms, policy: "PolicyInForce", *, as_json: bool) -> int:
-    from plan_adapter.identity.standing_files import write_signed
-    from plan_adapter.standing import signature_path, standing_path
+    from plan_adapter.gates.standing_files import signature_path, standing_path, write_signed
 
     if not Path(terms.plan).is_file():
         raise UsageError(f"--file writes beside a plan document, and `{terms.plan}` is not a file")

@@ -31,7 +31,7 @@ def read_document(text: str, *, file: str | None = None) -> tuple[ExecutionPlan 
 
 def read_documents(text: str, *, file: str | None = None) -> list[tuple[ExecutionPlan | None, list[Problem]]]:
     """Return what `read_document` does for each plan in `text`: a JSON array of plans, a plan a line (JSON Lines), or one plan."""
-    from plan_adapter.documents.several import read_several
+    from plan_adapter.documents.reading import read_several
 
     return read_several(text, file)
 

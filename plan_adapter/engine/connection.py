@@ -16,8 +16,8 @@ from uuid import UUID
 
 from pydantic import BaseModel, SecretStr
 
-from plan_adapter.approval import os_user
 from plan_adapter.errors import NoServerError
+from plan_adapter.gates.approval import os_user
 
 Model = TypeVar("Model", bound=BaseModel)
 

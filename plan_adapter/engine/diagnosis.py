@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from plan_adapter.engine.connection import configured_api_url, ui_hint, under_worker, url_source
 from plan_adapter.engine.local_server import configured_server, server_status
 from plan_adapter.engine.server_auth import demands_authentication
-from plan_adapter.engine.server_password import login_hint
-from plan_adapter.engine.server_state import ServerFolder
+from plan_adapter.engine.server_state import ServerFolder, login_hint
 from plan_adapter.errors import NoServerError
 from plan_adapter.private_files import UnsafePathError, check_folder
 from plan_adapter.settings import Settings

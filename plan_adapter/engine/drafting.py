@@ -13,7 +13,7 @@ from prefect.runtime import flow_run
 from prefect.states import Running
 from pydantic import Field, create_model
 
-from plan_adapter.engine.gate_events import publish_text
+from plan_adapter.engine.gate_display import publish_text
 from plan_adapter.readable import prose
 
 T = TypeVar("T")

@@ -16,8 +16,8 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
 
-from plan_adapter.approval import os_user
 from plan_adapter.errors import NoServerError, RunFailedError
+from plan_adapter.gates.approval import os_user
 
 log = logging.getLogger(__name__)
 

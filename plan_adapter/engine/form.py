@@ -7,8 +7,8 @@ from typing import Any, Literal, cast, get_args
 from prefect.input import RunInput
 from pydantic import Field, JsonValue, create_model
 
-from plan_adapter.execution.standing import SHOWN_DIGITS, open_form_notice
-from plan_adapter.gate_text import split_text, without_picture
+from plan_adapter.commands import SHOWN_DIGITS, open_form_notice
+from plan_adapter.gates.text import split_text, without_picture
 from plan_adapter.readable import counted, item_option, prose
 from plan_adapter.record import Answer, ApprovalRequest, Decision, GateKind, GateRules, Resolution
 

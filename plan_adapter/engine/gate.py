@@ -1,33 +1,74 @@
-"""`ask_in_form`: a gate asked in Prefect's UI, on the page of the run's own flow run or, for a step, of a small subflow."""
+"""`release`: a gate whose run gives its worker back while it waits."""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from prefect import Flow
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import State, StateType
+from prefect.client.schemas.responses import SetStateStatus
 from prefect.context import FlowRunContext
-from prefect.states import Cancelled, Completed, Failed
+from prefect.exceptions import Pause
+from prefect.input import keyset_from_base_key
+from prefect.states import Cancelled, Completed, Failed, Suspended
 
-from plan_adapter.approval import Asking
-from plan_adapter.engine.compiler import safe_name
 from plan_adapter.engine.connection import under_worker
-from plan_adapter.engine.form import ARTIFACT
-from plan_adapter.engine.gate_events import publish_text
-from plan_adapter.engine.gate_labels import read_labels
-from plan_adapter.engine.gate_logs import Tell, place_of, teller
-from plan_adapter.engine.gate_prompt import FIRST_WAIT, LAST_WORD_SECONDS, LONGEST_WAIT, TROUBLE, GateCancelledError, Prompt
-from plan_adapter.engine.gate_release import release
+from plan_adapter.engine.flow import safe_name
+from plan_adapter.engine.form import ARTIFACT, description_of, form_of
+from plan_adapter.engine.gate_display import Tell, labels_of, place_of, publish_text, read_labels, teller, waiting
+from plan_adapter.engine.gate_prompt import FIRST_WAIT, LAST_WORD_SECONDS, LONGEST_WAIT, TROUBLE, GateCancelledError, Prompt, takes_codes
+from plan_adapter.gates.approval import Asking
 from plan_adapter.readable import one_line, prose
 from plan_adapter.record import Approval, ApprovalRequest, Decision, Gate, GateKind
 
-__all__ = ["ApprovalOf", "GateCancelledError", "ask_in_form"]
-
 log = logging.getLogger(__name__)
+
+MAX_NAME_CHARACTERS = 200
+LOOK_SECONDS = 0.5
+"""How long a gate that was over before the run came back may take to be found so."""
+
+
+async def release(asking: Asking, flow_run_id: UUID, client: PrefectClient, tell: Tell) -> None:
+    """Suspend the current flow run with the form of its gate: raises Prefect's `Pause`, for its engine to end the process.
+
+    Resumed, the flow run starts again from its first line; `gate_forms.collected_answer` then has the answer. Returns, and the gate is
+    to be waited at as ever, if it is closed already or Prefect cannot suspend the flow run.
+
+    The calls are those of `prefect.suspend_flow_run`, which gives the state no message, in another order: the form is there first.
+    """
+    request, key = asking.request, uuid4().hex
+    keyset = f"suspended-{key}"
+    says = f"`{one_line(request.name)[:MAX_NAME_CHARACTERS]}` {waiting(request)}; it gives its worker back until then"
+    suspended = Suspended(pause_key=key, message=says)
+    suspended.state_details.run_input_keyset = {str(part): name for part, name in keyset_from_base_key(keyset).items()}
+    try:
+        await client.update_flow_run_labels(flow_run_id, labels_of(request, keyset, request.refused))
+    except TROUBLE as error:
+        log.warning("flow run %s keeps its worker while it waits: %s", flow_run_id, type(error).__name__)
+        return
+    await asking.shown(flow_run_id=str(flow_run_id), keyset=keyset)  # before: afterwards there is no process
+    await asyncio.wait({asking.closed}, timeout=LOOK_SECONDS)
+    if asking.closed.done():
+        return
+    tell(says)
+    # Only the description: other initial data would drop what the fields say of themselves.
+    private = await takes_codes(request)
+    text = description_of(request, refused=request.refused, takes_codes=private)
+    form = form_of(request, takes_codes=private).with_initial_data(description=text)
+    try:
+        await form.asave(keyset_from_base_key(keyset), flow_run_id)
+        result = await client.set_flow_run_state(flow_run_id, suspended)
+    except TROUBLE as error:
+        log.warning("flow run %s keeps its worker while it waits: %s", flow_run_id, error)
+        return
+    if result.status is SetStateStatus.ACCEPT:
+        raise Pause(state=result.state or suspended)
+    log.warning("flow run %s keeps its worker while it waits: %s", flow_run_id, getattr(result.details, "reason", None) or result.status)
+
 
 POLL_SECONDS = 1.0
 MAX_NOTE_CHARACTERS = 500

@@ -19,7 +19,7 @@ from prefect.states import Cancelled, Scheduled
 
 from plan_adapter.engine.connection import trouble_with_server
 from plan_adapter.engine.form import NotAnAnswerError, answer_of, text_shown, values_of
-from plan_adapter.engine.gate_labels import GateLabels, read_labels
+from plan_adapter.engine.gate_display import GateLabels, read_labels
 from plan_adapter.engine.states import WAITING
 from plan_adapter.errors import NoServerError, NotApprovedError, RunConflictError
 from plan_adapter.plan import KnownBy

@@ -7,8 +7,10 @@ Running, a deleted form) leads to the next opening, which has a key of its own.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from contextvars import Context, copy_context
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from contextlib import contextmanager
+from contextvars import Context, ContextVar, copy_context
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
@@ -17,16 +19,16 @@ import httpx
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.objects import State
 from prefect.client.schemas.responses import SetStateStatus
+from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectException
 from prefect.input import acreate_flow_run_input, aread_flow_run_input, keyset_from_base_key
 from prefect.states import Paused, Running
 
-from plan_adapter.approval import Asking
 from plan_adapter.engine.connection import changed_settings, current_server
 from plan_adapter.engine.form import NotAnAnswerError, answer_of, description_of, form_of
-from plan_adapter.engine.gate_labels import labels_of
-from plan_adapter.engine.gate_logs import MAX_WORDS, Tell, waiting
+from plan_adapter.engine.gate_display import MAX_WORDS, Tell, labels_of, waiting
 from plan_adapter.engine.server_auth import demands_authentication
+from plan_adapter.gates.approval import Asking
 from plan_adapter.readable import call_name, one_line
 from plan_adapter.record import ApprovalRequest
 
@@ -286,3 +288,46 @@ def _response_key(key: str) -> str:
 def _raise_if_cancelled(state: State | None) -> None:
     if state is not None and (state.is_cancelling() or state.is_cancelled()):
         raise GateCancelledError(state.message or "cancelled in Prefect")
+
+
+@dataclass(slots=True)
+class LeftForm:
+    """The form with which a flow run ends as Paused; none as long as `key` is None."""
+
+    key: str | None = None
+
+    def on(self, state: State[Any]) -> State[Any]:
+        """Return `state`, if it is a pause with the form."""
+        return state if self.key is None or not state.is_paused() else with_form(state, self.key)
+
+
+_left: ContextVar[LeftForm] = ContextVar("plan_adapter_left_form")
+
+
+@contextmanager
+def left_form() -> Generator[LeftForm]:
+    """Yield what holds the form that is left within, for the state that the flow's function returns."""
+    token = _left.set(LeftForm())
+    try:
+        yield _left.get()
+    finally:
+        _left.reset(token)
+
+
+async def leave_form(asking: Asking) -> None:
+    """Write the form of a gate for the current flow run, whose function must then return that it is paused.
+
+    A server that is away leaves the gate without a form; it takes answers elsewhere.
+    """
+    flow, key = FlowRunContext.get(), uuid4().hex
+    if flow is None or flow.flow_run is None or not isinstance(flow.client, PrefectClient):
+        raise RuntimeError("a form is left inside a running flow")
+    private, refused = await takes_codes(asking.request), asking.request.refused
+    try:
+        for write in form_writes(asking.request, flow.flow_run.id, flow.client, key=key, refused=refused, takes_codes=private):
+            await write()
+    except TROUBLE as error:
+        log.warning("flow run %s waits without a form: %s", flow.flow_run.id, type(error).__name__)
+        return
+    await asking.shown(flow_run_id=str(flow.flow_run.id), keyset=base_of(key))
+    _left.get().key = key

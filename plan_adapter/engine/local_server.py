@@ -21,9 +21,7 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 from plan_adapter.engine.connection import Server, check_server, configured_api_url, quiet_import, under_worker, use_server
-from plan_adapter.engine.server_launch import launch, server_url
-from plan_adapter.engine.server_password import login_hint, why_password
-from plan_adapter.engine.server_state import ServerFolder, ServerState
+from plan_adapter.engine.server_state import ServerFolder, ServerState, launch, login_hint, server_url, why_password
 from plan_adapter.errors import NoServerError
 from plan_adapter.private_files import UnsafePathError
 from plan_adapter.settings import Settings

@@ -23,7 +23,7 @@ MAX_REASON_CHARACTERS = 1000
 """As much of a run's reason as its flow run's message, which is cut, has in any case."""
 
 
-async def mend_flow_run(run: PlanRun, *, hint: str, is_so: Callable[[], Awaitable[bool]]) -> str | None:
+async def reconcile_flow_run(run: PlanRun, *, hint: str, is_so: Callable[[], Awaitable[bool]]) -> str | None:
     """Have Prefect show `run` as it is and return what it showed; None where that fits, or where Prefect does not know it.
 
     A run that has ended is shown with its end, and a cancelled one with the reason; one whose process is gone as Crashed, named

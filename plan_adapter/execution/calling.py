@@ -1,21 +1,24 @@
-"""One call of a tool: on the loop, in a thread or in a process of its own; ended by its timeout or by the run's stop."""
+"""Call a tool, or its probe, until it returns, the run ends or its time is up."""
 
 import asyncio
 import contextlib
 import contextvars
 import logging
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, TypeAlias, cast
 
+from pydantic import JsonValue
+
 from plan_adapter.errors import ToolError
 from plan_adapter.execution.cancellation import Stop
-from plan_adapter.execution.printing import prints_stay_clean
+from plan_adapter.execution.printing import prints_of_call, prints_stay_redacted
 from plan_adapter.execution.secrets import stays_hidden
 from plan_adapter.execution.worker import call_in_process
 from plan_adapter.plan import Isolation
-from plan_adapter.tools.tool import Tool
+from plan_adapter.tools.probing import Done, NotDone
+from plan_adapter.tools.tool import Tool, ToolContext
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +111,7 @@ def _look_away(work: asyncio.Future[Any]) -> None:
 
 def _without_secrets(function: Callable[[], Any]) -> Any:
     """Call `function`; what it prints and logs is without secrets also where it is left behind and goes on after its run."""
-    with stays_hidden(), prints_stay_clean():
+    with stays_hidden(), prints_stay_redacted():
         return function()
 
 
@@ -143,3 +146,37 @@ async def _in_thread(function: Callable[[], Any], name: str) -> Any:
     except asyncio.CancelledError:
         log.warning("tool `%s` runs in a thread, which cannot be ended; it is left behind (isolation: process can be killed)", name)
         raise
+
+
+async def ask_probe(
+    probe: Tool[..., Any],
+    parameters: Mapping[str, JsonValue],
+    context: ToolContext,
+    *,
+    timeout: float | None,
+    stop: Stop,
+    told: Callable[[BaseException], str],
+) -> Done | NotDone | None:
+    """Return what `probe` says of the attempt whose parameters and `context` these are.
+
+    None where it cannot tell, and where it raises, takes longer than `timeout`, or returns anything else; why stands in the step's log,
+    with what was raised as `told` words it.
+    """
+    try:
+        arguments = probe.bind({name: value for name, value in parameters.items() if name in probe.parameter_names}, context)
+        with prints_of_call(context.logger):
+            said = await complete(work_of(probe, arguments, isolation="thread"), probe.name, timeout=timeout, stop=stop)
+    except CallTimedOutError:
+        why = f"gave no answer within {timeout:g} s"
+    except CallStoppedError:
+        why = f"was ended: {stop.message}"
+    except BaseException as error:
+        if isinstance(error, asyncio.CancelledError):
+            raise
+        why = f"failed: {told(error)}"
+    else:
+        if isinstance(said, Done | NotDone):
+            return said
+        why = "cannot tell" if said is None else f"returned {type(said).__name__} instead of Done, NotDone or None"
+    context.logger.warning("whether attempt %d was done is unknown: the probe `%s` %s", context.attempt, probe.name, why)
+    return None

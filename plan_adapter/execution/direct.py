@@ -1,4 +1,4 @@
-"""`DirectCalls`: drives calls without Prefect, with the same semantics."""
+"""`DirectStepRunner`: drives calls without Prefect, with the same semantics."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -7,7 +7,7 @@ from plan_adapter.execution.ports import AttemptEnd, StepCall
 from plan_adapter.record import StepRun
 
 
-class DirectCalls:
+class DirectStepRunner:
     """Makes attempts one after the other in this process. Implements `ports.CallStep`."""
 
     async def __call__(self, call: StepCall) -> AttemptEnd:

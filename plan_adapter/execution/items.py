@@ -31,7 +31,7 @@ def item_labels(scope: RunScope, step: Step, values: Sequence[JsonValue]) -> lis
                 written = _short(template.resolve(scope.variables(item=value)), cut=True)
             except ExpressionError:  # an item that lacks what the label names: it is called by its number, and its call is made
                 written = None
-        label = _clean(written, scope.secrets.scrubber.text) or str(number)
+        label = _redact(written, scope.secrets.redactor.text) or str(number)
         unique, count = label, 2
         while unique in taken:
             unique, count = f"{label} ({count})", count + 1
@@ -54,7 +54,7 @@ def _short(value: JsonValue, *, cut: bool = False) -> str | None:
     return text if cut or (len(text) <= MAX_LABEL_CHARACTERS and len(text.splitlines()) <= 1) else None
 
 
-def _clean(text: str | None, mask: Callable[[str], str]) -> str:
+def _redact(text: str | None, mask: Callable[[str], str]) -> str:
     if text is None:
         return ""
     shown = one_line(mask(text)).replace("`", "'").strip()  # masked before it is cut, which could leave a part of a secret
@@ -74,7 +74,7 @@ class Items:
         self.settled = False  # a person said how a call ended, after it was shown as unknown
         self.halted = False  # an item failed and the step stops on errors: no further item starts
         self.refused = ""  # why a call was not approved
-        self.goes_on = False  # whether the run goes on without the calls that were not approved
+        self.continues = False  # whether the run goes on without the calls that were not approved
         self._is_list = is_list
         self._ends: list[AttemptEnd | None] = [None] * count
 

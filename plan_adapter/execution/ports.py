@@ -59,7 +59,7 @@ class GateRefusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class UnknownOutcome:
     """An attempt of which nobody knows how it ended."""
 
     step: Step
@@ -82,7 +82,7 @@ class Said:
 class Outcomes(Protocol):
     """Asks people how attempts ended of which nobody knows it. Several may be asked about at once."""
 
-    async def ask(self, doubt: Doubt) -> Said | None:
+    async def ask(self, unknown_outcome: UnknownOutcome) -> Said | None:
         """Return what was said, None where nobody can be asked, or was, before the doubt was withdrawn; waits for a person."""
         ...
 
@@ -172,7 +172,7 @@ class StepCall(Protocol):
         ...
 
 
-class CallStep(Protocol):
+class StepRunner(Protocol):
     """Drives calls: makes attempts until none is left, and shows what was not called."""
 
     async def __call__(self, call: StepCall) -> AttemptEnd:

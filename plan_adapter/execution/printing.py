@@ -56,27 +56,27 @@ def captured_prints() -> Generator[None]:
         sys.stdout = before
 
 
-_CLEAN: ContextVar[Callable[[str], str] | None] = ContextVar("clean", default=None)
+_REDACT: ContextVar[Callable[[str], str] | None] = ContextVar("redact", default=None)
 _streams_lock = threading.Lock()
 _streams_users = 0
 
 
 @contextmanager
-def cleaned_prints(clean: Callable[[str], str]) -> Generator[None]:
+def redacted_prints(redact: Callable[[str], str]) -> Generator[None]:
     """Let `clean` change what is written to stdout and stderr in this context, and in the tasks and threads begun in it."""
-    token = _CLEAN.set(clean)
+    token = _REDACT.set(redact)
     _use_streams(1)
     try:
         yield
     finally:
         _use_streams(-1)
-        _CLEAN.reset(token)
+        _REDACT.reset(token)
 
 
 @contextmanager
-def prints_stay_clean() -> Generator[None]:
-    """Keep what is in force of `cleaned_prints` in this context for as long as this lasts, also where its block ends before."""
-    change = int(_CLEAN.get() is not None)
+def prints_stay_redacted() -> Generator[None]:
+    """Keep what is in force of `redacted_prints` in this context for as long as this lasts, also where its block ends before."""
+    change = int(_REDACT.get() is not None)
     _use_streams(change)
     try:
         yield
@@ -91,19 +91,19 @@ def _use_streams(change: int) -> None:
         _streams_users += change
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
-            if _streams_users and stream is not None and not isinstance(stream, _Cleaned):
-                setattr(sys, name, _Cleaned(stream))
-            elif not _streams_users and isinstance(stream, _Cleaned):
+            if _streams_users and stream is not None and not isinstance(stream, _Redacted):
+                setattr(sys, name, _Redacted(stream))
+            elif not _streams_users and isinstance(stream, _Redacted):
                 setattr(sys, name, stream.stream)
 
 
-class _Cleaned:
+class _Redacted:
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
 
     def write(self, text: str) -> int:
-        clean = _CLEAN.get()
-        self.stream.write(text if clean is None else clean(text))
+        redact = _REDACT.get()
+        self.stream.write(text if redact is None else redact(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:

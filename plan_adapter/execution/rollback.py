@@ -7,24 +7,15 @@ from functools import partial
 from pydantic import JsonValue
 
 from plan_adapter import graph
+from plan_adapter.commands import resolve_command
 from plan_adapter.errors import ExpressionError
-from plan_adapter.execution.attempts import RetryPolicy
+from plan_adapter.execution.call_arguments import Called, RetryPolicy
 from plan_adapter.execution.cancellation import Stop
-from plan_adapter.execution.carry import Past, Unit, is_rollback, rollback_id, undone_by
-from plan_adapter.execution.handing import Called
+from plan_adapter.execution.history import RunHistory, Unit, is_rollback, rollback_id, undone_by
 from plan_adapter.execution.items import item_labels
-from plan_adapter.execution.ports import AttemptEnd, CallStep, Doubt, Said
+from plan_adapter.execution.ports import AttemptEnd, Said, StepRunner, UnknownOutcome
 from plan_adapter.execution.scope import RunScope
-from plan_adapter.execution.standing import (
-    CHECK_BY_HAND,
-    NAMED,
-    ROLLBACK_NEVER_KNOWN,
-    label_of,
-    perhaps_done,
-    resolve_command,
-    standing,
-    unit_names,
-)
+from plan_adapter.execution.standing import CHECK_BY_HAND, NAMED, ROLLBACK_NEVER_KNOWN, label_of, perhaps_done, standing, unit_names
 from plan_adapter.execution.step import Call
 from plan_adapter.execution.task_set import TaskSet
 from plan_adapter.plan import ExecutionPlan, Step, StepStatus
@@ -37,12 +28,12 @@ SHOWN_CHARACTERS = 300
 _ONCE = RetryPolicy(retries=0, delay=0.0, backoff=1.0, jitter=0.0)
 
 
-def units_to_undo(plan: ExecutionPlan, past: Past) -> list[Unit]:
+def units_to_roll_back(plan: ExecutionPlan, history: RunHistory) -> list[Unit]:
     """Return the steps, or items, that are still to be rolled back: those that were done, and those that failed, where the plan says so."""
     undoable = {step.id for step in plan.steps if step.rollback is not None}
     also_failed = {step.id for step in plan.steps if step.rollback is not None and step.rollback_failed}
-    units = [*(unit for unit in past.succeeded if unit[0] in undoable), *(unit for unit in past.failed if unit[0] in also_failed)]
-    return [unit for unit in units if (rollback_id(unit[0]), unit[1]) not in past.succeeded]
+    units = [*(unit for unit in history.succeeded if unit[0] in undoable), *(unit for unit in history.failed if unit[0] in also_failed)]
+    return [unit for unit in units if (rollback_id(unit[0]), unit[1]) not in history.succeeded]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,32 +70,32 @@ class Rollback:
     any more, and those that are under way go on to their end.
     """
 
-    def __init__(self, scope: RunScope, past: Past, call_step: CallStep) -> None:
+    def __init__(self, scope: RunScope, history: RunHistory, run_step: StepRunner) -> None:
         """Prepare to undo the run of `scope`, of which `past` is all that was attempted; a stop of the run itself ends nothing here."""
-        self.scope = replace(scope, past=past, stop=Stop(), clock=None, gates=None, refusal=None)
+        self.scope = replace(scope, history=history, stop=Stop(), clock=None, gates=None, refusal=None)
         self.halt = Stop()  # whoever sets it wants nothing further undone; a stop of the scope also ends what is under way
-        self._past = past
-        self._call_step = call_step
+        self._history = history
+        self._call_step = run_step
         self._validated = scope.approved.bound.validated
         self._steps = self._validated.steps
         self._runs = {step.id: step for step in scope.run.steps}
         self._after = graph.successors(self._validated.reduced)
         self._missing = {step_id: len(after) for step_id, after in self._after.items()}  # how many are to end before it
         self._urgency = {step_id: float(position) for position, step_id in enumerate(self._validated.order)}
-        self._failed_units = [unit for unit in past.failed if unit[0] in self._validated.rollbacks]
-        also_failed = {unit: _Failed(*unit, past.attempts[unit]) for unit in self._failed_units if self._steps[unit[0]].rollback_failed}
-        self._done = _by_step({**past.succeeded, **also_failed})
-        self._labels = dict(past.labels)
+        self._failed_units = [unit for unit in history.failed if unit[0] in self._validated.rollbacks]
+        also_failed = {unit: _Failed(*unit, history.attempts[unit]) for unit in self._failed_units if self._steps[unit[0]].rollback_failed}
+        self._done = _by_step({**history.succeeded, **also_failed})
+        self._labels = dict(history.labels)
         self._not_started = list[Unit]()
         self._undoable = [step_id for step_id in reversed(self._validated.order) if self._is_undoable(step_id)]
         self._causes = dict[Unit, str]()  # of what was not undone, why
-        self._undone = {(undone_by(step_id), item) for step_id, item in past.succeeded if is_rollback(step_id)}
+        self._undone = {(undone_by(step_id), item) for step_id, item in history.succeeded if is_rollback(step_id)}
         self._behind = dict[str, str]()  # by step: the one that had to be undone first and was not
         self._failed = ""
-        self._asked = list[Doubt]()  # what people are asked about
+        self._asked = list[UnknownOutcome]()  # what people are asked about
         self._open = len(self._undoable)
         self._tasks = TaskSet(scope, "the rollback", is_over=lambda: not self._open)
-        for step_id in {step_id for step_id, _ in past.attempts if step_id in self._validated.rollbacks}:
+        for step_id in {step_id for step_id, _ in history.attempts if step_id in self._validated.rollbacks}:
             self._look_at_items(self._steps[step_id])
 
     def _is_undoable(self, step_id: str) -> bool:
@@ -121,16 +112,16 @@ class Rollback:
         for item, label in enumerate(item_labels(self.scope, step, values) if isinstance(values, list) else ()):
             if label is not None:
                 self._labels.setdefault((step.id, item), label)
-            if (step.id, item) not in self._past.attempts:
+            if (step.id, item) not in self._history.attempts:
                 self._not_started.append((step.id, item))
 
     @property
-    def doubt(self) -> str | None:
+    def unknown_outcome(self) -> str | None:
         """Why nothing may be undone now, None where it may."""
-        if not self._past.unknown_steps:
+        if not self._history.unknown_steps:
             return None
         run_id = self.scope.run.id
-        units = [unit for unit in self._past.unknown if not is_rollback(unit[0])]
+        units = [unit for unit in self._history.unknown if not is_rollback(unit[0])]
         command = resolve_command(run_id, units[0], label=self._labels.get(units[0]))
         return (
             f"rolled back: nothing, because whether {', '.join(unit_names(units, self._labels))} was done is unknown: `{command}`, "
@@ -140,14 +131,14 @@ class Rollback:
     @property
     def left(self) -> list[Unit]:
         """What is still to be undone."""
-        return units_to_undo(self._validated.plan, self._past)
+        return units_to_roll_back(self._validated.plan, self._history)
 
     async def undo(self) -> None:
         """Undo the run; returns when all of it is durable, raises StoreError where the record cannot be kept.
 
         Being cancelled ends the calls that are open and starts no further one; it is raised again then.
         """
-        if self.doubt is not None:
+        if self.unknown_outcome is not None:
             return
         for stop in (self.scope.stop, self.halt):
             stop.future.add_done_callback(lambda _: self._withdraw())
@@ -198,7 +189,7 @@ class Rollback:
 
     def _request(self, undoing: _Undoing, receipt: Receipt | _Failed) -> None:
         unit = (rollback_id(undoing.step.id), receipt.item)
-        if unit in self._past.aborted:  # what may have been done is not called again before somebody says more
+        if unit in self._history.aborted:  # what may have been done is not called again before somebody says more
             command = resolve_command(self.scope.run.id, unit, "done|again", label=label_of(unit, self._labels))
             error = f"{ROLLBACK_NEVER_KNOWN}: look, then `{command}` and `plan cancel {self.scope.run.id} --rollback`"
             return self._note(undoing, receipt.item, AttemptEnd("failed", 0, error=error, can_retry=False), cause=error)
@@ -206,7 +197,7 @@ class Rollback:
             call = self._call_of(undoing, receipt)
         except ExpressionError as error:
             return self._note(undoing, receipt.item, AttemptEnd("failed", 0, error=str(error), can_retry=False), halts=True)
-        if (lost := self._past.unknown.get(unit)) is not None:
+        if (lost := self._history.unknown.get(unit)) is not None:
             return self._tasks.spawn(self._find_out(undoing, call, lost))
         return self._offer(undoing, call)
 
@@ -224,7 +215,7 @@ class Rollback:
     async def _perform(self, undoing: _Undoing, call: Call) -> None:
         end = await self._call_step(call)
         if end.outcome == "unknown" and call.lost is not None:
-            await self._doubt(undoing, call, call.lost, end, halts=True)
+            await self._unknown_outcome(undoing, call, call.lost, end, halts=True)
         else:
             await self._ended_as(undoing, call, end, halts=True)
 
@@ -240,7 +231,7 @@ class Rollback:
         end = await self._probed(call, lost) if call.has_probe else None
         if end is None:
             unknown = AttemptEnd("unknown", lost.number, error="an earlier start of its rollback began this write")
-            return await self._doubt(undoing, call, lost, unknown, halts=False)
+            return await self._unknown_outcome(undoing, call, lost, unknown, halts=False)
         if end.not_done:
             return self._offer(undoing, call)
         undoing.settled = True
@@ -253,9 +244,9 @@ class Rollback:
         finally:
             self.scope.slots.release()
 
-    async def _doubt(self, undoing: _Undoing, call: Call, lost: Attempt, end: AttemptEnd, *, halts: bool) -> None:
+    async def _unknown_outcome(self, undoing: _Undoing, call: Call, lost: Attempt, end: AttemptEnd, *, halts: bool) -> None:
         """Ask people how `lost` ended, `end` as far as is known, and go on from there; without an answer it `halts` the rest, or not."""
-        said = await self._asked_how_it_ended(Doubt(call.step, undoing.run, lost, end.error or ""))
+        said = await self._asked_how_it_ended(UnknownOutcome(call.step, undoing.run, lost, end.error or ""))
         if said is None:
             return await self._ended_as(undoing, call, end, halts=halts)
         undoing.settled = True
@@ -267,20 +258,20 @@ class Rollback:
         error = f"{said.words}; {ROLLBACK_NEVER_KNOWN}"
         return await self._ended_as(undoing, call, AttemptEnd("failed", lost.number, error=error, can_retry=False), halts=True, cause=error)
 
-    async def _asked_how_it_ended(self, doubt: Doubt) -> Said | None:
+    async def _asked_how_it_ended(self, unknown_outcome: UnknownOutcome) -> Said | None:
         if self.scope.outcomes is None or self._halted:
             return None
-        self._asked.append(doubt)
+        self._asked.append(unknown_outcome)
         try:
-            return await self.scope.outcomes.ask(doubt)
+            return await self.scope.outcomes.ask(unknown_outcome)
         finally:
-            self._asked.remove(doubt)
+            self._asked.remove(unknown_outcome)
 
     def _withdraw(self) -> None:
         """Ask nobody any more: nothing further is undone."""
-        for doubt in self._asked:
-            if not doubt.withdrawn.done():
-                doubt.withdrawn.set_result(None)
+        for unknown_outcome in self._asked:
+            if not unknown_outcome.withdrawn.done():
+                unknown_outcome.withdrawn.set_result(None)
 
     # How a call, and a step, came out.
 
@@ -321,7 +312,7 @@ class Rollback:
 
     def _remains(self, step_id: str) -> bool:
         """Whether something of a step failed, or may have been done, and is not rolled back."""
-        begun = (*self._failed_units, *self._past.unknown, *self._past.repeatable, *self._past.aborted)
+        begun = (*self._failed_units, *self._history.unknown, *self._history.repeatable, *self._history.aborted)
         return any(unit[0] == step_id and unit not in self._undone for unit in begun)
 
     def _finish(self, undoing: _Undoing, left: list[Receipt | _Failed]) -> None:
@@ -401,8 +392,8 @@ class Rollback:
 
     def standing(self) -> str:
         """Return in words what is undone, what is not and why, and what cannot be."""
-        if self.doubt is not None:
-            return self.doubt
+        if self.unknown_outcome is not None:
+            return self.unknown_outcome
         whys = dict[Unit, str]()
         for step_id in self._undoable:
             for receipt in self._done[step_id]:
@@ -411,7 +402,7 @@ class Rollback:
         failed = [unit for unit in self._failed_units if unit not in whys]
         parts = standing({**whys, **dict.fromkeys(failed, CHECK_BY_HAND)}, self._labels, self._not_started)
         parts += [f"cannot be rolled back: {listed(self._final(), NAMED)} (writes, declares no rollback)"] if self._final() else []
-        return "; ".join([*parts, *perhaps_done(self._validated.plan, self._past)])
+        return "; ".join([*parts, *perhaps_done(self._validated.plan, self._history)])
 
     def _final(self) -> list[str]:
         """Return the steps that changed something for good."""

@@ -7,9 +7,9 @@ from pydantic import JsonValue
 
 from plan_adapter import graph
 from plan_adapter.errors import ExpressionError, error_text
-from plan_adapter.execution.clock import RunClock
 from plan_adapter.execution.items import Items, item_labels
-from plan_adapter.execution.ports import AttemptEnd, CallStep, Doubt, GatedCall, GateRefusal, Said, StepGates
+from plan_adapter.execution.limits import RunClock
+from plan_adapter.execution.ports import AttemptEnd, GatedCall, GateRefusal, Said, StepGates, StepRunner, UnknownOutcome
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.standing import NEVER_KNOWN
 from plan_adapter.execution.status import NOT_APPROVED
@@ -19,7 +19,7 @@ from plan_adapter.plan import Step, StepStatus
 from plan_adapter.record import Attempt, Outcome, StepRun
 
 
-async def execute(scope: RunScope, call_step: CallStep) -> None:
+async def execute(scope: RunScope, run_step: StepRunner) -> None:
     """Execute the approved plan of `scope` and write the ends of its steps into its run; returns when all of it is durable.
 
     Where people are not waited for, steps whose gates are open, and what depends on them, stay pending: `scope.is_left` says so then.
@@ -28,7 +28,7 @@ async def execute(scope: RunScope, call_step: CallStep) -> None:
     """
     scope.clock = clock = _start_clock(scope)
     try:
-        scheduler = Scheduler(scope, call_step, clock)
+        scheduler = Scheduler(scope, run_step, clock)
         await scheduler.carry()
         scheduler.begin()
         with scope.leave.by(scheduler.leave):
@@ -50,14 +50,14 @@ def _start_clock(scope: RunScope) -> RunClock:
 class Scheduler:
     """The ready set of one run; belongs to one event loop."""
 
-    def __init__(self, scope: RunScope, call_step: CallStep, clock: RunClock) -> None:
+    def __init__(self, scope: RunScope, run_step: StepRunner, clock: RunClock) -> None:
         """Prepare the run of `scope`; `clock` stands still while nothing but gates is open."""
         self._scope = scope
         self._clock = clock
         self._working = 0  # calls that were asked for and have not ended
         self._asking = 0  # gates that are open
-        self._asked = dict[str, list[GatedCall | Doubt]]()  # by step, the calls that people are asked about
-        self._call_step = call_step
+        self._asked = dict[str, list[GatedCall | UnknownOutcome]]()  # by step, the calls that people are asked about
+        self._call_step = run_step
         self._validated = scope.approved.bound.validated
         self._steps = self._validated.steps
         self._runs = {step.id: step for step in scope.run.steps}
@@ -90,19 +90,19 @@ class Scheduler:
 
     def _carry(self, step: Step) -> bool:
         """End `step` if all of it has succeeded before; return whether that is so."""
-        past, run = self._scope.past, self._runs[step.id]
-        if (step.id, None if step.for_each is None else 0) not in past.succeeded:
+        history, run = self._scope.history, self._runs[step.id]
+        if (step.id, None if step.for_each is None else 0) not in history.succeeded:
             return False
         try:
             units = [(step.id, item) for item, _ in self._items_of(step)]
         except ExpressionError:  # told when its turn comes
             return False
-        if not units or not all(unit in past.succeeded for unit in units):
+        if not units or not all(unit in history.succeeded for unit in units):
             return False
-        results = [past.succeeded[unit].result for unit in units]
+        results = [history.succeeded[unit].result for unit in units]
         run.result = results[0] if step.for_each is None else results
         run.status, run.outcome, run.carried = StepStatus.COMPLETED, Outcome.SUCCEEDED, True
-        if (end := past.ends.get(step.id)) is not None:
+        if (end := history.ends.get(step.id)) is not None:
             run.reason, run.retry_count, run.started_at, run.completed_at, run.duration_ms = end
         else:  # its process died before it had written the end
             run.completed_at = self._scope.recorder.now()
@@ -142,12 +142,12 @@ class Scheduler:
     # A step becomes ready, its calls are granted slots, are performed, and the step is closed.
 
     def _ready(self, step: Step) -> None:
-        fate = self._scope.past.fates.get(step.id)
+        fate = self._scope.history.choices.get(step.id)
         if fate is not None and fate.kind == "skipped" and not self._halted:
             self._without_call.add(step.id)
             return self._skip(step, fate.reason)
         cause = self._failed_dependency(step) or (fate.reason if fate is not None and fate.kind == "left" else "")
-        if self._halted and (step.id, None) not in self._scope.past.succeeded:  # else it has ended long ago
+        if self._halted and (step.id, None) not in self._scope.history.succeeded:  # else it has ended long ago
             cause = self._halted
         if cause:
             return self._skip(step, cause)
@@ -167,11 +167,11 @@ class Scheduler:
 
     def _queue(self, state: Items, item: int | None, value: JsonValue) -> None:
         unit = (state.step.id, item)
-        if (receipt := self._scope.past.succeeded.get(unit)) is not None:
+        if (receipt := self._scope.history.succeeded.get(unit)) is not None:
             state.carried += 1
             return state.end(item, AttemptEnd("succeeded", receipt.number, result=receipt.result))
         made = partial(self._call, state.step, item, value, state.labels[item or 0])
-        if (lost := self._scope.past.unknown.get(unit)) is not None:
+        if (lost := self._scope.history.unknown.get(unit)) is not None:
             return self.tasks.spawn(self._find_out(state, made(), lost))
         if (gates := self._gates_of(state.step)) is not None:
             return self.tasks.spawn(self._ask(gates, state, made()))
@@ -197,7 +197,7 @@ class Scheduler:
         end = await self._probed(call, lost) if call.has_probe else None
         if end is None:
             why = "an earlier start of this run began this write, and whether it was done is unknown"
-            return await self._doubt(state, call, lost, AttemptEnd("unknown", lost.number, error=why))
+            return await self._unknown_outcome(state, call, lost, AttemptEnd("unknown", lost.number, error=why))
         if end.not_done:
             return self._offer(state, call)
         return await self._call_ended(state, call, end)
@@ -211,9 +211,9 @@ class Scheduler:
             self._scope.slots.release()
             self._count(working=-1)
 
-    async def _doubt(self, state: Items, call: Call, lost: Attempt, end: AttemptEnd) -> None:
+    async def _unknown_outcome(self, state: Items, call: Call, lost: Attempt, end: AttemptEnd) -> None:
         """Ask people how `lost` ended, `end` as far as is known, and go on from there; a call that waits for them holds no slot."""
-        said = await self._asked_how_it_ended(Doubt(call.step, call.step_run, lost, end.error or ""))
+        said = await self._asked_how_it_ended(UnknownOutcome(call.step, call.step_run, lost, end.error or ""))
         if said is not None and said.resolution == "again" and not (self._halted or state.halted):
             return self._offer(state, call)
         state.settled = state.settled or said is not None
@@ -227,17 +227,17 @@ class Scheduler:
                 self._scope.stop.set("cancelled", said.words)
         return await self._call_ended(state, call, end)
 
-    async def _asked_how_it_ended(self, doubt: Doubt) -> Said | None:
+    async def _asked_how_it_ended(self, unknown_outcome: UnknownOutcome) -> Said | None:
         if self._scope.outcomes is None or self._halted:
             return None
-        asked = self._asked.setdefault(doubt.step.id, [])
-        asked.append(doubt)
+        asked = self._asked.setdefault(unknown_outcome.step.id, [])
+        asked.append(unknown_outcome)
         self._count(asking=1)
         try:
-            return await self._scope.outcomes.ask(doubt)
+            return await self._scope.outcomes.ask(unknown_outcome)
         finally:
             self._count(asking=-1)
-            asked.remove(doubt)
+            asked.remove(unknown_outcome)
 
     async def _ask(self, gates: StepGates, state: Items, call: Call) -> None:
         """Have `call` approved, and then ask for a slot: one that waits for a person holds none."""
@@ -297,7 +297,7 @@ class Scheduler:
         if withdrawn and not refusal.ends_run:  # nobody refused it: the step says why it was not called
             return
         state.refused = state.refused or refusal.message
-        state.goes_on = not refusal.ends_run
+        state.continues = not refusal.ends_run
         if refusal.ends_run:
             self._scope.refusal = self._scope.refusal or refusal
             if self._stops_on_error(state.step):
@@ -319,7 +319,7 @@ class Scheduler:
         if self._asking and not self._working:
             self._clock.stand_still()
         else:
-            self._clock.go_on()
+            self._clock.resume()
 
     def _granted(self, state: Items, item: int | None, made: Callable[[], Call]) -> None:
         if self._halted or state.halted:
@@ -337,7 +337,7 @@ class Scheduler:
         end = await self._call_step(call)
         self._count(working=-1)
         if end.outcome == "unknown" and call.lost is not None:
-            await self._doubt(state, call, call.lost, end)
+            await self._unknown_outcome(state, call, call.lost, end)
         else:
             await self._call_ended(state, call, end)
 
@@ -351,7 +351,7 @@ class Scheduler:
     async def _close_items(self, state: Items) -> None:
         if state.missing == state.count > 0:
             return self._skip(state.step, state.refused or self._halted)
-        self._finish(state.step, state.summary(state.refused or self._halted), was_refused=state.is_refused, goes_on=state.goes_on)
+        self._finish(state.step, state.summary(state.refused or self._halted), was_refused=state.is_refused, continues=state.continues)
         self._runs[state.step.id].carried = state.carried == state.count > 0
         return await self._close(state.step, show=state.settled or not state.started)
 
@@ -403,7 +403,7 @@ class Scheduler:
         run.status, run.reason, run.completed_at = StepStatus.SKIPPED, reason, self._scope.recorder.now()
         self.tasks.spawn(self._close(step, show=True))
 
-    def _finish(self, step: Step, end: AttemptEnd, *, was_refused: bool = False, goes_on: bool = False) -> None:
+    def _finish(self, step: Step, end: AttemptEnd, *, was_refused: bool = False, continues: bool = False) -> None:
         run = self._runs[step.id]
         run.completed_at = self._scope.recorder.now()
         if run.started_at is not None:
@@ -413,7 +413,7 @@ class Scheduler:
             return
         run.status, run.error, run.reason = StepStatus.FAILED, end.error, NOT_APPROVED if was_refused else end.outcome
         run.outcome = Outcome.UNKNOWN if end.outcome == "unknown" or self._was_cut_short(step, end) else Outcome.FAILED
-        if end.outcome == "failed" and self._stops_on_error(step) and not (was_refused and goes_on):
+        if end.outcome == "failed" and self._stops_on_error(step) and not (was_refused and continues):
             self._halt(f"stopped because `{step.id}` failed")
 
     def _was_cut_short(self, step: Step, end: AttemptEnd) -> bool:

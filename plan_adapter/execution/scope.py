@@ -6,16 +6,15 @@ from dataclasses import dataclass, field
 
 from pydantic import JsonValue
 
-from plan_adapter.approval import ApprovedPlan
 from plan_adapter.execution.cancellation import Leave, Stop
-from plan_adapter.execution.carry import Past
-from plan_adapter.execution.clock import RunClock
+from plan_adapter.execution.history import RunHistory
+from plan_adapter.execution.limits import RunClock, Slots
 from plan_adapter.execution.ports import GateRefusal, Outcomes, StepGates
 from plan_adapter.execution.printing import prints_of_call
 from plan_adapter.execution.results import ResultLimit
-from plan_adapter.execution.secrets import RunSecrets, clean
-from plan_adapter.execution.slots import Slots
+from plan_adapter.execution.secrets import RunSecrets, redact
 from plan_adapter.expressions import Variables
+from plan_adapter.gates.approval import ApprovedPlan
 from plan_adapter.hooks import Event, EventKind, Hooks, Listener, call_hook, tell
 from plan_adapter.plan import StepStatus
 from plan_adapter.record import PlanRun, Recorder, StepRun
@@ -31,7 +30,7 @@ class RunScope:
     stop: Stop
     slots: Slots
     limit: ResultLimit
-    past: Past
+    history: RunHistory
     hooks: Hooks
     listener: Listener | None = None
     log_sink: Callable[[logging.LogRecord], None] | None = None
@@ -62,7 +61,7 @@ class RunScope:
         name: str | None = None,
     ) -> None:
         """Hand an event to the listener; one that raises is logged and changes nothing. `name` is that of a call of the step."""
-        shown = message if message is None else self.secrets.scrubber.text(message)
+        shown = message if message is None else self.secrets.redactor.text(message)
         tell(self.listener, Event(kind, self.run, step, shown, delay_ms, name=name))
 
     async def call_hook(self, hook: Callable[..., object] | None, *arguments: object) -> None:
@@ -94,8 +93,8 @@ class StepLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Hand `record` on, without secrets."""
-        if self._scope.secrets.scrubber:
-            clean(record, self._scope.secrets.scrubber)
+        if self._scope.secrets.redactor:
+            redact(record, self._scope.secrets.redactor)
         with prints_of_call(None):  # who shows the line may print, too
             self._scope.tell("log", self._step, record.getMessage(), name=self._call)
             if self._scope.log_sink is not None:

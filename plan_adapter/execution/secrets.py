@@ -1,4 +1,4 @@
-"""`RunSecrets`: the secrets of one run, looked up once and kept in memory; `Scrubber`, which hides their values in all that is kept."""
+"""`RunSecrets`: the secrets of one run, looked up once and kept in memory; `Redactor`, which hides their values in all that is kept."""
 
 import asyncio
 import contextlib
@@ -56,7 +56,7 @@ class _Form:
         return self.pattern.sub(MASK, text) if any(anchor in text for anchor in self.anchors) else text
 
 
-class Scrubber:
+class Redactor:
     """Puts `***` in place of every value that it knows: as it is, inside of longer text, and encoded.
 
     Known encodings are base64 (both alphabets, at any place of what was encoded, with or without padding), hex, those of URLs, JSON, HTML
@@ -139,7 +139,7 @@ class RunSecrets:
 
     def __init__(self, chain: SecretChain | None = None) -> None:
         """Look secrets up in `chain`; there is none without one."""
-        self.scrubber = Scrubber()
+        self.redactor = Redactor()
         self._chain = chain or SecretChain(())
         self._known: dict[str, str] = {}
         self._looking = asyncio.Lock()
@@ -150,7 +150,7 @@ class RunSecrets:
             for name in sorted(names):
                 if name not in self._known:
                     value = await self._chain.value(name)
-                    self.scrubber.add(value)
+                    self.redactor.add(value)
                     self._known[name] = value
         return {name: self._known[name] for name in names}
 
@@ -161,34 +161,34 @@ class RunSecrets:
                 await self.values([name])
 
 
-def clean(record: logging.LogRecord, scrubber: Scrubber) -> None:
+def redact(record: logging.LogRecord, redactor: Redactor) -> None:
     """Take what `scrubber` hides out of the message and the traceback of `record`."""
     try:
         message = record.getMessage()
     except Exception:  # wrong arguments: logging would print them
         message = f"{record.msg} {record.args}"
-    if (shown := scrubber.text(message)) != message:
+    if (shown := redactor.text(message)) != message:
         record.msg, record.args = shown, None
     if record.exc_info and record.exc_info[0] is not None:
         trace = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
-        if (shown := scrubber.text(trace)) != trace:
+        if (shown := redactor.text(trace)) != trace:
             record.exc_info, record.exc_text = None, shown
 
 
-_HIDDEN: ContextVar[Scrubber | None] = ContextVar("hidden", default=None)
+_HIDDEN: ContextVar[Redactor | None] = ContextVar("hidden", default=None)
 _lock = threading.Lock()
 _users = 0
 
 
 @contextlib.contextmanager
-def hidden_in_logs(scrubber: Scrubber) -> Generator[None]:
+def hidden_in_logs(redactor: Redactor) -> Generator[None]:
     """Let `scrubber` clean what is logged by any logger in this context, and in the tasks and threads begun in it."""
-    token = _HIDDEN.set(scrubber)
-    _use_cleaner(1)
+    token = _HIDDEN.set(redactor)
+    _use_redactor(1)
     try:
         yield
     finally:
-        _use_cleaner(-1)
+        _use_redactor(-1)
         _HIDDEN.reset(token)
 
 
@@ -196,14 +196,14 @@ def hidden_in_logs(scrubber: Scrubber) -> Generator[None]:
 def stays_hidden() -> Generator[None]:
     """Keep what is in force of `hidden_in_logs` in this context for as long as this lasts, also where its block ends before."""
     change = int(_HIDDEN.get() is not None)
-    _use_cleaner(change)
+    _use_redactor(change)
     try:
         yield
     finally:
-        _use_cleaner(-change)
+        _use_redactor(-change)
 
 
-class _Cleaner:
+class _RedactingFilter:
     """Makes log records as `before` does, cleaned."""
 
     def __init__(self, before: Any) -> None:
@@ -211,20 +211,20 @@ class _Cleaner:
 
     def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
         record: logging.LogRecord = self.before(*args, **kwargs)
-        if scrubber := _HIDDEN.get():
-            clean(record, scrubber)
+        if redactor := _HIDDEN.get():
+            redact(record, redactor)
         return record
 
 
-def _use_cleaner(change: int) -> None:
+def _use_redactor(change: int) -> None:
     """Have records cleaned while any run of this process has secrets."""
     global _users  # noqa: PLW0603  # logging has one factory of records in a process
     with _lock:
         _users += change
         factory = logging.getLogRecordFactory()
-        if _users and not isinstance(factory, _Cleaner):
-            logging.setLogRecordFactory(_Cleaner(factory))
-        elif not _users and isinstance(factory, _Cleaner):
+        if _users and not isinstance(factory, _RedactingFilter):
+            logging.setLogRecordFactory(_RedactingFilter(factory))
+        elif not _users and isinstance(factory, _RedactingFilter):
             logging.setLogRecordFactory(factory.before)
 
 

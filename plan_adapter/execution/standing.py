@@ -2,12 +2,11 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
 
-from plan_adapter.execution.carry import Past, Unit, is_rollback, rollback_id, undone_by
+from plan_adapter.commands import resolve_command
+from plan_adapter.execution.history import RunHistory, Unit, is_rollback, rollback_id, undone_by
 from plan_adapter.plan import ExecutionPlan
-from plan_adapter.readable import call_name, item_option, listed
-from plan_adapter.record import GateKind, PlanRun
+from plan_adapter.readable import call_name, listed
 
 NAMED = 20
 """How many steps are named in one list."""
@@ -45,38 +44,38 @@ def _unit_names(units: Sequence[Unit], labels: Mapping[Unit, str]) -> dict[Unit,
     return {unit: call_name(*unit, labels.get(unit)) for unit in units}
 
 
-def recorded_standing(plan: ExecutionPlan, past: Past) -> str:
+def recorded_standing(plan: ExecutionPlan, history: RunHistory) -> str:
     """Return where the rollback of a run stands by its record alone, without a reason for each step that is not rolled back."""
     steps = {step.id: step for step in plan.steps if step.rollback is not None}
     whys = dict[Unit, str]()
-    for unit in reversed([*past.succeeded, *past.failed]):
+    for unit in reversed([*history.succeeded, *history.failed]):
         step_id, item = unit
         rollback = (rollback_id(step_id), item)
         if step_id not in steps:
             continue
-        if rollback in past.succeeded:
+        if rollback in history.succeeded:
             whys[unit] = ""
-        elif unit not in past.succeeded and not steps[step_id].rollback_failed:
+        elif unit not in history.succeeded and not steps[step_id].rollback_failed:
             whys[unit] = CHECK_BY_HAND
-        elif rollback in past.unknown or rollback in past.aborted:
-            whys[unit] = "whether its rollback was done is unknown" if rollback in past.unknown else ROLLBACK_NEVER_KNOWN
+        elif rollback in history.unknown or rollback in history.aborted:
+            whys[unit] = "whether its rollback was done is unknown" if rollback in history.unknown else ROLLBACK_NEVER_KNOWN
         else:
             whys[unit] = "not reached"
-    return "; ".join([*standing(whys, past.labels), *perhaps_done(plan, past)])
+    return "; ".join([*standing(whys, history.labels), *perhaps_done(plan, history)])
 
 
-def perhaps_done(plan: ExecutionPlan, past: Past) -> list[str]:
+def perhaps_done(plan: ExecutionPlan, history: RunHistory) -> list[str]:
     """Return what may have been changed and is not undone, because nobody said whether it was done; nothing where that is said of all."""
-    units = [*aborted_steps(plan, past), *((step_id, item) for step_id, item in past.repeatable if not is_rollback(step_id))]
-    return [f"begun, and perhaps done: {listed(unit_names(units, past.labels), NAMED)}"] if units else []
+    units = [*aborted_steps(plan, history), *((step_id, item) for step_id, item in history.repeatable if not is_rollback(step_id))]
+    return [f"begun, and perhaps done: {listed(unit_names(units, history.labels), NAMED)}"] if units else []
 
 
-def aborted_steps(plan: ExecutionPlan, past: Past) -> list[Unit]:
+def aborted_steps(plan: ExecutionPlan, history: RunHistory) -> list[Unit]:
     """Return the steps, and items, that a person left in doubt when they ended the run, in the order of the plan."""
-    if not past.aborted:
+    if not history.aborted:
         return []
     places = {step.id: place for place, step in enumerate(plan.steps)}
-    return sorted((unit for unit in past.aborted if unit[0] in places), key=lambda unit: (places[unit[0]], unit[1] or 0))
+    return sorted((unit for unit in history.aborted if unit[0] in places), key=lambda unit: (places[unit[0]], unit[1] or 0))
 
 
 def after_abort(run_id: str, units: Sequence[Unit], labels: Mapping[Unit, str], *, is_undone: bool) -> str:
@@ -93,9 +92,9 @@ def after_abort(run_id: str, units: Sequence[Unit], labels: Mapping[Unit, str], 
     )
 
 
-def aborted_rollbacks(past: Past) -> list[Unit]:
+def aborted_rollbacks(history: RunHistory) -> list[Unit]:
     """Return the rollbacks, of steps and items, that a person left in doubt."""
-    return [unit for unit in past.aborted if is_rollback(unit[0])]
+    return [unit for unit in history.aborted if is_rollback(unit[0])]
 
 
 def after_aborted_rollback(run_id: str, unit: Unit, labels: Mapping[Unit, str]) -> str:
@@ -117,83 +116,6 @@ def label_of(unit: Unit, labels: Mapping[Unit, str]) -> str | None:
     """Return what an item is called, also that of a rollback; None for one that its number names."""
     step_id, item = unit
     return labels.get(unit) or labels.get((undone_by(step_id), item))
-
-
-def resolve_command(run_id: str, unit: Unit, words: str = "done|again|abort", *, label: str | None = None) -> str:
-    """Return what a person types who says how a call ended of which nobody knows it."""
-    step_id, item = unit
-    name = f'"{step_id}"' if is_rollback(step_id) else step_id
-    return f"plan resolve {run_id} {name} {words}{item_option(item, label)}"
-
-
-SHOWN_DIGITS = 12
-"""How much of a digest a command shows: enough to tell two contents of one gate apart, short enough to read."""
-
-
-class Asked(Protocol):
-    """What a gate asks about: a `Gate`, an `ApprovalRequest`, or the form of one."""
-
-    @property
-    def run_id(self) -> str | None: ...  # noqa: D102
-    @property
-    def step_id(self) -> str | None: ...  # noqa: D102
-    @property
-    def item(self) -> int | None: ...  # noqa: D102
-    @property
-    def label(self) -> str | None: ...  # noqa: D102
-    @property
-    def approval_digest(self) -> str: ...  # noqa: D102
-    @property
-    def kind(self) -> GateKind: ...  # noqa: D102
-
-
-def answer_command(asked: Asked, *, verb: str = "approve", api: bool = False) -> str:
-    """Return the command that answers at a gate, bound by `--digest` to the content that the gate asks about.
-
-    A gate that asks how a call ended is answered by `plan resolve`. With `api` the command needs Prefect's API alone.
-    """
-    option, digest = " --api" if api else "", f" --digest {asked.approval_digest[:SHOWN_DIGITS]}"
-    if asked.kind == "outcome":
-        return resolve_command(str(asked.run_id), (asked.step_id or "", asked.item), label=asked.label) + option + digest
-    return f"plan {verb} {asked.run_id}{option}{_place(asked)}{digest}"
-
-
-def open_form_notice(asked: Asked) -> str:
-    """Return why no one-time code counts in the form of a Prefect server that demands no authentication, and where to give it instead."""
-    return (
-        "This Prefect server demands no authentication: whoever reaches it can read and send forms, so a one-time code in a form proves "
-        f"nobody. Answer with `{answer_command(asked)} --code CODE`."
-    )
-
-
-def show_command(asked: Asked, *, api: bool = False) -> str:
-    """Return the command that prints everything that a gate asks about, and answers nothing."""
-    return f"plan approve {asked.run_id}{' --api' if api else ''}{_place(asked)} --show"
-
-
-def _place(asked: Asked) -> str:
-    step = f" --step {asked.step_id}" if asked.step_id is not None else ""
-    return step + item_option(asked.item, asked.label)
-
-
-def resume_command(run: PlanRun, *, offline: bool = False) -> str:
-    """Return what a person types so that `run` goes on where it ran; `offline`: known to be without Prefect before it has begun."""
-    return f"plan resume {run.id}{' --offline' if offline else offline_option(run)}"
-
-
-def resume_asked(run: PlanRun) -> str:
-    """Return what a person types so that `run`, at whose gate somebody was asked, goes on: one without a flow run by then has none."""
-    return resume_command(run, offline=run.flow_run_id is None)
-
-
-def rollback_command(run: PlanRun) -> str:
-    """Return what a person types so that what `run` did is undone, where it ran."""
-    return f"plan cancel {run.id} --rollback{offline_option(run)}"
-
-
-def offline_option(run: PlanRun) -> str:
-    """Return the option without which a run that began without Prefect would go on in it; nothing for any other run."""
-    return " --offline" if run.started_at is not None and run.flow_run_id is None else ""
 
 
 def with_rollback(message: str | None, stands: str) -> str:

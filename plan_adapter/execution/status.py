@@ -41,15 +41,15 @@ def conclude(run: PlanRun, stop: Stop, refusal: GateRefusal | None = None, *, le
     failed = [step for step in ended if refusal is None or step.reason != NOT_APPROVED]
     unknown = [step for step in run.steps if step.outcome is Outcome.UNKNOWN]
     broken = PlanStatus.PARTIAL if completed else PlanStatus.FAILED
-    doubt = f"whether {', '.join(f'`{step.id}`' for step in unknown)} was done is unknown"
-    stopped = f"{stop.message}; {doubt}" if unknown else stop.message
+    unknown_outcome = f"whether {', '.join(f'`{step.id}`' for step in unknown)} was done is unknown"
+    stopped = f"{stop.message}; {unknown_outcome}" if unknown else stop.message
     was_cut_short = stop.is_set and (ended or any(step.status is StepStatus.SKIPPED and step.reason == stop.message for step in run.steps))
     if was_cut_short and stop.kind == "cancelled":
         run.status, run.reason, run.message = PlanStatus.CANCELLED, RunReason.CANCELLED, stopped
     elif was_cut_short:
         run.status, run.reason, run.message = broken, RunReason.TIMED_OUT, stopped
     elif unknown:
-        run.status, run.reason, run.message = broken, RunReason.UNKNOWN, doubt
+        run.status, run.reason, run.message = broken, RunReason.UNKNOWN, unknown_outcome
     elif failed:
         run.status, run.reason, run.message = broken, RunReason.STEP_FAILED, _failure(failed)
     elif refusal is not None:

@@ -10,11 +10,10 @@ from pydantic import JsonValue
 from plan_adapter.canonical import call_digest
 from plan_adapter.crash_points import reached
 from plan_adapter.errors import NotApprovedError, ToolError, UnknownOutcomeError, error_text
-from plan_adapter.execution.calling import CallStoppedError, CallTimedOutError, complete, work_of
-from plan_adapter.execution.handing import Called, Handing
+from plan_adapter.execution.call_arguments import CallArguments, Called
+from plan_adapter.execution.calling import CallStoppedError, CallTimedOutError, ask_probe, complete, work_of
 from plan_adapter.execution.ports import AttemptEnd, GatedCall
 from plan_adapter.execution.printing import prints_of_call
-from plan_adapter.execution.probing import ask_probe
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.plan import Effect, Isolation, Step, new_id
 from plan_adapter.readable import call_name
@@ -54,13 +53,13 @@ class Call:
         self._value = value
         self._urgency = urgency
         self._tool: Tool[..., Any] = self._called.tool
-        self._handing = Handing(scope, self._called, step_run, item=item, value=value, name=self.name)
+        self._handing = CallArguments(scope, self._called, step_run, item=item, value=value, name=self.name)
         self._policy = self._called.retry
         self._has_slot = True
         self._without_prefect = False
         self._tries = 0
         self._judged: tuple[AttemptEnd, float | None] | None = None
-        self._number = scope.past.attempts.get((self._called.id, item), 0)
+        self._number = scope.history.attempts.get((self._called.id, item), 0)
         self.approval: Approval | None = None  # of exactly this call, where its step has a gate of its own
         self.lost: Attempt | None = None  # the last attempt, where nobody knows how it ended
 
@@ -233,7 +232,7 @@ class Call:
         if said is None or end is None:
             return None
         receipt = self._receipt(lost, end, 0)
-        note = self._scope.secrets.scrubber.text(said.note) if said.note else None
+        note = self._scope.secrets.redactor.text(said.note) if said.note else None
         self._scope.recorder.receipt(replace(receipt, by=self._tool.name, known_by="probe", note=note))
         context.logger.info("the probe of `%s` says that attempt %d was %s", self._tool.name, lost.number, _SAID[type(said)])
         return end
@@ -242,7 +241,7 @@ class Call:
         if isinstance(said, NotDone):
             error = "it was not done, says its probe"
             return AttemptEnd("failed", lost.number, error=error, not_done=True)
-        result = self._scope.secrets.scrubber.value(as_json(said.result))
+        result = self._scope.secrets.redactor.value(as_json(said.result))
         if (unmet := self._unmet(result)) is not None:
             return AttemptEnd("failed", lost.number, error=unmet)
         return AttemptEnd("succeeded", lost.number, result=self._keep(result), said=f"it was done, says the probe of `{self._tool.name}`")
@@ -261,7 +260,7 @@ class Call:
         try:
             work = work_of(self._tool, arguments, isolation=self._isolation, without_prefect=without_prefect)
             value = await complete(work, self._tool.name, timeout=self.timeout_seconds, stop=self._scope.stop)
-            result = self._scope.secrets.scrubber.value(value if self._isolation == "process" else as_json(value))
+            result = self._scope.secrets.redactor.value(value if self._isolation == "process" else as_json(value))
             unmet = self._unmet(result)
         except CallStoppedError:
             return self._stopped_end(in_middle=True)
@@ -279,7 +278,7 @@ class Call:
 
     def _told(self, error: BaseException) -> str:
         """Return what was raised in words, without secrets."""
-        return error_text(error, self._scope.secrets.scrubber.text)
+        return error_text(error, self._scope.secrets.redactor.text)
 
     def _unmet(self, result: JsonValue) -> str | None:
         template = self._called.done_when

@@ -14,7 +14,7 @@ from anyio.abc import Process
 from pydantic import JsonValue
 
 from plan_adapter.credentials import without_credentials
-from plan_adapter.errors import ToolError, UnknownOutcomeError, error_words
+from plan_adapter.errors import ToolError, UnknownOutcomeError, error_message
 from plan_adapter.tools.tool import Tool, ToolContext, as_json
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ def _imported_call(import_string: str, arguments: dict[str, Any]) -> _Answer:
         answer.result = as_json(asyncio.run(cast("Coroutine[Any, Any, Any]", value)) if tool.is_async else value)
     except BaseException as error:  # SystemExit would end the process, which serves the next call, too
         # Not cut here, where nobody knows the secrets.
-        answer.error, answer.is_unknown = error_words(error), isinstance(error, UnknownOutcomeError)
+        answer.error, answer.is_unknown = error_message(error), isinstance(error, UnknownOutcomeError)
     return answer
 
 

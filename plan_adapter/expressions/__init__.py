@@ -3,7 +3,7 @@
 from plan_adapter.expressions.cel import matches
 from plan_adapter.expressions.declarations import INPUT_NAME, Declarations
 from plan_adapter.expressions.expression import Expression, Variables
-from plan_adapter.expressions.foresight import Foresight
+from plan_adapter.expressions.prediction import Prediction
 from plan_adapter.expressions.references import has_expression
 from plan_adapter.expressions.template import Template, compile_template
 
@@ -11,7 +11,7 @@ __all__ = [
     "INPUT_NAME",
     "Declarations",
     "Expression",
-    "Foresight",
+    "Prediction",
     "Template",
     "Variables",
     "compile_template",

@@ -1,13 +1,19 @@
-"""How a start of a run ends: with the run's end kept and told, with the run left waiting, or let go for another start."""
+"""How a start of a run is watched and how it ends: concluded, left waiting, or released for another start."""
 
+import asyncio
 import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 from pydantic import JsonValue
 
 from plan_adapter.crash_points import reached
-from plan_adapter.errors import ExpressionError, StoreError
+from plan_adapter.errors import ExpressionError, LeaseLostError, StoreError
+from plan_adapter.execution.cancellation import Stop, watch
+from plan_adapter.execution.printing import redacted_prints
 from plan_adapter.execution.rollback import Rollback
 from plan_adapter.execution.scope import RunScope
+from plan_adapter.execution.secrets import hidden_in_logs
 from plan_adapter.execution.standing import with_rollback
 from plan_adapter.execution.status import conclude
 from plan_adapter.plan import PlanStatus
@@ -16,10 +22,70 @@ from plan_adapter.store.store import PlanStore
 
 log = logging.getLogger(__name__)
 
+STORE_POLL_SECONDS = 0.5
+PREFECT_POLL_SECONDS = 2.0
+
+
+@asynccontextmanager
+async def watched(
+    scope: RunScope,
+    store: PlanStore,
+    asked: Callable[[], Awaitable[str | None]],
+    in_prefect: Callable[[], Awaitable[str | None]] | None,
+    *,
+    ends: Stop | None = None,
+) -> AsyncGenerator[None]:
+    """Keep the lease of the run, and set `ends`, if not given the stop of all work, once one of the two gives a reason."""
+    ends = ends or scope.stop
+    works = [_keep_lease(scope, store), watch(ends, asked, every_seconds=STORE_POLL_SECONDS)]
+    if in_prefect is not None:
+        works.append(watch(ends, in_prefect, every_seconds=PREFECT_POLL_SECONDS))
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        async with _hidden_secrets(scope):
+            yield
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+@asynccontextmanager
+async def _hidden_secrets(scope: RunScope) -> AsyncGenerator[None]:
+    """Keep secrets out of all that is logged and printed within: those of the plan, and the credentials of this process."""
+    await scope.secrets.expect(scope.approved.bound.validated.secrets)
+    if scope.secrets.redactor:
+        with hidden_in_logs(scope.secrets.redactor), redacted_prints(scope.secrets.redactor.text):
+            yield
+    else:
+        yield
+
+
+async def _keep_lease(scope: RunScope, store: PlanStore) -> None:
+    """Renew the lease of the run while it is executed, and stop it once another process has taken it over."""
+    while True:
+        await asyncio.sleep(store.lease_seconds / 4)
+        try:
+            await store.renew(scope.run.id)
+        except LeaseLostError as error:
+            scope.stop.set("cancelled", str(error))
+            return
+        except StoreError as error:
+            log.info("the lease of run %s cannot be renewed now: %s", scope.run.id, error)
+
+
+async def answer_soon(in_prefect: Callable[[], Awaitable[str | None]]) -> str | None:
+    """Return the reason for which the run is cancelled in Prefect; None also where that cannot be told at once."""
+    try:
+        async with asyncio.timeout(PREFECT_POLL_SECONDS):
+            return await in_prefect()
+    except Exception as error:
+        log.info("whether the run was cancelled in Prefect cannot be told now: %s", error)
+        return None
+
 
 async def conclude_run(scope: RunScope, store: PlanStore, rollback: Rollback | None, undrafted: str | None) -> None:
     """Keep and tell how the run, whose steps have ended, has ended; `undrafted` is why what is left could not be drafted anew."""
-    conclude(scope.run, scope.stop, scope.refusal, left=scope.past.left)
+    conclude(scope.run, scope.stop, scope.refusal, left=scope.history.left)
     scope.run.outputs, problem = _outputs(scope)
     scope.run.message = scope.run.message or problem
     if undrafted is not None:
@@ -29,12 +95,12 @@ async def conclude_run(scope: RunScope, store: PlanStore, rollback: Rollback | N
 
 async def end_run(scope: RunScope, store: PlanStore, rollback: Rollback | None) -> None:
     """Keep and tell the end of the run, whose status, reason and message are set; the message also tells where its rollback stands."""
-    run, now, scrubber = scope.run, scope.recorder.now(), scope.secrets.scrubber
+    run, now, redactor = scope.run, scope.recorder.now(), scope.secrets.redactor
     if rollback is not None:
         run.message = with_rollback(run.message, rollback.standing())
-    if scrubber:
-        run.message = None if run.message is None else scrubber.text(run.message)
-        run.outputs = {name: scrubber.value(value) for name, value in run.outputs.items()}
+    if redactor:
+        run.message = None if run.message is None else redactor.text(run.message)
+        run.outputs = {name: redactor.value(value) for name, value in run.outputs.items()}
     run.completed_at = run.updated_at = now
     run.total_duration_ms = round((now - (run.started_at or now)).total_seconds() * 1000)
     reached("before-end")

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from plan_adapter.canonical import approval_digest
+from plan_adapter.commands import resume_asked, rollback_command
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.execution.standing import resume_asked, rollback_command
 from plan_adapter.readable import one_line
 from plan_adapter.record import PlanRun, RunFolder
 from plan_adapter.settings import Settings

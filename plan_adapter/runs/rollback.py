@@ -2,28 +2,30 @@
 
 from dataclasses import replace
 
-from plan_adapter.approval import approved_plan
 from plan_adapter.errors import NotApprovedError, RunConflictError
-from plan_adapter.execution.carry import Past
-from plan_adapter.execution.rollback import Rollback, units_to_undo
+from plan_adapter.execution.history import RunHistory
+from plan_adapter.execution.rollback import Rollback, units_to_roll_back
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.standing import without_rollback
 from plan_adapter.execution.status import ended_status
+from plan_adapter.gates.approval import approved_plan
+from plan_adapter.gates.policy import PolicyInForce
 from plan_adapter.plan import ApprovalPolicy, ExecutionPlan, PlanStatus, StepStatus
-from plan_adapter.policy import PolicyInForce
 from plan_adapter.record import Approval, Outcome, PlanRun, RunReason
-from plan_adapter.runs.approving import is_of_run
+from plan_adapter.runs.approval import is_of_run
 from plan_adapter.runs.ending import end_run
-from plan_adapter.runs.gate_keeper import GateKeeper
-from plan_adapter.runs.occasion import Occasion
-from plan_adapter.runs.performing import Way, ask_about_doubts, scope_of, undo
-from plan_adapter.runs.retooling import changes_of_tools, named_changes
+from plan_adapter.runs.keeper import GateKeeper
+from plan_adapter.runs.request import RunRequest
+from plan_adapter.runs.session import Backend, enable_outcome_gates, scope_of, undo
+from plan_adapter.runs.tool_drift import changes_of_tools, named_changes
 from plan_adapter.store.revisions import Revision
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan
 
 
-async def roll_back(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Occasion, /, *, past: Past, way: Way) -> PlanRun:
+async def roll_back(
+    bound: BoundPlan, run: PlanRun, store: PlanStore, run_request: RunRequest, /, *, history: RunHistory, backend: Backend
+) -> PlanRun:
     """Undo what the completed steps of `run` did, as a continuation of it, and keep the record; the approval that it used covers that.
 
     Raises NotApprovedError where the run has used none of this content, and RunConflictError where another process executes it or the
@@ -33,14 +35,14 @@ async def roll_back(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: 
     reason = await store.reason_of(run.id) or RunReason.CANCELLED
     run.status, run.reason, run.message, run.completed_at = PlanStatus.EXECUTING, reason, without_rollback(run.message), None
     await store.claim(run, keeps_ends=True)
-    scope = scope_of(approved, run, await store.recorder(run), occasion, past=past, way=way)
+    scope = scope_of(approved, run, await store.recorder(run), run_request, history=history, backend=backend)
     _end_steps(scope)
-    keeper = GateKeeper(run, store, occasion, way.door, way.cancellation)
-    ask_about_doubts(scope, keeper)
-    rollback = Rollback(scope, past, way.call_step)
+    keeper = GateKeeper(run, store, run_request, backend.forms, backend.cancellation)
+    enable_outcome_gates(scope, keeper)
+    rollback = Rollback(scope, history, backend.run_step)
     scope.tell("run_started")
     try:
-        await undo(rollback, store, way.cancellation)
+        await undo(rollback, store, backend.cancellation)
     finally:
         run.status = ended_status(reason, completed=any(step.status is StepStatus.COMPLETED for step in run.steps))
         await end_run(scope, store, rollback)
@@ -61,7 +63,7 @@ async def version_done(run: PlanRun, store: PlanStore) -> Revision | None:
     return next((version for version in reversed(await store.revisions(run.id)) if version.approval_digest in used), None)
 
 
-async def with_approved_rollbacks(bound: BoundPlan, run: PlanRun, past: Past, store: PlanStore) -> BoundPlan:
+async def with_approved_rollbacks(bound: BoundPlan, run: PlanRun, history: RunHistory, store: PlanStore) -> BoundPlan:
     """Return `bound` as what `run` was approved with, to be undone: each call that is left to be made is one that was approved.
 
     Other tools may have changed. Raises NotApprovedError, which names those that have and would be called.
@@ -69,7 +71,7 @@ async def with_approved_rollbacks(bound: BoundPlan, run: PlanRun, past: Past, st
     if bound.approval_digest == run.approval_digest:
         return bound
     validated = bound.validated
-    called = {validated.rollbacks[step_id].tool.name for step_id, _ in units_to_undo(validated.plan, past)}
+    called = {validated.rollbacks[step_id].tool.name for step_id, _ in units_to_roll_back(validated.plan, history)}
     changed = [change for change in await changes_of_tools(validated, run, store) if change.name in called]
     if changed:
         raise NotApprovedError(
@@ -89,9 +91,9 @@ def is_guarded(plan: ExecutionPlan, policy: PolicyInForce) -> bool:
     return bool(own.effects or policy.gate_effects) or any(step.requires_approval for step in plan.steps)
 
 
-def refuse_doubt(run: PlanRun, past: Past) -> None:
+def refuse_unknown_outcome(run: PlanRun, history: RunHistory) -> None:
     """Raise RunConflictError where nobody knows whether a step was done: undoing around it could do harm."""
-    if unknown := past.unknown_steps:
+    if unknown := history.unknown_steps:
         names = ", ".join(f"`{step_id}`" for step_id in unknown)
         raise RunConflictError(
             f"nothing of run {run.id} is undone while it is unknown whether {names} was done: `plan resolve {run.id} {unknown[0]} "
@@ -111,10 +113,10 @@ def _end_steps(scope: RunScope) -> None:
     """Let expressions use the ends of the steps, and end those that a process which died left in the middle."""
     for step in scope.run.steps:
         if step.completed_at is None:
-            receipt = scope.past.succeeded.get((step.id, None))
+            receipt = scope.history.succeeded.get((step.id, None))
             if receipt is not None:
                 step.status, step.outcome, step.result = StepStatus.COMPLETED, Outcome.SUCCEEDED, receipt.result
-            elif step.attempts or any(step_id == step.id for step_id, _ in scope.past.attempts):
+            elif step.attempts or any(step_id == step.id for step_id, _ in scope.history.attempts):
                 step.status, step.outcome, step.reason = StepStatus.FAILED, Outcome.FAILED, "cancelled"
                 step.error = "its process ended before it did"
             else:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from plan_adapter.credentials import credential_values
 from plan_adapter.engine.connection import configured_api_url, quiet_import
 from plan_adapter.errors import InvalidPlanError, NoServerError
-from plan_adapter.execution.secrets import RunSecrets, Scrubber
+from plan_adapter.execution.secrets import Redactor, RunSecrets
 from plan_adapter.readable import listed
 from plan_adapter.secrets import SecretUnavailableError, Sight, secret_chain, values_at_hand
 from plan_adapter.settings import Settings
@@ -23,17 +23,17 @@ def secrets_of(settings: Settings) -> RunSecrets:
     """Return the secrets of a new run, none of which is looked up yet; the credentials of this process are hidden from the beginning."""
     secrets = RunSecrets(secret_chain(settings, blocks=KnownServer()))
     for value in credential_values(os.environ):
-        secrets.scrubber.add(value)
+        secrets.redactor.add(value)
     return secrets
 
 
-async def hidden_from_models(settings: Settings, names: Collection[str]) -> Scrubber:
+async def hidden_from_models(settings: Settings, names: Collection[str]) -> Redactor:
     """Return what hides every secret that is at hand, and those called `names` wherever they are kept, from a model."""
     secrets = secrets_of(settings)
     await secrets.expect(names)
     for value in await values_at_hand(settings):
-        secrets.scrubber.add(value)
-    return secrets.scrubber
+        secrets.redactor.add(value)
+    return secrets.redactor
 
 
 async def sights(names: Collection[str], settings: Settings) -> list[Sight]:

@@ -5,33 +5,33 @@ import logging
 from dataclasses import replace
 from functools import partial
 
-from plan_adapter.approval import refusal, rules_of
 from plan_adapter.errors import InvalidPlanError, NotApprovedError, StoreError
 from plan_adapter.execution.ports import GatedCall
-from plan_adapter.identity.standing_files import signed_standing, verify_standing
+from plan_adapter.gates.approval import refusal, rules_of
+from plan_adapter.gates.policy import PolicyInForce
+from plan_adapter.gates.standing import covers
+from plan_adapter.gates.standing_files import find_standing_file, signed_standing, verify_standing
 from plan_adapter.plan import ExecutionPlan, new_id
-from plan_adapter.policy import PolicyInForce
 from plan_adapter.record import Approval, PlanRun, RunContext, StandingApproval
-from plan_adapter.runs.occasion import Occasion
-from plan_adapter.standing import covers, find_standing_file
+from plan_adapter.runs.request import RunRequest
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan
 
 log = logging.getLogger(__name__)
 
 
-async def standing_for(bound: BoundPlan, run: PlanRun, store: PlanStore, occasion: Occasion) -> Approval | None:
+async def standing_for(bound: BoundPlan, run: PlanRun, store: PlanStore, run_request: RunRequest) -> Approval | None:
     """Return the approval that a standing one gives `run`, counted and recorded; None where none covers it.
 
     Only a run that a schedule started can be covered. A signed file beside the plan's own counts like a row, from its first use on.
     """
-    if occasion.schedule is None:
+    if run_request.schedule is None:
         return None
-    policy = await store.policy_in_force(occasion.settings)
-    in_file = await _take_file(store, run, occasion, policy)
+    policy = await store.policy_in_force(run_request.settings)
+    in_file = await _take_file(store, run, run_request, policy)
     now = await store.now()
     for standing in await store.standing():
-        reason = covers(standing, bound, schedule=occasion.schedule, now=now) or _refusal(standing, bound.validated.plan, policy)
+        reason = covers(standing, bound, schedule=run_request.schedule, now=now) or _refusal(standing, bound.validated.plan, policy)
         if standing.source is not None and standing.id != in_file:
             reason = reason or f"{standing.source} does not say so beside this plan any more"
         if reason is None:
@@ -55,7 +55,7 @@ async def _verify(standing: StandingApproval, policy: PolicyInForce) -> None:
 
 
 async def approval_by_standing(
-    of_run: Approval, call: GatedCall, run: PlanRun, plan: ExecutionPlan, store: PlanStore, occasion: Occasion
+    of_run: Approval, call: GatedCall, run: PlanRun, plan: ExecutionPlan, store: PlanStore, run_request: RunRequest
 ) -> Approval | None:
     """Return the approval of a call that the run's standing approval gives, where that names the step; None otherwise."""
     if of_run.standing_id is None:
@@ -64,7 +64,7 @@ async def approval_by_standing(
     standing = next((known for known in kept if known.id == of_run.standing_id and known.revoked_at is None), None)
     if standing is None or call.step.id not in standing.steps or (standing.until is not None and standing.until <= await store.now()):
         return None
-    policy = await store.policy_in_force(occasion.settings)
+    policy = await store.policy_in_force(run_request.settings)
     if _refusal(standing, plan, policy) is not None:  # today's policy does not take it any more: somebody is asked
         return None
     await _verify(standing, policy)
@@ -82,9 +82,9 @@ async def approval_by_standing(
     return given
 
 
-async def _take_file(store: PlanStore, run: PlanRun, occasion: Occasion, policy: PolicyInForce) -> str | None:
+async def _take_file(store: PlanStore, run: PlanRun, run_request: RunRequest, policy: PolicyInForce) -> str | None:
     """Keep the standing approval of a signed file beside the plan's own in the store, which counts its uses; return its id."""
-    path = find_standing_file(occasion.plan_file) if occasion.plan_file is not None else None
+    path = find_standing_file(run_request.plan_file) if run_request.plan_file is not None else None
     if path is None:
         return None
     try:

@@ -93,7 +93,7 @@ class Changes:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(_wake, woken)
 
-    def goes_on(self) -> bool:
+    def continues(self) -> bool:
         """Return whether the watch must go on; once it is told that it need not, the next wait starts another."""
         with self._lock:
             is_wanted = bool(self._waiting) or time.monotonic() - self._last_wanted < LINGER_SECONDS

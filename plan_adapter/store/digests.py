@@ -20,7 +20,7 @@ Plain: TypeAlias = dict[str, JsonValue]
 
 _LEFT_OUT: dict[str, frozenset[str]] = {
     "runs": frozenset({"updated_at"}),
-    "gates": frozenset({"openings", "holder", "flow_run_id", "keyset"}),  # who shows it where, which may change while it is open
+    "gates": frozenset({"openings", "owner", "flow_run_id", "keyset"}),  # who shows it where, which may change while it is open
 }
 _ADDED: dict[str, frozenset[str]] = {
     "runs": frozenset({"folder"}),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
-from plan_adapter.record import Wish
+from plan_adapter.record import OperatorRequestKind
 from plan_adapter.store.columns import readable_words
 from plan_adapter.store.digests import Plain, row_digest
 from plan_adapter.store.rows import NO_ITEM
@@ -43,7 +43,11 @@ AuditKind: TypeAlias = Literal[
 RUN_KINDS = frozenset({"run_created", "new_version", "run_started", "run_changed", "cancel_requested", "run_ended"})
 """The kinds of entries about the row of the run itself: the newest one has its digest."""
 
-WISH_KINDS: dict[Wish, AuditKind] = {"leave_out": "left_out", "take_back": "taken_back", "undo": "rollback_asked"}
+OPERATOR_REQUEST_KINDS: dict[OperatorRequestKind, AuditKind] = {
+    "leave_out": "left_out",
+    "take_back": "taken_back",
+    "undo": "rollback_asked",
+}
 
 _DECISIONS: dict[Any, AuditKind] = {"approve": "approved", "reject": "rejected", "request_changes": "changes_requested"}
 _GATE_ENDS: dict[Any, AuditKind] = {
@@ -149,15 +153,19 @@ def of_signature(receipt: Plain, signature: str) -> Entry:
     return Entry(_text(receipt["ended_at"]), "word_signed", *where, by=by, known_by=known_by, message=signature)
 
 
-def of_wish(at: str, wish: Wish, *, by: str, known_by: str, because: str, step_id: str | None, wish_digest: str, digest: str) -> Entry:
+def of_operator_request(
+    at: str, kind: OperatorRequestKind, *, by: str, known_by: str, because: str, step_id: str | None, request_digest: str, digest: str
+) -> Entry:
     """Return the entry about what a person asks for, of one step or of the run."""
     who, why = readable_words(by), readable_words(because)
-    return Entry(at, WISH_KINDS[wish], step_id, by=who, known_by=known_by, message=why, row_id=wish_digest, row_digest=digest)
+    return Entry(
+        at, OPERATOR_REQUEST_KINDS[kind], step_id, by=who, known_by=known_by, message=why, row_id=request_digest, row_digest=digest
+    )
 
 
-def of_wish_signature(wish: Entry, signature: str) -> Entry:
+def of_operator_request_signature(kind: Entry, signature: str) -> Entry:
     """Return the entry about the signature of a wish."""
-    return Entry(wish.at, "word_signed", by=wish.by, known_by=wish.known_by, message=signature, row_id=wish.row_id)
+    return Entry(kind.at, "word_signed", by=kind.by, known_by=kind.known_by, message=signature, row_id=kind.row_id)
 
 
 def of_refusal(at: str, *, by: str, known_by: str | None, message: str, step_id: str | None) -> Entry:

@@ -8,22 +8,22 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, func, insert, or_, select, update
 
+from plan_adapter.commands import resolve_command
 from plan_adapter.errors import NotApprovedError, PlanAdapterError, RunConflictError
-from plan_adapter.execution.standing import resolve_command
 from plan_adapter.readable import call_name, one_line
 from plan_adapter.record import Approval, Gate, GateEnd, GateRules
 from plan_adapter.store import chain, entries, leases
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.digests import plain
-from plan_adapter.store.holder import Holder
+from plan_adapter.store.owner import Owner
 from plan_adapter.store.plans import seen_by
 from plan_adapter.store.rows import Row, approval_of, approval_row, context_of, item_column, item_of, whose
 from plan_adapter.store.tables import approvals as answers
 from plan_adapter.store.tables import gates, runs
 
 
-def open_gate(connection: Connection, tenant: str | None, gate: Gate, *, timeout_ms: int, holder: Holder, epoch: int | None = None) -> Gate:
+def open_gate(connection: Connection, tenant: str | None, gate: Gate, *, timeout_ms: int, owner: Owner, epoch: int | None = None) -> Gate:
     """Open `gate` for `holder` and return it as it is kept: the one that is open for the same content goes on, others are superseded.
 
     `epoch` is that of the holder's lease, if it has taken the run. Raises RunConflictError if another living process of this host waits
@@ -41,19 +41,19 @@ def open_gate(connection: Connection, tenant: str | None, gate: Gate, *, timeout
     if epoch is not None and is_held:
         leases.require(connection, gate.run_id, epoch)
     kept = connection.execute(select(gates).where(at)).mappings().first()
-    if kept is not None and kept["holder"] is not None and kept["holder"] != str(holder):
-        other = Holder.parse(kept["holder"])
+    if kept is not None and kept["owner"] is not None and kept["owner"] != str(owner):
+        other = Owner.parse(kept["owner"])
         if other.is_alive and not is_held:
             raise RunConflictError(f"process {other.pid} on this host waits at this gate of run {gate.run_id}; answer there, or end it")
     signal(connection)
     if kept is not None and kept["approval_digest"] == gate.approval_digest:
-        shown = {"text": gate.text, "rules": _rules_text(gate.rules), "openings": gates.c.openings + 1, "holder": str(holder)}
+        shown = {"text": gate.text, "rules": _rules_text(gate.rules), "openings": gates.c.openings + 1, "owner": str(owner)}
         row = connection.execute(update(gates).where(gates.c.id == kept["id"]).values(shown).returning(gates)).mappings().one()
         if (row["text"], row["rules"]) != (kept["text"], kept["rules"]):
             chain.append(connection, gate.run_id, [entries.of_gate(plain(gates, row))])
         return gate_of(row)
     superseded = _close(connection, at, "superseded")
-    new = {**whose(context_of(run)), **_gate_row(connection, gate, timeout_ms), "holder": str(holder)}
+    new = {**whose(context_of(run)), **_gate_row(connection, gate, timeout_ms), "owner": str(owner)}
     row = connection.execute(insert(gates).values(new).returning(gates)).mappings().one()
     chain.append(connection, gate.run_id, [*superseded, entries.of_gate(plain(gates, row))])
     return gate_of(row)
@@ -98,9 +98,9 @@ def expire(connection: Connection, tenant: str | None, gate_id: str) -> Gate:
     return find(connection, tenant, gate_id)
 
 
-def close(connection: Connection, tenant: str | None, gate_id: str, end: GateEnd, holder: Holder) -> Gate:
+def close(connection: Connection, tenant: str | None, gate_id: str, end: GateEnd, owner: Owner) -> Gate:
     """Close the gate if it is open and nobody but `holder` waits there, and return it as it is now."""
-    is_free = or_(gates.c.holder.is_(None), gates.c.holder == str(holder))
+    is_free = or_(gates.c.owner.is_(None), gates.c.owner == str(owner))
     _close_one(connection, and_(_is(gate_id, tenant), _is_open(), is_free), end)
     return find(connection, tenant, gate_id)
 
@@ -123,9 +123,9 @@ def close_all(connection: Connection, run_id: str, end: GateEnd) -> list[entries
     return _close(connection, and_(gates.c.run_id == run_id, gates.c.closed_at.is_(None)), end)
 
 
-def leave(connection: Connection, tenant: str | None, gate_id: str, holder: Holder) -> None:
+def leave(connection: Connection, tenant: str | None, gate_id: str, owner: Owner) -> None:
     """Note that `holder` does not wait at the gate any more; it stays open."""
-    connection.execute(update(gates).where(_is(gate_id, tenant), gates.c.holder == str(holder)).values(holder=None))
+    connection.execute(update(gates).where(_is(gate_id, tenant), gates.c.owner == str(owner)).values(owner=None))
     signal(connection)
 
 
@@ -154,7 +154,7 @@ def listed(connection: Connection, tenant: str | None, *, run_id: str | None, op
     if open_only:
         query = query.where(_is_open())
     rows: Sequence[Row] = connection.execute(seen_by(tenant, query, gates)).mappings().all()
-    attended = {holder: _is_attended(holder) for holder in {row["holder"] for row in rows if row["closed_at"] is None}}
+    attended = {owner: _is_attended(owner) for owner in {row["owner"] for row in rows if row["closed_at"] is None}}
     return [gate_of(row, attended=attended) for row in rows]
 
 
@@ -175,14 +175,14 @@ def changes_asked(connection: Connection, tenant: str | None) -> dict[str, Appro
 
 def gate_of(row: Row, *, attended: dict[str | None, bool | None] | None = None) -> Gate:
     """Return the gate of a row; `attended` has the answers for the holders of open gates, where they are known."""
-    holder: str | None = row["holder"]
+    owner: str | None = row["owner"]
     return Gate(
         **{name: row[name] for name in _PLAIN},
         step_id=row["step_id"] or None,
         item=item_of(row),
         text=row.get("text") or "",
         rules=_rules_of(row["rules"]),
-        attended=None if row["closed_at"] is not None else _is_attended(holder) if attended is None else attended[holder],
+        attended=None if row["closed_at"] is not None else _is_attended(owner) if attended is None else attended[owner],
     )
 
 
@@ -276,11 +276,11 @@ def _is_in_time() -> ColumnElement[bool]:
     return or_(gates.c.expires_at.is_(None), gates.c.expires_at > database_now())
 
 
-def _is_attended(holder: str | None) -> bool | None:
+def _is_attended(owner: str | None) -> bool | None:
     """Return whether the process lives; None for one on another host, of which nothing is known."""
-    if holder is None:
+    if owner is None:
         return False
-    found = Holder.parse(holder)
+    found = Owner.parse(owner)
     return found.is_alive if found.is_here else None
 
 

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, bindparam, insert, select, update
 from plan_adapter.errors import LeaseLostError, RunConflictError
 from plan_adapter.readable import moment
 from plan_adapter.store.columns import Clock, clock_of, now_of
-from plan_adapter.store.holder import Holder
+from plan_adapter.store.owner import Owner
 from plan_adapter.store.rows import Row
 from plan_adapter.store.tables import leases
 
@@ -26,15 +26,15 @@ def is_free(lease: Row | None, now: datetime) -> bool:
     A holder that ended on this host is known to have ended. Of any other one the lease decides: one that lives but does not renew for
     so long is stalled, and what it writes later is refused.
     """
-    if lease is None or lease["holder"] is None:
+    if lease is None or lease["owner"] is None:
         return True
-    return Holder.parse(lease["holder"]).has_died or lease["until"] + timedelta(seconds=GRACE_SECONDS) < now
+    return Owner.parse(lease["owner"]).has_died or lease["until"] + timedelta(seconds=GRACE_SECONDS) < now
 
 
 def who(lease: Row) -> str:
     """Return the holder of `lease` in words."""
-    holder = Holder.parse(lease["holder"])
-    return f"process {holder.pid} on this host" if holder.is_here else f"process {holder.pid} on {holder.host}"
+    owner = Owner.parse(lease["owner"])
+    return f"process {owner.pid} on this host" if owner.is_here else f"process {owner.pid} on {owner.host}"
 
 
 def of_run(connection: Connection, run_id: str, *, lock: bool = False) -> Row | None:
@@ -48,7 +48,7 @@ def of_runs(connection: Connection, run_ids: Collection[str]) -> Sequence[Row]:
     return connection.execute(select(leases).where(leases.c.run_id.in_(run_ids))).mappings().all()
 
 
-def take(connection: Connection, run_id: str, holder: Holder, *, whose: Mapping[str, str | None], seconds: float) -> tuple[int, Clock]:
+def take(connection: Connection, run_id: str, owner: Owner, *, whose: Mapping[str, str | None], seconds: float) -> tuple[int, Clock]:
     """Make `holder` the one that executes the run, and return the epoch of its lease, and the clock by which that began.
 
     Raises RunConflictError where another one may be executing it. The caller has locked the run.
@@ -62,7 +62,7 @@ def take(connection: Connection, run_id: str, holder: Holder, *, whose: Mapping[
             f"{moment(until)})"
         )
     epoch: int = 1 if lease is None else lease["epoch"] + 1
-    values = {"holder": str(holder), "until": now + timedelta(seconds=seconds), "epoch": epoch}
+    values = {"owner": str(owner), "until": now + timedelta(seconds=seconds), "epoch": epoch}
     if lease is None:
         connection.execute(insert(leases).values(run_id=run_id, **whose, **values))
     else:
@@ -72,7 +72,7 @@ def take(connection: Connection, run_id: str, holder: Holder, *, whose: Mapping[
 
 def renew(connection: Connection, run_id: str, epoch: int, *, seconds: float) -> None:
     """Let the lease last `seconds` from now; raises LeaseLostError where it is another one's by now."""
-    mine = (leases.c.run_id == run_id, leases.c.epoch == epoch, leases.c.holder.is_not(None))
+    mine = (leases.c.run_id == run_id, leases.c.epoch == epoch, leases.c.owner.is_not(None))
     until = now_of(connection) + timedelta(seconds=seconds)
     if connection.execute(update(leases).where(*mine).values(until=until)).rowcount != 1:
         raise _lost(run_id)
@@ -91,7 +91,7 @@ _EPOCH = select(leases.c.epoch).where(leases.c.run_id == bindparam("run")).with_
 def let_go(connection: Connection, run_id: str, epoch: int | None = None) -> bool:
     """Let anybody take the run, with `epoch` only if the lease is still that one; return whether somebody had it."""
     mine = (leases.c.run_id == run_id, *(() if epoch is None else (leases.c.epoch == epoch,)))
-    return connection.execute(update(leases).where(*mine).values(holder=None)).rowcount == 1
+    return connection.execute(update(leases).where(*mine).values(owner=None)).rowcount == 1
 
 
 def _lost(run_id: str) -> LeaseLostError:

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from sqlalchemy import Connection, func, insert, select, update
 
 from plan_adapter.errors import RunConflictError
-from plan_adapter.execution.carry import is_rollback, undone_by
+from plan_adapter.execution.history import is_rollback, undone_by
 from plan_adapter.execution.standing import NEVER_KNOWN, label_of
 from plan_adapter.plan import PlanStatus, StepStatus, new_id
 from plan_adapter.readable import call_name
@@ -22,7 +22,7 @@ from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.digests import plain
 from plan_adapter.store.rows import Row, attempt_of, attempt_row, context_of, item_column, receipt_row, whose
-from plan_adapter.store.steps import labels_of, past_of
+from plan_adapter.store.steps import history_of, labels_of
 from plan_adapter.store.tables import attempts, audit, receipts, step_runs
 from plan_adapter.store.tables import runs as run_table
 
@@ -37,7 +37,7 @@ class Word:
     note: str = ""
     result: JsonValue = None  # of the step, where it was done
     digest: str | None = None  # what it is said of, where its giver was shown that: then it is a word about nothing else
-    signature: str | None = None  # an armored SSH signature of `signed_word`, which was verified
+    signature: str | None = None  # an armored SSH signature of `signed_resolution`, which was verified
 
 
 def outcome_digest(attempt_id: str) -> str:
@@ -50,7 +50,9 @@ def by_hand_digest(*, run_id: str, step_id: str, item: int | None, number: int) 
     return hashlib.sha256(f"plan_adapter.by_hand {run_id} {number} {'' if item is None else item} {step_id}".encode()).hexdigest()
 
 
-def digest_of_word(connection: Connection, tenant: str | None, run_id: str, step_id: str, item: int | None, resolution: Resolution) -> str:
+def resolution_digest(
+    connection: Connection, tenant: str | None, run_id: str, step_id: str, item: int | None, resolution: Resolution
+) -> str:
     """Return what this word about a step binds to, as `resolve` would keep it now; raises RunConflictError as that does."""
     run = _locked(connection, tenant, run_id)
     return _subject(connection, tenant, run, step_id, item, resolution, at=now_of(connection))[1]
@@ -111,16 +113,16 @@ def resolve(connection: Connection, tenant: str | None, run_id: str, step_id: st
         told.append(entries.of_signature(plain(receipts, row), word.signature))
     if (gate_id := gates.outcome_asked(connection, run["id"]).get(digest)) is not None:
         told.append(gates.close_told(connection, gate_id, word.resolution, at=ended_at))
-    if runs.holder_of(connection, tenant, run["id"]) is None:
+    if runs.owner_of(connection, tenant, run["id"]) is None:
         told += _tell_run(connection, run, attempt, word)
     elif word.resolution == "abort":  # should the process end before it has ended the run
-        told += runs.ask_to_cancel(connection, tenant, run["id"], said_of(attempt, word), rollback=False)
+        told += runs.ask_to_cancel(connection, tenant, run["id"], resolution_of(attempt, word), rollback=False)
     chain.append(connection, run["id"], told)
     signal(connection)
     return receipt
 
 
-def said_of(attempt: Attempt, word: Word) -> str:
+def resolution_of(attempt: Attempt, word: Word) -> str:
     """Return in words who said what of an attempt."""
     call = call_name(attempt.step_id, attempt.item, attempt.label)
     return f"{word.by} says of `{call}`: {word.resolution}" + (f" ({word.note})" if word.note else "")
@@ -139,12 +141,12 @@ def _subject(
 ) -> tuple[Attempt, str]:
     """Return the attempt that a word is about, a new one where somebody did the step by hand, and the digest that the word binds to."""
     unknown = unknown_of(connection, run["id"])
-    if (holder := runs.holder_of(connection, tenant, run["id"])) is not None:
+    if (owner := runs.owner_of(connection, tenant, run["id"])) is not None:
         asked = gates.outcome_asked(connection, run["id"])
         unknown = [attempt for attempt in unknown if outcome_digest(attempt.id) in asked]  # the others may be under way
         if all(attempt.step_id != step_id for attempt in unknown):
             raise RunConflictError(
-                f"run {run['id']} is executed by {holder}, which says itself how its steps end; wait for its end, or cancel it"
+                f"run {run['id']} is executed by {owner}, which says itself how its steps end; wait for its end, or cancel it"
             )
     if all(attempt.step_id != step_id for attempt in unknown) and (
         resolution == "done" or (resolution == "again" and _is_left(connection, run["id"], step_id, item))
@@ -171,7 +173,7 @@ def _by_hand(connection: Connection, run: Row, step_id: str, item: int | None, *
     if _has_succeeded(connection, run["id"], step_id, item):
         raise RunConflictError(f"`{step_id}` has succeeded: there is nothing to say about it")
     is_done = _has_succeeded(connection, run["id"], step.id, item) if is_rollback(step_id) else True
-    if not is_done and not (step.rollback_failed and (step.id, item) in past_of(connection, run["id"]).failed):
+    if not is_done and not (step.rollback_failed and (step.id, item) in history_of(connection, run["id"]).failed):
         raise RunConflictError(f"`{step.id}` was not done: there is nothing to undo")
     number = (connection.scalar(select(func.max(attempts.c.number)).where(*same)) or 0) + 1
     label = label_of((step_id, item), labels_of(connection, run["id"]))
@@ -185,8 +187,8 @@ def _has_succeeded(connection: Connection, run_id: str, step_id: str, item: int 
 
 def _is_left(connection: Connection, run_id: str, step_id: str, item: int | None) -> bool:
     """Return whether nobody has said more of a step, or an item, since the run was ended over it, or an idempotent write was cut off."""
-    past = past_of(connection, run_id)
-    return (step_id, item) in past.aborted or (step_id, item) in past.repeatable
+    history = history_of(connection, run_id)
+    return (step_id, item) in history.aborted or (step_id, item) in history.repeatable
 
 
 def _meant(unknown: Sequence[Attempt], run_id: str, step_id: str, item: int | None) -> Attempt:
@@ -204,7 +206,7 @@ def _meant(unknown: Sequence[Attempt], run_id: str, step_id: str, item: int | No
 def _tell_run(connection: Connection, run: Row, attempt: Attempt, word: Word) -> list[entries.Entry]:
     """Let the run and its step say what was decided, and return what the audit is told; the next start goes on from the receipts."""
     left = unknown_of(connection, run["id"])
-    said = said_of(attempt, word)
+    said = resolution_of(attempt, word)
     changed: dict[str, object] = {"message": said, "updated_at": database_now()}
     if is_rollback(attempt.step_id):  # why the run ended stays as it is, and with `abort` only its rollback ends
         changed |= undoing.told(connection, run, said, ends=word.resolution == "abort")

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, RowMapping, func, select
 
 from plan_adapter.canonical import canonical_json
 from plan_adapter.errors import InvalidPlanError, NotApprovedError, RunConflictError, StoreError
-from plan_adapter.policy import Policy, policy_in_force, policy_of
+from plan_adapter.gates.policy import Policy, policy_in_force, policy_of
 from plan_adapter.readable import one_line
 from plan_adapter.record import RunContext
 from plan_adapter.settings import Settings

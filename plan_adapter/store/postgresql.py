@@ -1,11 +1,12 @@
-"""`PostgresDatabase`: a store on a server, for several workers; migrated only when asked to."""
+"""Listening to a PostgreSQL server for the signals of any process."""
 
 import asyncio
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -14,9 +15,57 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from plan_adapter.store import schema
+from plan_adapter.store.changes import CHANNEL, Changes
 from plan_adapter.store.database import Database
 from plan_adapter.store.failures import as_store_errors
-from plan_adapter.store.postgresql_watch import listen
+
+log = logging.getLogger(__name__)
+
+TURN_SECONDS = 1.0
+"""How often it is asked whether the watch must go on."""
+
+PING_TURNS = 15
+"""After how many turns the server is asked for a sign of life: a connection that a firewall dropped says nothing by itself."""
+
+AGAIN_SECONDS = 0.5
+
+
+async def listen(engine: AsyncEngine, changes: Changes, store: str) -> None:
+    """Tell `changes` of every signal, and once whenever a connection was made, until it need not go on; `engine` keeps no pool.
+
+    A connection that is lost is made again; meanwhile callers wait out their time.
+    """
+    try:
+        while changes.continues():
+            try:
+                await _listen_once(engine, changes)
+            except Exception as error:  # the driver's, the system's: whatever it is, the next connection may do better
+                log.debug("%s cannot be listened to, which is tried again: %s", store, error)
+                await asyncio.sleep(AGAIN_SECONDS)
+    finally:
+        await engine.dispose()
+
+
+async def _listen_once(engine: AsyncEngine, changes: Changes) -> None:
+    """Listen on one connection until it is lost or the watch need not go on."""
+    async with engine.connect() as connection:
+        # asyncpg's own connection: SQLAlchemy has no door to its notifications.
+        driver: Any = (await connection.get_raw_connection()).driver_connection
+        lost = asyncio.Event()
+        driver.add_termination_listener(lambda _connection: lost.set())  # pyright: ignore[reportUnknownLambdaType]  # asyncpg has no types
+        await driver.add_listener(CHANNEL, lambda *_of_signal: changes.tell())  # pyright: ignore[reportUnknownLambdaType]
+        changes.tell()  # whatever happened before may have gone unheard
+        turn = 0
+        while not lost.is_set() and changes.continues():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TURN_SECONDS):
+                    await lost.wait()
+            turn += 1
+            if turn % PING_TURNS == 0:
+                await driver.execute("SELECT 1", timeout=TURN_SECONDS * 5)
+        if lost.is_set():
+            await connection.invalidate()
+
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from pydantic import JsonValue
 from sqlalchemy import Connection, delete, insert, select, update
 
 from plan_adapter.canonical import canonical_document
+from plan_adapter.commands import resolve_command
 from plan_adapter.errors import RunConflictError
-from plan_adapter.execution.standing import resolve_command
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import PlanRun, RunFolder
 from plan_adapter.store import chain, entries, gates, leases, runs
@@ -19,7 +19,7 @@ from plan_adapter.store.columns import database_now
 from plan_adapter.store.digests import Plain, plain
 from plan_adapter.store.plans import implied_row, plan_row, put_implied, put_plan
 from plan_adapter.store.rows import Row, context_of, dump_json, folder_column, folder_of, load_json, whose
-from plan_adapter.store.steps import past_of
+from plan_adapter.store.steps import history_of
 from plan_adapter.store.tables import plans, revisions, step_runs
 from plan_adapter.store.tables import runs as run_table
 
@@ -136,9 +136,9 @@ def _locked(connection: Connection, tenant: str | None, run_id: str) -> Row:
     run = connection.execute(select(run_table).where(run_table.c.id == found).with_for_update(key_share=True)).mappings().one()
     if run["status"] == PlanStatus.COMPLETED:
         raise RunConflictError(f"run {found} has completed: start a new run of the new version")
-    if run["status"] == PlanStatus.EXECUTING and (holder := runs.holder_of(connection, tenant, found)) is not None:
+    if run["status"] == PlanStatus.EXECUTING and (owner := runs.owner_of(connection, tenant, found)) is not None:
         raise RunConflictError(
-            f"run {found} is executed by {holder}, which takes no new version of the plan: wait for its end, or `plan cancel {found}` "
+            f"run {found} is executed by {owner}, which takes no new version of the plan: wait for its end, or `plan cancel {found}` "
             f"ends it; then `plan revise {found} FILE` and `plan resume {found}` go on with what is done"
         )
     return run
@@ -153,16 +153,16 @@ def _refuse_changes_of_begun_steps(connection: Connection, run: Row, validated: 
     same_plan = (plans.c.tenant_id == run["tenant_id"], plans.c.digest == run["digest"])
     old = _steps_of(json.loads(connection.execute(select(plans.c.document).where(*same_plan)).scalar_one()))
     new = _steps_of(canonical_document(validated.plan))
-    past = past_of(connection, run["id"])
-    done = {step_id for step_id, _ in past.succeeded if old.get(step_id) != new.get(step_id)}
-    doubted = {step_id for step_id, _ in (*past.unknown, *past.repeatable, *past.aborted)} - done
+    history = history_of(connection, run["id"])
+    done = {step_id for step_id, _ in history.succeeded if old.get(step_id) != new.get(step_id)}
+    doubted = {step_id for step_id, _ in (*history.unknown, *history.repeatable, *history.aborted)} - done
     doubted = {step_id for step_id in doubted if _call_of(old.get(step_id)) != _call_of(new.get(step_id))}
     why = [f"what has succeeded: {', '.join(sorted(done))}"] if done else []
     why += [f"what may have been done, as far as anybody knows: {', '.join(sorted(doubted))}"] if doubted else []
     if why:
         hint = f"; `plan show {run['id']}` tells how each stands, and what to type" if doubted else ""
-        if repeatable := [unit for unit in past.repeatable if unit[0] in doubted]:
-            command = resolve_command(run["id"], repeatable[0], "done|again", label=past.labels.get(repeatable[0]))
+        if repeatable := [unit for unit in history.repeatable if unit[0] in doubted]:
+            command = resolve_command(run["id"], repeatable[0], "done|again", label=history.labels.get(repeatable[0]))
             hint += f"; `{command}` says whether it was done"
         raise RunConflictError(f"steps must stay as they are in a new version: {'; '.join(why)}; start a new run to change them{hint}")
 

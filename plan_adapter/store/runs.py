@@ -13,7 +13,7 @@ from plan_adapter.store import chain, entries, gates, leases, undoing
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import Clock, database_now, now_of
 from plan_adapter.store.digests import plain
-from plan_adapter.store.holder import Holder
+from plan_adapter.store.owner import Owner
 from plan_adapter.store.plans import put_implied, put_plan, seen_by
 from plan_adapter.store.rows import Row, dump_json, folder_column, folder_of, load_json, whose
 from plan_adapter.store.steps import step_runs_of
@@ -80,7 +80,7 @@ def change(connection: Connection, tenant: str | None, run: PlanRun, epoch: int 
 
 
 def claim(
-    connection: Connection, tenant: str | None, run: PlanRun, holder: Holder, *, lease_seconds: float, keeps_ends: bool = False
+    connection: Connection, tenant: str | None, run: PlanRun, owner: Owner, *, lease_seconds: float, keeps_ends: bool = False
 ) -> tuple[Row, int, Clock]:
     """Write what changes of `run` and that `holder` executes it from now on; return its new row, the epoch of the lease, and the clock.
 
@@ -92,7 +92,7 @@ def claim(
     row = connection.execute(locked).mappings().first()
     if row is None:
         raise RunConflictError(f"there is no run {run.id}")
-    epoch, clock = leases.take(connection, run.id, holder, whose=whose(run), seconds=lease_seconds)
+    epoch, clock = leases.take(connection, run.id, owner, whose=whose(run), seconds=lease_seconds)
     written = {**_changing(run), "cancel_reason": None, "cancel_requested_at": None, "cancel_rollback": None}
     written |= {"claimed_at": database_now(), "updated_at": database_now()}
     statement = update(runs).where(runs.c.id == run.id, runs.c.updated_at == run.updated_at).values(written)
@@ -102,7 +102,7 @@ def claim(
         raise RunConflictError(f"run {run.id} was changed by another process, it is {row['status']} now{cause}")
     if not keeps_ends:
         connection.execute(delete(step_runs).where(step_runs.c.run_id == run.id, step_runs.c.status != StepStatus.COMPLETED))
-    words = f"start {epoch}, by process {holder.pid} on {holder.host}"
+    words = f"start {epoch}, by process {owner.pid} on {owner.host}"
     chain.append(connection, run.id, [entries.of_run(plain(runs, claimed), "run_started", message=words, row_id=str(epoch))])
     return claimed, epoch, clock
 
@@ -115,7 +115,7 @@ def release(connection: Connection, run_id: str, epoch: int) -> None:
         connection.execute(update(runs).where(runs.c.id == run_id).values(updated_at=database_now()))
 
 
-def holder_of(connection: Connection, tenant: str | None, run_id: str) -> str | None:
+def owner_of(connection: Connection, tenant: str | None, run_id: str) -> str | None:
     """Return in words the process that may be executing the run, None if there can be none."""
     lease = leases.of_run(connection, row_of(connection, tenant, run_id)["id"])
     return None if lease is None or leases.is_free(lease, now_of(connection)) else leases.who(lease)
@@ -139,7 +139,7 @@ def cancel(connection: Connection, tenant: str | None, run_id: str, reason: str,
     if row["status"] not in _UNENDED:
         raise RunConflictError(f"run {run_id} has ended: it is {row['status']}")
     told = ask_to_cancel(connection, tenant, run_id, reason, rollback=rollback)
-    if holder_of(connection, tenant, run_id) is None:
+    if owner_of(connection, tenant, run_id) is None:
         ended = {"status": PlanStatus.CANCELLED, "reason": RunReason.CANCELLED, "message": reason, "completed_at": database_now()}
         ended |= undoing.end(connection, run_id, reason)
         cancelled = update(runs).where(*_is(run_id, tenant)).values(**ended, updated_at=database_now()).returning(runs)

@@ -5,15 +5,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from plan_adapter.approval import signed_text, signed_wish, signed_word
+from plan_adapter.gates.approval import signed_operator_request, signed_resolution, signed_text
 from plan_adapter.record import ABORTED
 from plan_adapter.store.digests import Plain
-from plan_adapter.store.entries import WISH_KINDS
+from plan_adapter.store.entries import OPERATOR_REQUEST_KINDS
+from plan_adapter.store.operator_requests import Subject, request_digest
 from plan_adapter.store.outcomes import by_hand_digest, outcome_digest
 from plan_adapter.store.rows import NO_ITEM
-from plan_adapter.store.wishes import Subject, wish_digest
 
-_WISHES = {kind: wish for wish, kind in WISH_KINDS.items()}
+_OPERATOR_REQUESTS = {entry_kind: kind for kind, entry_kind in OPERATOR_REQUEST_KINDS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +37,15 @@ def signed_of(document: Mapping[str, Any]) -> Iterator[Signed]:
     for row in document["approvals"]:
         if row["standing_id"] is None and (row["signature"] is not None or row["known_by"] == "ssh_signature"):
             yield _answer(row)
-    words, wishes, signatures = _told(document["audit"])
+    words, operator_requests, signatures = _told(document["audit"])
     yield from _words(document, run_id, words)
-    for number, (wish_id, entries) in enumerate(wishes.items(), 1):
-        wish, first, signature = _WISHES[str(entries[0]["kind"])], entries[0], signatures.get(wish_id)
+    for number, (request_id, entries) in enumerate(operator_requests.items(), 1):
+        kind, first, signature = _OPERATOR_REQUESTS[str(entries[0]["kind"])], entries[0], signatures.get(request_id)
         if signature is not None or first["known_by"] == "ssh_signature":
             subjects = [Subject(_optional(entry["step_id"]), str(entry["row_digest"])) for entry in entries]
-            digest = wish_digest(run_id, number, wish, subjects)
-            text = signed_wish(digest=digest, wish=wish, because=str(first["message"]), run_id=run_id)
-            yield Signed("audit", wish_id, str(first["by"]), text, signature, subjects[0].step_id)
+            digest = request_digest(run_id, number, kind, subjects)
+            text = signed_operator_request(digest=digest, operator_request=kind, because=str(first["message"]), run_id=run_id)
+            yield Signed("audit", request_id, str(first["by"]), text, signature, subjects[0].step_id)
 
 
 _Key = tuple[Any, Any, Any]
@@ -53,15 +53,15 @@ _Key = tuple[Any, Any, Any]
 
 def _told(audit: Any) -> tuple[dict[_Key, str], dict[str, list[Plain]], dict[str, str]]:
     """Return the signatures of words by their attempt, the entries of each wish in their order, and the signatures of wishes."""
-    words, wishes, signatures = dict[_Key, str](), dict[str, list[Plain]](), dict[str, str]()
+    words, operator_requests, signatures = dict[_Key, str](), dict[str, list[Plain]](), dict[str, str]()
     for entry in audit:
-        if entry["kind"] in _WISHES:
-            wishes.setdefault(str(entry["row_id"]), []).append(entry)
+        if entry["kind"] in _OPERATOR_REQUESTS:
+            operator_requests.setdefault(str(entry["row_id"]), []).append(entry)
         elif entry["kind"] == "word_signed" and entry["row_id"] is not None:
             signatures[entry["row_id"]] = str(entry["message"])
         elif entry["kind"] == "word_signed":
             words[_key(entry, entry["attempt"])] = str(entry["message"])
-    return words, wishes, signatures
+    return words, operator_requests, signatures
 
 
 def _words(document: Mapping[str, Any], run_id: str, signatures: Mapping[_Key, str]) -> Iterator[Signed]:
@@ -77,7 +77,7 @@ def _words(document: Mapping[str, Any], run_id: str, signatures: Mapping[_Key, s
         by_hand = by_hand_digest(run_id=run_id, step_id=attempt["step_id"], item=item, number=attempt["number"])
         digest = by_hand if is_by_hand else outcome_digest(attempt["id"])
         word = "done" if row["outcome"] == "succeeded" else "abort" if row["error"] == ABORTED else "again"
-        text = signed_word(digest=digest, word=word, result=json.loads(row["result"]), run_id=run_id)
+        text = signed_resolution(digest=digest, word=word, result=json.loads(row["result"]), run_id=run_id)
         yield Signed("receipts", str(attempt["id"]), str(row["by"]), text, signatures.get(key), str(row["step_id"]))
 
 

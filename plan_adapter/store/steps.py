@@ -14,7 +14,7 @@ from pydantic import JsonValue
 from sqlalchemy import Column, Connection, Table, and_, select
 
 from plan_adapter.errors import StoreError
-from plan_adapter.execution.carry import Past, Unit
+from plan_adapter.execution.history import RunHistory, Unit
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import Attempt, Outcome, Receipt, StepEnd, StepRun
 from plan_adapter.store.rows import NO_ITEM, Row, attempt_of, load_json, put_end, receipt_of
@@ -97,15 +97,15 @@ def _pending(step: dict[str, Any], index: int) -> StepRun:
     )
 
 
-def past_of(connection: Connection, run_id: str) -> Past:
+def history_of(connection: Connection, run_id: str) -> RunHistory:
     """Return what the earlier starts of a run have left in its record; what people have left out is not among it."""
-    past = Past.of(open_attempts_of(connection, run_id), receipts_of(connection, run_id))
-    if not past.attempts:
-        return past
+    history = RunHistory.of(open_attempts_of(connection, run_id), receipts_of(connection, run_id))
+    if not history.attempts:
+        return history
     is_same_step = and_(step_runs.c.run_id == gates.c.run_id, step_runs.c.step_id == gates.c.step_id)
     asked = select(gates.c.step_id).join_from(gates, step_runs, is_same_step).where(gates.c.run_id == run_id)
     return replace(
-        past,
+        history,
         ends=_completed_ends(connection, run_id),
         asked=frozenset(connection.scalars(asked)),
         labels=labels_of(connection, run_id),

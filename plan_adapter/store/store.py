@@ -13,14 +13,15 @@ from sqlalchemy import Connection
 
 from plan_adapter.canonical import plan_digest
 from plan_adapter.errors import PlanAdapterError, RunConflictError, StoreError
-from plan_adapter.execution.carry import Past
+from plan_adapter.execution.history import RunHistory
+from plan_adapter.gates.policy import PolicyInForce, policy_in_force
 from plan_adapter.plan import ExecutionPlan, PlanStatus
-from plan_adapter.policy import PolicyInForce, policy_in_force
 from plan_adapter.record import (
     Approval,
     Attempt,
     Gate,
     GateEnd,
+    OperatorRequestKind,
     PlanRun,
     Receipt,
     Resolution,
@@ -28,17 +29,31 @@ from plan_adapter.record import (
     RunFolder,
     RunReason,
     StandingApproval,
-    Wish,
 )
 from plan_adapter.settings import Settings
-from plan_adapter.store import approvals, audit, codes, gates, leases, outcomes, plans, policies, revisions, runs, standing, steps, wishes
+from plan_adapter.store import (
+    approvals,
+    audit,
+    codes,
+    gates,
+    leases,
+    operator_requests,
+    outcomes,
+    plans,
+    policies,
+    revisions,
+    runs,
+    standing,
+    steps,
+)
 from plan_adapter.store.audit import AuditEntry, entries_of
 from plan_adapter.store.columns import Clock, clock_of, now_of
 from plan_adapter.store.database import Database
 from plan_adapter.store.drafts import Drafts
 from plan_adapter.store.export import document_of, parts_of
-from plan_adapter.store.holder import Holder
+from plan_adapter.store.operator_requests import OperatorRequest
 from plan_adapter.store.outcomes import Word
+from plan_adapter.store.owner import Owner
 from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.plans import PlanVersion
 from plan_adapter.store.policies import NewPolicy, PolicyVersion
@@ -48,7 +63,6 @@ from plan_adapter.store.rows import HasContext
 from plan_adapter.store.tables import runs as run_table
 from plan_adapter.store.urls import open_database, refuse_local_under_worker
 from plan_adapter.store.verification import Verification, verify
-from plan_adapter.store.wishes import Wished
 
 if TYPE_CHECKING:
     from plan_adapter.validation import ValidatedPlan
@@ -61,7 +75,7 @@ class Recorded(NamedTuple):
 
     run: PlanRun
     plan: ExecutionPlan
-    past: Past
+    history: RunHistory
     kept: RunReason | None  # why the run ends, as the process that executed it last has kept it, also where that one was interrupted
     has_open_gates: bool
 
@@ -205,9 +219,9 @@ class PlanStore:
         """Return what the items of a run are called that were begun or asked about, by step and item; those without one have a number."""
         return await self._read_of_run(run_id, steps.labels_of)
 
-    async def past(self, run_id: str) -> Past:
+    async def history(self, run_id: str) -> RunHistory:
         """Return what the earlier starts of a run have left, without the steps that people have left out."""
-        return await self._read_of_run(run_id, _past)
+        return await self._read_of_run(run_id, _history)
 
     async def definitions(self, run_id: str) -> list[dict[str, JsonValue]]:
         """Return the tool definitions that the run's approval digest covers."""
@@ -264,7 +278,7 @@ class PlanStore:
         must be dead or stalled), or if it was changed since it was read.
         """
         row, self._epochs[run.id], self._clocks[run.id] = await self._write(
-            runs.claim, run=run, holder=Holder.this(), lease_seconds=self.lease_seconds, keeps_ends=keeps_ends
+            runs.claim, run=run, owner=Owner.this(), lease_seconds=self.lease_seconds, keeps_ends=keeps_ends
         )
         run.updated_at = row["updated_at"]
 
@@ -279,9 +293,9 @@ class PlanStore:
             await self._database.write(partial(runs.release, run_id=run_id, epoch=epoch))
             del self._epochs[run_id], self._clocks[run_id]
 
-    async def holder(self, run_id: str) -> str | None:
+    async def owner(self, run_id: str) -> str | None:
         """Return in words the process that may be executing the run, None if there can be none."""
-        return await self._database.read(partial(runs.holder_of, tenant=self.tenant_id, run_id=run_id))
+        return await self._database.read(partial(runs.owner_of, tenant=self.tenant_id, run_id=run_id))
 
     async def unknown(self, run_id: str) -> list[Attempt]:
         """Return the writes of a run that were begun and of which nobody knows whether they were done, in their order."""
@@ -300,24 +314,26 @@ class PlanStore:
         """
         return await self._write(outcomes.resolve, run_id=run_id, step_id=step_id, item=item, word=word)
 
-    async def digest_of_word(self, run_id: str, step_id: str, resolution: Resolution, *, item: int | None = None) -> str:
+    async def resolution_digest(self, run_id: str, step_id: str, resolution: Resolution, *, item: int | None = None) -> str:
         """Return what this word about a step binds to, which `Word.digest` holds and a signature is of; raises as `resolve` does."""
-        return await self._write(outcomes.digest_of_word, run_id=run_id, step_id=step_id, item=item, resolution=resolution)
+        return await self._write(outcomes.resolution_digest, run_id=run_id, step_id=step_id, item=item, resolution=resolution)
 
-    async def wish(self, run_id: str, wished: Wished) -> datetime:
+    async def record_operator_request(self, run_id: str, request: OperatorRequest) -> datetime:
         """Keep what a person asks for of a run, and return the time that the run now holds as that of its last change.
 
         Raises RunConflictError where another wish came in between, and for steps of a run that a process executes.
         """
-        return await self._write(wishes.keep, run_id=run_id, wished=wished)
+        return await self._write(operator_requests.keep, run_id=run_id, request=request)
 
-    async def digest_of_wish(self, run_id: str, wish: Wish, steps: Sequence[str]) -> str:
-        """Return what this wish about steps, or without any about the run, binds to: `Wished.digest`, which a signature is of."""
-        return await self._database.read(partial(wishes.digest_of_wish, tenant=self.tenant_id, run_id=run_id, wish=wish, steps=steps))
+    async def operator_request_digest_of(self, run_id: str, kind: OperatorRequestKind, steps: Sequence[str]) -> str:
+        """Return what this wish about steps, or without any about the run, binds to: `OperatorRequest.digest`, which a signature is of."""
+        return await self._database.read(
+            partial(operator_requests.operator_request_digest_of, tenant=self.tenant_id, run_id=run_id, kind=kind, steps=steps)
+        )
 
     async def left_out(self, run_id: str) -> dict[str, str]:
         """Return the steps of the run that people have left out, with who did so and why."""
-        return await self._read_of_run(run_id, wishes.left_out_of)
+        return await self._read_of_run(run_id, operator_requests.left_out_of)
 
     async def revise_run(
         self, run_id: str, validated: "ValidatedPlan", approval_digest: str, *, by: str, note: str, folder: RunFolder | None = None
@@ -419,7 +435,7 @@ class PlanStore:
         another process has taken over since.
         """
         epoch = self._epochs.get(gate.run_id)
-        return await self._write(gates.open_gate, gate=gate, timeout_ms=timeout_ms, holder=Holder.this(), epoch=epoch)
+        return await self._write(gates.open_gate, gate=gate, timeout_ms=timeout_ms, owner=Owner.this(), epoch=epoch)
 
     async def answer_gate(self, gate_id: str, approval: Approval) -> Gate:
         """Close an open gate with its first answer and return it; the answer is kept as of the gate's run, step and item, at this moment.
@@ -446,11 +462,11 @@ class PlanStore:
 
     async def close_gate(self, gate_id: str, end: GateEnd) -> Gate:
         """Close the gate without an answer and return it; one that is closed, or where another process waits, is returned as it is."""
-        return await self._write(gates.close, gate_id=gate_id, end=end, holder=Holder.this())
+        return await self._write(gates.close, gate_id=gate_id, end=end, owner=Owner.this())
 
     async def leave_gate(self, gate_id: str) -> None:
         """Note that this process does not wait at the gate any more, so that another one may; the gate stays open."""
-        await self._write(gates.leave, gate_id=gate_id, holder=Holder.this())
+        await self._write(gates.leave, gate_id=gate_id, owner=Owner.this())
 
     async def show_gate(self, gate_id: str, *, flow_run_id: str, keyset: str) -> None:
         """Keep where the form of the gate is."""
@@ -571,9 +587,9 @@ class PlanStore:
         return RunContext(agent_id=context.agent_id, org_id=context.org_id, tenant_id=tenant, task_id=context.task_id)
 
 
-def _past(connection: Connection, run_id: str) -> Past:
+def _history(connection: Connection, run_id: str) -> RunHistory:
     """Return what the earlier starts of a run have left, without the steps that people have left out."""
-    return steps.past_of(connection, run_id).leaving_out(wishes.left_out_of(connection, run_id))
+    return steps.history_of(connection, run_id).leaving_out(operator_requests.left_out_of(connection, run_id))
 
 
 def _recorded(connection: Connection, tenant: str | None, beginning: str) -> Recorded:
@@ -582,7 +598,7 @@ def _recorded(connection: Connection, tenant: str | None, beginning: str) -> Rec
     return Recorded(
         run,
         plan=plans.of_run(connection, row),
-        past=_past(connection, run.id),
+        history=_history(connection, run.id),
         kept=runs.reason_of(connection, run.id),
         has_open_gates=run.completed_at is None and gates.are_open(connection, run.id),  # an ended run has none
     )

@@ -146,11 +146,11 @@ leases = Table(
     Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
     *_whose(),
     Column("epoch", Integer, nullable=False),  # counted up by every process that takes the run
-    Column("holder", Text),  # the process that executes the run, None while none does
+    Column("owner", Text),  # the process that executes the run, None while none does
     Column("until", Instant),  # when it must have renewed
 )
 
-IS_WISH = text("kind IN ('left_out', 'taken_back')")  # in words, so that the database sees that a query means the index
+IS_OPERATOR_REQUEST = text("kind IN ('left_out', 'taken_back')")  # in words, so that the database sees that a query means the index
 
 audit = Table(
     "audit",
@@ -169,7 +169,7 @@ audit = Table(
     Column("row_id", Text),  # of the row that the entry is about, where step, item and attempt do not tell which one it is
     Column("row_digest", Text),  # of that row
     Column("digest", Text, nullable=False),  # of the entry and the digest before it
-    Index("ix_audit_wishes", "run_id", "kind", sqlite_where=IS_WISH, postgresql_where=IS_WISH),
+    Index("ix_audit_operator_requests", "run_id", "kind", sqlite_where=IS_OPERATOR_REQUEST, postgresql_where=IS_OPERATOR_REQUEST),
     sqlite_with_rowid=False,
 )
 
@@ -294,7 +294,7 @@ gates = Table(
     Column("flow_run_id", Text),
     Column("keyset", Text),
     Column("openings", Integer, nullable=False),
-    Column("holder", Text),  # the process that waits at it
+    Column("owner", Text),  # the process that waits at it
     Column("kind", Text, nullable=False, server_default=text("'approval'")),
     Column("label", Words),  # what the item is called, where not by its number
     Column("text", Words, nullable=False),  # last: SQLite reads a row from its beginning, and this may be long

@@ -4,7 +4,7 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from plan_adapter.execution.carry import Past
+from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.standing import recorded_standing, with_rollback
 from plan_adapter.execution.status import ended_status
 from plan_adapter.plan import PlanStatus, StepStatus
@@ -12,33 +12,33 @@ from plan_adapter.record import RunReason
 from plan_adapter.store import plans
 from plan_adapter.store.columns import database_now
 from plan_adapter.store.rows import Row
-from plan_adapter.store.steps import past_of
+from plan_adapter.store.steps import history_of
 from plan_adapter.store.tables import runs, step_runs
 
 
 def end(connection: Connection, run_id: str, why: str) -> dict[str, Any]:
     """Return with which values a run ends whose rollback was interrupted: its own reason stays; nothing for any other run."""
     run = connection.execute(select(runs).where(runs.c.id == run_id)).mappings().one()
-    past = past_of(connection, run_id)
-    return _ended(connection, run, past, why) if past.has_rollbacks else {}
+    history = history_of(connection, run_id)
+    return _ended(connection, run, history, why) if history.has_rollbacks else {}
 
 
 def told(connection: Connection, run: Row, said: str, *, ends: bool) -> dict[str, Any]:
     """Return the values of a run about whose rollback somebody has `said` something, with `ends` that it is not to go on."""
-    past = past_of(connection, run["id"])
+    history = history_of(connection, run["id"])
     if ends and run["completed_at"] is None:
-        return _ended(connection, run, past, said)
-    return {"message": _message(connection, run, past, said)}
+        return _ended(connection, run, history, said)
+    return {"message": _message(connection, run, history, said)}
 
 
-def _ended(connection: Connection, run: Row, past: Past, why: str) -> dict[str, Any]:
+def _ended(connection: Connection, run: Row, history: RunHistory, why: str) -> dict[str, Any]:
     reason = RunReason(run["reason"]) if run["reason"] else RunReason.CANCELLED
     done = (step_runs.c.run_id == run["id"], step_runs.c.status == StepStatus.COMPLETED.value)
     status: PlanStatus = ended_status(reason, completed=connection.execute(select(step_runs.c.step_id).where(*done)).first() is not None)
-    message = _message(connection, run, past, why)
+    message = _message(connection, run, history, why)
     return {"status": status.value, "reason": reason.value, "message": message, "completed_at": database_now()}
 
 
-def _message(connection: Connection, run: Row, past: Past, said: str) -> str:
+def _message(connection: Connection, run: Row, history: RunHistory, said: str) -> str:
     plan = plans.of_run(connection, run)
-    return with_rollback(run["message"], f"{recorded_standing(plan, past)}; {said}")
+    return with_rollback(run["message"], f"{recorded_standing(plan, history)}; {said}")

@@ -1,10 +1,13 @@
-"""Whether the record of a run is what was written: its audit as a chain, and every row that the audit tells of."""
+"""`Newest`: the newest entry of an audit about each row, of however many rows, kept in a temporary file and not in memory."""
 
+import json
+import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import islice
-from typing import Any, Literal, TypeAlias
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import JsonValue
 
@@ -13,8 +16,58 @@ from plan_adapter.store import entries
 from plan_adapter.store.chain import beginning, digest_of_adopted, entry_digest
 from plan_adapter.store.digests import Plain, row_digest
 from plan_adapter.store.entries import RUN_KINDS, Entry
-from plan_adapter.store.newest import Key, Newest, Place
 from plan_adapter.store.rows import NO_ITEM
+
+Key: TypeAlias = tuple[Any, ...]
+Place: TypeAlias = tuple[str, Key]
+"""A table, and what names a row in it."""
+
+
+class Left(NamedTuple):
+    """What an entry says about a row."""
+
+    number: int
+    table: str
+    kind: str
+    row_digest: str | None
+
+
+class Newest:
+    """By row the newest entry, until somebody takes it; gone with the block in which it is used."""
+
+    def __init__(self) -> None:
+        """Open a database that SQLite keeps in a file of its own as soon as it is large, and that it removes at the end."""
+        self._database = sqlite3.connect("", isolation_level=None)
+        self._database.execute("PRAGMA journal_mode=OFF")
+        self._database.execute(
+            'CREATE TABLE newest (place TEXT PRIMARY KEY, number INTEGER, "table" TEXT, kind TEXT, row_digest TEXT) WITHOUT ROWID'
+        )
+        self._database.execute("BEGIN")
+
+    def __enter__(self) -> Self:
+        """Return this."""
+        return self
+
+    def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
+        """Remove all of it."""
+        self._database.close()
+
+    def put(self, place: Place, number: int, kind: str, row_digest: Any) -> None:
+        """Keep what the entry of this number says about a row, in place of what an earlier one said."""
+        row = (json.dumps(place), number, place[0], kind, row_digest)
+        self._database.execute("INSERT OR REPLACE INTO newest VALUES (?, ?, ?, ?, ?)", row)
+
+    def take(self, place: Place) -> Left | None:
+        """Return what the newest entry says about a row, once; None if there is none, or it was taken."""
+        taken = 'DELETE FROM newest WHERE place = ? RETURNING number, "table", kind, row_digest'
+        row = self._database.execute(taken, (json.dumps(place),)).fetchone()
+        return None if row is None else Left(*row)
+
+    def first_left(self, is_wanted: Callable[[Left], bool]) -> Left | None:
+        """Return of those that nobody took the first that is wanted, by its number."""
+        left = self._database.execute('SELECT number, "table", kind, row_digest FROM newest ORDER BY number')
+        return next((found for row in left if is_wanted(found := Left(*row))), None)
+
 
 Verdict: TypeAlias = Literal["intact", "altered", "not_verifiable"]
 """`not_verifiable`: there is no audit entry, so nothing tells whether a row was altered."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from plan_adapter.expressions import Foresight
+from plan_adapter.expressions import Prediction
 from plan_adapter.plan import ApprovalPolicy, ExecutionPlan
 from plan_adapter.readable import counted, duration, visible
 from plan_adapter.validation.calls import Call
@@ -100,7 +100,7 @@ def _check_times(policy: ApprovalPolicy, timeout_ms: int, findings: Findings) ->
 def _check_items(call: Call, at: str, findings: Findings) -> None:
     if call.for_each is None:
         return
-    items = Foresight(None).of(call.for_each)
+    items = Prediction(None).of(call.for_each)
     if isinstance(items, list) and len(items) > MANY_GATES:
         message = f"each of {counted(len(items), 'item')} waits for an approval of its own"
         findings.warn("many-gates", at, message, "have the whole plan approved instead, or fewer items")

@@ -45,14 +45,14 @@ async def serve_all(plans: list[Document], registries: dict[str, ToolRegistry]) 
     counts = Counter[str]()
 
     def script(request: Request) -> Reply:
-        return says(current["answer"] if len(request["messages"]) == 2 else current["mended"])
+        return says(current["answer"] if len(request["messages"]) == 2 else current["repaired"])
 
     with scripted(script) as server:
         model = OpenAIModel("m", base_url=server.url)
         for plan in plans:
             tools = registries[plan["area"]]
             answer = dirty_answer(plan)
-            current.update(answer=answer, mended=repaired(answer, tools))
+            current.update(answer=answer, repaired=repaired(answer, tools))
             server.requests.clear()
             draft = await Planner(model, tools).drafted(PlanRequest(plan["user_request"]))
             wrong = {code for code, _ in defects({**answer, "outputs": {}}, tools)}
@@ -63,7 +63,7 @@ async def serve_all(plans: list[Document], registries: dict[str, ToolRegistry]) 
             if not answer["steps"]:
                 assert "[no-steps]" in told
             assert (draft.repairs > 0) == bool(wrong or not answer["steps"]), (plan["id"], wrong, draft.calls)
-            counts.update({"plans": 1, "defects named": len(wrong), "mended" if draft.repairs else "sound": 1})
+            counts.update({"plans": 1, "defects named": len(wrong), "repaired" if draft.repairs else "sound": 1})
         await model.aclose()
     return counts
 
@@ -90,7 +90,7 @@ async def test_every_defect_is_named_to_the_model_and_its_repaired_answer_is_tak
     catalogues: dict[str, ToolRegistry],  # noqa: F811
 ) -> None:
     counts = await serve_all(lines("llm_plans.jsonl")[::12], catalogues)
-    assert counts["mended"] > 15
+    assert counts["repaired"] > 15
     assert counts["sound"] > 15
 
 
@@ -99,7 +99,7 @@ async def test_every_plan_of_the_corpus(catalogues: dict[str, ToolRegistry]) -> 
     plans = lines("llm_plans.jsonl")
     counts = await serve_all(plans, catalogues)
     print("\n" + ", ".join(f"{name}: {count}" for name, count in counts.items()))
-    assert counts["mended"] + counts["sound"] == len(plans)
+    assert counts["repaired"] + counts["sound"] == len(plans)
 
 
 @pytest.mark.thorough

@@ -19,12 +19,12 @@ from plan_adapter import NotApprovedError, PlanStore, ToolRegistry, arun_plan, t
 from plan_adapter.agent.answers import read_answer
 from plan_adapter.agent.model import ModelAnswer, Question
 from plan_adapter.agent.planner import Budget, Planner
-from plan_adapter.agent.replanning import Rest, told
+from plan_adapter.agent.replan import Rest, told
 from plan_adapter.canonical import canonical_document
 from plan_adapter.documents import load_plan
 from plan_adapter.drafts import Draft, PlanRequest, Usage
-from plan_adapter.execution.carry import Past
-from plan_adapter.execution.secrets import Scrubber
+from plan_adapter.execution.history import RunHistory
+from plan_adapter.execution.secrets import Redactor
 from plan_adapter.plan import EFFECTS, ExecutionPlan
 from plan_adapter.record import Outcome, PlanRun, Receipt, StepRun
 from plan_adapter.tools.tool import Tool
@@ -267,22 +267,22 @@ MORE_DEEDS: dict[str, Answer] = {
 }
 
 
-def in_a_result(run: PlanRun, past: Past, text: str) -> str:
-    past.succeeded["seen", None] = replace(past.succeeded["seen", None], result={"body": [text]})
+def in_a_result(run: PlanRun, history: RunHistory, text: str) -> str:
+    history.succeeded["seen", None] = replace(history.succeeded["seen", None], result={"body": [text]})
     return ""
 
 
-def in_an_error(run: PlanRun, past: Past, text: str) -> str:
+def in_an_error(run: PlanRun, history: RunHistory, text: str) -> str:
     run.step("put").error = text
     return ""
 
 
-def in_the_message(run: PlanRun, past: Past, text: str) -> str:
+def in_the_message(run: PlanRun, history: RunHistory, text: str) -> str:
     run.message = text
     return ""
 
 
-def in_the_words(run: PlanRun, past: Past, text: str) -> str:
+def in_the_words(run: PlanRun, history: RunHistory, text: str) -> str:
     return text
 
 
@@ -295,10 +295,10 @@ async def test_the_worst_model_of_the_rest_changes_nothing_that_it_may_not(
     run = PlanRun("r", "p", "n", "d", "0", "0", {}, [StepRun("seen", 0, "look", ""), StepRun("put", 1, "deploy", "")], NOW, NOW)
     plans = set[str]()
     for name, deed in {**DEEDS, **MORE_DEEDS}.items():
-        past = Past(succeeded={("seen", None): receipt}, attempts={("seen", None): 1, ("put", None): 1})
-        words = place(run, past, order(deed))
-        model, rest = Obedient(), Rest.of(validated, past)
-        request = PlanRequest(f"Go on. {words}", context=told(run, rest, past, Scrubber()))
+        history = RunHistory(succeeded={("seen", None): receipt}, attempts={("seen", None): 1, ("put", None): 1})
+        words = place(run, history, order(deed))
+        model, rest = Obedient(), Rest.of(validated, history)
+        request = PlanRequest(f"Go on. {words}", context=told(run, rest, history, Redactor()))
         draft = await Planner(model, NAMED, budget=Budget(rounds=6)).drafted(request, rest=rest)
         assert model.questions, name
         assert all(CANARY not in question for question in model.questions)

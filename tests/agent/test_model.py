@@ -115,7 +115,7 @@ async def test_an_object_is_found_in_a_fence_and_in_prose_on_every_rung(text: st
     with scripted(Reply(text.removeprefix("\ufeff"))) as server:
         model = model_at(server.url)
         answer = await model.ask(QUESTION)
-        assert (answer.reading.value, answer.reading.mended, answer.rung) == ({"n": 3}, False, "strict_schema")
+        assert (answer.reading.value, answer.reading.repaired, answer.rung) == ({"n": 3}, False, "strict_schema")
         await model.aclose()
 
 
@@ -135,7 +135,7 @@ async def test_json_that_is_nearly_json_is_mended_on_the_last_rung_only(text: st
         model = model_at(server.url)
         answer = await model.ask(QUESTION)
         assert answer.reading.value is not None
-        assert (answer.reading.value["n"], answer.reading.mended, answer.rung) == (3, True, "text")
+        assert (answer.reading.value["n"], answer.reading.repaired, answer.rung) == (3, True, "text")
         await model.aclose()
 
 

@@ -39,18 +39,17 @@ from plan_adapter import (
     load_plan,
     tool,
 )
-from plan_adapter.approval import answer_to
 from plan_adapter.canonical import canonical_document
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.engine.internals import rerun
-from plan_adapter.execution.carry import Past
-from plan_adapter.execution.redrive import Redrive
+from plan_adapter.execution.history import ResumeOptions, RunHistory
+from plan_adapter.gates.approval import answer_to
+from plan_adapter.gates.gate import request_of
 from plan_adapter.listing import REPLAN_FACT
 from plan_adapter.plan import Rollback
 from plan_adapter.record import Gate
-from plan_adapter.runner import Occasion, draft_revision, go_on
-from plan_adapter.runs.gates import request_of
-from plan_adapter.runs.replanning import BY_ITSELF, MOST_REPLANS, Replanner
+from plan_adapter.runner import RunRequest, draft_revision, execute_resume
+from plan_adapter.runs.replan import BY_ITSELF, MOST_REPLANS, Replanner
 from plan_adapter.store.tables import runs
 from plan_adapter.validation import lint, validate
 from tests.agent.server import Reply, Request, ScriptedServer, says, scripted
@@ -285,19 +284,19 @@ async def test_a_run_that_takes_no_new_version_asks_no_model(world: World, store
 
 async def test_a_failed_step_may_be_mended_by_hand_or_left_out_and_what_may_be_done_may_not(world: World, store: PlanStore) -> None:
     run = await failed(world, store)
-    mended = a_plan()
-    mended.step("second").parameters = {"version": "2"}
+    repaired = a_plan()
+    repaired.step("second").parameters = {"version": "2"}
     done_otherwise = a_plan()
     done_otherwise.step("first").parameters = {"version": "9"}
     with pytest.raises(RunConflictError, match="what has succeeded: first; start a new run"):
         await arevise_run(run.id, done_otherwise, tools=world.tools, by="bo", store=store)
-    await arevise_run(run.id, mended, tools=world.tools, by="bo", store=store)
+    await arevise_run(run.id, repaired, tools=world.tools, by="bo", store=store)
     done = await aresume_run(run.id, tools=world.tools, approver=ANA, store=store, offline=True)
     assert (done.status, done.step("second").attempts, done.step("second").result) == (PlanStatus.COMPLETED, 2, "2")
     lost = a_plan()
     lost.step("second").parameters = {"version": "lost"}
     other = await failed(world, store, lost)
-    for version in (mended, a_plan(steps=a_plan().steps[:2])):
+    for version in (repaired, a_plan(steps=a_plan().steps[:2])):
         with pytest.raises(RunConflictError, match="may have been done, as far as anybody knows: second"):
             await arevise_run(other.id, version, tools=world.tools, by="bo", store=store)
 
@@ -471,7 +470,7 @@ async def test_only_failed_steps_are_a_reason(world: World, store: PlanStore, co
 async def test_what_a_person_left_out_stays_left_out_and_what_they_left_in_doubt_is_no_ground_to_plan_on(
     world: World, store: PlanStore, configured: Any
 ) -> None:
-    left_out = Redrive(skipped={"first": "nobody needs it"})
+    left_out = ResumeOptions(skipped={"first": "nobody needs it"})
     plan = load_plan(PLAN.replace('"1"', "bad-1"))
     plan.on_failure, plan.step("second").parameters = "replan", {"version": "2"}
     third = plan.step("third")
@@ -479,8 +478,8 @@ async def test_what_a_person_left_out_stays_left_out_and_what_they_left_in_doubt
     with scripted(rest(step("look", {"host": "three"}, id="third_again", depends_on=["second"]))) as server:
         run = await failed(world, store, plan)  # no model yet
         configured(server)
-        asks = Occasion(approver=ANA)
-        done = await go_on(run.id, tools=world.tools, occasion=asks, store=store, offline=True, asked=left_out)
+        asks = RunRequest(approver=ANA)
+        done = await execute_resume(run.id, tools=world.tools, run_request=asks, store=store, offline=True, asked=left_out)
         assert [(one.id, one.status.value) for one in done.steps] == [
             *(("check", "completed"), ("first", "skipped"), ("second", "completed"), ("third_again", "completed"))
         ]
@@ -489,7 +488,7 @@ async def test_what_a_person_left_out_stays_left_out_and_what_they_left_in_doubt
         other = await failed(world, store, lost)
         await aresolve_step(other.id, "first", "abort", by="ana", store=store)
         count = len(server.requests)
-        doubted = await go_on(other.id, tools=world.tools, occasion=asks, store=store, offline=True, asked=left_out)
+        doubted = await execute_resume(other.id, tools=world.tools, run_request=asks, store=store, offline=True, asked=left_out)
         assert "could not be drafted anew: whether `first` was done is unknown" in (doubted.message or "")
         assert len(server.requests) == count
 
@@ -503,9 +502,9 @@ def test_the_field_is_part_of_the_digest_and_warns_where_no_model_is(world: Worl
 
 
 def test_a_run_without_attempts_is_planned_anew_as_a_whole(world: World) -> None:
-    from plan_adapter.agent.replanning import Rest
+    from plan_adapter.agent.replan import Rest
 
-    found = Rest.of(validate(a_plan(), world.tools), Past())
+    found = Rest.of(validate(a_plan(), world.tools), RunHistory())
     assert (found.kept, found.taken, found.needed) == (frozenset(), frozenset(), {"first"})
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from plan_adapter import ExecutionPlan, PlanRun, ToolRegistry, acancel_run
-from plan_adapter.approval import os_user
 from plan_adapter.cli.answers import AnswerOptions, Place, answer_here, find_gate
 from plan_adapter.cli.codes import UsageError
 from plan_adapter.errors import NotApprovedError, RunConflictError
+from plan_adapter.gates.approval import os_user
 from plan_adapter.plan import PlanStatus, new_id
 from plan_adapter.record import Gate
-from plan_adapter.runner import Occasion, arevise_run, execute_plan, go_on
-from plan_adapter.runs.performing import create_run
+from plan_adapter.runner import RunRequest, arevise_run, execute_plan, execute_resume
+from plan_adapter.runs.session import create_run
 from plan_adapter.settings import Settings
 from plan_adapter.validation import bind_inputs, validate
 from tests.gates.world import Says, World
@@ -40,7 +40,9 @@ async def answer(world: World, place: Place, words: AnswerOptions = WORDS["appro
 async def resumed(world: World, run_id: str, *, tools: ToolRegistry | None = None, **given: Any) -> PlanRun:
     """Return a run that was gone on with, and that waits where nobody has approved it."""
     tools = tools or world.tools()
-    return await go_on(run_id, tools=tools, occasion=world.occasion(), store=world.store, offline=True, record_pending=True, **given)
+    return await execute_resume(
+        run_id, tools=tools, run_request=world.run_request(), store=world.store, offline=True, record_pending=True, **given
+    )
 
 
 async def assert_nothing_was_answered(world: World, gate: Gate, *, refusals: int = 1) -> None:
@@ -204,12 +206,12 @@ BUILT_IN = ToolRegistry.from_settings(())
 async def waiting_run(world: World, plan: ExecutionPlan | None = None) -> PlanRun:
     """Return a run of the deployment that waits for an approval."""
     bound = bind_inputs(validate(plan or deploy(), BUILT_IN))
-    return await execute_plan(bound, occasion=here(world), store=world.store, offline=True, record_pending=True)
+    return await execute_plan(bound, run_request=here(world), store=world.store, offline=True, record_pending=True)
 
 
-def here(world: World, approver: Any = None) -> Occasion:
+def here(world: World, approver: Any = None) -> RunRequest:
     """Return the occasion of a run in the folder, and with the settings, that this process has now."""
-    return Occasion(approver=approver, settings=Settings(), requested_by="runner", tools=BUILT_IN)
+    return RunRequest(approver=approver, settings=Settings(), requested_by="runner", tools=BUILT_IN)
 
 
 async def approved_run(world: World) -> PlanRun:
@@ -221,8 +223,10 @@ async def approved_run(world: World) -> PlanRun:
 
 async def going_on(world: World, run_id: str, *, is_here: bool = False, approver: Any = None) -> PlanRun:
     """Resume a run in this process's folder."""
-    occasion = here(world, approver)
-    return await go_on(run_id, tools=BUILT_IN, occasion=occasion, store=world.store, offline=True, record_pending=True, here=is_here)
+    run_request = here(world, approver)
+    return await execute_resume(
+        run_id, tools=BUILT_IN, run_request=run_request, store=world.store, offline=True, record_pending=True, here=is_here
+    )
 
 
 def to_another_folder(folders: dict[str, Path], patch: pytest.MonkeyPatch) -> None:
@@ -345,13 +349,19 @@ async def test_an_approval_of_a_call_in_one_folder_is_none_in_another(
 ) -> None:
     plan = deploy(requires_approval=True)
     plan.options.require_approval = False
-    occasion = replace(here(world), waits=False)
+    run_request = replace(here(world), waits=False)
     bound = bind_inputs(validate(plan, BUILT_IN))
-    run = await execute_plan(bound, occasion=occasion, store=world.store, offline=True, record_pending=True)
+    run = await execute_plan(bound, run_request=run_request, store=world.store, offline=True, record_pending=True)
     await world.answer(await world.gate(step="deploy"))
     monkeypatch.chdir(folders["other"])
-    moved = await go_on(
-        run.id, tools=BUILT_IN, occasion=replace(here(world), waits=False), store=world.store, offline=True, record_pending=True, here=True
+    moved = await execute_resume(
+        run.id,
+        tools=BUILT_IN,
+        run_request=replace(here(world), waits=False),
+        store=world.store,
+        offline=True,
+        record_pending=True,
+        here=True,
     )
     assert moved.status is not PlanStatus.COMPLETED
     assert ran(folders) == []

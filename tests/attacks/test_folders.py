@@ -13,8 +13,7 @@ import pytest
 from plan_adapter.cli.app import main
 from plan_adapter.engine.diagnosis import diagnose
 from plan_adapter.engine.local_server import ensure_server, server_status, stop_server
-from plan_adapter.engine.server_launch import launch
-from plan_adapter.engine.server_state import ServerFolder, ServerState
+from plan_adapter.engine.server_state import ServerFolder, ServerState, launch
 from plan_adapter.errors import NoServerError
 from plan_adapter.execution.results import ResultLimit
 from plan_adapter.private_files import UnsafePathError, check_folder, make_folder

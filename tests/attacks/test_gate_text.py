@@ -10,15 +10,15 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from plan_adapter.approvers.summary import gate_summary
 from plan_adapter.engine.form import MAX_TEXT_CHARACTERS, description_of
-from plan_adapter.engine.gate_logs import waiting
+from plan_adapter.engine.gate_display import waiting
 from plan_adapter.errors import InvalidPlanError
-from plan_adapter.gate_text import plan_gate_text, split_text, step_gate_text, without_picture
-from plan_adapter.gate_text.first_screen import HEIGHT, height_of
+from plan_adapter.gates.call_text import step_gate_text
+from plan_adapter.gates.plan_text import plan_gate_text
+from plan_adapter.gates.terminal import gate_summary
+from plan_adapter.gates.text import HEIGHT, height_of, split_text, without_picture
 from plan_adapter.plan import ExecutionPlan, Input, Step
-from plan_adapter.preview import preview_plan
-from plan_adapter.preview_text import preview_text
+from plan_adapter.preview import preview_plan, preview_text
 from plan_adapter.record import ApprovalRequest
 from plan_adapter.validation import BoundPlan, find_problems
 from tests.gates.plans import TOOLS, bound

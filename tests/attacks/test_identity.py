@@ -12,10 +12,9 @@ import pytest
 from pyotp.totp import TOTP
 
 from plan_adapter import NotApprovedError, PlanStatus
-from plan_adapter.identity.codes import check, code_key, new_seed
-from plan_adapter.identity.seeds import seal
+from plan_adapter.gates.policy import Policy
+from plan_adapter.gates.totp import check, code_key, new_seed, seal
 from plan_adapter.plan import ApprovalPolicy, KnownBy
-from plan_adapter.policy import Policy
 from plan_adapter.record import Answer, RunReason
 from plan_adapter.settings import Settings
 from plan_adapter.store.policies import NewPolicy
@@ -33,7 +32,7 @@ ANAS: dict[str, Any] = {**PLAN, "approval": {"approvers": ["ana"], "operators": 
 
 @pytest.mark.parametrize("names", [*((name,) for name in NAMES), NAMES], ids=[*NAMES, "all"])
 def test_the_account_is_that_of_the_real_user_id_whatever_the_environment_says(names: tuple[str, ...]) -> None:
-    code = "from plan_adapter.approval import os_user; print(os_user())"
+    code = "from plan_adapter.gates.approval import os_user; print(os_user())"
     environment = {**os.environ, **dict.fromkeys(names, "mallory")}
     said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert said.stdout.strip() == ME

@@ -16,14 +16,12 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.engine import server_password
+from plan_adapter.engine import server_state as server_password
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.engine.diagnosis import diagnose
 from plan_adapter.engine.local_server import ensure_server, server_status, stop_server
 from plan_adapter.engine.server_auth import demands_authentication
-from plan_adapter.engine.server_launch import server_environment
-from plan_adapter.engine.server_password import other_people, why_password
-from plan_adapter.engine.server_state import ServerFolder
+from plan_adapter.engine.server_state import ServerFolder, other_people, server_environment, why_password
 from plan_adapter.errors import NoServerError
 from plan_adapter.settings import Settings
 from plan_adapter.tools.processes import run_group

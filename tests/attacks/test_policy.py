@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from plan_adapter import NotApprovedError, PlanStatus, ToolError, acancel_run, arevise_run, tool
-from plan_adapter.approval import Asking, text_to_sign
 from plan_adapter.canonical import runbook_digest
 from plan_adapter.errors import StoreError
-from plan_adapter.identity.known import Means, approval_from
+from plan_adapter.gates.approval import Asking, text_to_sign
+from plan_adapter.gates.gate import request_of
+from plan_adapter.gates.identity import Means, approval_from
+from plan_adapter.gates.policy import Policy
 from plan_adapter.plan import ApprovalPolicy, Effect, ExecutionPlan, Rollback, new_id
-from plan_adapter.policy import Policy
 from plan_adapter.record import Answer, RunReason, StandingApproval
 from plan_adapter.runner import execute_plan
-from plan_adapter.runs.gates import request_of
 from plan_adapter.settings import Settings
 from plan_adapter.store.policies import NewPolicy
 from tests.gates.world import FormAnswers, World
@@ -104,7 +104,9 @@ async def test_an_environment_does_not_loosen_the_stores_policy(kept: dict[str, 
 async def test_an_environment_does_not_bring_back_the_authors_word(allowed: bool, world: World) -> None:
     await set_policy(world, allow_unapproved=allowed)
     world.settings = Settings(allow_unapproved=True)
-    run = await execute_plan(world.bound(striking(None)), occasion=world.occasion(), store=world.store, offline=True, record_pending=True)
+    run = await execute_plan(
+        world.bound(striking(None)), run_request=world.run_request(), store=world.store, offline=True, record_pending=True
+    )
     assert (run.status, bool(world.struck)) == ((PlanStatus.COMPLETED, True) if allowed else (PlanStatus.PENDING_APPROVAL, False))
 
 
@@ -125,7 +127,7 @@ async def test_an_environment_names_no_operators(operation: str, world: World) -
     world.settings = Settings(operators=("mallory",), groups={"ops": ["mallory"]})
     with pytest.raises(NotApprovedError, match="mallory may not"):
         if operation == "run":
-            await execute_plan(world.bound(), occasion=world.occasion(requested_by="mallory"), store=world.store, offline=True)
+            await execute_plan(world.bound(), run_request=world.run_request(requested_by="mallory"), store=world.store, offline=True)
         elif operation == "resume":
             await world.resume(run.id, requested_by="mallory")
         elif operation == "cancel":
@@ -214,5 +216,5 @@ async def test_an_altered_policy_starts_nothing(world: World) -> None:
     if not triggers:
         await world.sql("ALTER TABLE policy_history ENABLE TRIGGER USER")
     with pytest.raises(StoreError, match="was altered"):
-        await execute_plan(world.bound(striking(None)), occasion=world.occasion(), store=world.store, offline=True)
+        await execute_plan(world.bound(striking(None)), run_request=world.run_request(), store=world.store, offline=True)
     assert world.struck == []

@@ -15,12 +15,12 @@ from urllib.parse import quote
 import pytest
 
 from plan_adapter import ExecutionPlan, Input, PlanStore, ToolContext, ToolRegistry, arun_plan, load_plan, run_plan, tool
-from plan_adapter.agent.replanning import SHOWN_CHARACTERS, Rest, told
-from plan_adapter.approval import answer_to
+from plan_adapter.agent.replan import SHOWN_CHARACTERS, Rest, told
 from plan_adapter.credentials import credential_values, without_credentials
 from plan_adapter.errors import MAX_ERROR_CHARACTERS, ToolError
-from plan_adapter.execution.carry import Past
-from plan_adapter.execution.secrets import Scrubber
+from plan_adapter.execution.history import RunHistory
+from plan_adapter.execution.secrets import Redactor
+from plan_adapter.gates.approval import answer_to
 from plan_adapter.record import Approval, ApprovalRequest
 from plan_adapter.tools.http import BODY_LIMIT, http_get
 from plan_adapter.tools.processes import CHUNK, KEPT_CHARACTERS, LINE_CHARACTERS
@@ -39,11 +39,11 @@ def parts_in(text: str, secret: str) -> list[str]:
 
 def context_for(*secrets: str) -> ToolContext:
     """Return the context of a step of a run that has these secrets."""
-    scrubber = Scrubber()
+    redactor = Redactor()
     for secret in secrets:
-        scrubber.add(secret)
+        redactor.add(secret)
     logger = logging.getLogger("tests.attacks.step")
-    return ToolContext("run", "step", 1, "key", None, None, None, logger, None, scrubber)
+    return ToolContext("run", "step", 1, "key", None, None, None, logger, None, redactor)
 
 
 @pytest.fixture(autouse=True)
@@ -354,10 +354,10 @@ async def test_no_part_of_a_secret_is_told_to_a_model_that_plans_anew(inside: st
     async with PlanStore(f"sqlite:///{tmp_path / 'plans.db'}") as store:
         run = await arun_plan(plan, tools=tools, store=store, offline=True)
         receipts = await store.receipts(run.id)
-    past = Past(succeeded={(receipt.step_id, receipt.item): receipt for receipt in receipts if receipt.step_id == "look"})
-    hide = Scrubber()
+    history = RunHistory(succeeded={(receipt.step_id, receipt.item): receipt for receipt in receipts if receipt.step_id == "look"})
+    hide = Redactor()
     hide.add(secret)
-    context = told(run, Rest.of(validate(plan, tools), past), past, hide)
+    context = told(run, Rest.of(validate(plan, tools), history), history, hide)
     assert "characters more" in json.dumps(context)
     assert parts_in(json.dumps(context, ensure_ascii=False), secret) == []
 

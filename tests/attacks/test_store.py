@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry, arun_plan, tool
-from plan_adapter.approvers import CallbackApprover
 from plan_adapter.engine.connection import Server
 from plan_adapter.errors import StoreError
+from plan_adapter.gates.approvers import CallbackApprover
 
 PLAN = Path(sys.executable).with_name("plan")
 

@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from plan_adapter import ExecutionPlan, Input, ToolRegistry, run_plan, tool
-from plan_adapter.approval import answer_to
 from plan_adapter.canonical import call_digest
 from plan_adapter.documents import load_plan
 from plan_adapter.errors import ExpressionError, InvalidPlanError
 from plan_adapter.expressions import Declarations, Variables, bounded, compile_template
+from plan_adapter.gates.approval import answer_to
 from plan_adapter.plan import Rollback
 from plan_adapter.record import Approval, ApprovalRequest
 from plan_adapter.tools.tool import as_json

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from plan_adapter import PlanStore
-from plan_adapter.approval import answer_to
 from plan_adapter.engine.connection import Server
-from plan_adapter.gate_text import plan_gate_text
+from plan_adapter.gates.approval import answer_to
+from plan_adapter.gates.plan_text import plan_gate_text
 from plan_adapter.plan import new_id
 from plan_adapter.record import ApprovalRequest, Gate, GateRules
 from tests.gates.plans import big_plan, bound

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter.execution.carry import Past
+from plan_adapter.execution.history import RunHistory
 from plan_adapter.plan import PlanStatus
 from plan_adapter.runner import aresume_run, arun_plan
 from plan_adapter.store.store import PlanStore
@@ -117,7 +117,7 @@ async def bytes_a_step(folder: Path, count: int) -> float:
         run_id = await half_done(layered(count // 50, 50), store)
         run = await aresume_run(run_id, tools=ToolRegistry([Work(count).tool]), store=store, offline=True)
         assert run.status is PlanStatus.COMPLETED
-        assert len(Past.of([], await store.receipts(run_id)).succeeded) == count
+        assert len(RunHistory.of([], await store.receipts(run_id)).succeeded) == count
         return (await size_of(store) - empty) / count
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.approval import os_user
+from plan_adapter.gates.approval import os_user
 from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document, step
 from tests.cli.test_terminal import Terminal, piped, run_at, terminals
 
@@ -95,8 +95,8 @@ def test_a_question_that_another_process_answers_ends_and_says_so(terminals: lis
     assert gate["attended"] is True
     answered(verb, gate["run_id"], "--note", "从别处")
     assert terminal.end() == (0 if verb == "approve" else 3)
-    past = {"approve": "approved", "reject": "rejected"}[verb]
-    assert f"the plan: {past} by {os_user()} (os_user): 从别处" in terminal.shown
+    history = {"approve": "approved", "reject": "rejected"}[verb]
+    assert f"the plan: {history} by {os_user()} (os_user): 从别处" in terminal.shown
 
 
 @pytest.mark.thorough

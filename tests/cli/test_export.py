@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.approval import signed_text
+from plan_adapter.gates.approval import signed_text
 from tests.cli.conftest import Plan
 
 DOCUMENT = """

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from plan_adapter import ToolRegistry, load_plan
-from plan_adapter.approval import os_user
+from plan_adapter.gates.approval import os_user
 from plan_adapter.plan import new_id
 from plan_adapter.record import Gate, GateRules
 from plan_adapter.runner import execute_plan
-from plan_adapter.runs.occasion import Occasion
+from plan_adapter.runs.request import RunRequest
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import bind_inputs, validate
 from tests.cli.conftest import Plan, Said, digest_of
@@ -375,8 +375,8 @@ def test_a_run_by_a_standing_approval_says_which_one_and_who_gave_it_when(plan: 
     given = plan("standing", "add", path, *STANDING[:4], "--runs", "1", *STANDING[6:], "--note", "每晚", "--json").run
     tools = ToolRegistry([greet])
     bound = bind_inputs(validate(load_plan(path), tools), {"who": "ana"})
-    occasion = Occasion(approver=Says("reject"), schedule="试运行/nightly", requested_by="schedule of 试运行/nightly", tools=tools)
-    run = asyncio.run(execute_plan(bound, occasion=occasion, offline=True))
+    run_request = RunRequest(approver=Says("reject"), schedule="试运行/nightly", requested_by="schedule of 试运行/nightly", tools=tools)
+    run = asyncio.run(execute_plan(bound, run_request=run_request, offline=True))
     assert run.status == "completed"
     shown = plan("show", run.id).out
     assert f"- approved by {ME}, with the standing approval `{given['id']}`, given at " in shown

@@ -15,8 +15,8 @@ from uuid import UUID
 import pytest
 from pyotp.totp import TOTP
 
-from plan_adapter.approval import os_user
 from plan_adapter.engine.connection import Server
+from plan_adapter.gates.approval import os_user
 from tests.cli.conftest import Plan, Said
 from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document, step
 from tests.cli.test_terminal import BOUND_SECONDS, PLAN, Terminal, environment, piped, terminals

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.approval import os_user
+from plan_adapter.gates.approval import os_user
 from plan_adapter.store import chain, entries
 from tests.cli.conftest import Plan, Said
 from tests.cli.test_gates import signer
@@ -157,7 +157,7 @@ def stays_out(plan: Plan, *steps: dict[str, Any], **options: Any) -> str:
     return run_id
 
 
-def fates(plan: Plan, run_id: str, *options: str) -> dict[str, str]:
+def choices(plan: Plan, run_id: str, *options: str) -> dict[str, str]:
     said = plan("preview", "--resume", run_id, *TOOLS, "--json", *options)
     assert said.code == 0, said.err
     return {one["id"]: one["fate"] for one in said.run["steps"]}
@@ -165,12 +165,12 @@ def fates(plan: Plan, run_id: str, *options: str) -> dict[str, str]:
 
 def test_only_whoever_wants_the_step_again_takes_it_back(plan: Plan) -> None:
     run_id = stays_out(plan, step("tell", "greet", parameters={"who": "x"}, depends_on=["check"]), approval=None)
-    assert fates(plan, run_id)["check"] == "skipped"
-    assert fates(plan, run_id, "--only-failed") == {"greet": "carried", "check": "skipped", "other": "run", "tell": "carried"}
+    assert choices(plan, run_id)["check"] == "skipped"
+    assert choices(plan, run_id, "--only-failed") == {"greet": "carried", "check": "skipped", "other": "run", "tell": "carried"}
     assert resume(plan, run_id, "--only-failed").run["steps"][1]["status"] == "skipped"
     assert resume(plan, run_id, *LEFT_OUT).code == 1  # said before: nothing new is kept
     assert len(audit(plan, run_id, "left_out")) == 1
-    assert fates(plan, run_id, "--from", "check")["check"] == "run"
+    assert choices(plan, run_id, "--from", "check")["check"] == "run"
     assert resume(plan, run_id, "--from", "check").run["steps"][1]["status"] == "failed"
     assert resume(plan, run_id).run["steps"][1]["status"] == "failed"
     assert [entry["kind"] for entry in audit(plan, run_id, "left_out", "taken_back")] == ["left_out", "taken_back"]
@@ -191,7 +191,7 @@ def test_a_new_version_of_the_step_is_another_step(plan: Plan) -> None:
     options = {"require_approval": False, "stop_on_error": False}
     same = document(GREET, FAIL, step("other", "greet", parameters={"who": "x"}), options=options)
     assert plan("revise", run_id, same, *TOOLS).code == 0
-    assert fates(plan, run_id)["check"] == "skipped"
+    assert choices(plan, run_id)["check"] == "skipped"
     mended = document(GREET, step("check", "greet", parameters={"who": "y"}, depends_on=["greet"]), options=options)
     assert plan("revise", run_id, mended, *TOOLS).code == 0
     assert resume(plan, run_id).run["steps"][1]["status"] == "completed"

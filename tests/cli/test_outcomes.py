@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from plan_adapter.approval import os_user
+from plan_adapter.gates.approval import os_user
 from tests.cli.test_run import GREET, document, step
 from tests.cli.test_terminal import Terminal, piped, run_at, terminals
 

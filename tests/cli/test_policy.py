@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.approval import os_user
+from plan_adapter.gates.approval import os_user
 from tests.cli.conftest import Plan
 from tests.cli.test_run import GREET, NEEDS_APPROVAL, TOOLS, document
 

@@ -54,7 +54,7 @@ def line_with(stream: IO[str] | None, words: str) -> str:
 
 
 @pytest.fixture
-def holder(processes: Processes) -> subprocess.Popen[str]:
+def owner(processes: Processes) -> subprocess.Popen[str]:
     """A process in the middle of a run."""
     Path("plan.yaml").write_text(DOCUMENT, encoding="utf-8")
     process = processes.begin("run", "plan.yaml", "--offline")
@@ -63,26 +63,24 @@ def holder(processes: Processes) -> subprocess.Popen[str]:
 
 
 @pytest.fixture
-def run_id(holder: subprocess.Popen[str], plan: Plan) -> str:
+def run_id(owner: subprocess.Popen[str], plan: Plan) -> str:
     return plan("runs", "--json").lines[0]["id"]
 
 
-def test_without_it_the_refusal_says_so(holder: subprocess.Popen[str], run_id: str, plan: Plan):
+def test_without_it_the_refusal_says_so(owner: subprocess.Popen[str], run_id: str, plan: Plan):
     said = plan("resume", run_id, "--offline")
-    assert (said.code, f"is executed by process {holder.pid} on this host" in said.err) == (2, True)
+    assert (said.code, f"is executed by process {owner.pid} on this host" in said.err) == (2, True)
     assert f"`plan resume {run_id} --wait` waits for its end" in said.err
 
 
 @pytest.mark.parametrize("end", ["completed", "killed"])
-def test_it_says_who_has_the_run_and_goes_on_once_that_has_ended(
-    end: str, holder: subprocess.Popen[str], run_id: str, processes: Processes
-):
+def test_it_says_who_has_the_run_and_goes_on_once_that_has_ended(end: str, owner: subprocess.Popen[str], run_id: str, processes: Processes):
     waiting = processes.begin("resume", run_id, "--wait", "--offline", "--json")
     said = line_with(waiting.stderr, "waiting for it to end")
-    assert f"run {run_id} is owned by process {holder.pid} on this host" in said
+    assert f"run {run_id} is owned by process {owner.pid} on this host" in said
     if end == "killed":
-        holder.kill()
-        holder.wait()
+        owner.kill()
+        owner.wait()
     Path("go").touch()
     out, err = waiting.communicate()
     assert waiting.returncode == 0, err
@@ -90,12 +88,12 @@ def test_it_says_who_has_the_run_and_goes_on_once_that_has_ended(
     assert (run["id"], run["status"], run["steps"][0]["attempts"]) == (run_id, "completed", 1 if end == "completed" else 2)
 
 
-def test_ctrl_c_ends_the_wait_and_not_the_run(holder: subprocess.Popen[str], run_id: str, processes: Processes, plan: Plan):
+def test_ctrl_c_ends_the_wait_and_not_the_run(owner: subprocess.Popen[str], run_id: str, processes: Processes, plan: Plan):
     waiting = processes.begin("resume", run_id, "--wait", "--offline")
     line_with(waiting.stderr, "Ctrl-C stops waiting")
     waiting.send_signal(signal.SIGINT)
     assert waiting.wait() == 130
-    assert holder.poll() is None
+    assert owner.poll() is None
     Path("go").touch()
-    assert holder.wait() == 0
+    assert owner.wait() == 0
     assert plan("show", run_id, "--json").run["status"] == "completed"

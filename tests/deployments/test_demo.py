@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter.approval import os_user
 from plan_adapter.engine.connection import Server
+from plan_adapter.gates.approval import os_user
 
 ROOT = Path(__file__).parents[2]
 

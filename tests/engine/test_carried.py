@@ -11,7 +11,7 @@ from prefect.states import Completed
 from plan_adapter import ExecutionPlan, PlanStatus, PlanStore, ToolRegistry, aresume_run, arun_plan, tool
 from plan_adapter.engine.connection import Server
 from plan_adapter.engine.states import MAX_MESSAGE_CHARACTERS, state_of_carried
-from plan_adapter.engine.tasks import PrefectSteps
+from plan_adapter.engine.tasks import PrefectStepRunner
 from plan_adapter.plan import StepStatus
 from plan_adapter.record import StepRun
 from tests.engine.calls import WrittenCall, step_run, task_runs
@@ -43,7 +43,7 @@ def test_a_name_that_alone_fills_the_message_is_cut_out_of_it() -> None:
 async def test_above_the_limit_one_task_run_stands_for_all_and_what_follows_depends_on_it(way: str, limit: int, shown: set[str]) -> None:
     @flow(persist_result=False)
     async def steps() -> State:
-        made = PrefectSteps(plain=way == "plain", carried_task_runs=limit)
+        made = PrefectStepRunner(plain=way == "plain", carried_task_runs=limit)
         await made.show_carried(["a", "b", "c"], {run.id: run for run in carried(["a", "b", "c"])}, {"a": (), "b": ("a",), "c": ("a",)})
         await made(WrittenCall("next", upstream=("b", "c")))
         return Completed()

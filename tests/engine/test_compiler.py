@@ -12,9 +12,9 @@ from prefect import Flow, flow, get_client
 from prefect.client.schemas.objects import State, StateType
 from prefect.states import Cancelled, Cancelling
 
-from plan_adapter.engine.compiler import flow_of, run_flow, safe_name
+from plan_adapter.engine.flow import flow_of, run_flow, safe_name
 from plan_adapter.engine.flow_runs import cancellation_of
-from plan_adapter.engine.tasks import PrefectSteps
+from plan_adapter.engine.tasks import PrefectStepRunner
 from plan_adapter.errors import InvalidPlanError, NotApprovedError, RunFailedError
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.readable import prose
@@ -257,7 +257,7 @@ async def test_a_flow_run_that_has_ended_goes_on_as_the_same_flow_run_with_the_s
     prefect_server: object, first: PlanRun
 ) -> None:
     async def body(_inputs: dict[str, Any], flow_run_id: str) -> PlanRun:
-        steps = PrefectSteps()
+        steps = PrefectStepRunner()
         if flow_run_id in seen:
             await steps.show(step_run("a", StepStatus.COMPLETED, carried=True), ())
             await steps(WrittenCall("b", upstream=("a",)))

@@ -11,7 +11,6 @@ import pytest
 from prefect.context import root_settings_context
 from prefect.settings import get_current_settings, temporary_settings
 
-from plan_adapter.approval import os_user
 from plan_adapter.engine.connection import (
     Server,
     check_server,
@@ -23,6 +22,7 @@ from plan_adapter.engine.connection import (
     without_credentials,
 )
 from plan_adapter.errors import NoServerError
+from plan_adapter.gates.approval import os_user
 from tests.engine.gateway import Gateway, self_signed
 
 URL = "http://127.0.0.1:1/api"

@@ -16,7 +16,7 @@ from prefect.settings import temporary_settings
 from prefect.states import Cancelled, Cancelling, Completed, Running
 
 from plan_adapter.engine.connection import Server
-from plan_adapter.engine.delivery import drop
+from plan_adapter.engine.flow import drop
 from plan_adapter.engine.flow_runs import run_flow
 from plan_adapter.engine.form import text_shown
 from plan_adapter.engine.gate import GateCancelledError, ask_in_form
@@ -230,19 +230,19 @@ async def test_a_second_answer_changes_nothing() -> None:
 
 
 async def test_while_the_server_is_away_the_form_is_waited_for_and_its_answer_is_found_afterwards(prefect_server: Server) -> None:
-    gate, door = AskedGate(request_of()), Door(prefect_server.api_url)
-    await door.open()
-    with temporary_settings({"api.url": door.url, "logging.to_api.enabled": False}):  # type: ignore[dict-item]  # typed for its old names
+    gate, forms = AskedGate(request_of()), Door(prefect_server.api_url)
+    await forms.open()
+    with temporary_settings({"api.url": forms.url, "logging.to_api.enabled": False}):  # type: ignore[dict-item]  # typed for its old names
         async with asked(gate) as running:
             flow_run_id = await paused(gate)
-            await door.shut()
+            await forms.shut()
             await asyncio.wait({running}, timeout=0.5)
             assert not running.done()
             with temporary_settings({"api.url": prefect_server.api_url}):  # type: ignore[dict-item]
                 await resume(flow_run_id, GOOD)
-            await door.open()
+            await forms.open()
             assert (await running).is_completed()
     await drop()  # what is queued for the door
-    await door.end()
+    await forms.end()
     assert len(gate.openings) == 1
     assert [answer.by for answer in gate.answers] == ["ana"]

@@ -12,10 +12,10 @@ from prefect.context import FlowRunContext
 from prefect.events.worker import EventsWorker
 from prefect.states import Completed
 
-from plan_adapter.approval import answer_to
-from plan_adapter.engine import gate_events
+from plan_adapter.engine import gate_display as gate_events
 from plan_adapter.engine.flow_runs import run_flow
-from plan_adapter.engine.gate_events import emit, key_of, publish_text
+from plan_adapter.engine.gate_display import emit, key_of, publish_text
+from plan_adapter.gates.approval import answer_to
 from plan_adapter.plan import PlanStatus, new_id
 from plan_adapter.record import ApprovalRequest, Gate, GateRules, PlanRun
 

@@ -10,7 +10,7 @@ from prefect.states import Completed
 from plan_adapter.engine import internals
 from plan_adapter.engine.internals import BUSY_SECONDS, BUSY_WAITS, advise_retry, broken_promises
 from plan_adapter.engine.plain import PlainTaskRuns
-from plan_adapter.engine.tasks import PrefectSteps
+from plan_adapter.engine.tasks import PrefectStepRunner
 from tests.engine.calls import WrittenCall, states_of, task_runs
 
 ADVICE = (
@@ -26,8 +26,8 @@ def test_prefect_keeps_what_the_internals_rely_on() -> None:
 async def test_the_events_of_a_task_run_make_the_same_record_as_prefects_own_engine(prefect_server: object) -> None:
     @flow(persist_result=False)
     async def both() -> State:
-        await PrefectSteps()(WrittenCall("direct"))
-        await PrefectSteps(plain=True)(WrittenCall("plain"))
+        await PrefectStepRunner()(WrittenCall("direct"))
+        await PrefectStepRunner(plain=True)(WrittenCall("plain"))
         return Completed()
 
     state = await both(return_state=True)
@@ -72,7 +72,7 @@ async def test_where_a_promise_is_broken_the_plain_way_is_taken_and_said(
 
     @flow(persist_result=False)
     async def changed() -> str:
-        return type(PrefectSteps()._task_runs).__name__
+        return type(PrefectStepRunner()._task_runs).__name__
 
     assert await changed() == PlainTaskRuns.__name__
     assert "steps are driven slowly, because this Prefect differs: TaskRun takes no `labels`" in caplog.text

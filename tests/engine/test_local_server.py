@@ -20,8 +20,7 @@ from plan_adapter.engine import local_server
 from plan_adapter.engine.connection import Server
 from plan_adapter.engine.diagnosis import diagnose
 from plan_adapter.engine.local_server import begin_server, ensure_server, server_for, server_status, stop_server
-from plan_adapter.engine.server_launch import server_environment
-from plan_adapter.engine.server_state import LOG_BYTES, ServerFolder, ServerState, process_start
+from plan_adapter.engine.server_state import LOG_BYTES, ServerFolder, ServerState, process_start, server_environment
 from plan_adapter.errors import NoServerError
 from plan_adapter.settings import Settings
 from tests.conftest import PrepareServer

@@ -10,7 +10,7 @@ import pytest
 from prefect import Flow, get_client, tags
 from prefect.client.schemas.objects import TaskRun
 
-from plan_adapter.approval import answer_to, approve
+from plan_adapter.gates.approval import answer_to, approve
 from plan_adapter.plan import ExecutionPlan, PlanStatus
 from plan_adapter.record import ApprovalRequest, PlanRun
 from plan_adapter.runner import acancel_run, aresume_run, arun_plan, compile_plan

@@ -10,9 +10,8 @@ from prefect import flow, get_run_logger, tags, task
 from prefect.client.schemas.objects import State, StateType, TaskRun
 from prefect.states import Completed
 
-from plan_adapter.engine.direct import DirectTaskRuns
 from plan_adapter.engine.internals import MAX_EDGES
-from plan_adapter.engine.tasks import PrefectSteps, log_to_prefect
+from plan_adapter.engine.tasks import DirectTaskRuns, PrefectStepRunner, log_to_prefect
 from plan_adapter.errors import StoreError
 from plan_adapter.execution.ports import AttemptEnd
 from plan_adapter.plan import StepStatus
@@ -22,7 +21,7 @@ from tests.engine.calls import WrittenCall, failed, logs_of, states_of, step_run
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
 Shown = dict[str, TaskRun]
-Perform = Callable[[Callable[[PrefectSteps], Awaitable[None]], Sequence[str]], Awaitable[Shown]]
+Perform = Callable[[Callable[[PrefectStepRunner], Awaitable[None]], Sequence[str]], Awaitable[Shown]]
 
 
 @pytest.fixture(params=["direct", "plain"])
@@ -34,10 +33,10 @@ def way(request: pytest.FixtureRequest) -> str:
 def perform(way: str) -> Perform:
     """Run a function of PrefectSteps in a flow and return the task runs that it is to make, by name."""
 
-    async def perform(work: Callable[[PrefectSteps], Awaitable[None]], names: Sequence[str]) -> Shown:
+    async def perform(work: Callable[[PrefectStepRunner], Awaitable[None]], names: Sequence[str]) -> Shown:
         @flow(persist_result=False)
         async def steps() -> State:
-            await work(PrefectSteps(plain=way == "plain"))
+            await work(PrefectStepRunner(plain=way == "plain"))
             return Completed()
 
         state = await steps(return_state=True)
@@ -64,7 +63,7 @@ async def test_braces_and_brackets_in_a_name_are_no_template(perform: Perform) -
 
 
 async def test_the_edges_are_the_steps_that_a_call_waited_for_with_every_item_of_a_loop(perform: Perform) -> None:
-    async def work(steps: PrefectSteps) -> None:
+    async def work(steps: PrefectStepRunner) -> None:
         await _call_all(steps, WrittenCall("list"))
         await _call_all(steps, *(WrittenCall(f"fetch[{item}]", upstream=("list",)) for item in range(3)))
         await steps.show(step_run("skipped", StepStatus.SKIPPED, reason="its condition is false"), ("list",))
@@ -106,7 +105,7 @@ async def test_a_step_without_a_call_is_shown_as_it_ended(perform: Perform) -> N
         (step_run("empty", StepStatus.COMPLETED), (StateType.COMPLETED, "Completed", "There was nothing to do: no items.")),
     ]
 
-    async def work(steps: PrefectSteps) -> None:
+    async def work(steps: PrefectStepRunner) -> None:
         for step, _ in table:
             await steps.show(step, ())
 
@@ -137,7 +136,7 @@ async def test_the_last_failed_attempt_is_the_end(perform: Perform) -> None:
 async def test_the_stop_of_the_run_ends_a_wait_for_a_retry_at_once(perform: Perform) -> None:
     ends: list[AttemptEnd] = []
 
-    async def work(steps: PrefectSteps) -> None:
+    async def work(steps: PrefectStepRunner) -> None:
         call = WrittenCall("check", ends=[failed(), succeeded(2)], retry_delays=[3600.0])
         driven = asyncio.ensure_future(steps(call))
         await call.waiting.wait()
@@ -154,7 +153,7 @@ async def test_a_store_that_fails_crashes_the_task_run_and_is_raised(perform: Pe
     async def broken() -> None:
         raise StoreError("disk full")
 
-    async def work(steps: PrefectSteps) -> None:
+    async def work(steps: PrefectStepRunner) -> None:
         with pytest.raises(StoreError, match="disk full"):
             await steps(WrittenCall("check", before=broken))
 
@@ -208,7 +207,7 @@ async def test_tasks_and_flows_that_a_tool_calls_are_children_of_its_task_run(pe
 async def test_tags_around_a_flow_are_on_its_steps(prefect_server: object) -> None:
     @flow(persist_result=False)
     async def tagged() -> State:
-        await PrefectSteps()(WrittenCall("check"))
+        await PrefectStepRunner()(WrittenCall("check"))
         return Completed()
 
     with tags("nightly"):
@@ -220,7 +219,7 @@ async def test_tags_around_a_flow_are_on_its_steps(prefect_server: object) -> No
 async def test_more_edges_than_an_event_can_carry_are_left_out() -> None:
     @flow(persist_result=False)
     async def wide() -> State:
-        steps = PrefectSteps()
+        steps = PrefectStepRunner()
         for item in range(MAX_EDGES + 1):
             steps._ids["fetch"].append(UUID(int=item))
         await steps.show(step_run("report", StepStatus.SKIPPED), ("fetch",))
@@ -235,17 +234,17 @@ async def test_more_edges_than_an_event_can_carry_are_left_out() -> None:
 async def test_the_direct_way_is_taken() -> None:
     @flow
     async def chosen() -> str:
-        return type(PrefectSteps()._task_runs).__name__
+        return type(PrefectStepRunner()._task_runs).__name__
 
     assert await chosen() == DirectTaskRuns.__name__
 
 
 async def test_outside_of_a_flow_there_are_no_prefect_steps() -> None:
     with pytest.raises(RuntimeError, match="inside a running flow"):
-        PrefectSteps()
+        PrefectStepRunner()
 
 
-async def _call_all(steps: PrefectSteps, *calls: WrittenCall) -> None:
+async def _call_all(steps: PrefectStepRunner, *calls: WrittenCall) -> None:
     await asyncio.gather(*(steps(call) for call in calls))
 
 

@@ -24,7 +24,7 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from prefect.transactions import Transaction, get_transaction, transaction
 
 from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, RunFailedError, ToolRegistry, aresume_run, arun_plan, as_tool, tool
-from plan_adapter.engine.tasks import PrefectSteps
+from plan_adapter.engine.tasks import PrefectStepRunner
 from plan_adapter.errors import ToolDefinitionError
 from plan_adapter.record import Outcome
 from plan_adapter.runner import acancel_run, compile_plan
@@ -341,7 +341,7 @@ async def test_a_step_that_runs_again_in_its_flow_run_keeps_its_task_run() -> No
 
     @flow(persist_result=False)
     async def steps() -> None:
-        await PrefectSteps()(WrittenCall("act", task=act, ends=[failed(), succeeded(2)], retry_delays=[0.0]))
+        await PrefectStepRunner()(WrittenCall("act", task=act, ends=[failed(), succeeded(2)], retry_delays=[0.0]))
 
     first = await run_flow(steps, {})
     flow_run_id = first.state_details.flow_run_id

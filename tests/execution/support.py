@@ -10,17 +10,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from plan_adapter.approval import approved_plan, without_approval
 from plan_adapter.errors import StoreError
 from plan_adapter.execution.cancellation import Stop
-from plan_adapter.execution.carry import Past
-from plan_adapter.execution.direct import DirectCalls
+from plan_adapter.execution.direct import DirectStepRunner
+from plan_adapter.execution.history import RunHistory
+from plan_adapter.execution.limits import Slots
 from plan_adapter.execution.ports import Outcomes, StepGates
 from plan_adapter.execution.results import ResultLimit
 from plan_adapter.execution.scheduler import execute
 from plan_adapter.execution.scope import RunScope
-from plan_adapter.execution.slots import Slots
 from plan_adapter.execution.status import conclude
+from plan_adapter.gates.approval import approved_plan, without_approval
 from plan_adapter.hooks import Event, Hooks
 from plan_adapter.plan import ExecutionPlan, new_id
 from plan_adapter.record import Attempt, PlanRun, Receipt, StepRun
@@ -64,7 +64,7 @@ class Execution:
     tools: list[Any]
     inputs: dict[str, Any] = field(default_factory=dict)
     hooks: Hooks = field(default_factory=Hooks)
-    past: Past = field(default_factory=Past)
+    history: RunHistory = field(default_factory=RunHistory)
     recorder: MemoryRecorder = field(default_factory=MemoryRecorder)
     listener: Callable[[Event], None] | None = None
     limit_bytes: int = 64 * 1024
@@ -97,13 +97,13 @@ class Execution:
             stop=Stop(),
             slots=Slots(validated.plan.options.parallel_limit),
             limit=ResultLimit(self.limit_bytes, self.folder),
-            past=self.past,
+            history=self.history,
             hooks=self.hooks,
             listener=self._listen,
             gates=self.gates,
             outcomes=self.outcomes,
         )
-        await execute(self.scope, DirectCalls())
+        await execute(self.scope, DirectStepRunner())
         conclude(self.run, self.scope.stop, self.scope.refusal)
         return self.run
 

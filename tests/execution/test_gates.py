@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from plan_adapter.canonical import call_digest
-from plan_adapter.execution.clock import RunClock
+from plan_adapter.execution.limits import RunClock
 from plan_adapter.execution.ports import GatedCall, GateRefusal
 from plan_adapter.plan import PlanStatus, Step, StepStatus, new_id
 from plan_adapter.record import Approval, Outcome, RunReason
@@ -268,10 +268,10 @@ async def test_a_clock_spends_only_the_time_in_which_it_runs():
     clock.stand_still()
     clock.stand_still()
     assert clock.deadline is None
-    clock.go_on()
+    clock.execute_resume()
     assert clock.deadline == pytest.approx(loop.time() + 30.0, abs=1.0)
     clock.end()
-    clock.go_on()
+    clock.execute_resume()
     assert clock.deadline is None
     RunClock(0.0, spent.set)
     await spent.wait()

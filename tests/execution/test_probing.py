@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from plan_adapter import Done, NotDone, ToolContext, UnknownOutcomeError, tool
-from plan_adapter.execution.carry import Past
-from plan_adapter.execution.ports import Doubt, Said
+from plan_adapter.execution.history import RunHistory
+from plan_adapter.execution.ports import Said, UnknownOutcome
 from plan_adapter.plan import ExecutionPlan, PlanStatus, StepStatus
 from plan_adapter.record import Attempt, Outcome, RunReason
 from tests.execution.support import Execution
@@ -50,15 +50,15 @@ class Shop:
 
         return send
 
-    def execution(self, *, past: Past | None = None, **fields: Any) -> Execution:
+    def execution(self, *, history: RunHistory | None = None, **fields: Any) -> Execution:
         plan = ExecutionPlan(description="Send one order")
         plan.add_step("send", "Send it", {"order": "订单"}, id="send", **fields)
-        return Execution(plan, [self.tool()], past=past or Past())
+        return Execution(plan, [self.tool()], history=history or RunHistory())
 
 
-def lost_attempt(**changed: Any) -> Past:
+def lost_attempt(**changed: Any) -> RunHistory:
     attempt = Attempt("a-1", "r-1", "send", None, 1, "send", "write", {"order": "订单"}, "key-1", datetime.now(UTC))
-    return Past(attempts={("send", None): 1}, unknown={("send", None): attempt})
+    return RunHistory(attempts={("send", None): 1}, unknown={("send", None): attempt})
 
 
 async def test_what_the_probe_finds_done_is_not_done_again_and_its_word_is_the_receipt() -> None:
@@ -155,7 +155,7 @@ async def test_what_may_be_repeated_asks_no_probe(effect: Any) -> None:
 
 async def test_the_lost_attempt_of_an_earlier_start_is_looked_for_with_its_own_parameters_number_and_key() -> None:
     shop = Shop(sent=["订单"])
-    execution = shop.execution(past=lost_attempt())
+    execution = shop.execution(history=lost_attempt())
     run = await execution.go()
     assert (run.status, run.step("send").result, shop.calls) == (PlanStatus.COMPLETED, {"order": "订单"}, 0)
     assert shop.probed == [("订单", 1, "key-1")]
@@ -165,7 +165,7 @@ async def test_the_lost_attempt_of_an_earlier_start_is_looked_for_with_its_own_p
 
 async def test_the_lost_attempt_of_an_earlier_start_that_was_not_done_is_made_now() -> None:
     shop = Shop(lost=0)
-    execution = shop.execution(past=lost_attempt())
+    execution = shop.execution(history=lost_attempt())
     run = await execution.go()
     assert (run.status, shop.sent, shop.calls) == (PlanStatus.COMPLETED, ["订单"], 1)
     assert [(receipt.number, receipt.outcome, receipt.known_by) for receipt in execution.recorder.receipts] == [
@@ -176,7 +176,7 @@ async def test_the_lost_attempt_of_an_earlier_start_that_was_not_done_is_made_no
 
 async def test_what_was_done_and_not_what_was_wanted_fails_the_step() -> None:
     shop = Shop(sent=["订单"])
-    execution = shop.execution(past=lost_attempt(), done_when="${{ result.order == 'another' }}")
+    execution = shop.execution(history=lost_attempt(), done_when="${{ result.order == 'another' }}")
     run = await execution.go()
     assert (run.step("send").status, run.step("send").outcome, shop.calls) == (StepStatus.FAILED, Outcome.FAILED, 0)
     assert "done_when is not met" in (run.step("send").error or "")
@@ -190,10 +190,10 @@ class Person:
     """Says the same about whatever is asked. Implements `ports.Outcomes`."""
 
     said: Said | None
-    asked: list[Doubt] = field(default_factory=list)
+    asked: list[UnknownOutcome] = field(default_factory=list)
 
-    async def ask(self, doubt: Doubt) -> Said | None:
-        self.asked.append(doubt)
+    async def ask(self, unknown_outcome: UnknownOutcome) -> Said | None:
+        self.asked.append(unknown_outcome)
         return self.said
 
 
@@ -212,13 +212,13 @@ async def test_what_a_person_says_is_what_becomes_of_the_step(
     said: Said | None, status: PlanStatus, reason: RunReason | None, sent: int, in_this_start: bool
 ) -> None:
     shop = Shop(lost=1 if in_this_start else 0, arrives=False, says=lambda: None)
-    execution = shop.execution(past=Past() if in_this_start else lost_attempt())
+    execution = shop.execution(history=RunHistory() if in_this_start else lost_attempt())
     execution.outcomes = person = Person(said)
     run = await execution.go()
     assert (run.status, run.reason, len(shop.sent)) == (status, reason, sent)
-    [doubt] = person.asked
-    assert (doubt.step.id, doubt.lost.number) == ("send", 1)
-    assert ("the line went dead" if in_this_start else "an earlier start") in doubt.why
+    [unknown_outcome] = person.asked
+    assert (unknown_outcome.step.id, unknown_outcome.lost.number) == ("send", 1)
+    assert ("the line went dead" if in_this_start else "an earlier start") in unknown_outcome.why
     if status is PlanStatus.COMPLETED:
         assert run.step("send").result == ({"order": "订单"} if sent else {"order": 1})
     else:
@@ -231,7 +231,7 @@ async def test_other_branches_go_on_while_a_person_is_asked_and_what_depends_on_
     answer: asyncio.Future[Said] = asyncio.get_running_loop().create_future()
 
     class Slow:
-        async def ask(self, doubt: Doubt) -> Said | None:
+        async def ask(self, unknown_outcome: UnknownOutcome) -> Said | None:
             return await answer
 
     @tool(effect="read")
@@ -258,9 +258,9 @@ async def test_a_run_that_is_stopped_asks_nobody_any_more() -> None:
     shop = Shop(says=lambda: None)
 
     class Never:
-        async def ask(self, doubt: Doubt) -> Said | None:
+        async def ask(self, unknown_outcome: UnknownOutcome) -> Said | None:
             execution.scope.stop.set("cancelled", "enough")
-            await doubt.withdrawn
+            await unknown_outcome.withdrawn
             return None
 
     execution = shop.execution()

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from plan_adapter import graph
 from plan_adapter.errors import RunConflictError
-from plan_adapter.execution.redrive import Fate, Record, Redrive, fates
+from plan_adapter.execution.history import Record, ResumeOptions, StepChoice, choices
 
 CHAIN = {"build": (), "test": ("build",), "publish": ("test",), "notes": ("build",), "tell": ("publish", "notes")}
 
@@ -35,13 +35,13 @@ def test_whatever_is_asked_what_has_succeeded_is_carried_and_nothing_else_is(
     made: tuple[dict[str, tuple[str, ...]], Record], data: st.DataObject
 ) -> None:
     plan, record = made
-    asked = Redrive(
+    asked = ResumeOptions(
         from_step=data.draw(st.none() | st.sampled_from([*plan])),
         only_failed=data.draw(st.booleans()),
         skipped=dict.fromkeys(data.draw(st.lists(st.sampled_from([*plan]), unique=True)), "没有必要"),
     )
     try:
-        found = fates(plan, record, asked)
+        found = choices(plan, record, asked)
     except RunConflictError:
         assume(False)
         raise
@@ -59,7 +59,7 @@ def test_whatever_is_asked_what_has_succeeded_is_carried_and_nothing_else_is(
 @given(records())
 def test_without_a_wish_everything_that_has_not_succeeded_is_run(made: tuple[dict[str, tuple[str, ...]], Record]) -> None:
     plan, record = made
-    found = fates(plan, record, Redrive())
+    found = choices(plan, record, ResumeOptions())
     assert {name for name, fate in found.items() if fate.kind == "run"} == set(plan) - set(record.succeeded)
 
 
@@ -69,7 +69,7 @@ def _reaches(plan: dict[str, tuple[str, ...]], first: str, last: str) -> bool:
 
 
 def test_from_a_step_only_it_and_what_depends_on_it_is_run() -> None:
-    found = fates(CHAIN, Record({"build", "test"}, {"publish"}), Redrive(from_step="publish"))
+    found = choices(CHAIN, Record({"build", "test"}, {"publish"}), ResumeOptions(from_step="publish"))
     assert {name: fate.kind for name, fate in found.items()} == {
         "build": "carried",
         "test": "carried",
@@ -77,31 +77,31 @@ def test_from_a_step_only_it_and_what_depends_on_it_is_run() -> None:
         "notes": "left",
         "tell": "run",
     }
-    assert found["notes"] == Fate("left", "the run was resumed from `publish` only")
+    assert found["notes"] == StepChoice("left", "the run was resumed from `publish` only")
 
 
 def test_a_step_that_is_left_out_keeps_its_reason_and_lets_the_others_go_on() -> None:
-    found = fates(CHAIN, Record({"build"}, {"test"}), Redrive(skipped={"test": "它坏了"}))
-    assert found["test"] == Fate("skipped", "它坏了")
+    found = choices(CHAIN, Record({"build"}, {"test"}), ResumeOptions(skipped={"test": "它坏了"}))
+    assert found["test"] == StepChoice("skipped", "它坏了")
     assert found["publish"].kind == "run"
 
 
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (Redrive(from_step="nowhere"), "no step is called `nowhere`"),
-        (Redrive(from_step="build"), "`build` has succeeded, and is never run again in this run"),
-        (Redrive(from_step="publish"), "`publish` depends on `test`, which has not succeeded"),
-        (Redrive(skipped={"build": "x"}), "`build` has succeeded: it cannot be left out"),
-        (Redrive(skipped={"test": " "}), "why `test` is left out is not said"),
-        (Redrive(from_step="test", skipped={"test": "x"}), "cannot be both left out and begun with"),
+        (ResumeOptions(from_step="nowhere"), "no step is called `nowhere`"),
+        (ResumeOptions(from_step="build"), "`build` has succeeded, and is never run again in this run"),
+        (ResumeOptions(from_step="publish"), "`publish` depends on `test`, which has not succeeded"),
+        (ResumeOptions(skipped={"build": "x"}), "`build` has succeeded: it cannot be left out"),
+        (ResumeOptions(skipped={"test": " "}), "why `test` is left out is not said"),
+        (ResumeOptions(from_step="test", skipped={"test": "x"}), "cannot be both left out and begun with"),
     ],
 )
-def test_what_cannot_be_done_is_refused_in_words(asked: Redrive, said: str) -> None:
+def test_what_cannot_be_done_is_refused_in_words(asked: ResumeOptions, said: str) -> None:
     with pytest.raises(RunConflictError, match=said):
-        fates(CHAIN, Record({"build"}, {"test"}), asked)
+        choices(CHAIN, Record({"build"}, {"test"}), asked)
 
 
 def test_everything_that_cannot_be_done_is_said_at_once() -> None:
     with pytest.raises(RunConflictError, match=r"no step is called `x`; no step is called `y`; .*no step has failed"):
-        fates(CHAIN, Record({"build"}), Redrive(from_step="x", skipped={"y": ""}, only_failed=True))
+        choices(CHAIN, Record({"build"}), ResumeOptions(from_step="x", skipped={"y": ""}, only_failed=True))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from plan_adapter.errors import UnknownOutcomeError
-from plan_adapter.execution.carry import Past
-from plan_adapter.execution.direct import DirectCalls
+from plan_adapter.execution.direct import DirectStepRunner
+from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.rollback import Rollback
 from plan_adapter.execution.status import rolls_back
 from plan_adapter.hooks import Hooks
@@ -67,7 +67,7 @@ def undoable(edges: dict[str, list[str]], *, without: tuple[str, ...] = (), **op
 
 def rollback_of(execution: Execution) -> Rollback:
     """Return what undoes the execution as it is recorded now."""
-    return Rollback(execution.scope, Past.of(execution.recorder.attempts, execution.recorder.receipts), DirectCalls())
+    return Rollback(execution.scope, RunHistory.of(execution.recorder.attempts, execution.recorder.receipts), DirectStepRunner())
 
 
 async def run_and_undo(plan: ExecutionPlan, world: World, **fields: Any) -> tuple[Execution, Rollback]:
@@ -357,8 +357,8 @@ async def test_what_was_carried_is_undone_too_with_the_result_it_had() -> None:
     plan = undoable({"a": [], "broken": ["a"]})
     first = Execution(plan, world.tools)
     await first.go()
-    past = Past.of(first.recorder.attempts, first.recorder.receipts)
-    execution, rollback = await run_and_undo(plan, world, past=past, recorder=first.recorder)
+    history = RunHistory.of(first.recorder.attempts, first.recorder.receipts)
+    execution, rollback = await run_and_undo(plan, world, history=history, recorder=first.recorder)
     assert execution.run.step("a").carried
     assert (world.undone, rollback.standing()) == (["a"], "rolled back: a; not rolled back: broken (failed, check by hand)")
 

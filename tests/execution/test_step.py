@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from plan_adapter.errors import StoreError, ToolError, UnknownOutcomeError
-from plan_adapter.execution.attempts import RetryPolicy
-from plan_adapter.execution.carry import Past
+from plan_adapter.execution.call_arguments import RetryPolicy
+from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.ports import AttemptEnd
 from plan_adapter.hooks import Hooks
 from plan_adapter.plan import PlanStatus, Step, StepStatus
@@ -459,11 +459,11 @@ async def test_a_resumed_run_carries_what_succeeded_and_repeats_only_what_may_be
     plan = plan_of({"done": [], "half": ["done"], "new": ["half"]}, continue_on_error=True)
     plan.add_step("push", "pushed", {"name": "pushed"}, id="pushed")
     first = Execution(plan, [work, push])
-    past = Past.of(
+    history = RunHistory.of(
         attempts=[_attempt("1", "done", "read"), _attempt("2", "half", "read"), _attempt("3", "pushed", "write")],
         receipts=[Receipt("1", "r", "done", None, 1, Outcome.SUCCEEDED, "from before", None, first.recorder.now(), 1)],
     )
-    run = await Execution(plan, [work, push], past=past).go()
+    run = await Execution(plan, [work, push], history=history).go()
     assert called == [("half", 2), ("new", 1)]
     assert (run.step("done").carried, run.step("done").result) == (True, "from before")
     assert run.step("pushed").outcome is Outcome.UNKNOWN

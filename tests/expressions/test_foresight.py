@@ -3,14 +3,14 @@
 import pytest
 from pydantic import JsonValue
 
-from plan_adapter.expressions import Foresight, compile_template
+from plan_adapter.expressions import Prediction, compile_template
 from tests.expressions.builders import DECLARED, VALUES
 
 
 def foreseen(value: JsonValue, **options: int) -> JsonValue:
     template, problems = compile_template(value, DECLARED, at="here")
     assert problems == []
-    return Foresight(VALUES.inputs, **options).of(template)
+    return Prediction(VALUES.inputs, **options).of(template)
 
 
 def test_what_inputs_decide_is_filled_in_and_all_else_stands_as_it_is_written() -> None:
@@ -32,7 +32,7 @@ def test_what_inputs_decide_is_filled_in_and_all_else_stands_as_it_is_written() 
 
 def test_without_inputs_only_what_uses_none_is_filled_in() -> None:
     template, _ = compile_template(["${{ 1 + 1 }}", "${{ inputs.host }}"], DECLARED, at="here")
-    assert Foresight(None).of(template) == [2, "${{ inputs.host }}"]
+    assert Prediction(None).of(template) == [2, "${{ inputs.host }}"]
 
 
 @pytest.mark.parametrize(

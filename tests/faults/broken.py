@@ -7,11 +7,15 @@ from typing import Any
 from sqlalchemy import update
 
 from plan_adapter.crash_points import CrashPoint
-from plan_adapter.execution import carry, handing, rollback
-from plan_adapter.execution.secrets import Scrubber
+from plan_adapter.execution import call_arguments as handing
+from plan_adapter.execution import history as carry
+from plan_adapter.execution import rollback
+from plan_adapter.execution.secrets import Redactor
 from plan_adapter.plan import PlanStatus
 from plan_adapter.record import Attempt, Outcome, Receipt
-from plan_adapter.runs import call_gates, ending, performing
+from plan_adapter.runs import ending
+from plan_adapter.runs import session as performing
+from plan_adapter.runs import step_gates as call_gates
 from plan_adapter.store import chain, leases, outcomes, permission, recorder
 from plan_adapter.store.columns import Clock
 from plan_adapter.store.tables import leases as lease_table
@@ -42,22 +46,22 @@ def _intents_are_not_awaited() -> None:
     recorder.StoreRecorder.intent = intent
 
 
-def _the_past_is(change: Callable[[carry.Past], carry.Past]) -> Callable[[], None]:
+def _the_past_is(change: Callable[[carry.RunHistory], carry.RunHistory]) -> Callable[[], None]:
     def breaks() -> None:
-        whole = carry.Past.of
-        carry.Past.of = lambda attempts, receipts: change(whole(attempts, receipts))
+        whole = carry.RunHistory.of
+        carry.RunHistory.of = lambda attempts, receipts: change(whole(attempts, receipts))
 
     return breaks
 
 
 def _keys_tell_the_attempt() -> None:
-    whole = handing.Handing.context
+    whole = handing.CallArguments.context
 
     def context(self: Any, *given: Any, **named: Any) -> Any:
         found = whole(self, *given, **named)
         return replace(found, idempotency_key=f"{found.idempotency_key}-{found.attempt}")
 
-    handing.Handing.context = context
+    handing.CallArguments.context = context
 
 
 def _epochs_are_not_compared() -> None:
@@ -122,8 +126,8 @@ def _entries_are_left_out() -> None:
 
 
 def _nothing_is_scrubbed() -> None:
-    Scrubber.text = lambda _, text: text
-    Scrubber.value = lambda _, value: value
+    Redactor.text = lambda _, text: text
+    Redactor.value = lambda _, value: value
 
 
 def _every_run_completes() -> None:
@@ -179,10 +183,15 @@ VARIANTS: dict[str, Variant] = {
         _intents_are_not_awaited, frozenset({"unrecorded"}), at=(("mid-effect", "read"), ("after-effect", None))
     ),
     "receipts are ignored on resume": Variant(
-        _the_past_is(lambda past: replace(past, succeeded={}, unknown={})), frozenset({"twice", "repeated"}), at=(("after-receipt", None),)
+        _the_past_is(lambda history: replace(history, succeeded={}, unknown={})),
+        frozenset({"twice", "repeated"}),
+        at=(("after-receipt", None),),
     ),
     "an unknown write counts as not begun": Variant(
-        _the_past_is(lambda past: replace(past, unknown={})), frozenset({"twice"}), at=(DONE,), where=lambda scenario: scenario.looks_first
+        _the_past_is(lambda history: replace(history, unknown={})),
+        frozenset({"twice"}),
+        at=(DONE,),
+        where=lambda scenario: scenario.looks_first,
     ),
     "idempotency keys depend on the attempt": Variant(
         _keys_tell_the_attempt, frozenset({"key"}), at=(("after-effect", "idempotent_write"),)

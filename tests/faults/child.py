@@ -18,11 +18,11 @@ from typing import Any, Literal
 import asyncpg  # noqa: F401  # loaded once, by the server that forks, and not by each process
 
 from plan_adapter import crash_points
-from plan_adapter.approval import approve
-from plan_adapter.approvers import CallbackApprover
 from plan_adapter.crash_points import CrashPoint
+from plan_adapter.gates.approval import approve
+from plan_adapter.gates.approvers import CallbackApprover
 from plan_adapter.record import PlanRun, RunContext
-from plan_adapter.runner import Occasion, execute_plan, go_on, undo_run
+from plan_adapter.runner import RunRequest, execute_plan, execute_resume, rollback_run
 from plan_adapter.settings import Settings
 from plan_adapter.store import leases, postgresql, sqlite  # noqa: F401  # the two databases, as above
 from plan_adapter.store.outcomes import Word
@@ -200,7 +200,7 @@ async def _obey(order: Order) -> PlanRun | None:
         HERE.path, HERE.epoch_of = place.world, store._epochs.get
         if isinstance(listener := crash_points.listener, Listener):
             listener.store = store
-        occasion = Occasion(
+        run_request = RunRequest(
             approver=CallbackApprover(lambda _: True, by=BY) if scenario.approved_by != "elsewhere" or order.run_id is not None else None,
             approval=approve(scenario.plan, tools=TOOLS, by=BY) if scenario.approved_by == "beforehand" and order.verb == "start" else None,
             schedule=SCHEDULE if scenario.approved_by == "standing" else None,
@@ -212,12 +212,12 @@ async def _obey(order: Order) -> PlanRun | None:
         match order.verb:
             case "start":
                 bound = bind_inputs(validate(scenario.plan, TOOLS))
-                return await execute_plan(bound, occasion=occasion, store=store, offline=offline, record_pending=True)
+                return await execute_plan(bound, run_request=run_request, store=store, offline=offline, record_pending=True)
             case "resume":
-                return await go_on(order.run_id or "", tools=TOOLS, occasion=occasion, store=store, offline=offline)
+                return await execute_resume(order.run_id or "", tools=TOOLS, run_request=run_request, store=store, offline=offline)
             case "undo":
                 run = await store.run(order.run_id or "")
-                return await undo_run(run, reason="undo it", tools=TOOLS, occasion=occasion, store=store, offline=offline)
+                return await rollback_run(run, reason="undo it", tools=TOOLS, run_request=run_request, store=store, offline=offline)
             case "resolve":
                 await resolve(store, order.run_id or "", place.world)
                 return None

@@ -11,14 +11,14 @@ from pathlib import Path
 from uuid import uuid4
 
 from plan_adapter import PlanRun, PlanStatus, PlanStore
-from plan_adapter.approval import answer_to
 from plan_adapter.crash_points import CrashPoint
 from plan_adapter.errors import NotApprovedError, RunConflictError
-from plan_adapter.execution.rollback import units_to_undo
+from plan_adapter.execution.rollback import units_to_roll_back
+from plan_adapter.gates.approval import answer_to
+from plan_adapter.gates.standing import summary_of
 from plan_adapter.plan import Effect, ExecutionPlan, new_id
 from plan_adapter.record import ApprovalRequest, RunContext, RunReason, StandingApproval
 from plan_adapter.runner import arevise_run
-from plan_adapter.standing import standing_of
 from plan_adapter.validation import validate
 from tests.faults.check import Evidence, Violation, items_of, violations
 from tests.faults.child import BY, CANARY, REACHED, Fault, Order, Place, Told, Verb
@@ -91,10 +91,10 @@ class Trial:
         if self.scenario.approved_by == "standing":
             validated = validate(self.scenario.plan, TOOLS)
             now = await self.store.now()
-            self.standing = standing_of(validated, by=BY, known_by="os_user", at=now, schedules=[SCHEDULE], max_runs=9)
+            self.standing = summary_of(validated, by=BY, known_by="os_user", at=now, schedules=[SCHEDULE], max_runs=9)
             await self.store.add_standing(self.standing)
 
-    async def go_on(self) -> None:
+    async def execute_resume(self) -> None:
         """Start processes until the run is over, or something is found."""
         while not self.found and (order := await self.next()) is not None:
             if self.processes == MOST_PROCESSES:
@@ -137,15 +137,15 @@ class Trial:
             return self.order("start", fault=self.choose(self))
         run = await self.store.run(self.run_id)
         unknown = await self.store.unknown(run.id)
-        past = await self.store.past(run.id)
+        history = await self.store.history(run.id)
         if unknown and (self.has_looked or not self.scenario.looks_first):
             self.has_looked = False
             return self.order("resolve", fault=self._fault_of_resolve())
         if run.status is PlanStatus.COMPLETED or run.reason in (RunReason.REJECTED, RunReason.EXPIRED):
             return None
         self.has_looked = bool(unknown)
-        if run.completed_at is not None and past.has_rollbacks:
-            left = units_to_undo(await self.store.get(run.digest), past)
+        if run.completed_at is not None and history.has_rollbacks:
+            left = units_to_roll_back(await self.store.get(run.digest), history)
             is_refused = self._was_revoked(run)
             return self.order("undo", fault=self.choose(self)) if left and not is_refused else None
         if run.reason is RunReason.STEP_FAILED and not unknown:
@@ -300,5 +300,5 @@ async def trial(
 ) -> Trial:
     """Bring the run of `seed` to its end, and return what happened."""
     async with opened(seed, folder, store_url, choose, variant=variant, keeps=keeps) as trial:
-        await trial.go_on()
+        await trial.execute_resume()
     return trial

@@ -77,14 +77,14 @@ async def one_takes_over(trial: Trial, asleep: Sequence[Target]) -> bool:
         return False
     leases.GRACE_SECONDS, grace = LEASE[1], leases.GRACE_SECONDS
     try:
-        while await trial.store.holder(trial.run_id or "") is not None:
+        while await trial.store.owner(trial.run_id or "") is not None:
             await asyncio.sleep(0.02)
         trial.lease = LEASE
         if (order := await trial.next()) is not None and await trial.go_on_once(order) == LOCKED:
             trial.found.clear()  # the sleeper holds a lock of the database: nobody can take over
             await _woken(sleeper)
             return False
-        await trial.go_on()
+        await trial.execute_resume()
         before = await trial.store.export(trial.run_id or "")
         first = await _woken(sleeper)
         trial.told.append(f"the first, woken: {first}")
@@ -121,7 +121,7 @@ async def race(
         if not trial.found and await _is_interrupted(trial):
             happened = await kind(trial, asleep)
         if not trial.found:
-            await trial.go_on()
+            await trial.execute_resume()
     return trial, happened
 
 

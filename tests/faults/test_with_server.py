@@ -30,7 +30,7 @@ async def test_a_flow_run_of_a_script_goes_on_after_each_kill(prefect_server: Se
     faults: list[Target] = [SHOWN, ("after-effect", "write")]
     async with opened(EVERYTHING, tmp_path, None, Each(faults)) as trial:
         trial.server = prefect_server.api_url
-        await trial.go_on()
+        await trial.execute_resume()
     assert trial.found == [], "\n".join(trial.told)
     assert trial.kills == dict.fromkeys(faults, 1)
 

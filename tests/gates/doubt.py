@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry, UnknownOutcomeError, tool
-from plan_adapter.execution.carry import Past
-from plan_adapter.execution.direct import DirectCalls
+from plan_adapter.execution.direct import DirectStepRunner
+from plan_adapter.execution.history import RunHistory
+from plan_adapter.gates.gate import GateForms
 from plan_adapter.plan import ApprovalPolicy
 from plan_adapter.record import Answer, ApprovalRequest, Gate
-from plan_adapter.runner import execute_plan, go_on
-from plan_adapter.runs.gates import FormDoor
-from plan_adapter.runs.occasion import Occasion
-from plan_adapter.runs.performing import Way, create_run, perform
+from plan_adapter.runner import execute_plan, execute_resume
+from plan_adapter.runs.request import RunRequest
+from plan_adapter.runs.session import Backend, create_run, perform
 from plan_adapter.settings import Settings
 from plan_adapter.validation import bind_inputs, validate
 from tests.gates.world import FormAnswers
@@ -79,14 +79,14 @@ class Doubtful:
         plan.options.require_approval = False
         return plan
 
-    def occasion(self, approver: Any = None, **given: Any) -> Occasion:
+    def run_request(self, approver: Any = None, **given: Any) -> RunRequest:
         """Return the occasion of a run."""
-        return Occasion(approver=approver, **{"settings": self.settings, "requested_by": "runner", "tools": self.tools(), **given})
+        return RunRequest(approver=approver, **{"settings": self.settings, "requested_by": "runner", "tools": self.tools(), **given})
 
     def start(self, plan: ExecutionPlan | None = None, *, approver: Any = None) -> "asyncio.Task[PlanRun]":
         """Start a run of `plan` offline, in which `approver` is asked."""
         bound = bind_inputs(validate(plan or self.plan(), self.tools()), {})
-        work = execute_plan(bound, occasion=self.occasion(approver), store=self.store, offline=True)
+        work = execute_plan(bound, run_request=self.run_request(approver), store=self.store, offline=True)
         self.going.append(asyncio.ensure_future(work))
         return self.going[-1]
 
@@ -94,17 +94,19 @@ class Doubtful:
         """Start a run with a form in which `answers` are given one after the other."""
 
         async def work() -> PlanRun:
-            bound, occasion = bind_inputs(validate(plan or self.plan(), self.tools()), {}), self.occasion()
-            run = await create_run(bound, self.store, occasion)
-            door = FormDoor(answers.ask, answers.collected, lambda *_: None, answers.publish, answers.resume_released, answers.is_private)
-            return await perform(bound, run, self.store, occasion, past=Past(), way=Way(DirectCalls(), door=door))
+            bound, run_request = bind_inputs(validate(plan or self.plan(), self.tools()), {}), self.run_request()
+            run = await create_run(bound, self.store, run_request)
+            forms = GateForms(answers.ask, answers.collected, lambda *_: None, answers.publish, answers.resume_released, answers.is_private)
+            return await perform(
+                bound, run, self.store, run_request, history=RunHistory(), backend=Backend(DirectStepRunner(), forms=forms)
+            )
 
         self.going.append(asyncio.ensure_future(work()))
         return self.going[-1]
 
     async def resume(self, run_id: str, *, approver: Any = None) -> PlanRun:
         """Go on with a run offline."""
-        return await go_on(run_id, tools=self.tools(), occasion=self.occasion(approver), store=self.store, offline=True)
+        return await execute_resume(run_id, tools=self.tools(), run_request=self.run_request(approver), store=self.store, offline=True)
 
     async def gate(self, *, count: int = 1) -> Gate:
         """Return the newest open gate, with its text, once there are `count` of them that a process waits at."""

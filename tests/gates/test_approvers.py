@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 import plan_adapter.approvers
-from plan_adapter.approval import answer_to
-from plan_adapter.approvers import CallbackApprover, PolicyApprover, Rule
 from plan_adapter.errors import NotApprovedError
+from plan_adapter.gates.approval import answer_to
+from plan_adapter.gates.approvers import CallbackApprover, PolicyApprover, Rule
 from plan_adapter.record import Approval, ApprovalRequest, Decision, GateRules
 
 

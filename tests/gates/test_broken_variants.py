@@ -155,7 +155,7 @@ async def an_approval_is_of_another_tenant(world: World) -> None:
     async with PlanStore(world.url, tenant_id="others") as others:
         await others.add_approval(approve(world.plan(), tools=world.tools(), by="ana"))
     with suppress(NotApprovedError):
-        await execute_plan(world.bound(), occasion=world.occasion(), store=world.store, offline=True)
+        await execute_plan(world.bound(), run_request=world.run_request(), store=world.store, offline=True)
 
 
 async def _step_approved_before_a_crash(world: World) -> PlanRun:
@@ -182,14 +182,14 @@ VARIANTS: dict[str, tuple[Scenario, dict[str, Any]]] = {
     "the digest of a given approval is not compared": (
         an_approval_of_other_inputs_is_given,
         {
-            "plan_adapter.runs.approving.approved_plan": lambda bound, approval, now: _approved(bound, approval),
+            "plan_adapter.runs.approval.approved_plan": lambda bound, approval, now: _approved(bound, approval),
             f"{PERMISSION}.is_same_content": lambda *_: True,
         },
     ),
     "the expiry is not compared": (
         an_expired_approval_is_given,
         {
-            "plan_adapter.runs.approving.approved_plan": lambda bound, approval, now: _approved(bound, approval),
+            "plan_adapter.runs.approval.approved_plan": lambda bound, approval, now: _approved(bound, approval),
             f"{APPROVALS}._is_usable": lambda _: true(),
         },
     ),
@@ -201,17 +201,17 @@ VARIANTS: dict[str, tuple[Scenario, dict[str, Any]]] = {
         somebody_who_may_not_approves,
         {f"plan_adapter.runs.{module}.refusal": lambda *_, **__: None for module in ("open_gate", "lapsing")},
     ),
-    "signatures are not verified": (a_wrong_signature_is_given, {"plan_adapter.identity.known.signer": lambda *_, **__: "ana"}),
+    "signatures are not verified": (a_wrong_signature_is_given, {"plan_adapter.gates.identity.signer": lambda *_, **__: "ana"}),
     "a closed gate takes answers": (an_answer_comes_after_the_gate_was_answered, {f"{GATES}._is_open": true}),
     "a gate takes answers for ever": (an_answer_comes_after_the_expiry, {f"{GATES}._is_in_time": true}),
     "any row of the run counts": (
         a_row_names_the_run_but_no_gate,
-        {"plan_adapter.runs.approving.is_of_run": lambda row, run: row.run_id == run.id},
+        {"plan_adapter.runs.approval.is_of_run": lambda row, run: row.run_id == run.id},
     ),
     "the digest of a call is not compared": (
         a_step_was_approved_with_other_parameters,
         {
-            "plan_adapter.runs.call_gates.is_of_call": lambda row, _run, call: row.step_id == call.step.id,
+            "plan_adapter.runs.step_gates.is_of_call": lambda row, _run, call: row.step_id == call.step.id,
             f"{PERMISSION}.is_same_content": lambda *_: True,
         },
     ),
@@ -219,7 +219,7 @@ VARIANTS: dict[str, tuple[Scenario, dict[str, Any]]] = {
         the_approval_of_a_step_was_used_in_an_earlier_start,
         {f"{PERMISSION}.count_use": lambda *_: None, f"{PERMISSION}.is_use_left": lambda _: True},
     ),
-    "no step is gated": (a_gated_step_is_called_without_being_asked_about, {"plan_adapter.runs.call_gates.needs_gate": lambda *_: False}),
+    "no step is gated": (a_gated_step_is_called_without_being_asked_about, {"plan_adapter.runs.step_gates.needs_gate": lambda *_: False}),
     "inputs of standing approvals are not compared": (
         a_schedule_runs_with_inputs_that_are_not_covered,
         {"plan_adapter.runs.standing.covers": lambda *_, **__: None},
@@ -236,7 +236,7 @@ VARIANTS: dict[str, tuple[Scenario, dict[str, Any]]] = {
 
 
 def _approved(bound: Any, approval: Any) -> Any:
-    from plan_adapter.approval import ApprovedPlan
+    from plan_adapter.gates.approval import ApprovedPlan
 
     return ApprovedPlan(bound, replace(approval, expires_at=None))
 

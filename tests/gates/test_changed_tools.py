@@ -19,7 +19,7 @@ from plan_adapter import (
 )
 from plan_adapter.plan import ApprovalPolicy
 from plan_adapter.record import Gate, RunReason
-from plan_adapter.runner import execute_plan, go_on
+from plan_adapter.runner import execute_plan, execute_resume
 from tests.gates.world import Says, Silent, World
 
 
@@ -78,8 +78,8 @@ def shop() -> Shop:
 async def stopped(world: World, shop: Shop, plan: ExecutionPlan | None = None) -> PlanRun:
     """A run that was approved, built, and could not ship; by now it could."""
     plan = plan or shop.plan()
-    occasion = world.occasion(approval=approve(plan, tools=shop.tools(), by="ana"))
-    run = await execute_plan(world.bound(plan, tools=shop.tools()), occasion=occasion, store=world.store, offline=True)
+    run_request = world.run_request(approval=approve(plan, tools=shop.tools(), by="ana"))
+    run = await execute_plan(world.bound(plan, tools=shop.tools()), run_request=run_request, store=world.store, offline=True)
     assert (run.status, shop.called) == (PlanStatus.PARTIAL, ["build 商店"])
     shop.is_broken = False
     return run
@@ -148,7 +148,7 @@ async def test_every_change_of_a_definition_is_told(
 
 async def detached(world: World, shop: Shop, tools: ToolRegistry) -> tuple[PlanRun, Gate]:
     bound = world.bound(shop.plan(), tools=tools)
-    run = await execute_plan(bound, occasion=world.occasion(), store=world.store, offline=True, record_pending=True)
+    run = await execute_plan(bound, run_request=world.run_request(), store=world.store, offline=True, record_pending=True)
     return run, await world.gate()
 
 
@@ -206,7 +206,9 @@ async def test_with_nobody_to_ask_nothing_is_changed_or_the_run_is_left_at_its_g
     assert await world.store.export(run.id) == before
 
     async def left() -> PlanRun:
-        return await go_on(run.id, tools=other, occasion=world.occasion(), store=world.store, offline=True, record_pending=True)
+        return await execute_resume(
+            run.id, tools=other, run_request=world.run_request(), store=world.store, offline=True, record_pending=True
+        )
 
     waiting = await left()
     assert (waiting.status, waiting.step("ship").status) == (PlanStatus.PENDING_APPROVAL, "failed")  # as it was, until it goes on
@@ -262,7 +264,7 @@ async def test_the_approval_of_a_single_call_counts_where_its_tool_is_as_it_was(
     plan, shop.is_broken = shop.plan(), False
     guard = plan.add_step("guard", "Ask first", {"name": "门"}, id="guard", depends_on=["build"], requires_approval=True)
     plan.step("ship").depends_on.append(guard.id)
-    work = execute_plan(world.bound(plan, tools=shop.tools()), occasion=world.occasion(Silent()), store=world.store, offline=True)
+    work = execute_plan(world.bound(plan, tools=shop.tools()), run_request=world.run_request(Silent()), store=world.store, offline=True)
     going = asyncio.ensure_future(work)
     world.going.append(going)
     await world.answer(await world.gate())

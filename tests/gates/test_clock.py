@@ -6,7 +6,8 @@ from datetime import datetime, timedelta, tzinfo
 
 import pytest
 
-from plan_adapter import NotApprovedError, PlanStatus, RunConflictError, approval, approve
+from plan_adapter import NotApprovedError, PlanStatus, RunConflictError, approve
+from plan_adapter.gates import approval
 from plan_adapter.record import RunReason
 from plan_adapter.runner import execute_plan
 from tests.gates.world import World
@@ -58,5 +59,5 @@ async def test_an_approval_that_has_expired_for_the_database_approves_nothing(wo
     valid_for = timedelta(hours=1) - shifted  # until an hour from now by this host's clock, seen by the database
     given = approve(world.plan(), tools=world.tools(), by="ana", valid_for=valid_for - timedelta(hours=2))
     with pytest.raises(NotApprovedError, match="expired"):
-        await execute_plan(world.bound(), occasion=world.occasion(approval=given), store=world.store, offline=True)
+        await execute_plan(world.bound(), run_request=world.run_request(approval=given), store=world.store, offline=True)
     assert world.struck == []

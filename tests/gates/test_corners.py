@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from plan_adapter import Hooks, NotApprovedError, PlanRun, PlanStatus, PlanStore, RunConflictError, StepStatus, StoreError, approve
-from plan_adapter.approvers.callback import CallbackApprover
 from plan_adapter.cli.progress import gate_line
-from plan_adapter.execution.carry import Past
-from plan_adapter.execution.direct import DirectCalls
+from plan_adapter.execution.direct import DirectStepRunner
+from plan_adapter.execution.history import RunHistory
+from plan_adapter.gates.approvers import CallbackApprover
 from plan_adapter.hooks import Event
 from plan_adapter.plan import ApprovalPolicy
 from plan_adapter.record import Approval, ApprovalRequest, Gate, RunReason
 from plan_adapter.runner import arevise_run, execute_plan
-from plan_adapter.runs.performing import Way, create_run, perform
+from plan_adapter.runs.session import Backend, create_run, perform
 from plan_adapter.settings import Settings
 from tests.gates.test_attacks import standing
 from tests.gates.test_starts import SCHEDULE
@@ -138,7 +138,7 @@ async def test_an_approver_that_always_asks_for_changes_is_asked_once_about_the_
 
 @pytest.mark.parametrize("kind", ["on_gate_open", "on_gate_answered"])
 async def test_a_hook_that_hangs_holds_up_no_answer(kind: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    from plan_adapter.runs import gate_keeper
+    from plan_adapter.runs import keeper as gate_keeper
 
     monkeypatch.setattr(gate_keeper, "HOOK_SECONDS", 0.1)
 
@@ -184,11 +184,11 @@ async def test_a_gate_that_a_cancellation_closes_says_why(where: str, gated: boo
     async def in_prefect() -> str | None:
         return said[0] if said else None
 
-    occasion = world.occasion(Silent(), listener=told.append)
+    run_request = world.run_request(Silent(), listener=told.append)
     bound = world.bound(world.plan(gated=gated))
-    run = await create_run(bound, world.store, occasion)
-    way = Way(DirectCalls(), cancellation=in_prefect)
-    going = asyncio.ensure_future(perform(bound, run, world.store, occasion, past=Past(), way=way))
+    run = await create_run(bound, world.store, run_request)
+    backend = Backend(DirectStepRunner(), cancellation=in_prefect)
+    going = asyncio.ensure_future(perform(bound, run, world.store, run_request, history=RunHistory(), backend=backend))
     world.going.append(going)
     await world.gate(step="strike" if gated else None)
     if where == "prefect":
@@ -218,10 +218,10 @@ async def test_the_last_run_of_a_standing_approval_has_its_steps_approved_too(wo
     plan = world.plan(gated=True)
     plan.options.require_approval = True
     bound = world.bound(plan)
-    from plan_adapter.standing.coverage import digest_of
+    from plan_adapter.gates.standing import digest_of
 
     await world.store.add_standing(await standing(world, runbook_digest=digest_of(bound.validated), steps=("strike",), max_runs=1))
-    run = await execute_plan(bound, occasion=world.occasion(Says("reject"), schedule=SCHEDULE), store=world.store, offline=True)
+    run = await execute_plan(bound, run_request=world.run_request(Says("reject"), schedule=SCHEDULE), store=world.store, offline=True)
     assert (run.status, world.struck) == (PlanStatus.COMPLETED, ["a"])
 
 
@@ -229,10 +229,10 @@ async def test_who_starts_a_run_may_not_have_approved_it_beforehand_where_the_se
     world.settings = Settings(allow_self_approval=False)
     given = approve(world.plan(), tools=world.tools(), by="runner")
     with pytest.raises(NotApprovedError, match="may not approve"):
-        await execute_plan(world.bound(), occasion=world.occasion(approval=given), store=world.store, offline=True)
+        await execute_plan(world.bound(), run_request=world.run_request(approval=given), store=world.store, offline=True)
     await world.store.add_approval(given)
     with pytest.raises(NotApprovedError, match="may not approve"):
-        await execute_plan(world.bound(), occasion=world.occasion(), store=world.store, offline=True)
+        await execute_plan(world.bound(), run_request=world.run_request(), store=world.store, offline=True)
     assert world.struck == []
 
 
@@ -262,7 +262,7 @@ async def test_a_run_that_waits_elsewhere_is_left_alone_by_a_second_resume(world
 
 
 async def test_a_gate_that_a_late_answer_closed_ends_its_run_as_expired(world: World) -> None:
-    from plan_adapter.runs.approving import end_expired
+    from plan_adapter.runs.approval import end_expired
 
     run, gate = await world.detached(world.plan(timeout_ms=50))
     while await world.now() <= (gate.expires_at or gate.opened_at):

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from plan_adapter import ExecutionPlan, NotApprovedError, PlanRun, PlanStatus, ToolRegistry, acancel_run, aresolve_step, arevise_run, tool
-from plan_adapter.approval import os_user, refuse_operation
+from plan_adapter.gates.approval import os_user, refuse_operation
+from plan_adapter.gates.policy import policy_in_force
 from plan_adapter.plan import ApprovalPolicy
-from plan_adapter.policy import policy_in_force
 from plan_adapter.runner import execute_plan
 from plan_adapter.settings import Settings
 from tests.gates.world import World
@@ -69,8 +69,8 @@ def failing(*, policy: ApprovalPolicy) -> tuple[ExecutionPlan, ToolRegistry]:
 async def stopped(world: World, policy: ApprovalPolicy) -> tuple[PlanRun, ToolRegistry]:
     """A run, started by somebody who may, that a step has failed."""
     plan, tools = failing(policy=policy)
-    occasion = world.occasion(requested_by="bo")
-    run = await execute_plan(world.bound(plan, tools=tools), occasion=occasion, store=world.store, offline=True)
+    run_request = world.run_request(requested_by="bo")
+    run = await execute_plan(world.bound(plan, tools=tools), run_request=run_request, store=world.store, offline=True)
     assert run.status is PlanStatus.PARTIAL
     return run, tools
 
@@ -114,7 +114,9 @@ async def test_whoever_may_not_run_a_plan_leaves_no_run(world: World) -> None:
     bound = world.bound(plan, tools=tools)
     for pending in (False, True):
         with pytest.raises(NotApprovedError, match=r"eve may not run `Put it there, then check`; who may: bo"):
-            await execute_plan(bound, occasion=world.occasion(requested_by="eve"), store=world.store, offline=True, record_pending=pending)
+            await execute_plan(
+                bound, run_request=world.run_request(requested_by="eve"), store=world.store, offline=True, record_pending=pending
+            )
     assert await world.store.runs() == []
 
 

@@ -13,13 +13,13 @@ import pytest
 from sqlalchemy import text
 
 from plan_adapter import NotApprovedError, PlanStatus, PlanStore, RunConflictError, aresolve_step
-from plan_adapter.approval import answer_to
+from plan_adapter.gates.approval import answer_to
+from plan_adapter.gates.gate import request_of
 from plan_adapter.plan import ApprovalPolicy
 from plan_adapter.record import Answer, Outcome, RunReason
-from plan_adapter.runs.gates import request_of
 from plan_adapter.settings import Settings
 from plan_adapter.store.outcomes import Word
-from tests.gates.doubt import SENDING, Doubtful, Person
+from tests.gates.unknown_outcome import SENDING, Doubtful, Person
 from tests.gates.world import FormAnswers, Silent
 
 DONE = Answer("done", "ana", note="看过了", channel="form", result={"order": "a"})
@@ -270,11 +270,11 @@ async def test_every_alteration_is_found(statement: str, world: Doubtful) -> Non
 
 async def test_a_word_that_was_given_about_one_attempt_is_not_taken_for_another(world: Doubtful) -> None:
     run = await world.start()
-    digest_of = partial(world.store.digest_of_word, run.id, "send")
+    digest_of = partial(world.store.resolution_digest, run.id, "send")
     digest = await digest_of("done")
     assert digest == await digest_of("abort")
     with pytest.raises(RunConflictError, match="is not unknown"):
-        await world.store.digest_of_word(run.id, "look", "again")
+        await world.store.resolution_digest(run.id, "look", "again")
     await world.store.resolve(run.id, "send", Word("again", "ana", "os_user", digest=digest))
     world.lost = 2
     assert (await world.resume(run.id)).reason is RunReason.UNKNOWN
@@ -290,8 +290,8 @@ async def test_a_word_that_was_given_about_one_attempt_is_not_taken_for_another(
 
 async def test_what_somebody_did_by_hand_binds_to_the_step_until_it_is_said(world: Doubtful) -> None:
     run = await world.start()
-    digest = await world.store.digest_of_word(run.id, "look", "done")
-    assert digest != await world.store.digest_of_word(run.id, "send", "done")
+    digest = await world.store.resolution_digest(run.id, "look", "done")
+    assert digest != await world.store.resolution_digest(run.id, "send", "done")
     await world.store.resolve(run.id, "look", Word("done", "ana", "os_user", digest=digest))
     with pytest.raises(RunConflictError, match="has succeeded"):
-        await world.store.digest_of_word(run.id, "look", "done")
+        await world.store.resolution_digest(run.id, "look", "done")

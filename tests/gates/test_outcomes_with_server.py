@@ -18,7 +18,7 @@ from plan_adapter.engine.gate_forms import open_forms
 from plan_adapter.record import Gate, RunReason
 from plan_adapter.store.outcomes import Word
 from tests.engine.gates import flow_run, form_text, resume
-from tests.gates.doubt import SENDING, Doubtful
+from tests.gates.unknown_outcome import SENDING, Doubtful
 
 pytestmark = [pytest.mark.usefixtures("prefect_server"), pytest.mark.thorough]
 

@@ -11,9 +11,9 @@ from prefect.client.schemas.objects import FlowRun, State
 
 from plan_adapter import ExecutionPlan, PlanStatus, compile_plan, tool, validate
 from plan_adapter.engine.internals import rerun
-from plan_adapter.execution.redrive import Redrive
+from plan_adapter.execution.history import ResumeOptions
 from plan_adapter.plan import ApprovalPolicy
-from plan_adapter.runner import go_on
+from plan_adapter.runner import execute_resume
 from plan_adapter.tools.registry import ToolRegistry
 from tests.engine.gates import flow_run, resume
 from tests.gates.test_with_server import APPROVE, shown
@@ -84,8 +84,8 @@ async def test_a_flow_run_that_is_tried_again_leaves_out_what_a_person_has_left_
     assert state.is_failed() and state.state_details.flow_run_id is not None
     run = await world.store.run_of_flow(str(state.state_details.flow_run_id))
     assert run is not None
-    left_out = Redrive(skipped={"wrong": "没有必要"})
-    resumed = await go_on(run.id, tools=tools, occasion=world.occasion(), store=world.store, offline=True, asked=left_out)
+    left_out = ResumeOptions(skipped={"wrong": "没有必要"})
+    resumed = await execute_resume(run.id, tools=tools, run_request=world.run_request(), store=world.store, offline=True, asked=left_out)
     assert (resumed.status, looked) == (PlanStatus.PARTIAL, ["behind"])
     assert (await rerun(flow, await flow_run(state.state_details.flow_run_id), {})).is_completed()
     done = await world.store.run(run.id)

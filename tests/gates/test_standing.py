@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plan_adapter.errors import InvalidPlanError
+from plan_adapter.gates.standing import covers, covers_step, digest_of, fits, summary_of
 from plan_adapter.plan import ExecutionPlan, Input
 from plan_adapter.record import StandingApproval
-from plan_adapter.standing import covers, covers_step, digest_of, standing_of
-from plan_adapter.standing.coverage import fits
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate
 from tests.validation.builders import TOOLS, plan, push, step
@@ -53,7 +52,7 @@ def standing(**fields: Any) -> StandingApproval:
         "inputs": {"host": "web-[0-9]+"},
         "max_runs": 10,
     }
-    return standing_of(VALIDATED, **(given_fields | fields))
+    return summary_of(VALIDATED, **(given_fields | fields))
 
 
 def why_not(of: StandingApproval, run: BoundPlan | None = None, *, schedule: str | None = SCHEDULE, now: datetime = NOW) -> str | None:
@@ -225,7 +224,7 @@ def test_a_pattern_that_would_take_forever_elsewhere_is_looked_at_in_no_time() -
 
 def test_a_standing_approval_that_makes_no_sense_is_refused_with_every_reason() -> None:
     with pytest.raises(InvalidPlanError) as error:
-        standing_of(
+        summary_of(
             VALIDATED,
             by=" ",
             known_by="os_user",

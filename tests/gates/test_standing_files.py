@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plan_adapter.errors import InvalidPlanError
+from plan_adapter.gates.standing import find_standing_problems
+from plan_adapter.gates.standing_files import find_standing_file, read_standing_file, write_standing_file
 from plan_adapter.record import StandingApproval
-from plan_adapter.standing import find_standing_file, find_standing_problems, read_standing_file, write_standing_file
 
 GOOD = f"""\
 # the nightly backup

@@ -8,12 +8,11 @@ import pytest
 
 from plan_adapter import PlanStore
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.identity.standing_files import sign_standing, signed_standing, verify_standing, write_signed
+from plan_adapter.gates.policy import policy_in_force
+from plan_adapter.gates.standing_files import sign_standing, signed_standing, standing_path, verify_standing, write_signed
 from plan_adapter.plan import new_id
-from plan_adapter.policy import policy_in_force
 from plan_adapter.record import StandingApproval
 from plan_adapter.settings import Settings
-from plan_adapter.standing import standing_path
 from tests.identity.conftest import Key, allowed, ana, bo, settings
 
 __all__ = ["allowed", "ana", "bo", "settings"]

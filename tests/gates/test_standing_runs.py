@@ -8,11 +8,10 @@ import pytest
 
 from plan_adapter import PlanRun, PlanStatus, PlanStore, RunContext, compile_plan, dump_plan, load_plan, validate
 from plan_adapter.engine import flow_runs
-from plan_adapter.identity.standing_files import sign_standing, write_signed
+from plan_adapter.gates.standing_files import sign_standing, signature_path, standing_path, write_signed
 from plan_adapter.record import RunReason
 from plan_adapter.runner import execute_plan
 from plan_adapter.settings import Settings
-from plan_adapter.standing import signature_path, standing_path
 from tests.gates.test_attacks import standing
 from tests.gates.test_starts import SCHEDULE
 from tests.gates.world import Says, World
@@ -30,9 +29,9 @@ async def signed_plan(world: World, ana: Key) -> Path:
 
 
 async def scheduled(world: World, path: Path, *, store: PlanStore | None = None, tenant: str | None = None) -> PlanRun:
-    occasion = world.occasion(Says("reject"), schedule=SCHEDULE, plan_file=path, context=RunContext(tenant_id=tenant))
+    run_request = world.run_request(Says("reject"), schedule=SCHEDULE, plan_file=path, context=RunContext(tenant_id=tenant))
     bound = world.bound(load_plan(path))
-    return await execute_plan(bound, occasion=occasion, store=store or world.store, offline=True)
+    return await execute_plan(bound, run_request=run_request, store=store or world.store, offline=True)
 
 
 async def test_a_signed_file_lets_as_many_scheduled_runs_through_as_it_says(world: World, ana: Key, settings: Settings) -> None:

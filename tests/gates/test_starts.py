@@ -9,7 +9,7 @@ from plan_adapter import NotApprovedError, PlanRun, PlanStatus, RunConflictError
 from plan_adapter.plan import ApprovalPolicy
 from plan_adapter.record import Approval, Attempt, RunReason
 from plan_adapter.runner import execute_plan
-from plan_adapter.runs.approving import end_expired
+from plan_adapter.runs.approval import end_expired
 from plan_adapter.settings import Settings
 from plan_adapter.store.recorder import StoreRecorder
 from tests.gates.test_attacks import standing
@@ -21,8 +21,8 @@ SCHEDULE = "nightly/strike"
 
 
 async def start(world: World, approval: Approval | None = None, *, approver: object = None, **given: object) -> PlanRun:
-    occasion = world.occasion(approver, approval=approval, **given)
-    return await execute_plan(world.bound(), occasion=occasion, store=world.store, offline=True)
+    run_request = world.run_request(approver, approval=approval, **given)
+    return await execute_plan(world.bound(), run_request=run_request, store=world.store, offline=True)
 
 
 def right(world: World, **given: object) -> Approval:
@@ -111,7 +111,7 @@ async def test_the_word_of_the_author_counts_for_nothing_where_the_settings_say_
     plan = world.plan()
     plan.options.require_approval, plan.options.auto_approve = False, True
     with pytest.raises(NotApprovedError):
-        await execute_plan(world.bound(plan), occasion=world.occasion(), store=world.store, offline=True)
+        await execute_plan(world.bound(plan), run_request=world.run_request(), store=world.store, offline=True)
     assert world.struck == []
 
 
@@ -217,7 +217,7 @@ async def test_a_run_that_nobody_waits_for_is_ended_by_whoever_looks_after_its_e
 ) -> None:
     run, gate = await world.detached(world.plan(timeout_ms=60_000))
     await world.sql("UPDATE gates SET expires_at = opened_at WHERE id = :id", id=gate.id)
-    monkeypatch.setattr("plan_adapter.store.holder.Holder.is_alive", False)
+    monkeypatch.setattr("plan_adapter.store.owner.Holder.is_alive", False)
     await end_expired(world.store)
     ended = await world.store.run(run.id)
     assert (ended.status, ended.reason) == (PlanStatus.CANCELLED, RunReason.EXPIRED)
@@ -328,8 +328,8 @@ async def test_the_gate_of_a_step_is_answered_by_a_standing_approval_only_where_
 
     digest = runbook_digest(bound.validated.digest, bound.validated.definitions)
     await world.store.add_standing(await standing(world, runbook_digest=digest, steps=("strike",) if named else ()))
-    occasion = world.occasion(Says("reject"), schedule=SCHEDULE)
-    run = await execute_plan(bound, occasion=occasion, store=world.store, offline=True)
+    run_request = world.run_request(Says("reject"), schedule=SCHEDULE)
+    run = await execute_plan(bound, run_request=run_request, store=world.store, offline=True)
     assert world.struck == (["a"] if named else [])
     assert run.status is (PlanStatus.COMPLETED if named else PlanStatus.CANCELLED)
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from plan_adapter.errors import InvalidPlanError
-from plan_adapter.gate_text import plan_gate_text, split_text, step_gate_text, without_picture
-from plan_adapter.gate_text.first_screen import HEIGHT, height_of
+from plan_adapter.gates.call_text import step_gate_text
+from plan_adapter.gates.plan_text import plan_gate_text
+from plan_adapter.gates.text import HEIGHT, height_of, split_text, without_picture
 from plan_adapter.plan import ApprovalPolicy, ExecutionPlan, Step
 from tests.gates.plans import HOSTILE, big_plan, bound, hostile_plan, restart_plan
 

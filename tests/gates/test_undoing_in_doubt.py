@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, RunConflictError, ToolRegistry, UnknownOutcomeError, tool
-from plan_adapter.execution.carry import Past
-from plan_adapter.execution.direct import DirectCalls
+from plan_adapter.execution.direct import DirectStepRunner
+from plan_adapter.execution.history import RunHistory
+from plan_adapter.gates.gate import GateForms
 from plan_adapter.plan import ApprovalPolicy, Rollback
 from plan_adapter.record import Answer, Gate, Outcome, RunReason
-from plan_adapter.runner import acancel_run, aresolve_step, execute_plan, go_on, undo_run
-from plan_adapter.runs.gates import FormDoor
-from plan_adapter.runs.occasion import Occasion
-from plan_adapter.runs.performing import Way, create_run, perform
+from plan_adapter.runner import acancel_run, aresolve_step, execute_plan, execute_resume, rollback_run
+from plan_adapter.runs.request import RunRequest
 from plan_adapter.runs.rollback import roll_back
+from plan_adapter.runs.session import Backend, create_run, perform
 from plan_adapter.tools.probing import Done, NotDone
 from plan_adapter.validation import bind_inputs, validate
-from tests.gates.doubt import Person
+from tests.gates.unknown_outcome import Person
 from tests.gates.world import FormAnswers
 
 
@@ -72,31 +72,33 @@ class Undoing:
         plan.options.require_approval = False
         return plan
 
-    def occasion(self, approver: Any = None) -> Occasion:
-        return Occasion(approver=approver, requested_by="runner", tools=self.tools())
+    def run_request(self, approver: Any = None) -> RunRequest:
+        return RunRequest(approver=approver, requested_by="runner", tools=self.tools())
 
     async def run(self, approver: Any = None, **fields: Any) -> PlanRun:
         """Return a run of the plan, offline, in which `approver` is asked."""
         bound = bind_inputs(validate(self.plan(**fields), self.tools()), {})
-        return await execute_plan(bound, occasion=self.occasion(approver), store=self.store, offline=True)
+        return await execute_plan(bound, run_request=self.run_request(approver), store=self.store, offline=True)
 
     async def undo(self, run: PlanRun, approver: Any = None) -> PlanRun:
         """Undo what is left of a run."""
-        occasion = self.occasion(approver)
-        return await undo_run(await self.store.run(run.id), reason="go", tools=occasion.tools, occasion=occasion, store=self.store)
+        run_request = self.run_request(approver)
+        return await rollback_run(
+            await self.store.run(run.id), reason="go", tools=run_request.tools, run_request=run_request, store=self.store
+        )
 
-    def way(self, answers: FormAnswers) -> Way:
+    def backend(self, answers: FormAnswers) -> Backend:
         """Return a way of calling with a form in which `answers` are given."""
-        door = FormDoor(answers.ask, answers.collected, lambda *_: None, answers.publish, answers.resume_released, answers.is_private)
-        return Way(DirectCalls(), door=door)
+        forms = GateForms(answers.ask, answers.collected, lambda *_: None, answers.publish, answers.resume_released, answers.is_private)
+        return Backend(DirectStepRunner(), forms=forms)
 
     def start_with_form(self, answers: FormAnswers, **fields: Any) -> "asyncio.Task[PlanRun]":
         """Start a run whose questions are asked in a form."""
 
         async def work() -> PlanRun:
-            bound, occasion = bind_inputs(validate(self.plan(**fields), self.tools()), {}), self.occasion()
-            run = await create_run(bound, self.store, occasion)
-            return await perform(bound, run, self.store, occasion, past=Past(), way=self.way(answers))
+            bound, run_request = bind_inputs(validate(self.plan(**fields), self.tools()), {}), self.run_request()
+            run = await create_run(bound, self.store, run_request)
+            return await perform(bound, run, self.store, run_request, history=RunHistory(), backend=self.backend(answers))
 
         self.going.append(asyncio.ensure_future(work()))
         return self.going[-1]
@@ -228,7 +230,7 @@ async def test_a_rollback_that_was_interrupted_asks_when_it_goes_on(world: Undoi
     await world.store.claim(run, keeps_ends=True)
     await world.store.release(run.id)  # as its process left it
     person = Person([Answer("done", "runner", channel="os_user")])
-    later = await go_on(run.id, tools=world.tools(), occasion=world.occasion(person), store=world.store, offline=True)
+    later = await execute_resume(run.id, tools=world.tools(), run_request=world.run_request(person), store=world.store, offline=True)
     assert (later.message, world.calls, len(person.asked)) == (UNDONE, ["two", "one"], 1)
     assert all(row.outcome is Outcome.SUCCEEDED for row in await world.store.receipts(run.id) if row.step_id.startswith("rollback"))
 
@@ -236,9 +238,9 @@ async def test_a_rollback_that_was_interrupted_asks_when_it_goes_on(world: Undoi
 async def test_a_rollback_on_request_asks_in_the_form_of_its_flow_run(world: Undoing) -> None:
     run = await world.run()
     bound = bind_inputs(validate(await world.store.get(run.digest), world.tools()), {})
-    past = await world.store.past(run.id)
+    history = await world.store.history(run.id)
     form = FormAnswers((Answer("approve", "ana", channel="form"), Answer("done", "ana", channel="form")))
-    way = world.way(form)
-    later = await roll_back(bound, await world.store.run(run.id), world.store, world.occasion(), past=past, way=way)
+    backend = world.backend(form)
+    later = await roll_back(bound, await world.store.run(run.id), world.store, world.run_request(), history=history, backend=backend)
     assert (later.message, world.calls) == (UNDONE, ["two", "one"])
     assert "`approve` does not say it" in (form.told[0] or "")

@@ -8,7 +8,7 @@ from plan_adapter import ExecutionPlan, NotApprovedError, PlanRun, PlanStatus, a
 from plan_adapter.plan import ApprovalPolicy, Rollback
 from plan_adapter.record import RunReason
 from plan_adapter.runner import execute_plan
-from plan_adapter.runs.approving import end_overdue
+from plan_adapter.runs.approval import end_overdue
 from tests.gates.test_changed_tools import Shop, shop, stopped
 from tests.gates.world import Says, World
 
@@ -98,8 +98,8 @@ async def test_a_version_that_nobody_approved_gives_nobody_the_right_to_undo(wor
 
 
 async def test_of_a_run_that_nobody_ever_approved_nothing_is_undone(world: World, shop: Shop) -> None:
-    bound, occasion = world.bound(undoable(shop), tools=shop.tools()), world.occasion()
-    run = await execute_plan(bound, occasion=occasion, store=world.store, offline=True, record_pending=True)
+    bound, run_request = world.bound(undoable(shop), tools=shop.tools()), world.run_request()
+    run = await execute_plan(bound, run_request=run_request, store=world.store, offline=True, record_pending=True)
     assert (await undo(world, run, shop)).status is PlanStatus.CANCELLED
     assert shop.called == []
 

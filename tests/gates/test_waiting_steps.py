@@ -8,16 +8,16 @@ import pytest
 
 from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, RunConflictError, StepStatus, arevise_run
 from plan_adapter.cli.progress import plain_lines
-from plan_adapter.execution.carry import Past
-from plan_adapter.execution.direct import DirectCalls
+from plan_adapter.execution.direct import DirectStepRunner
+from plan_adapter.execution.history import RunHistory
+from plan_adapter.gates.gate import GateForms
 from plan_adapter.hooks import Event
 from plan_adapter.plan import ApprovalPolicy
 from plan_adapter.record import Answer, RunReason
-from plan_adapter.runner import execute_plan, go_on
-from plan_adapter.runs.approving import end_overdue
-from plan_adapter.runs.gates import FormDoor
-from plan_adapter.runs.performing import Way, create_run, perform
-from plan_adapter.runs.reconciling import reconcile
+from plan_adapter.runner import execute_plan, execute_resume
+from plan_adapter.runs.approval import end_overdue
+from plan_adapter.runs.reconcile import reconcile
+from plan_adapter.runs.session import Backend, create_run, perform
 from plan_adapter.settings import Settings
 from tests.gates.world import FormAnswers, Says, World
 
@@ -35,14 +35,14 @@ def branches(world: World, **options: Any) -> ExecutionPlan:
 
 async def left(world: World, plan: ExecutionPlan | None = None, *, approver: Any = None) -> PlanRun:
     """A run at whose gates nobody is waited for."""
-    occasion = replace(world.occasion(approver), waits=False)
-    work = execute_plan(world.bound(plan or branches(world)), occasion=occasion, store=world.store, offline=True, record_pending=True)
+    run_request = replace(world.run_request(approver), waits=False)
+    work = execute_plan(world.bound(plan or branches(world)), run_request=run_request, store=world.store, offline=True, record_pending=True)
     return await asyncio.wait_for(work, BOUND_SECONDS)
 
 
 async def resumed(world: World, run_id: str, *, waits: bool = False, approver: Any = None) -> PlanRun:
-    occasion = replace(world.occasion(approver), waits=waits)
-    work = go_on(run_id, tools=world.tools(), occasion=occasion, store=world.store, offline=True, record_pending=True)
+    run_request = replace(world.run_request(approver), waits=waits)
+    work = execute_resume(run_id, tools=world.tools(), run_request=run_request, store=world.store, offline=True, record_pending=True)
     return await asyncio.wait_for(work, BOUND_SECONDS)
 
 
@@ -57,7 +57,7 @@ async def test_a_run_that_waits_for_nobody_is_left_once_nothing_but_gates_is_ope
         "after": StepStatus.COMPLETED,
     }
     (gate,) = await world.store.gates(run_id=run.id)
-    assert (gate.step_id, gate.attended, await world.store.holder(run.id)) == ("strike", False, None)
+    assert (gate.step_id, gate.attended, await world.store.owner(run.id)) == ("strike", False, None)
     again = await resumed(world, run.id)
     assert (again.status, world.struck) == (PlanStatus.PENDING_APPROVAL, [])
     assert [(open_gate.id, open_gate.openings) for open_gate in await world.store.gates(run_id=run.id)] == [(gate.id, 2)]
@@ -72,16 +72,16 @@ async def test_a_run_that_waits_for_nobody_is_left_once_nothing_but_gates_is_ope
 async def test_an_answer_that_comes_while_other_branches_go_on_is_taken_at_once(world: World) -> None:
     reached, goes_on = asyncio.Event(), asyncio.Event()
 
-    class Slow(DirectCalls):
+    class Slow(DirectStepRunner):
         async def __call__(self, call: Any) -> Any:
             if call.step.id == "aside":
                 reached.set()
                 await goes_on.wait()
             return await super().__call__(call)
 
-    bound, occasion = world.bound(branches(world)), replace(world.occasion(), waits=False)
-    run = await create_run(bound, world.store, occasion)
-    going = asyncio.ensure_future(perform(bound, run, world.store, occasion, past=Past(), way=Way(Slow())))
+    bound, run_request = world.bound(branches(world)), replace(world.run_request(), waits=False)
+    run = await create_run(bound, world.store, run_request)
+    going = asyncio.ensure_future(perform(bound, run, world.store, run_request, history=RunHistory(), backend=Backend(Slow())))
     world.going.append(going)
     gate = await world.gate(step="strike")
     await asyncio.wait_for(reached.wait(), BOUND_SECONDS)
@@ -149,10 +149,12 @@ async def test_whoever_looks_on_is_told_of_an_answer_in_the_form_that_is_not_tak
     told = list[Event]()
     answers = FormAnswers((Answer("approve", "eve", channel="form"), Answer("approve", "bo", channel="form")))
     bound = world.bound(world.plan(policy=ApprovalPolicy(approvers=["bo"])))
-    occasion = world.occasion(asks_in_form=True, listener=told.append)
-    run = await create_run(bound, world.store, occasion)
-    door = FormDoor(answers.ask, answers.collected, lambda *_: None, answers.publish, answers.resume_released, answers.is_private)
-    done = await asyncio.wait_for(perform(bound, run, world.store, occasion, past=Past(), way=Way(DirectCalls(), door=door)), BOUND_SECONDS)
+    run_request = world.run_request(asks_in_form=True, listener=told.append)
+    run = await create_run(bound, world.store, run_request)
+    forms = GateForms(answers.ask, answers.collected, lambda *_: None, answers.publish, answers.resume_released, answers.is_private)
+    done = await asyncio.wait_for(
+        perform(bound, run, world.store, run_request, history=RunHistory(), backend=Backend(DirectStepRunner(), forms=forms)), BOUND_SECONDS
+    )
     assert done.status is PlanStatus.COMPLETED
     (refused,) = [event for event in told if event.kind == "gate_refused"]
     assert plain_lines(refused) == ["the plan: the answer by eve is not taken: eve may not answer here: bo may"]

@@ -11,15 +11,15 @@ from typing import Any
 from sqlalchemy import text
 
 from plan_adapter import ExecutionPlan, Input, PlanRun, PlanStore, ToolRegistry, tool
-from plan_adapter.approval import Asking, answer_to
 from plan_adapter.errors import RunConflictError
-from plan_adapter.execution.carry import Past
-from plan_adapter.execution.direct import DirectCalls
+from plan_adapter.execution.direct import DirectStepRunner
+from plan_adapter.execution.history import RunHistory
+from plan_adapter.gates.approval import Asking, answer_to
+from plan_adapter.gates.gate import GateForms
 from plan_adapter.plan import ApprovalPolicy, new_id
 from plan_adapter.record import Answer, Approval, ApprovalRequest, Decision, Gate
-from plan_adapter.runner import Occasion, execute_plan, go_on
-from plan_adapter.runs.gates import FormDoor
-from plan_adapter.runs.performing import Way, create_run, perform
+from plan_adapter.runner import RunRequest, execute_plan, execute_resume
+from plan_adapter.runs.session import Backend, create_run, perform
 from plan_adapter.settings import Settings
 from plan_adapter.validation import BoundPlan, bind_inputs, validate
 
@@ -113,14 +113,14 @@ class World:
         """Return a plan as it would run."""
         return bind_inputs(validate(plan or self.plan(), tools or self.tools()), inputs)
 
-    def occasion(self, approver: Any = None, **given: Any) -> Occasion:
+    def run_request(self, approver: Any = None, **given: Any) -> RunRequest:
         """Return the occasion of a run that `approver` is asked about."""
-        return Occasion(approver=approver, **{"settings": self.settings, "requested_by": "runner", "tools": self.tools(), **given})
+        return RunRequest(approver=approver, **{"settings": self.settings, "requested_by": "runner", "tools": self.tools(), **given})
 
     def start(self, plan: ExecutionPlan | None = None, *, approver: Any = None, **given: Any) -> "asyncio.Task[PlanRun]":
         """Start a run of `plan` offline; nobody answers unless `approver` does."""
-        bound, occasion = self.bound(plan, tools=given.get("tools")), self.occasion(approver or Silent(), **given)
-        work = execute_plan(bound, occasion=occasion, store=self.store, offline=True)
+        bound, run_request = self.bound(plan, tools=given.get("tools")), self.run_request(approver or Silent(), **given)
+        work = execute_plan(bound, run_request=run_request, store=self.store, offline=True)
         self.going.append(asyncio.ensure_future(work))
         return self.going[-1]
 
@@ -128,18 +128,20 @@ class World:
         """Start a run whose gates are shown in a form, in which `answers` are given one after the other."""
 
         async def work() -> PlanRun:
-            bound, occasion = self.bound(plan), self.occasion(asks_in_form=True)
-            run = await create_run(bound, self.store, occasion)
-            door = FormDoor(answers.ask, answers.collected, lambda *_: None, answers.publish, answers.resume_released, answers.is_private)
-            return await perform(bound, run, self.store, occasion, past=Past(), way=Way(DirectCalls(), door=door))
+            bound, run_request = self.bound(plan), self.run_request(asks_in_form=True)
+            run = await create_run(bound, self.store, run_request)
+            forms = GateForms(answers.ask, answers.collected, lambda *_: None, answers.publish, answers.resume_released, answers.is_private)
+            return await perform(
+                bound, run, self.store, run_request, history=RunHistory(), backend=Backend(DirectStepRunner(), forms=forms)
+            )
 
         self.going.append(asyncio.ensure_future(work()))
         return self.going[-1]
 
     async def resume(self, run_id: str, *, approver: Any = None, tools: ToolRegistry | None = None, **given: Any) -> PlanRun:
         """Go on with a run; by default nobody is there to be asked."""
-        occasion = self.occasion(approver, **given)
-        return await go_on(run_id, tools=tools or self.tools(), occasion=occasion, store=self.store, offline=True)
+        run_request = self.run_request(approver, **given)
+        return await execute_resume(run_id, tools=tools or self.tools(), run_request=run_request, store=self.store, offline=True)
 
     async def gate(self, *, step: str | None = None, count: int = 1) -> Gate:
         """Return the newest open gate, once there are `count` of them."""
@@ -157,8 +159,8 @@ class World:
 
     async def detached(self, plan: ExecutionPlan | None = None) -> tuple[PlanRun, Gate]:
         """Return a run that waits for an approval without a process, and its gate."""
-        occasion = self.occasion()
-        run = await execute_plan(self.bound(plan), occasion=occasion, store=self.store, offline=True, record_pending=True)
+        run_request = self.run_request()
+        run = await execute_plan(self.bound(plan), run_request=run_request, store=self.store, offline=True, record_pending=True)
         return run, await self.gate()
 
     async def answer(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter.approval import signed_text
-from plan_adapter.identity.signatures import sign
+from plan_adapter.gates.approval import signed_text
+from plan_adapter.gates.signatures import sign
 from plan_adapter.record import ApprovalRequest, Decision, GateRules
 from plan_adapter.settings import Settings
 

@@ -11,8 +11,7 @@ from pydantic import SecretStr
 from pyotp.totp import TOTP
 
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.identity.codes import check, code_key, new_seed
-from plan_adapter.identity.seeds import seal
+from plan_adapter.gates.totp import check, code_key, new_seed, seal
 from plan_adapter.settings import Settings
 
 SECRET = base64.b32encode(b"12345678901234567890").decode()

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from plan_adapter.approval import text_to_sign
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.identity.known import Means, approval_from, known_by, recheck
-from plan_adapter.policy import policy_in_force
+from plan_adapter.gates.approval import text_to_sign
+from plan_adapter.gates.identity import Means, approval_from, known_by, recheck
+from plan_adapter.gates.policy import policy_in_force
 from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, GateRules
 from plan_adapter.settings import Settings
 from tests.identity.conftest import Key, request_at, text_of

@@ -13,7 +13,7 @@ from cryptography.fernet import Fernet
 from pydantic import SecretStr
 
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.identity.seeds import KEY_FILE, seal, unseal
+from plan_adapter.gates.totp import KEY_FILE, seal, unseal
 from plan_adapter.secrets import values_at_hand
 from plan_adapter.settings import Settings
 
@@ -54,7 +54,7 @@ def test_the_key_is_made_when_it_is_first_needed_and_only_its_owner_reads_it(hom
 
 def test_processes_that_make_the_key_at_once_make_one(home: Settings) -> None:
     code = (
-        "import sys; from pathlib import Path; from plan_adapter.identity.seeds import seal; from plan_adapter.settings import Settings\n"
+        "import sys; from pathlib import Path; from plan_adapter.gates.totp import seal; from plan_adapter.settings import Settings\n"
         f"print(seal('ana', {SEED!r}, Settings(home=Path(sys.argv[1]))))"
     )
     command = [sys.executable, "-c", code, str(home.home)]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.identity import signatures
-from plan_adapter.identity.signatures import allowed_signers, default_key, sign, signer
-from plan_adapter.policy import policy_in_force
+from plan_adapter.gates import signatures
+from plan_adapter.gates.policy import policy_in_force
+from plan_adapter.gates.signatures import allowed_signers, default_key, sign, signer
 from plan_adapter.settings import Settings
 from tests.identity.conftest import Key, make_key
 
@@ -200,7 +200,7 @@ def test_a_passphrase_is_asked_for_on_the_terminal(tmp_path: Path, typed: str, w
 
 def at_a_terminal(key: Key, typed: str) -> tuple[str, int]:
     """What a process at a terminal shows that signs with `key`, and how it ended."""
-    code = f"from pathlib import Path; from plan_adapter.identity.signatures import sign; print(sign('x', key=Path({str(key.path)!r})))"
+    code = f"from pathlib import Path; from plan_adapter.gates.signatures import sign; print(sign('x', key=Path({str(key.path)!r})))"
     child, terminal = pty.fork()
     if child == 0:
         os.environ.pop("SSH_AUTH_SOCK", None)

@@ -7,11 +7,18 @@ from pathlib import Path
 import pytest
 
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.identity.standing_files import sign_standing, signed_standing, verify_standing, write_signed
-from plan_adapter.policy import policy_in_force
+from plan_adapter.gates.policy import policy_in_force
+from plan_adapter.gates.standing_files import (
+    find_standing_file,
+    sign_standing,
+    signature_path,
+    signed_standing,
+    standing_path,
+    verify_standing,
+    write_signed,
+)
 from plan_adapter.record import StandingApproval
 from plan_adapter.settings import Settings
-from plan_adapter.standing import find_standing_file, signature_path, standing_path
 from tests.identity.conftest import Key
 
 AT = datetime(2026, 1, 1, 12, 30, 15, 250, tzinfo=UTC)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from plan_adapter import PlanAdapterError, PlanStore
-from plan_adapter.approval import os_user
+from plan_adapter.gates.approval import os_user
 from plan_adapter.plan import PlanStatus
 from plan_adapter.record import AUTHOR
 from tests.mcp.desk import DEPLOY, Desk

@@ -6,8 +6,7 @@ import pytest
 
 from plan_adapter.formatting import format_plan
 from plan_adapter.plan import ApprovalPolicy, Effect, ExecutionPlan, Step
-from plan_adapter.preview import Preview, preview_plan
-from plan_adapter.preview_text import preview_text
+from plan_adapter.preview import Preview, preview_plan, preview_text
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import tool
 from plan_adapter.validation import validate

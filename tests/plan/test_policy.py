@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from plan_adapter.errors import InvalidPlanError
-from plan_adapter.policy import Policy, PolicyInForce, both, policy_in_force, read_policy
+from plan_adapter.gates.policy import Policy, PolicyInForce, both, policy_in_force, read_policy
 from plan_adapter.settings import Settings
 
 WHOLE = """\

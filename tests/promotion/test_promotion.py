@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from plan_adapter.documents import load_plan
 from plan_adapter.expressions import Variables
 from plan_adapter.plan import ExecutionPlan, Input, Rollback, Step
-from plan_adapter.promotion import MOST_INPUTS, Promotion, promote
+from plan_adapter.runbooks.promote import MOST_INPUTS, Promotion, promote
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.tools.tool import Tool, tool
 from plan_adapter.validation import bind_inputs, find_problems, validate

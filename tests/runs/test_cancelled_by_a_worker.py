@@ -22,9 +22,9 @@ from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, dump_pla
 from plan_adapter.engine.connection import Server
 from plan_adapter.plan import StepStatus
 from plan_adapter.record import RunReason
-from plan_adapter.runs.reconciling import reconcile
-from plan_adapter.store.holder import Holder
+from plan_adapter.runs.reconcile import reconcile
 from plan_adapter.store.leases import of_run
+from plan_adapter.store.owner import Owner
 from tests.workers import ROOT, deployed, worker
 
 pytestmark = pytest.mark.thorough
@@ -101,7 +101,7 @@ async def state_of(client: PrefectClient, flow_run_id: UUID) -> State:
 async def process_of(run: PlanRun, store: PlanStore) -> int:
     lease = await store._database.read(lambda connection: of_run(connection, run.id))  # pyright: ignore[reportPrivateUsage]
     assert lease is not None
-    return Holder.parse(lease["holder"]).pid
+    return Owner.parse(lease["owner"]).pid
 
 
 def processes_under(home: Path) -> set[int]:

@@ -14,10 +14,10 @@ from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, ToolRegi
 from plan_adapter.cli.app import main
 from plan_adapter.plan import StepStatus
 from plan_adapter.record import Outcome, RunReason
-from plan_adapter.runner import Occasion, acancel_run, execute_plan
-from plan_adapter.runs.reconciling import find_interrupted, reconcile
+from plan_adapter.runner import RunRequest, acancel_run, execute_plan
+from plan_adapter.runs.reconcile import find_interrupted, reconcile
 from plan_adapter.store import tables
-from plan_adapter.store.holder import Holder
+from plan_adapter.store.owner import Owner
 from plan_adapter.validation import bind_inputs, validate
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -51,15 +51,15 @@ async def waiting(store: PlanStore) -> PlanRun:
 
 
 async def started(plan: ExecutionPlan, store: PlanStore) -> PlanRun:
-    return await execute_plan(bind_inputs(validate(plan, TOOLS)), occasion=Occasion(waits=False), store=store, record_pending=True)
+    return await execute_plan(bind_inputs(validate(plan, TOOLS)), run_request=RunRequest(waits=False), store=store, record_pending=True)
 
 
 async def interrupted(store: PlanStore) -> PlanRun:
     """Return a run whose process ended while it executed it."""
     run = await started(a_plan(asks=False), store)
     executing = tables.runs.update().where(tables.runs.c.id == run.id).values(status=PlanStatus.EXECUTING.value, completed_at=None)
-    dead = str(replace(Holder.this(), pid=2**22 + 1))
-    held = tables.leases.update().where(tables.leases.c.run_id == run.id).values(holder=dead)
+    dead = str(replace(Owner.this(), pid=2**22 + 1))
+    held = tables.leases.update().where(tables.leases.c.run_id == run.id).values(owner=dead)
     await store._database.write(lambda connection: [connection.execute(statement) for statement in (executing, held)] and None)  # pyright: ignore[reportPrivateUsage]
     await show(run, Running())
     return await store.run(run.id)
@@ -83,7 +83,7 @@ async def test_a_run_that_waits_without_a_process_ends_with_the_reason(store: Pl
     await show(run, Cancelling(message=REASON))
     assert await reconcile(store, with_prefect=False) == []
     [finding] = await reconcile(store, with_prefect=True)
-    assert (finding.kind, finding.run_id, finding.is_mended) == ("cancelled", run.id, True)
+    assert (finding.kind, finding.run_id, finding.is_corrected) == ("cancelled", run.id, True)
     assert REASON in finding.message
     now = await store.run(run.id)
     assert (now.status, now.reason, now.message) == (PlanStatus.CANCELLED, RunReason.CANCELLED, REASON)
@@ -99,7 +99,7 @@ async def test_a_cancellation_that_killed_the_process_is_never_shown_as_an_inter
     run = await interrupted(store)
     await show(run, Cancelling(message=REASON), Cancelled(message=WORKERS_WORDS))
     [finding] = await find_interrupted(store, with_prefect=True)
-    assert (finding.kind, finding.is_mended) == ("cancelled", True)
+    assert (finding.kind, finding.is_corrected) == ("cancelled", True)
     now = await store.run(run.id)
     assert (now.status, now.message) == (PlanStatus.CANCELLED, REASON)
     shown = await state_of(run)
@@ -135,7 +135,7 @@ async def test_the_words_of_a_worker_do_not_stay_over_the_reason(store: PlanStor
     await acancel_run(run.id, reason=REASON, store=store)
     await show(run, Cancelled(message=WORKERS_WORDS))
     [finding] = await reconcile(store, with_prefect=True)
-    assert (finding.kind, finding.is_mended) == ("shown", True)
+    assert (finding.kind, finding.is_corrected) == ("shown", True)
     assert REASON in ((await state_of(run)).message or "")
     assert await reconcile(store, with_prefect=True) == []
 

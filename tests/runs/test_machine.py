@@ -20,14 +20,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, RunConflictError, ToolRegistry, crash_points, tool
-from plan_adapter.approval import answer_to
 from plan_adapter.canonical import plan_digest
 from plan_adapter.errors import NotApprovedError, PlanAdapterError, StoreError
-from plan_adapter.execution.carry import rollback_id
+from plan_adapter.execution.history import rollback_id
+from plan_adapter.gates.approval import answer_to
 from plan_adapter.plan import Rollback, StepStatus
 from plan_adapter.record import ApprovalRequest, Outcome, RunReason
-from plan_adapter.runner import Occasion, acancel_run, aresolve_step, arevise_run, execute_plan, go_on
-from plan_adapter.store.holder import Holder
+from plan_adapter.runner import RunRequest, acancel_run, aresolve_step, arevise_run, execute_plan, execute_resume
+from plan_adapter.store.owner import Owner
 from plan_adapter.tools.tool import ToolContext
 from plan_adapter.validation import bind_inputs, validate
 
@@ -168,7 +168,7 @@ class Machine(RuleBasedStateMachine):
         self.touched: Known | None = None
         self.reader = PlanStore(self.url)
         self.lives = 0
-        self.this, Holder.this = Holder.this, classmethod(lambda _: Holder(self.place, os.getpid(), f"life {self.lives}"))  # type: ignore
+        self.this, Owner.this = Owner.this, classmethod(lambda _: Owner(self.place, os.getpid(), f"life {self.lives}"))  # type: ignore
         self.place = self.this().place
 
     def teardown(self) -> None:
@@ -176,7 +176,7 @@ class Machine(RuleBasedStateMachine):
             for known in self.runs:
                 self.hold(known)
             asyncio.run(self.reader.close())
-            Holder.this = self.this  # type: ignore[method-assign]
+            Owner.this = self.this  # type: ignore[method-assign]
             shutil.rmtree(self.folder)
 
     def live(self, work: Callable[[PlanStore, ToolRegistry], Awaitable[T]], life: Life, failing: frozenset[str] = frozenset()) -> T | None:
@@ -235,7 +235,7 @@ class Machine(RuleBasedStateMachine):
 
         async def work(store: PlanStore, tools: ToolRegistry) -> PlanRun:
             bound = bind_inputs(validate(plan, tools))
-            return await execute_plan(bound, occasion=Occasion(tools=tools), store=store, offline=True, record_pending=True)
+            return await execute_plan(bound, run_request=RunRequest(tools=tools), store=store, offline=True, record_pending=True)
 
         run = self.live(work, life, failing)
         ids = {run.id for run in self.read(lambda store: store.runs())} - {known.id for known in self.runs}
@@ -283,7 +283,9 @@ class Machine(RuleBasedStateMachine):
         may = before.status is not PlanStatus.COMPLETED and known.approved and not known.rejected
         try:
             run = self.live(
-                lambda store, tools: go_on(known.id, tools=tools, occasion=Occasion(tools=tools), store=store, offline=True), life, failing
+                lambda store, tools: execute_resume(known.id, tools=tools, run_request=RunRequest(tools=tools), store=store, offline=True),
+                life,
+                failing,
             )
         except (RunConflictError, NotApprovedError):
             assert not may or undone or known.aborted, "an approved run that has not completed goes on"

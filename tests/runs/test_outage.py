@@ -15,11 +15,11 @@ from pydantic import JsonValue
 
 from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, ToolContext, ToolRegistry, dump_plan, tool
 from plan_adapter.engine.connection import Server, use_server
-from plan_adapter.engine.delivery import drop
+from plan_adapter.engine.flow import drop
 from plan_adapter.engine.local_server import ensure_server, stop_server
 from plan_adapter.record import Gate
-from plan_adapter.runner import Occasion, execute_plan
-from plan_adapter.runs.reconciling import reconcile
+from plan_adapter.runner import RunRequest, execute_plan
+from plan_adapter.runs.reconcile import reconcile
 from plan_adapter.settings import Settings
 from plan_adapter.validation import bind_inputs, validate
 from tests.conftest import PrepareServer
@@ -119,7 +119,7 @@ async def test_a_run_goes_on_without_its_server_and_is_shown_whole_when_that_is_
     plan.add_step("find", "Wait for the server", id="find", depends_on=["away_too", "aside"])
     plan.add_step("work", "Work on", id="after", depends_on=["find"])
     bound = bind_inputs(validate(plan, ToolRegistry([work, lose, find])))
-    run = await execute_plan(bound, occasion=Occasion(server=outage.server), store=store)
+    run = await execute_plan(bound, run_request=RunRequest(server=outage.server), store=store)
     assert (run.status, set(called_away)) == (PlanStatus.COMPLETED, {"away", "away_too", "aside"})
     with use_server(outage.server):
         completed = dict.fromkeys(["", *(step.id for step in plan.steps)], "Completed")
@@ -140,8 +140,8 @@ async def test_a_form_is_there_again_with_its_server_and_is_answered(gated: bool
     plan.add_step("strike", "Strike", id="first")
     plan.add_step("strike", "Strike again", id="second", depends_on=["first"], requires_approval=gated)
     bound = bind_inputs(validate(plan, ToolRegistry([strike])))
-    occasion = Occasion(asks_in_form=True, server=outage.server, settings=outage.settings)
-    going = asyncio.ensure_future(execute_plan(bound, occasion=occasion, store=store))
+    run_request = RunRequest(asks_in_form=True, server=outage.server, settings=outage.settings)
+    going = asyncio.ensure_future(execute_plan(bound, run_request=run_request, store=store))
     gate = await paused(store, going, outage)
     outage.begin()
     await outage.over()

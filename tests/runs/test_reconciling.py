@@ -19,12 +19,12 @@ from plan_adapter.cli.app import main
 from plan_adapter.engine.connection import Server
 from plan_adapter.plan import new_id
 from plan_adapter.record import Attempt, Decision, RunReason
-from plan_adapter.runner import Occasion, execute_plan
-from plan_adapter.runs import reconciling
-from plan_adapter.runs.reconciling import reconcile
+from plan_adapter.runner import RunRequest, execute_plan
+from plan_adapter.runs import reconcile as reconciling
+from plan_adapter.runs.reconcile import reconcile
 from plan_adapter.settings import Settings
 from plan_adapter.store import leases, tables
-from plan_adapter.store.holder import Holder
+from plan_adapter.store.owner import Owner
 from plan_adapter.validation import bind_inputs, validate
 from tests.store.builders import an_answer, begun
 from tests.store.conftest import migrated, postgres_server, store_at
@@ -54,8 +54,8 @@ def leave_behind(store: PlanStore) -> LeaveBehind:
     async def leave(*, offline: bool = True, in_write: bool = False) -> PlanRun:
         run = await arun_plan(a_plan(), tools=ToolRegistry([look]), store=store, offline=offline)
         executing = tables.runs.update().where(tables.runs.c.id == run.id).values(status=PlanStatus.EXECUTING.value, completed_at=None)
-        dead = str(replace(Holder.this(), pid=2**22 + 1))
-        held = tables.leases.update().where(tables.leases.c.run_id == run.id).values(holder=dead)
+        dead = str(replace(Owner.this(), pid=2**22 + 1))
+        held = tables.leases.update().where(tables.leases.c.run_id == run.id).values(owner=dead)
         await store._database.write(lambda connection: [connection.execute(statement) for statement in (executing, held)] and None)  # pyright: ignore[reportPrivateUsage]
         if in_write:
             recorder = await store.recorder(run)
@@ -70,7 +70,7 @@ def leave_behind(store: PlanStore) -> LeaveBehind:
 async def test_a_run_whose_process_is_gone_is_named_with_what_goes_on_with_it(store: PlanStore, leave_behind: LeaveBehind) -> None:
     run = await leave_behind()
     [finding] = await reconcile(store, with_prefect=False)
-    assert (finding.kind, finding.run_id, finding.name, finding.is_mended) == ("interrupted", run.id, "夜间检查", False)
+    assert (finding.kind, finding.run_id, finding.name, finding.is_corrected) == ("interrupted", run.id, "夜间检查", False)
     assert finding.command == f"plan resume {run.id} --offline"
 
 
@@ -111,14 +111,14 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     yield from store_at(request, tmp_path)
 
 
-async def _hold(store: PlanStore, run: PlanRun, holder: Holder, until: datetime) -> None:
-    held = tables.leases.update().where(tables.leases.c.run_id == run.id).values(holder=str(holder), until=until)
+async def _hold(store: PlanStore, run: PlanRun, owner: Owner, until: datetime) -> None:
+    held = tables.leases.update().where(tables.leases.c.run_id == run.id).values(owner=str(owner), until=until)
     await store._database.write(lambda connection: connection.execute(held) and None)  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.parametrize("other", ["another boot of this host", "another host"])
 async def test_within_a_minute_of_its_hosts_death_a_run_is_shown_as_interrupted(store_url: str, other: str) -> None:
-    host, _, rest = Holder.this().place.partition("/")
+    host, _, rest = Owner.this().place.partition("/")
     place = f"{host}/0000-another-boot/x" if other == "another boot of this host" else f"elsewhere/{rest}"
     async with PlanStore(store_url) as store:
         run = await begun(store)
@@ -127,10 +127,10 @@ async def test_within_a_minute_of_its_hosts_death_a_run_is_shown_as_interrupted(
         left = (lease["until"] - await store.now()).total_seconds()  # by the database's clock, from the last sign of life
         assert 0 < left + leases.GRACE_SECONDS <= 60
         grace = timedelta(seconds=leases.GRACE_SECONDS)
-        await _hold(store, run, Holder(place, 1, "0"), await store.now() - grace + timedelta(seconds=10))
+        await _hold(store, run, Owner(place, 1, "0"), await store.now() - grace + timedelta(seconds=10))
         assert (await store.run(run.id)).reason is None
         assert await reconcile(store, with_prefect=False) == []
-        await _hold(store, run, Holder(place, 1, "0"), await store.now() - grace)
+        await _hold(store, run, Owner(place, 1, "0"), await store.now() - grace)
         assert (await store.run(run.id)).reason is RunReason.INTERRUPTED
         assert [shown.reason for shown in await store.runs()] == [RunReason.INTERRUPTED]
         [finding] = await reconcile(store, with_prefect=False)
@@ -142,7 +142,7 @@ async def _answered(store: PlanStore, decision: Decision) -> PlanRun:
     plan = a_plan()
     plan.options.require_approval = True
     bound = bind_inputs(validate(plan, ToolRegistry([look])))
-    run = await execute_plan(bound, occasion=Occasion(), store=store, offline=True, record_pending=True)
+    run = await execute_plan(bound, run_request=RunRequest(), store=store, offline=True, record_pending=True)
     [gate] = await store.gates(run_id=run.id)
     await store.answer_gate(gate.id, an_answer(gate, decision=decision, by="安娜"))
     return run
@@ -161,7 +161,7 @@ async def test_a_run_that_was_rejected_while_no_process_waited_ends_so(store: Pl
     assert await reconcile(store, with_prefect=False) == []  # a process that waited may be about to end it
     monkeypatch.setattr(reconciling, "REACTION", timedelta(0))
     [finding] = await reconcile(store, with_prefect=False)
-    assert (finding.kind, finding.is_mended) == ("answered", True)
+    assert (finding.kind, finding.is_corrected) == ("answered", True)
     ended = await store.run(run.id)
     assert (ended.status, ended.reason, ended.message) == (PlanStatus.CANCELLED, RunReason.REJECTED, "rejected by 安娜")
     assert (await store.verify(run.id)).ok
@@ -171,7 +171,7 @@ async def test_a_run_that_was_rejected_while_no_process_waited_ends_so(store: Pl
 async def test_a_run_that_somebody_wants_changed_is_named(store: PlanStore) -> None:
     run = await _answered(store, "request_changes")
     [finding] = await reconcile(store, with_prefect=False)
-    assert (finding.kind, finding.is_mended, finding.command) == ("answered", False, f"plan revise {run.id} FILE")
+    assert (finding.kind, finding.is_corrected, finding.command) == ("answered", False, f"plan revise {run.id} FILE")
 
 
 async def test_what_prefect_shows_as_completed_while_receipts_are_missing_is_interrupted(
@@ -180,7 +180,7 @@ async def test_what_prefect_shows_as_completed_while_receipts_are_missing_is_int
     run = await leave_behind(offline=False, in_write=True)
     assert (await state_of(run)).is_completed()
     found = await reconcile(store, with_prefect=True)
-    assert [(finding.kind, finding.is_mended) for finding in found] == [("interrupted", False), ("shown", True)]
+    assert [(finding.kind, finding.is_corrected) for finding in found] == [("interrupted", False), ("shown", True)]
     assert (await state_of(run)).name == "Interrupted"
     assert "restart" in ((await state_of(run)).message or "")
 
@@ -203,7 +203,7 @@ async def test_a_run_that_a_living_process_executes_is_shown_as_running_unless_i
     run = (await store.runs())[0]
     await show(run, Crashed(message="its heartbeat was missed"))
     [finding] = await reconcile(store, with_prefect=True)
-    assert (finding.kind, finding.is_mended) == ("shown", True)
+    assert (finding.kind, finding.is_corrected) == ("shown", True)
     assert finding.message == "Prefect showed Crashed, and it is executed by a process that lives"
     assert (await state_of(run)).is_running()
     assert await reconcile(store, with_prefect=True) == []
@@ -220,7 +220,7 @@ async def test_prefect_is_told_how_runs_really_stand(prefect_server: Server, sto
 
     found = await reconcile(store, with_prefect=True)
 
-    assert [(finding.kind, finding.run_id, finding.is_mended) for finding in found] == [
+    assert [(finding.kind, finding.run_id, finding.is_corrected) for finding in found] == [
         ("interrupted", interrupted.id, False),
         ("shown", interrupted.id, True),
         ("shown", ended.id, True),
@@ -237,13 +237,13 @@ async def test_a_process_that_ends_while_the_deployment_watches_is_found_before_
 ) -> None:
     run, find, looks = await leave_behind(offline=False), reconciling.find_interrupted, list[int]()
     await show(run, Running())
-    await _hold(store, run, Holder.this(), await store.now() + timedelta(minutes=1))
+    await _hold(store, run, Owner.this(), await store.now() + timedelta(minutes=1))
 
     async def found(store: PlanStore, *, with_prefect: bool) -> list[reconciling.Finding]:
         """Find what is there, and only then let the process of the run be gone."""
         findings = await find(store, with_prefect=with_prefect)
         looks.append(len(findings))
-        await _hold(store, run, replace(Holder.this(), pid=2**22 + 1), await store.now())
+        await _hold(store, run, replace(Owner.this(), pid=2**22 + 1), await store.now())
         return findings
 
     monkeypatch.setattr(reconciling, "find_interrupted", found)

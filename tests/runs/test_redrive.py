@@ -83,8 +83,8 @@ async def test_preview_says_what_a_resume_would_do(run_id: str, capsys: pytest.C
     import asyncio
 
     assert await asyncio.to_thread(main, ["preview", "--resume", run_id, "--from", "check", "--json"]) == 0
-    fates = json.loads(capsys.readouterr().out)["steps"]
-    assert [(fate["id"], fate["fate"]) for fate in fates] == [("build", "carried"), ("check", "run"), ("note", "left"), ("tell", "run")]
+    choices = json.loads(capsys.readouterr().out)["steps"]
+    assert [(fate["id"], fate["fate"]) for fate in choices] == [("build", "carried"), ("check", "run"), ("note", "left"), ("tell", "run")]
     async with PlanStore() as store:
         assert (await store.run(run_id)).status == "partial"
 

@@ -37,13 +37,13 @@ from plan_adapter import (
 from plan_adapter.cli.app import main
 from plan_adapter.engine.connection import Server
 from plan_adapter.execution.rollback import Rollback as Undo
-from plan_adapter.gate_text import plan_gate_text, step_gate_text
+from plan_adapter.gates.call_text import step_gate_text
+from plan_adapter.gates.plan_text import plan_gate_text
 from plan_adapter.plan import ApprovalPolicy, Rollback
-from plan_adapter.preview import preview_plan
-from plan_adapter.preview_text import preview_text
+from plan_adapter.preview import preview_plan, preview_text
 from plan_adapter.record import Outcome, RunReason
-from plan_adapter.runs import performing
-from plan_adapter.runs.going_on import work_left
+from plan_adapter.runs import session as performing
+from plan_adapter.runs.resume import work_left
 from plan_adapter.runs.rollback import roll_back
 from plan_adapter.validation import bind_inputs, validate
 from tests.engine.calls import task_runs
@@ -151,7 +151,7 @@ async def test_a_run_that_a_step_fails_undoes_itself_and_does_not_go_on(either: 
         ("rollback two", {"node": "节点-2"}),
         ("rollback one", {"node": "web-1"}),
     ]
-    assert await either.holder(run.id) is None
+    assert await either.owner(run.id) is None
     with pytest.raises(RunConflictError, match="was rolled back and cannot be resumed: start a new run"):
         await aresume_run(run.id, tools=world.tools, store=either, offline=True)
     with pytest.raises(RunConflictError, match="was rolled back"):
@@ -458,7 +458,7 @@ async def test_of_a_rollback_that_was_killed_only_the_rollback_ends_and_the_run_
         )
         found = await store.verify(run.id)
         assert found.ok, str(found.problem)
-        assert await store.holder(run.id) is None
+        assert await store.owner(run.id) is None
 
 
 async def test_abort_about_the_rollback_of_a_run_that_has_ended_changes_nothing_else_of_it(store: PlanStore, world: World) -> None:
@@ -494,8 +494,8 @@ async def test_a_rollback_that_was_killed_goes_on_and_nothing_is_undone_twice(
         run = (await store.runs())[0]
         assert (run.status, run.reason) == (PlanStatus.EXECUTING, RunReason.INTERRUPTED)
         recorded = await store.recorded(run.id)
-        work = work_left(run, recorded.plan, recorded.past, recorded.kept)
-        assert (work, recorded.past.has_rollbacks) == (roll_back, True)  # as `plan preview --resume` tells
+        work = work_left(run, recorded.plan, recorded.history, recorded.kept)
+        assert (work, recorded.history.has_rollbacks) == (roll_back, True)  # as `plan preview --resume` tells
         gone_on = await aresume_run(run.id, tools=tools, store=store, offline=True)  # goes on undoing
         assert (gone_on.status, gone_on.reason) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED)
         if effect == "write":

@@ -29,7 +29,7 @@ from plan_adapter import (
     tool,
     validate,
 )
-from plan_adapter.approval import answer_to, approve
+from plan_adapter.gates.approval import answer_to, approve
 from plan_adapter.record import Approval, ApprovalRequest, RunReason
 
 caller = contextvars.ContextVar("caller", default="nobody")

@@ -13,11 +13,11 @@ import asyncpg
 import pytest
 
 from plan_adapter import Approval, ExecutionPlan, Hooks, InvalidPlanError, PlanStore, aresume_run, arun_plan, read_document
-from plan_adapter.approval import answer_to
 from plan_adapter.execution.printing import captured_prints
+from plan_adapter.gates.approval import answer_to
 from plan_adapter.record import ApprovalRequest, PlanRun
 from plan_adapter.runner import execute_plan
-from plan_adapter.runs.occasion import Occasion
+from plan_adapter.runs.request import RunRequest
 from plan_adapter.validation import bind_inputs, validate
 from tests.secrets import leaks
 from tests.secrets.encodings import encodings, found_in
@@ -74,11 +74,11 @@ async def test_a_canary_is_nowhere_but_in_the_tools_after_a_run(
         told.append(repr(values))
 
     hooks = Hooks(on_step_start=hear, on_step_complete=hear, on_step_failed=hear, on_plan_complete=hear, on_gate_open=hear)
-    occasion = Occasion(approver=yes, hooks=hooks, listener=lambda event: told.append(repr(event)), tools=leaks.tools())
+    run_request = RunRequest(approver=yes, hooks=hooks, listener=lambda event: told.append(repr(event)), tools=leaks.tools())
     bound = bind_inputs(validate(plan_of(leaks.PLAN), leaks.tools()))
     async with PlanStore(store_url) as store:
         with captured_prints():
-            run = await execute_plan(bound, occasion=occasion, store=store, offline=True)
+            run = await execute_plan(bound, run_request=run_request, store=store, offline=True)
         attempts, receipts = await store.attempts(run.id), await store.receipts(run.id)
 
     # The tools were handed it, all of them ended, and their ways of telling it were really used.

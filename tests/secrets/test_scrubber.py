@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from plan_adapter.execution.secrets import Scrubber
+from plan_adapter.execution.secrets import Redactor
 from tests.secrets.encodings import encodings, found_in
 
 CANARY = 's3cr3t/Kanarie+vögel "7"=\\'
@@ -40,12 +40,12 @@ ENCODERS: dict[str, Callable[[str], str]] = {
 }
 
 
-def scrubber_of(*values: str) -> Scrubber:
+def scrubber_of(*values: str) -> Redactor:
     """Return a scrubber that hides `values`."""
-    scrubber = Scrubber()
+    redactor = Redactor()
     for value in values:
-        scrubber.add(value)
-    return scrubber
+        redactor.add(value)
+    return redactor
 
 
 @pytest.mark.parametrize("name", ENCODERS)
@@ -77,8 +77,8 @@ def test_a_text_without_a_value_stays_as_it_is(text: str) -> None:
 
 def test_without_a_value_nothing_is_looked_at() -> None:
     tree: Any = {"a": [1, "b"]}
-    assert Scrubber().value(tree) is tree
-    assert not Scrubber()
+    assert Redactor().value(tree) is tree
+    assert not Redactor()
 
 
 @pytest.mark.parametrize(("name", "form"), encodings(CANARY).items())
@@ -94,10 +94,10 @@ def test_the_longer_of_two_values_is_hidden_as_one() -> None:
 
 def test_each_longer_line_of_a_key_is_hidden_by_itself() -> None:
     key = "-----BEGIN KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQEF\r\nAASCBKcwggSj\nshort\n-----END KEY-----\n"
-    scrubber = scrubber_of(key)
-    assert scrubber.text(f"<{key}>") == "<***>"
-    assert scrubber.text("one: MIIEvQIBADANBgkqhkiG9w0BAQEF, short") == "one: ***, short"
-    assert found_in(scrubber.text(b64encode(key.encode()).decode()), "MIIEvQIBADANBgkqhkiG9w0BAQEF") == []
+    redactor = scrubber_of(key)
+    assert redactor.text(f"<{key}>") == "<***>"
+    assert redactor.text("one: MIIEvQIBADANBgkqhkiG9w0BAQEF, short") == "one: ***, short"
+    assert found_in(redactor.text(b64encode(key.encode()).decode()), "MIIEvQIBADANBgkqhkiG9w0BAQEF") == []
 
 
 def test_a_value_of_digits_is_hidden_where_it_is_a_number() -> None:
@@ -111,18 +111,18 @@ def test_keys_that_become_the_same_lose_nothing() -> None:
 @pytest.mark.parametrize("value", ["\\" * 40, "a***", "****", "%25%25", '\\"\\"\\"\\"', "\n\n\n\n", "////", "++++"])
 def test_odd_values_take_no_time(value: str) -> None:
     began = time.perf_counter()
-    scrubber = scrubber_of(value)
+    redactor = scrubber_of(value)
     for text in ("\\" * 3000, "%25" * 1000, value * 20, "*" * 3000, "A" * 3000):
-        assert value not in scrubber.text(f"x{text}") or value in ("****",)
+        assert value not in redactor.text(f"x{text}") or value in ("****",)
     assert time.perf_counter() - began < 2.0
 
 
 @pytest.mark.benchmark
 def test_a_megabyte_without_a_value_takes_a_few_milliseconds() -> None:
-    scrubber = scrubber_of(*(f"canary-{number}-{'x' * number}é" for number in range(20)))
+    redactor = scrubber_of(*(f"canary-{number}-{'x' * number}é" for number in range(20)))
     text = json.dumps([{"name": f"row {number}", "value": number} for number in range(30_000)])
     began = time.perf_counter()
-    assert scrubber.text(text) == text
+    assert redactor.text(text) == text
     assert time.perf_counter() - began < 0.5
 
 

@@ -292,10 +292,10 @@ async def test_any_changed_byte_of_a_row_is_found(tmp_path: Path):
     async with PlanStore(url) as store:
         run = await a_story(store)
         whole = await store.export(run.id)
-    left_out = {("runs", "updated_at"), *(("gates", name) for name in ("openings", "holder", "flow_run_id", "keyset"))}
+    left_out = {("runs", "updated_at"), *(("gates", name) for name in ("openings", "owner", "flow_run_id", "keyset"))}
     left_out |= {("plans", name) for name in ("name", "description", "created_at", "tenant_id")} | {
         ("leases", "until"),
-        ("leases", "holder"),
+        ("leases", "owner"),
     }
     with sqlite3.connect(tmp_path / "plans.db", isolation_level=None) as database:
         database.execute("DROP TRIGGER audit_refuses_update")

@@ -9,8 +9,7 @@ from pyotp.totp import TOTP
 from sqlalchemy import text
 
 from plan_adapter import NotApprovedError
-from plan_adapter.identity.codes import check, code_key, new_seed
-from plan_adapter.identity.seeds import seal
+from plan_adapter.gates.totp import check, code_key, new_seed, seal
 from plan_adapter.store.store import PlanStore
 from tests.identity.test_codes import keyed
 

@@ -13,7 +13,7 @@ from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.plan import PlanStatus
 from plan_adapter.record import GateRules, PlanRun
 from plan_adapter.store import tables
-from plan_adapter.store.holder import Holder
+from plan_adapter.store.owner import Owner
 from plan_adapter.store.store import PlanStore
 from tests.store.builders import DIGEST_OF_CALL, a_gate, a_plan, a_run, an_answer, begun, created, validated
 
@@ -81,7 +81,7 @@ async def test_stores_that_open_the_same_gate_at_once_open_one(store: PlanStore,
 async def test_where_another_living_process_waits_no_second_one_opens(store: PlanStore, digest: str):
     run = await created(store)
     gate = await store.open_gate(a_gate(run), timeout_ms=0)
-    parent = Holder.this()
+    parent = Owner.this()
     await _let_hold(store, gate.id, replace(parent, pid=os.getppid(), started=_start_of(os.getppid())))
     with pytest.raises(RunConflictError, match=f"process {os.getppid()} on this host waits at this gate of run {run.id}"):
         await store.open_gate(a_gate(run, approval_digest=digest), timeout_ms=0)
@@ -91,7 +91,7 @@ async def test_where_another_living_process_waits_no_second_one_opens(store: Pla
 async def test_a_gate_whose_process_died_is_unattended_and_opened_again(store: PlanStore):
     run = await created(store)
     gate = await store.open_gate(a_gate(run), timeout_ms=60_000)
-    await _let_hold(store, gate.id, replace(Holder.this(), pid=2**22 + 1))
+    await _let_hold(store, gate.id, replace(Owner.this(), pid=2**22 + 1))
     assert [one.attended for one in (await store.gate(gate.id), *await store.gates())] == [False, False]
     again = await store.open_gate(a_gate(run), timeout_ms=5)
     assert (again.id, again.expires_at, again.attended, again.openings) == (gate.id, gate.expires_at, True, 2)
@@ -99,7 +99,7 @@ async def test_a_gate_whose_process_died_is_unattended_and_opened_again(store: P
 
 async def test_of_a_process_on_another_host_nothing_is_known(store: PlanStore):
     gate = await store.open_gate(a_gate(await created(store)), timeout_ms=0)
-    await _let_hold(store, gate.id, replace(Holder.this(), place="elsewhere"))
+    await _let_hold(store, gate.id, replace(Owner.this(), place="elsewhere"))
     assert (await store.gate(gate.id)).attended is None
 
 
@@ -365,12 +365,12 @@ async def test_a_tenant_sees_its_own_gates_only(store_url: str):
 
 async def test_a_thousand_open_gates_are_listed_without_their_texts(store: PlanStore):
     runs = [await _pending(store, number) for number in range(10)]
-    now, holder, rules = await store.now(), str(Holder.this()), '{"approvers": ["安娜"], "known_by": null}'
+    now, owner, rules = await store.now(), str(Owner.this()), '{"approvers": ["安娜"], "known_by": null}'
     rows = [
         {
             "id": f"g-{number:04}", "tenant_id": "", "run_id": runs[number % 10].id, "step_id": f"s{number}", "item": -1,
             "approval_digest": DIGEST_OF_CALL, "name": "站点", "description": "x" * 200, "rules": rules, "opened_at": now,
-            "openings": 1, "holder": holder, "text": "长" * 5_000,
+            "openings": 1, "owner": owner, "text": "长" * 5_000,
         }
         for number in range(1000)
     ]  # fmt: skip
@@ -388,12 +388,12 @@ async def _pending(store: PlanStore, number: int) -> PlanRun:
     return run
 
 
-async def _let_hold(store: PlanStore, gate_id: str, holder: Holder) -> None:
-    statement = tables.gates.update().where(tables.gates.c.id == gate_id).values(holder=str(holder))
+async def _let_hold(store: PlanStore, gate_id: str, owner: Owner) -> None:
+    statement = tables.gates.update().where(tables.gates.c.id == gate_id).values(owner=str(owner))
     await store._database.write(lambda connection: connection.execute(statement) and None)
 
 
 def _start_of(pid: int) -> str:
-    from plan_adapter.store import holder
+    from plan_adapter.store import owner
 
-    return holder._start_of(pid) or ""
+    return owner._start_of(pid) or ""

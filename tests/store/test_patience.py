@@ -17,7 +17,7 @@ from plan_adapter.errors import LeaseLostError, StoreError
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import PlanRun
 from plan_adapter.store import chain, patience
-from plan_adapter.store.holder import Holder
+from plan_adapter.store.owner import Owner
 from plan_adapter.store.store import PlanStore
 from tests.postgres import PostgresServer
 from tests.proxy import Cut, Proxy, a_proxy
@@ -175,7 +175,7 @@ async def test_a_run_that_was_taken_over_meanwhile_is_let_go(file: PlanStore, tm
     with locked(tmp_path) as other:
         waiting = [asyncio.ensure_future(recorder.intent(an_attempt(run, at=recorder.now()))), asyncio.ensure_future(store.renew(run.id))]
         await until(lambda: "waits since" in caplog.text)
-        other.execute("UPDATE leases SET epoch = epoch + 1, holder = ?", (str(Holder.this()),))
+        other.execute("UPDATE leases SET epoch = epoch + 1, holder = ?", (str(Owner.this()),))
         other.execute("COMMIT")
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [LeaseLostError, LeaseLostError]
@@ -228,7 +228,7 @@ async def _update(store: PlanStore, run: PlanRun) -> Any:
 
 async def _release(store: PlanStore, run: PlanRun) -> Any:
     await store.release(run.id)
-    return await store.holder(run.id) is None
+    return await store.owner(run.id) is None
 
 
 async def _gate(store: PlanStore, run: PlanRun) -> Any:

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from plan_adapter.errors import NotApprovedError, RunConflictError, StoreError
-from plan_adapter.policy import Policy
+from plan_adapter.gates.policy import Policy
 from plan_adapter.settings import Settings
 from plan_adapter.store.policies import NewPolicy
 from plan_adapter.store.store import PlanStore

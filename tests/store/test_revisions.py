@@ -9,8 +9,8 @@ from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import RunReason
 from plan_adapter.store import tables
-from plan_adapter.store.holder import Holder
 from plan_adapter.store.outcomes import Word
+from plan_adapter.store.owner import Owner
 from plan_adapter.store.store import PlanStore
 from tests.store.builders import DIGEST, a_gate, a_plan, a_receipt, an_answer, an_approval, an_attempt, begun, created, ended, validated
 
@@ -122,7 +122,7 @@ async def test_a_run_that_has_completed_or_is_executed_is_not_revised(store: Pla
     for run, words in ((completed, "has completed: start a new run"), (executed, "is executed by process")):
         with pytest.raises(RunConflictError, match=words):
             await store.revise_run(run.id, validated(a_plan("new")), NEW, by="ana", note="")
-    dead = tables.leases.update().where(tables.leases.c.run_id == executed.id).values(holder=str(replace(Holder.this(), pid=2**22 + 1)))
+    dead = tables.leases.update().where(tables.leases.c.run_id == executed.id).values(owner=str(replace(Owner.this(), pid=2**22 + 1)))
     await store._database.write(lambda connection: connection.execute(dead) and None)
     assert (await store.revise_run(executed.id, validated(a_plan("new")), NEW, by="ana", note="")).reason is None
 

@@ -12,7 +12,7 @@ from plan_adapter.errors import LeaseLostError, RunConflictError
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import Outcome, PlanRun, RunContext, RunReason
 from plan_adapter.store import tables
-from plan_adapter.store.holder import Holder
+from plan_adapter.store.owner import Owner
 from plan_adapter.store.store import PlanStore
 from tests.store.builders import a_gate, a_plan, a_receipt, a_run, an_attempt, begun, ended, validated
 
@@ -209,7 +209,7 @@ async def test_the_record_tells_what_happened_in_order(store: PlanStore):
 
 async def test_a_run_that_a_living_process_executes_cannot_be_claimed(store: PlanStore):
     run = await begun(store)
-    assert await store.holder(run.id) is not None
+    assert await store.owner(run.id) is not None
     with pytest.raises(RunConflictError, match=f"executed by process {os.getpid()} on this host"):
         await store.claim(await store.run(run.id))
 
@@ -218,11 +218,11 @@ async def test_an_ended_run_is_held_by_nobody(store: PlanStore):
     run = await begun(store)
     run.status = PlanStatus.FAILED
     await store.update_run(run)
-    assert await store.holder(run.id) is None
+    assert await store.owner(run.id) is None
     again = await store.run(run.id)
     again.status = PlanStatus.EXECUTING
     await store.claim(again)
-    assert await store.holder(run.id) is not None
+    assert await store.owner(run.id) is not None
 
 
 async def test_of_two_that_resume_a_run_at_once_one_gets_it(store: PlanStore, store_url: str):
@@ -240,7 +240,7 @@ async def test_a_run_that_was_changed_since_it_was_read_cannot_be_claimed(store:
     await store.request_cancel(run.id, "never mind")
     with pytest.raises(RunConflictError, match=r"changed by another process.*never mind"):
         await store.claim(run)
-    assert await store.holder(run.id) is None
+    assert await store.owner(run.id) is None
 
 
 @pytest.mark.parametrize(("effect", "outcome"), [("write", Outcome.UNKNOWN), ("idempotent_write", None), ("read", None)])
@@ -250,30 +250,30 @@ async def test_a_run_whose_process_died_is_shown_as_interrupted_and_may_be_claim
     run = await begun(store)
     recorder = await store.recorder(run)
     await recorder.intent(an_attempt(run, at=recorder.now(), effect=effect))
-    dead = replace(Holder.this(), pid=2**22 + 1)
+    dead = replace(Owner.this(), pid=2**22 + 1)
     await _let_hold(store, run, dead)
     shown = await store.run(run.id)
     assert (shown.status, shown.reason) == (PlanStatus.EXECUTING, RunReason.INTERRUPTED)
     assert (shown.steps[0].status, shown.steps[0].outcome) == (StepStatus.RUNNING, outcome)
     assert (await store.runs())[0].reason is RunReason.INTERRUPTED
-    assert await store.holder(run.id) is None
+    assert await store.owner(run.id) is None
     shown.reason = None
     await store.claim(shown)
-    assert await store.holder(run.id) is not None
+    assert await store.owner(run.id) is not None
 
 
 async def test_a_process_of_another_host_is_declared_dead_once_it_has_not_renewed_for_long(store: PlanStore):
     run = await begun(store)
-    await _let_hold(store, run, replace(Holder.this(), place="elsewhere"))
+    await _let_hold(store, run, replace(Owner.this(), place="elsewhere"))
     assert (await store.run(run.id)).reason is None
-    assert "on elsewhere" in (await store.holder(run.id) or "")
+    assert "on elsewhere" in (await store.owner(run.id) or "")
     with pytest.raises(RunConflictError, match="on elsewhere; wait for its end"):
         await store.claim(await store.run(run.id))
     await _let_lease_end(store, run, seconds_ago=14)
     assert (await store.run(run.id)).reason is None
     await _let_lease_end(store, run, seconds_ago=16)
     shown = await store.run(run.id)
-    assert (shown.reason, await store.holder(run.id)) == (RunReason.INTERRUPTED, None)
+    assert (shown.reason, await store.owner(run.id)) == (RunReason.INTERRUPTED, None)
     shown.reason = None
     await store.claim(shown)
 
@@ -297,7 +297,7 @@ async def test_a_process_whose_run_was_taken_over_writes_nothing_more(store: Pla
             await recorder.intent(an_attempt(run, at=recorder.now(), number=2))
         assert (await other.receipts(run.id), len(await other.attempts(run.id))) == ([], 1)
         await store.release(run.id)
-        assert await other.holder(run.id) is not None
+        assert await other.owner(run.id) is not None
         await other.renew(run.id)
 
 
@@ -305,7 +305,7 @@ async def test_a_lease_that_is_renewed_goes_on(store: PlanStore):
     run = await begun(store)
     await _let_lease_end(store, run, seconds_ago=16)
     await store.renew(run.id)
-    assert await store.holder(run.id) is not None
+    assert await store.owner(run.id) is not None
 
 
 async def test_a_run_that_was_let_go_is_shown_as_interrupted(store: PlanStore):
@@ -366,8 +366,8 @@ async def test_a_run_that_does_not_exist_cannot_be_written(store: PlanStore):
             await write(run)
 
 
-async def _let_hold(store: PlanStore, run: PlanRun, holder: Holder) -> None:
-    statement = tables.leases.update().where(tables.leases.c.run_id == run.id).values(holder=str(holder))
+async def _let_hold(store: PlanStore, run: PlanRun, owner: Owner) -> None:
+    statement = tables.leases.update().where(tables.leases.c.run_id == run.id).values(owner=str(owner))
     await store._database.write(lambda connection: connection.execute(statement) and None)
 
 

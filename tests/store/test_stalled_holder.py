@@ -7,7 +7,7 @@ import pytest
 from plan_adapter.errors import LeaseLostError
 from plan_adapter.plan import PlanStatus
 from plan_adapter.store import leases
-from plan_adapter.store.holder import Holder
+from plan_adapter.store.owner import Owner
 from plan_adapter.store.store import PlanStore
 from tests.store.builders import a_gate, created
 
@@ -16,13 +16,13 @@ async def test_who_takes_a_run_over_waits_at_the_gates_of_its_steps_and_the_stal
     store: PlanStore, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leases, "GRACE_SECONDS", 0.0)
-    this, run = Holder.this(), await created(store)
+    this, run = Owner.this(), await created(store)
     run.status = PlanStatus.EXECUTING
     async with PlanStore(store_url) as stalled:
         stalled.lease_seconds = 0.0
-        stalled_process = Holder(this.place, os.getppid(), _start_of(os.getppid()))
+        stalled_process = Owner(this.place, os.getppid(), _start_of(os.getppid()))
         with monkeypatch.context() as patch:
-            patch.setattr(Holder, "this", lambda: stalled_process)
+            patch.setattr(Owner, "this", lambda: stalled_process)
             await stalled.claim(run)
             gate = await stalled.open_gate(a_gate(run, "restart"), timeout_ms=0)
 
@@ -31,7 +31,7 @@ async def test_who_takes_a_run_over_waits_at_the_gates_of_its_steps_and_the_stal
         assert (again.id, again.openings) == (gate.id, 2)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Holder, "this", lambda: stalled_process)
+            patch.setattr(Owner, "this", lambda: stalled_process)
             with pytest.raises(LeaseLostError):
                 await stalled.open_gate(a_gate(run, "drain"), timeout_ms=0)
             assert (await stalled.close_gate(gate.id, "cancelled")).end is None
@@ -40,6 +40,6 @@ async def test_who_takes_a_run_over_waits_at_the_gates_of_its_steps_and_the_stal
 
 
 def _start_of(pid: int) -> str:
-    from plan_adapter.store.holder import _start_of as found
+    from plan_adapter.store.owner import _start_of as found
 
     return found(pid) or ""

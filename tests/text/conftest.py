@@ -14,7 +14,7 @@ import pytest
 from plan_adapter import ExecutionPlan, Input, PlanRun, PlanStore, ToolRegistry, tool
 from plan_adapter.hooks import Event
 from plan_adapter.record import Attempt, Outcome, Receipt
-from plan_adapter.runner import Occasion, execute_plan
+from plan_adapter.runner import RunRequest, execute_plan
 from plan_adapter.tools.tool import ToolContext
 from plan_adapter.validation import bind_inputs, validate
 from tests.text.payloads import PAYLOADS
@@ -158,7 +158,7 @@ async def _run(folder: Path, address: str, url: str, seen: list[tuple[str, str]]
 
     async with PlanStore(url) as store:
         bound = bind_inputs(validate(plan, tools), {"texts": [text.replace("\0", "") for text in PAYLOADS.values()]})
-        run = await execute_plan(bound, occasion=Occasion(tools=tools, listener=listen), store=store, offline=True)
+        run = await execute_plan(bound, run_request=RunRequest(tools=tools, listener=listen), store=store, offline=True)
         run = await store.run(run.id)
         receipts = {(receipt.step_id, receipt.item): receipt for receipt in await store.receipts(run.id)}
         attempts = {(attempt.step_id, attempt.item): attempt for attempt in await store.attempts(run.id)}

@@ -14,13 +14,13 @@ from markdown_it import MarkdownIt
 from plan_adapter import ExecutionPlan, PlanStore, ToolRegistry, dump_plan, format_plan, load_plan, pictures, tool
 from plan_adapter.cli.app import main
 from plan_adapter.engine.form import NotAnAnswerError, answer_of
-from plan_adapter.engine.gate_events import key_of
+from plan_adapter.engine.gate_display import key_of
 from plan_adapter.errors import InvalidPlanError
-from plan_adapter.gate_text import without_picture
+from plan_adapter.gates.text import without_picture
 from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import one_line
 from plan_adapter.record import Approval, PlanRun
-from plan_adapter.runner import Occasion, execute_plan
+from plan_adapter.runner import RunRequest, execute_plan
 from plan_adapter.store.verification import verify
 from plan_adapter.validation import bind_inputs, validate
 from tests.text.conftest import Passed
@@ -145,7 +145,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[PlanRun, A
         async with PlanStore(url) as store:
             for payload, text in WITHOUT_NUL.items():
                 bound = bind_inputs(validate(plan_about(text), tools))
-                run = await execute_plan(bound, occasion=Occasion(tools=tools, requested_by=text), store=store, offline=True)
+                run = await execute_plan(bound, run_request=RunRequest(tools=tools, requested_by=text), store=store, offline=True)
                 note = Approval(f"of {payload}", "d" * 64, "reject", text, "unverified", datetime.now(UTC), note=text, run_id=run.id)
                 await store.add_approval(note)
                 given = next(approval for approval in await store.approvals(run.id) if approval.id == note.id)
@@ -205,7 +205,7 @@ def test_a_note_with_a_nul_is_kept_as_an_escape(home: Path) -> None:
         tools = ToolRegistry([take])
         async with PlanStore() as store:
             run = await execute_plan(
-                bind_inputs(validate(plan_about("x"), tools)), occasion=Occasion(tools=tools), store=store, offline=True
+                bind_inputs(validate(plan_about("x"), tools)), run_request=RunRequest(tools=tools), store=store, offline=True
             )
             note = Approval("note", "d" * 64, "reject", "ana", "unverified", datetime.now(UTC), note="x", run_id=run.id)
             await store.add_approval(replace(note, note=PAYLOADS["NUL"]))

@@ -9,7 +9,7 @@ from prefect import flow, get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 
 from plan_adapter import ExecutionPlan, Input, PlanRun, PlanStore, ToolRegistry, arun_plan
-from plan_adapter.engine.gate_events import publish_text
+from plan_adapter.engine.gate_display import publish_text
 from plan_adapter.engine.states import MAX_MESSAGE_CHARACTERS
 from plan_adapter.plan import PlanStatus
 from tests.engine.calls import task_runs

@@ -14,27 +14,27 @@ from pydantic import Field, JsonValue
 from plan_adapter.agent.judging import unnamed_secrets
 from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Budget, Planner
-from plan_adapter.approval import refuse_operation, requires_approval
 from plan_adapter.cli import output
 from plan_adapter.cli.approval_state import approval_state_of
 from plan_adapter.cli.aside import aside
 from plan_adapter.cli.codes import UsageError
 from plan_adapter.cli.drafting import call_line
-from plan_adapter.cli.mcp.telling import gate_told, run_line, run_told
+from plan_adapter.cli.mcp.telling import gate_output, run_line, run_output
 from plan_adapter.cli.mcp.workers import Workers
 from plan_adapter.cli.servers import known_server
 from plan_adapter.cli.sources import STORED, plan_of
 from plan_adapter.documents import dump_plan, read_document
 from plan_adapter.drafts import PlanRequest
 from plan_adapter.errors import InvalidPlanError, RunConflictError
+from plan_adapter.gates.approval import refuse_operation, requires_approval
 from plan_adapter.plan import ExecutionPlan, PlanStatus, new_id
 from plan_adapter.preview import preview_plan
 from plan_adapter.problems import Problem
 from plan_adapter.record import PlanRun, RunContext, RunReason
-from plan_adapter.runner import Occasion, acancel_run
-from plan_adapter.runs.approving import end_expired, end_overdue, is_answered, open_detached
-from plan_adapter.runs.performing import create_run
+from plan_adapter.runner import RunRequest, acancel_run
+from plan_adapter.runs.approval import end_expired, end_overdue, is_answered, open_detached
 from plan_adapter.runs.secrets import hidden_from_models
+from plan_adapter.runs.session import create_run
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
@@ -106,7 +106,7 @@ class Operations:
         )
         draft = await planner.drafted(request, draft_id=new_id())
         if draft.plan is None:
-            problems = [_problem_told(problem) for problem in draft.problems]
+            problems = [_problem_output(problem) for problem in draft.problems]
             return {"draft": draft.id, "plan": None, "failure": draft.failure, "problems": problems}
         # A name of its own: under that of a runbook it would be what everybody gets who asks for the newest version of that.
         version = await self.store.save(draft.plan, author=self.agent.by, name=f"draft/{draft.plan.name}", context=self.agent.context)
@@ -132,7 +132,7 @@ class Operations:
             problems = self._problems(plan, is_document=True)
         return {
             "valid": not any(problem.severity == "error" for problem in problems),
-            "problems": [_problem_told(problem) for problem in problems],
+            "problems": [_problem_output(problem) for problem in problems],
         }
 
     async def preview_plan(self, plan: str | None = None, document: str | None = None, inputs: Inputs | None = None) -> Told:
@@ -199,7 +199,7 @@ class Operations:
         if self.agent.context != RunContext():
             seen = {run.id for run in await self.store.runs(MOST_LISTED, context=self.agent.context)}
             gates = [gate for gate in gates if gate.run_id in seen]
-        return {"gates": [gate_told(gate) for gate in reversed(gates)]}
+        return {"gates": [gate_output(gate) for gate in reversed(gates)]}
 
     async def cancel_run(self, run: str, reason: str = "cancelled by the agent") -> Told:
         """Cancel a run that you started: no further step starts, and completed steps stay done.
@@ -248,9 +248,9 @@ class Operations:
         return await self._settled(run.id, wait_seconds)
 
     async def _begin(self, bound: BoundPlan) -> PlanRun:
-        occasion = Occasion(waits=False, requested_by=self.agent.by, context=self.agent.context, settings=self.settings)
-        answered = await is_answered(bound, self.store, occasion)
-        run = await create_run(bound, self.store, occasion)
+        run_request = RunRequest(waits=False, requested_by=self.agent.by, context=self.agent.context, settings=self.settings)
+        answered = await is_answered(bound, self.store, run_request)
+        run = await create_run(bound, self.store, run_request)
         if answered:
             self.workers.start(run.id)
         else:
@@ -275,7 +275,7 @@ class Operations:
                 break
             await self.store.changed(min(left, LOOK_SECONDS))
         state = await approval_state_of(run, self.store)
-        return run_told(
+        return run_output(
             state, is_mine=self._is_mine(run), is_running=is_running, failure=None if was_running else self.workers.failure(run_id)
         )
 
@@ -330,5 +330,5 @@ def _read(document: str) -> tuple[ExecutionPlan | None, list[Problem]]:
     return read_document(document)
 
 
-def _problem_told(problem: Problem) -> Told:
+def _problem_output(problem: Problem) -> Told:
     return {name: value for name, value in asdict(problem).items() if value not in (None, "")}

@@ -11,8 +11,8 @@ from pydantic import JsonValue
 from plan_adapter.cli.approval_state import ApprovalState
 from plan_adapter.cli.foreground import next_command
 from plan_adapter.cli.records import gate_place
+from plan_adapter.commands import answer_command
 from plan_adapter.credentials import credential_values
-from plan_adapter.execution.standing import answer_command
 from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import masked
 from plan_adapter.record import Gate, PlanRun, RunReason, StepRun
@@ -84,20 +84,20 @@ def run_line(run: PlanRun) -> dict[str, Any]:
     }
 
 
-def run_told(state: ApprovalState, *, is_mine: bool, is_running: bool, failure: str | None) -> dict[str, Any]:
+def run_output(state: ApprovalState, *, is_mine: bool, is_running: bool, failure: str | None) -> dict[str, Any]:
     """Return a run for the agent: its steps, what it waits for, and what to do next."""
     run = state.run
     return {
         **run_line(run),
         "inputs": run.inputs,
         "outputs": run.outputs,
-        "steps": [_step_told(step) for step in run.steps],
-        "gates": [gate_told(gate) for gate in state.gates],
+        "steps": [_step_output(step) for step in run.steps],
+        "gates": [gate_output(gate) for gate in state.gates],
         "next": _next(state, is_mine=is_mine, is_running=is_running, failure=failure),
     }
 
 
-def _step_told(step: StepRun) -> dict[str, Any]:
+def _step_output(step: StepRun) -> dict[str, Any]:
     fields = ("id", "tool_name", "status", "outcome", "result", "error", "reason", "attempts")
     return {name: value for name in fields if (value := getattr(step, name)) is not None}
 
@@ -116,7 +116,7 @@ def _next(state: ApprovalState, *, is_mine: bool, is_running: bool, failure: str
     return (state.hint() or next_command(run)) + ("; resume_run resumes it" if is_mine else "")
 
 
-def gate_told(gate: Gate) -> dict[str, Any]:
+def gate_output(gate: Gate) -> dict[str, Any]:
     """Return a gate for the agent: what it asks about, who may answer, and with which command."""
     rules = gate.rules
     return {

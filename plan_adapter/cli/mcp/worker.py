@@ -20,7 +20,7 @@ from plan_adapter.settings import Settings
 
 async def resume_run(run_id: str, by: str, tools: Sequence[str], *, offline: bool) -> None:
     """Return once the run has ended, or only gates are left to wait for."""
-    from plan_adapter.runner import go_on
+    from plan_adapter.runner import execute_resume
 
     settings = Settings()
     pending = begin_server(settings, offline=offline)
@@ -28,8 +28,10 @@ async def resume_run(run_id: str, by: str, tools: Sequence[str], *, offline: boo
     async with open_store(settings) as store:
         server = await aside(pending.wait) if pending is not None else None
         foreground = ForegroundRun(server, RunOptions(yes=False, detach=True, json=False), store=store, tools=registry)
-        occasion = replace(foreground.request(settings), requested_by=by)
-        await foreground.complete(go_on(run_id, tools=registry, occasion=occasion, store=store, offline=offline, record_pending=True))
+        run_request = replace(foreground.request(settings), requested_by=by)
+        await foreground.complete(
+            execute_resume(run_id, tools=registry, run_request=run_request, store=store, offline=offline, record_pending=True)
+        )
 
 
 def main() -> int:

@@ -75,7 +75,7 @@ def _gates() -> None:
         sa.Column("flow_run_id", sa.Text),
         sa.Column("keyset", sa.Text),
         sa.Column("openings", sa.Integer, nullable=False),
-        sa.Column("holder", sa.Text),
+        sa.Column("owner", sa.Text),
         *_texts("text"),
         sa.PrimaryKeyConstraint("id", name="pk_gates"),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_gates_runs"),

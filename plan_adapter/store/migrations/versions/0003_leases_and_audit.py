@@ -30,7 +30,7 @@ def upgrade() -> None:
         sa.Column("run_id", sa.Text, nullable=False),
         *_whose(),
         sa.Column("epoch", sa.Integer, nullable=False),
-        sa.Column("holder", sa.Text),
+        sa.Column("owner", sa.Text),
         sa.Column("until", sa.DateTime(timezone=True)),
         sa.PrimaryKeyConstraint("run_id", name="pk_leases"),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_leases_runs"),

@@ -25,7 +25,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("tenant_id", "digest", name="pk_implied_dependencies"),
     )
     is_wish = sa.text("kind IN ('left_out', 'taken_back')")
-    op.create_index("ix_audit_wishes", "audit", ["run_id"], sqlite_where=is_wish, postgresql_where=is_wish)
+    op.create_index("ix_audit_operator_requests", "audit", ["run_id"], sqlite_where=is_wish, postgresql_where=is_wish)
 
 
 def downgrade() -> None:
@@ -42,7 +42,7 @@ def downgrade() -> None:
         known = _known(json.loads(document)["steps"], json.loads(implied)["steps"])
         steps = json.dumps(known, ensure_ascii=False, separators=(",", ":"))
         connection.execute(sa.text("UPDATE runs SET steps = :steps WHERE id = :id"), {"steps": steps, "id": run_id})
-    op.drop_index("ix_audit_wishes", "audit")
+    op.drop_index("ix_audit_operator_requests", "audit")
     op.drop_table("implied_dependencies")
 
 

@@ -21,5 +21,5 @@ def downgrade() -> None:
 
 def _make(columns: list[str]) -> None:
     is_wish = sa.text("kind IN ('left_out', 'taken_back')")
-    op.drop_index("ix_audit_wishes", "audit")
-    op.create_index("ix_audit_wishes", "audit", columns, sqlite_where=is_wish, postgresql_where=is_wish)
+    op.drop_index("ix_audit_operator_requests", "audit")
+    op.create_index("ix_audit_operator_requests", "audit", columns, sqlite_where=is_wish, postgresql_where=is_wish)

@@ -1,0 +1,166 @@
+"""`Rest`: what of a run's plan stays as it is while a model plans the rest anew, and what the model is told of the record."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias, cast
+
+from pydantic import JsonValue
+
+from plan_adapter.execution.history import RunHistory, is_rollback
+from plan_adapter.execution.secrets import Redactor
+from plan_adapter.expressions.references import Code, UnclosedError, pieces, references
+from plan_adapter.graph import ancestors_of
+from plan_adapter.plan import ExecutionPlan, Step, step_document
+from plan_adapter.problems import Problem
+from plan_adapter.readable import is_secret_name, masked
+from plan_adapter.record import PlanRun, StepRun
+from plan_adapter.validation import ValidatedPlan
+
+SHOWN_CHARACTERS = 4_000
+"""How much of one result, error or text of the record a model is shown."""
+ALL_CHARACTERS = 120_000
+"""How much of all of them together, shared out evenly."""
+
+_Cut: TypeAlias = Callable[[JsonValue], JsonValue]
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """The rest of the plan `old`, which a model writes anew. A step that has done something, or may have, stays, with what it waits for."""
+
+    old: ExecutionPlan
+    kept: frozenset[str]  # ids of the steps that stay, byte for byte
+    taken: frozenset[str]  # ids that no step of the model may have: those of what stays, and of every attempt, which hang on them
+    needed: frozenset[str] = frozenset()  # ids to which what stays refers, and which a step of the model must have
+    gated: frozenset[str] = frozenset()  # tools whose calls wait at a gate, because a step that is replaced did
+    secrets: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])  # by name, the tools that it is handed to
+
+    @classmethod
+    def of(cls, validated: ValidatedPlan, history: RunHistory) -> "Rest":
+        """Return what of a validated plan is left, by the record of its run, in which no outcome is unknown."""
+        plan = validated.plan
+        begun = {step_id for step_id, _ in (*history.succeeded, *history.repeatable)} & {step.id for step in plan.steps}
+        ancestors = ancestors_of(validated.dependencies)
+        kept = begun.union(*(ancestors[step_id] for step_id in begun))
+        needed = _referred(plan) - kept
+        attempted = {step_id for step_id, _ in history.attempts if not is_rollback(step_id)}
+        replaced = [step for step in plan.steps if step.id not in kept]
+        return cls(
+            old=plan,
+            kept=frozenset(kept),
+            taken=frozenset((kept | attempted | {step.id for step in plan.finally_}) - needed),
+            needed=frozenset(needed),
+            gated=frozenset(step.tool_name for step in replaced if step.requires_approval and step.tool_name is not None),
+            secrets=_secrets(validated),
+        )
+
+    def joined(self, steps: Iterable[Step]) -> ExecutionPlan:
+        """Return the whole plan with the model's steps before those that stay: so their places are those of its answer."""
+        return self._with([*steps, *self._kept_steps()])
+
+    def settled(self, joined: ExecutionPlan) -> ExecutionPlan:
+        """Return a plan that `joined` gave as it is to run: what stays comes first, and the whole needs an approval."""
+        plan = self._with([*self._kept_steps(), *(step for step in joined.steps if step.id not in self.kept)])
+        plan.options.require_approval, plan.options.auto_approve = True, False
+        return plan
+
+    def problems_of(self, steps: Iterable[Step]) -> list[Problem]:
+        """Return a problem for each step of the model whose id is taken."""
+        hint = f"give it an id of its own, none of: {', '.join(sorted(self.taken))}"
+        return [
+            Problem("taken-id", at=f"steps[{place}].id", message=f"the id `{step.id}` belongs to a step that was begun", hint=hint)
+            for place, step in enumerate(steps)
+            if step.id in self.taken
+        ]
+
+    def _kept_steps(self) -> list[Step]:
+        return [step for step in self.old.steps if step.id in self.kept]
+
+    def _with(self, steps: list[Step]) -> ExecutionPlan:
+        plan = self.old.model_copy(deep=True)
+        plan.steps = [step.model_copy(deep=True) for step in steps]
+        plan.number_steps()
+        return plan
+
+
+def told(run: PlanRun, rest: Rest, history: RunHistory, hide: Redactor) -> dict[str, JsonValue]:
+    """Return what a model is told of the record of `run`, as data: long texts cut, and before that masked what `hide` knows."""
+    hidden = [text for name, value in run.inputs.items() if is_secret_name(name) for text in _texts(value)]
+
+    def cut(value: JsonValue, most: int) -> JsonValue:
+        return _cut(masked(hide.value(value), hidden=hidden), most)
+
+    plan, runs = rest.old, {step.id: step for step in run.steps}
+    share = max(200, min(SHOWN_CHARACTERS, ALL_CHARACTERS // max(1, len(plan.steps))))
+    stays = [_kept(step, history, partial(cut, most=share)) for step in plan.steps if step.id in rest.kept]
+    gone = [_replaced(step, runs.get(step.id), partial(cut, most=share)) for step in plan.steps if step.id not in rest.kept]
+    context: dict[str, JsonValue] = {
+        "plan": {"description": plan.description, "inputs": {name: one.description for name, one in plan.inputs.items()}},
+        "run": {"status": run.status.value, "reason": run.reason and run.reason.value, "message": cut(run.message, share)},
+        "stays": cast("JsonValue", stays),
+        "not_done": cast("JsonValue", gone),
+        "ids_taken": [*sorted(rest.taken)],
+        "ids_needed": [*sorted(rest.needed)],
+    }
+    shown = cast("dict[str, JsonValue]", masked(context, hidden=hidden))
+    return {**shown, "inputs": cut(run.inputs, ALL_CHARACTERS)}
+
+
+def _kept(step: Step, history: RunHistory, cut: _Cut) -> dict[str, JsonValue]:
+    """Return a step that stays and what came of it: one with items may be done in part, and goes on with the others."""
+    results = {item: receipt.result for (step_id, item), receipt in history.succeeded.items() if step_id == step.id}
+    if step.for_each is None:
+        came: dict[str, JsonValue] = {"result": cut(results[None])} if None in results else {"result": None}
+    else:
+        came = {"results": cut({str(item): result for item, result in results.items()})}
+    return {**_document(step, cut), **came}
+
+
+def _replaced(step: Step, run: StepRun | None, cut: _Cut) -> dict[str, JsonValue]:
+    how: dict[str, JsonValue] = {}
+    if run is not None:
+        how = {"status": run.status.value, "attempts": run.attempts, "error": cut(run.error), "reason": cut(run.reason)}
+    return {**_document(step, cut), **{name: value for name, value in how.items() if value}}
+
+
+def _document(step: Step, cut: _Cut) -> dict[str, JsonValue]:
+    return {name: cut(value) if name == "parameters" else value for name, value in step_document(step).items()}
+
+
+def _cut(value: JsonValue, most: int) -> JsonValue:
+    """Return `value`, or where its JSON is longer than `most` characters the beginning of that as a text."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if len(text) <= most else f"{text[:most]}… ({len(text) - most} characters more)"
+
+
+def _referred(plan: ExecutionPlan) -> set[str]:
+    """Return the ids of the steps to which what a model does not write refers: outputs, and the steps at the end."""
+    written: list[JsonValue] = [plan.outputs, *(cast("JsonValue", step_document(step)) for step in plan.finally_)]
+    found = {str(path[1]) for text in _texts(written) for path in _paths(text) if path[0] == "steps" and len(path) > 1}
+    found |= {name for step in plan.finally_ for name in step.depends_on}
+    return found - {step.id for step in plan.finally_}
+
+
+def _paths(text: str) -> Iterator[tuple[str | int, ...]]:
+    try:
+        codes = [part for part in pieces(text) if isinstance(part, Code)]
+    except UnclosedError:  # what validation refuses
+        return
+    for code in codes:
+        yield from (reference.path for reference in references(code.text))
+
+
+def _texts(value: JsonValue) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    for member in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _texts(member)
+
+
+def _secrets(validated: ValidatedPlan) -> dict[str, frozenset[str]]:
+    calls = [(tool.name, validated.parameters[step_id]) for step_id, tool in validated.tools.items()]
+    calls += [(call.tool.name, call.parameters) for call in validated.rollbacks.values()]
+    names = {name for _, template in calls for name in template.secrets}
+    return {name: frozenset(tool for tool, template in calls if name in template.secrets) for name in sorted(names)}

@@ -1,0 +1,255 @@
+"""A plan as a Prefect flow, and its flow run brought to an end."""
+
+import asyncio
+import inspect
+import json
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Annotated, Any, TypeAlias
+from uuid import UUID
+
+from prefect import Flow, get_client
+from prefect.client.schemas.objects import State
+from prefect.context import FlowRunContext
+from prefect.exceptions import ObjectNotFound
+from pydantic import JsonValue, WithJsonSchema
+
+from plan_adapter.engine.connection import changed_settings, trouble_with_server
+from plan_adapter.engine.flow_runs import CHECKS_ITSELF, busy_retries, let_flows_check_parameters, run_flow, tag_flow_run
+from plan_adapter.engine.gate_prompt import left_form
+from plan_adapter.engine.internals import confirm, end_queues, forget, rescue, undelivered
+from plan_adapter.engine.states import state_of_error, state_of_run
+from plan_adapter.errors import NoServerError, PlanAdapterError
+from plan_adapter.plan import ExecutionPlan, Input, InputType
+from plan_adapter.readable import one_line, prose
+from plan_adapter.record import PlanRun
+from plan_adapter.validation import ValidatedPlan, bind_inputs
+from plan_adapter.validation.input_schema import value_schema
+
+log = logging.getLogger(__name__)
+
+STALL_SECONDS = 5.0
+"""How long the server may take none of what is queued before it counts as gone."""
+CLOSE_SECONDS = 2.0
+
+
+async def deliver() -> bool:
+    """Return whether the server has taken every state of a task run; waits as long as it goes on taking some."""
+    loop = asyncio.get_running_loop()
+    rescue()
+    left, deadline = undelivered(), loop.time() + STALL_SECONDS
+    while left and loop.time() < deadline:
+        await asyncio.sleep(0.01)
+        if (now := undelivered()) != left:
+            left, deadline = now, loop.time() + STALL_SECONDS
+    return not left and await _is_confirmed()
+
+
+async def _is_confirmed() -> bool:
+    try:
+        async with asyncio.timeout(STALL_SECONDS):
+            await confirm()
+    except Exception as error:
+        log.info("whether the server has taken all states cannot be told: %s", error)
+        return False
+    return True
+
+
+async def drop() -> None:
+    """End Prefect's queues in this process without sending what is in them; later runs get new ones."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + CLOSE_SECONDS
+    # More than once: the first lets a queue close its connection, which may hang, too.
+    while end_queues() and loop.time() < deadline:  # noqa: ASYNC110  # threads of Prefect end them, and tell nobody
+        await asyncio.sleep(0.1)
+    forget()
+
+
+FlowBody: TypeAlias = Callable[[dict[str, JsonValue], str], Awaitable[PlanRun]]
+"""Runs a plan: is given its inputs, checked and with their defaults, and the id of the flow run."""
+
+MAX_NAME_CHARACTERS = 200
+ID_CHARACTERS = 13  # the first two groups of a UUIDv7: its millisecond
+MAX_PARAMETER_CHARACTERS = 400_000
+"""Prefect refuses parameters of over 524,288 bytes, as it writes them; ours are ASCII."""
+_REFUSED_IN_NAMES = re.compile(r"[/%&<>\s\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+
+_TYPES: dict[InputType, Any] = {
+    "string": str,
+    "integer": int,
+    "number": float,
+    "boolean": bool,
+    "array": list[Any],
+    "object": dict[str, Any],
+}
+
+
+def flow_of(validated: ValidatedPlan, body: FlowBody, *, with_inputs: bool = True) -> Flow[..., Any]:
+    """Return a flow that awaits `body` and ends in the state of the run that it returns.
+
+    Its parameters are the plan's inputs; without `with_inputs` it has none, for a body that has them and that they are too large for.
+    `await flow(**inputs)` gives the PlanRun, or raises RunFailedError with it. Inputs that do not fit, and what `body` raises of this
+    package's errors, end the flow run as Failed, a StoreError as Crashed and named Interrupted, with the error as its message, and are
+    raised. Prefect persists and retries nothing.
+    """
+    plan = validated.plan
+    return PlanFlow(
+        _function(plan, partial(_bound, validated, body)) if with_inputs else _function(plan, body, with_inputs=False),
+        name=safe_name(plan.name),
+        description="\n\n".join(prose(paragraph) for paragraph in plan.description.split("\n\n") if paragraph.strip()),
+        version=validated.digest[:12],
+        persist_result=False,
+        retries=0,
+        log_prints=False,
+        validate_parameters=False,  # the plan's own check names every problem at once, with hints
+    )
+
+
+class PlanFlow(Flow[..., Any]):
+    """A flow whose plan says what is wrong with the parameters of a flow run; Prefect would crash the flow run."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Make the flow."""
+        super().__init__(*args, **kwargs)
+        let_flows_check_parameters()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over what `serve` hands to the process of a flow run."""
+        vars(self).update(state)
+        let_flows_check_parameters()
+
+
+def safe_name(name: str) -> str:
+    """Return `name` in one line without the characters that Prefect refuses in names, or `plan` where nothing is left."""
+    return _REFUSED_IN_NAMES.sub(" ", name).strip()[:MAX_NAME_CHARACTERS].rstrip() or "plan"
+
+
+def name_of(run: PlanRun) -> str:
+    """Return what the flow run of `run` is called: the plan, and as much of the run's id as tells it from others."""
+    return f"{safe_name(run.name)[: MAX_NAME_CHARACTERS - ID_CHARACTERS].rstrip()} {run.id[:ID_CHARACTERS]}"
+
+
+def fit_as_parameters(inputs: Mapping[str, JsonValue]) -> bool:
+    """Return whether Prefect takes `inputs` as a flow run's parameters."""
+    return len(json.dumps(inputs)) <= MAX_PARAMETER_CHARACTERS
+
+
+async def _bound(validated: ValidatedPlan, body: FlowBody, inputs: dict[str, JsonValue], flow_run_id: str) -> PlanRun:
+    return await body(bind_inputs(validated, inputs).inputs, flow_run_id)
+
+
+def _function(plan: ExecutionPlan, body: FlowBody, *, with_inputs: bool = True) -> Callable[..., Awaitable[State]]:
+    inputs_of_plan = plan.inputs if with_inputs else {}
+
+    async def run_steps(**inputs: JsonValue) -> State:
+        context = FlowRunContext.get()
+        assert context is not None and context.flow_run is not None  # only Prefect calls this
+        async with busy_retries():  # also for a flow that somebody else runs, a worker for one: its end comes after this
+            await tag_flow_run(context.flow_run, plan.tags)
+        with left_form() as form:
+            try:
+                return form.on(state_of_run(await body(inputs, str(context.flow_run.id))))
+            except PlanAdapterError as error:
+                return state_of_error(error)
+
+    setattr(run_steps, CHECKS_ITSELF, True)
+    run_steps.__doc__ = _docstring(inputs_of_plan)
+    run_steps.__annotations__ = {}
+    run_steps.__signature__ = _signature(inputs_of_plan)  # pyright: ignore[reportFunctionMemberAccess]  # read by inspect.signature
+    return run_steps
+
+
+def _signature(inputs: Mapping[str, Input]) -> inspect.Signature:
+    return inspect.Signature(
+        [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if declared.is_required else declared.default,
+                annotation=Annotated[_TYPES[declared.type], WithJsonSchema(value_schema(declared))],
+            )
+            for name, declared in inputs.items()
+        ]
+    )
+
+
+def _docstring(inputs: Mapping[str, Input]) -> str:
+    """Return the docstring in Google's style that Prefect reads the inputs' descriptions from."""
+    lines = [f"    {name}: {one_line(declared.description)}" for name, declared in inputs.items() if declared.description.strip()]
+    return "\n".join(["Run the plan.", *(["", "Args:", *lines] if lines else [])])
+
+
+END_SECONDS = 15.0
+"""How long Prefect may take to learn that a run has ended; it would try for minutes, and then call the flow run Failed."""
+LAST_WORD_SECONDS = 3.0
+
+AWAY = "the Prefect server went away: it lacks states or logs of"
+DELETED = "the flow run is not there any more, somebody deleted it in Prefect: it shows no end of"
+
+
+async def run_to_end(flow: Flow[..., Any], parameters: Mapping[str, Any], run: PlanRun, ended: asyncio.Future[None]) -> None:
+    """Run `flow`, whose function brings `run` to an end and then sets `ended`: to None, or to the exception that it raises.
+
+    A server that goes away meanwhile changes nothing about the run: what it does not take within a bound it is not told, with a
+    warning. Raises what `ended` holds; NoServerError where Prefect did not come to call the function.
+    """
+    loop = asyncio.get_running_loop()
+    flowing = asyncio.ensure_future(run_flow(flow, parameters, flow_run_id=run.flow_run_id, name=name_of(run)))
+    ended.add_done_callback(lambda _: loop.call_later(END_SECONDS, _cut_short, flowing))
+    while not flowing.done():
+        try:
+            await asyncio.wait({flowing})
+        except asyncio.CancelledError:  # the function cleans up, and says how that ended
+            flowing.cancel()
+    if not ended.done():
+        raise _unbegun(flowing, run)
+    trouble = await _untold(flowing, run) or (None if await deliver() else AWAY)
+    if trouble is not None:
+        await drop()
+        then = "; `plan reconcile` tells it the end" if trouble == AWAY else ""
+        log.warning("%s run %s, whose record is complete%s", trouble, run.id, then)
+    ended.result()
+
+
+def _cut_short(flowing: "asyncio.Future[State]") -> None:
+    # Prefect answers a cancellation with one more attempt to reach the server, so it takes several.
+    if not flowing.done():
+        flowing.cancel()
+        asyncio.get_running_loop().call_later(0.2, _cut_short, flowing)
+
+
+def _unbegun(flowing: "asyncio.Future[State]", run: PlanRun) -> BaseException:
+    """Return why Prefect did not call the flow's function."""
+    error = asyncio.CancelledError() if flowing.cancelled() else flowing.exception()
+    reason = f"its flow run is {flowing.result().name}" if error is None else trouble_with_server(error)
+    if reason is None or isinstance(error, PlanAdapterError):
+        return error or asyncio.CancelledError()
+    unbegun = NoServerError(
+        f"the Prefect server did not begin run {run.id}: {reason}. No step was called; `plan resume {run.id}` begins it"
+    )
+    unbegun.__cause__ = error
+    return unbegun
+
+
+async def _untold(flowing: "asyncio.Future[State]", run: PlanRun) -> str | None:
+    """Return why the server does not know how the flow run ended, None if it does; where Prefect could not tell, it is told once more."""
+    told = not flowing.cancelled() and flowing.exception() is None
+    if told or run.completed_at is None or run.flow_run_id is None:  # what the function raised comes out here, too, and is no end
+        return None
+    try:
+        with changed_settings({"client.max_retries": 0}):
+            async with asyncio.timeout(LAST_WORD_SECONDS):
+                await _tell_end(UUID(run.flow_run_id), state_of_run(run))
+    except ObjectNotFound:
+        return DELETED
+    except Exception as error:
+        log.info("the end of run %s could not be told: %s", run.id, error)
+        return AWAY
+    return None
+
+
+async def _tell_end(flow_run_id: UUID, state: State) -> None:
+    async with busy_retries(), get_client() as client:
+        await client.set_flow_run_state(flow_run_id, state, force=True)

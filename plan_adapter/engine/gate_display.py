@@ -1,0 +1,192 @@
+"""What Prefect shows of gates beside their forms: labels, log lines and events."""
+
+import hashlib
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal, TypeAlias
+
+from prefect.artifacts import acreate_markdown_artifact
+from prefect.context import FlowRunContext
+from prefect.events import emit_event
+from prefect.logging.loggers import flow_run_logger
+
+from plan_adapter.commands import answer_command
+from plan_adapter.readable import call_name, one_line
+from plan_adapter.record import Approval, ApprovalRequest, Gate, GateKind, PlanRun
+
+MAX_WORDS = 500
+
+Tell: TypeAlias = Callable[[str], None]
+"""Writes a line into the log of a flow run."""
+
+
+def teller(flow: FlowRunContext) -> Tell:
+    """Return what writes into the log of this flow run, from whatever context it is called."""
+    logger = flow_run_logger(flow_run=flow.flow_run, flow=flow.flow)
+    return lambda said: logger.info("%s", said)
+
+
+def place_of(request: ApprovalRequest) -> str:
+    """Return the step that is asked about, and its item."""
+    return call_name(str(request.step_id), request.item, request.label)
+
+
+_IN_THE_UI = "answer with the button Resume (in Prefect's newer UI: in the menu ⋮)"
+"""Where each of Prefect's UIs has the button, on the page of the flow run."""
+
+
+def waiting(request: ApprovalRequest) -> str:
+    """Return that the gate of `request` is open, and how it is answered."""
+    command = answer_command(request)
+    if request.kind == "outcome":
+        return f"asks how {place_of(request)} ended, which nobody knows: {_IN_THE_UI}, or with `{command}`"
+    until = "" if request.expires_at is None else f", until {request.expires_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return f"waits for an approval{until}: {_IN_THE_UI}, or with `{command}`"
+
+
+PREFIX = "plan_adapter."
+MAX_LABEL_CHARACTERS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class GateLabels:
+    """What the labels of a flow run say of the gate whose form it shows; written by whoever may use Prefect's API: untrusted."""
+
+    gate_id: str
+    run_id: str
+    step_id: str | None
+    item: int | None
+    name: str  # of the plan
+    approval_digest: str
+    opened_at: datetime | None
+    expires_at: datetime | None
+    known_by: tuple[str, ...] | None  # None: in any way
+    keyset: str
+    refused: str | None  # why the answer before was not taken
+    kind: GateKind
+    label: str | None  # what the item is called, where not by its number
+
+
+def labels_of(request: ApprovalRequest, keyset: str, refused: str | None) -> dict[str, str | int | float | bool]:
+    """Return the labels of a flow run that shows the form of `request` under `keyset`; an empty text stands for None."""
+    labels = {
+        "gate": request.gate_id,
+        "run": request.run_id,
+        "step": request.step_id,
+        "item": None if request.item is None else str(request.item),
+        "name": request.name,
+        "digest": request.approval_digest,
+        "opened_at": _iso(request.opened_at),
+        "expires_at": _iso(request.expires_at),
+        "known_by": None if request.rules.known_by is None else ",".join(request.rules.known_by),
+        "keyset": keyset,
+        "refused": refused,
+        "kind": request.kind,
+        "label": request.label,
+    }
+    # Prefect merges labels: what does not hold any more must be written over.
+    return {PREFIX + name: (value or "")[:MAX_LABEL_CHARACTERS] for name, value in labels.items()}
+
+
+def read_labels(labels: Mapping[str, Any]) -> GateLabels | None:
+    """Return what `labels` say of a gate, None if they are not such labels."""
+    texts = {name.removeprefix(PREFIX): str(value) for name, value in labels.items() if name.startswith(PREFIX)}
+    if not (texts.get("gate") and texts.get("run") and texts.get("keyset")):
+        return None
+    try:
+        return GateLabels(
+            gate_id=texts["gate"],
+            run_id=texts["run"],
+            step_id=texts.get("step") or None,
+            item=int(texts["item"]) if texts.get("item") else None,
+            name=texts.get("name", ""),
+            approval_digest=texts.get("digest", ""),
+            opened_at=_moment(texts.get("opened_at")),
+            expires_at=_moment(texts.get("expires_at")),
+            known_by=tuple(texts["known_by"].split(",")) if texts.get("known_by") else None,
+            keyset=texts["keyset"],
+            refused=texts.get("refused") or None,
+            kind="outcome" if texts.get("kind") == "outcome" else "approval",
+            label=one_line(texts["label"]) if texts.get("label") else None,
+        )
+    except ValueError:
+        return None
+
+
+def _iso(at: datetime | None) -> str | None:
+    return None if at is None else at.isoformat()
+
+
+def _moment(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
+
+
+log = logging.getLogger(__name__)
+
+GateEvent: TypeAlias = Literal["opened", "answered", "expired", "reminder"]
+
+MAX_NOTE_CHARACTERS = 500
+MAX_KEY_CHARACTERS = 200
+MAX_ARTIFACT_CHARACTERS = 1_000_000
+
+
+def emit(
+    kind: GateEvent, gate: Gate, run: PlanRun, *, link: str | None, message: str | None = None, approval: Approval | None = None
+) -> None:
+    """Send the event `plan.gate.<kind>` to Prefect; never blocks or raises. `approval` is the answer, where there is one."""
+    try:
+        related = [{"prefect.resource.id": f"plan.run.{run.id}", "prefect.resource.role": "plan-run"}]
+        if flow_run_id := gate.flow_run_id or run.flow_run_id:
+            related.append({"prefect.resource.id": f"prefect.flow-run.{flow_run_id}", "prefect.resource.role": "flow-run"})
+        emit_event(
+            f"plan.gate.{kind}",
+            resource={"prefect.resource.id": f"plan.gate.{gate.id}", "prefect.resource.name": _title(gate)},
+            related=related,
+            payload={
+                "link": link,
+                "plan": one_line(gate.name),
+                "asks": gate.kind,
+                "step": gate.step_id,
+                "item": gate.item,
+                "label": gate.label,
+                "run_id": run.id,
+                "age_seconds": round(max(0.0, ((gate.closed_at or datetime.now(UTC)) - gate.opened_at).total_seconds())),
+                "digest": gate.approval_digest,
+                "command": answer_command(gate) if gate.closed_at is None else None,
+                "expires_at": None if gate.expires_at is None else gate.expires_at.isoformat(),
+                "message": None if message is None else one_line(message)[:MAX_NOTE_CHARACTERS],
+                "decision": None if approval is None else approval.decision,
+                "by": None if approval is None else one_line(approval.by),
+                "known_by": None if approval is None else approval.known_by,
+                "note": None if approval is None else one_line(approval.note)[:MAX_NOTE_CHARACTERS],
+            },
+        )
+    except Exception as error:
+        log.warning("the event plan.gate.%s of gate %s was not sent: %s", kind, gate.id, error)
+
+
+async def publish_text(text: str, *, key: str, description: str) -> None:
+    """Keep `text`, Markdown, as an artifact of the current flow run; a server that does not take it is only logged."""
+    if len(text) > MAX_ARTIFACT_CHARACTERS:
+        text = text[:MAX_ARTIFACT_CHARACTERS] + "\n\n… cut here; `plan show` has all of it."
+    try:
+        await acreate_markdown_artifact(text, key=key_of(key), description=description)
+    except Exception as error:
+        log.warning("the artifact %s was not written: %s", key_of(key), error)
+
+
+def key_of(name: str) -> str:
+    """Return `name` as Prefect wants keys: lower-case letters, digits, dashes; with a digest of it where that loses anything."""
+    key = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    if key == name and len(key) <= MAX_KEY_CHARACTERS:
+        return key
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return f"{key[: MAX_KEY_CHARACTERS - 13].rstrip('-')}-{digest}".lstrip("-")
+
+
+def _title(gate: Gate) -> str:
+    call = f": {call_name(gate.step_id, gate.item, gate.label)}" if gate.step_id is not None else ""
+    return f"{one_line(gate.name)}{call}"[:MAX_KEY_CHARACTERS]

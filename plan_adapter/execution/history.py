@@ -1,0 +1,210 @@
+"""What earlier starts of a run left, and which of its steps a resume calls."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+from plan_adapter import graph
+from plan_adapter.errors import RunConflictError
+from plan_adapter.record import Attempt, Outcome, Receipt, StepEnd
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeOptions:
+    """What a person asks for when a run goes on; empty: everything that has not succeeded is run."""
+
+    from_step: str | None = None  # only this step and what depends on it
+    only_failed: bool = False  # only the steps that failed, and what waited for them
+    skipped: Mapping[str, str] = field(default_factory=dict[str, str])  # steps not to be run any more, and why
+
+    def left_out(self, before: Mapping[str, str]) -> dict[str, str]:
+        """Return the steps that are left out, and why: those of `before`, but for the one to begin with, and those of now."""
+        return {step_id: why for step_id, why in before.items() if step_id != self.from_step} | dict(self.skipped)
+
+
+def left_out_by(by: str, because: str) -> str:
+    """Return in words why a step is left out."""
+    return f"left out by {by}: {because}"
+
+
+@dataclass(frozen=True, slots=True)
+class StepChoice:
+    """What becomes of a step.
+
+    `carried`: it has succeeded; `run`: it is called, if its condition and its dependencies let it; `skipped`: a person leaves it out, and
+    what depends on it goes on; `left`: it is not asked for now, and is skipped with what depends on it.
+    """
+
+    kind: Literal["carried", "run", "skipped", "left"]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """How the steps of a run stand: those that have succeeded, that failed or were cut short, and that were skipped."""
+
+    succeeded: Collection[str] = ()
+    failed: Collection[str] = ()
+    skipped: Collection[str] = ()  # perhaps by their own conditions, which are looked at again
+
+
+def choices(dependencies: graph.Graph, record: Record, asked: ResumeOptions) -> dict[str, StepChoice]:
+    """Return by step what becomes of it; raises RunConflictError, which names everything that cannot be done as it is asked."""
+    _refuse(dependencies, record, asked)
+    wanted = _wanted(dependencies, record, asked)
+    found = dict[str, StepChoice]()
+    for step_id in dependencies:
+        if step_id in record.succeeded:
+            found[step_id] = StepChoice("carried")
+        elif step_id in asked.skipped:
+            found[step_id] = StepChoice("skipped", asked.skipped[step_id])
+        elif wanted is None or step_id in wanted:
+            found[step_id] = StepChoice("run")
+        else:
+            found[step_id] = StepChoice("left", _why_left(asked))
+    return found
+
+
+def _wanted(dependencies: graph.Graph, record: Record, asked: ResumeOptions) -> set[str] | None:
+    """Return the steps that are asked for, None for all."""
+    after, chosen = graph.successors(dependencies), list[set[str]]()
+    if asked.from_step is not None:
+        chosen.append(graph.reachable(after, [asked.from_step]))
+    if asked.only_failed:
+        chosen.append(graph.reachable(after, record.failed))
+    if not chosen:
+        return None
+    wanted = chosen[0].intersection(*chosen[1:])
+    return wanted | (graph.reachable(dependencies, wanted) & set(record.skipped))
+
+
+def _refuse(dependencies: graph.Graph, record: Record, asked: ResumeOptions) -> None:
+    named = [*([asked.from_step] if asked.from_step is not None else []), *asked.skipped]
+    problems = [f"no step is called `{step_id}`" for step_id in dict.fromkeys(named) if step_id not in dependencies]
+    problems += [f"`{step_id}` has succeeded: it cannot be left out" for step_id in asked.skipped if step_id in record.succeeded]
+    problems += [f"why `{step_id}` is left out is not said" for step_id, why in asked.skipped.items() if not why.strip()]
+    first = asked.from_step
+    if first is not None and first in dependencies:
+        if first in record.succeeded:
+            problems.append(f"`{first}` has succeeded, and is never run again in this run: start a new run")
+        if first in asked.skipped:
+            problems.append(f"`{first}` cannot be both left out and begun with")
+        passed = {*record.succeeded, *record.skipped, *asked.skipped}
+        missing = [dependency for dependency in dependencies[first] if dependency not in passed]
+        if missing:
+            names = ", ".join(f"`{step_id}`" for step_id in missing)
+            problems.append(f"`{first}` depends on {names}, which has not succeeded: begin there, or leave it out with a reason")
+    if asked.only_failed and not record.failed:
+        problems.append("no step has failed")
+    if problems:
+        raise RunConflictError("; ".join(problems))
+
+
+def _why_left(asked: ResumeOptions) -> str:
+    if asked.from_step is not None:
+        return f"the run was resumed from `{asked.from_step}` only"
+    return "the run was resumed with its failed steps only"
+
+
+Unit: TypeAlias = tuple[str, int | None]
+"""A step, or one item of its `for_each`; or the rollback of one."""
+
+_ROLLBACK = "rollback "  # a blank cannot stand in a step's id
+
+
+def rollback_id(step_id: str) -> str:
+    """Return the id under which the attempts that undo a step are kept."""
+    return _ROLLBACK + step_id
+
+
+def undone_by(step_id: str) -> str:
+    """Return the id of the step that is undone by the attempts kept under `step_id`; of a step itself its own."""
+    return step_id.removeprefix(_ROLLBACK)
+
+
+def is_rollback(step_id: str) -> bool:
+    """Return whether the attempts that are kept under `step_id` are those of a rollback."""
+    return step_id.startswith(_ROLLBACK)
+
+
+@dataclass(frozen=True, slots=True)
+class RunHistory:
+    """The earlier attempts of a run by unit; empty for a first start."""
+
+    succeeded: dict[Unit, Receipt] = field(default_factory=dict[Unit, Receipt])
+    attempts: dict[Unit, int] = field(default_factory=dict[Unit, int])
+    unknown: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])
+    choices: Mapping[str, StepChoice] = field(
+        default_factory=dict[str, StepChoice]
+    )  # of steps about which a person asked for something, ever or now
+    repeatable: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # idempotent writes that may have been done
+    cut_reads: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # reads without a receipt, which are repeated
+    ends: Mapping[str, StepEnd] = field(
+        default_factory=dict[str, StepEnd]
+    )  # of completed steps, unless the process died before it wrote one
+    asked: frozenset[str] = frozenset()  # steps that have ended in the last start, and that somebody was asked about
+    labels: Mapping[Unit, str] = field(default_factory=dict[Unit, str])  # what items are called, as far as the record has to name them
+    aborted: set[Unit] = field(default_factory=set[Unit])  # writes that may have been done: a person ended the run, and did not say
+
+    @property
+    def left(self) -> list[str]:
+        """The steps that nobody asked for this time."""
+        return [step_id for step_id, fate in self.choices.items() if fate.kind == "left"]
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """The steps that people have left out, and why: they are not called, and what depends on them goes on."""
+        return {step_id: fate.reason for step_id, fate in self.choices.items() if fate.kind == "skipped"}
+
+    def leaving_out(self, steps: Mapping[str, str]) -> "RunHistory":
+        """Return this past with `steps` left out, each for its reason, unless it has succeeded all the same."""
+        return replace(
+            self, choices={step_id: StepChoice("skipped", why) for step_id, why in steps.items() if (step_id, None) not in self.succeeded}
+        )
+
+    @property
+    def has_rollbacks(self) -> bool:
+        """Whether the run began to undo what it had done: then no step of it starts any more."""
+        return any(step_id.startswith(_ROLLBACK) for step_id, _ in self.attempts)
+
+    @property
+    def failed(self) -> list[Unit]:
+        """The steps, and items, that were begun, have not succeeded, and of which the record says so; rollbacks apart."""
+        doubted = {*self.succeeded, *self.unknown, *self.repeatable, *self.cut_reads, *self.aborted}
+        return [unit for unit in self.attempts if unit not in doubted and not is_rollback(unit[0])]
+
+    @property
+    def unknown_steps(self) -> list[str]:
+        """The steps of which nobody knows whether they, or an item of theirs, were done; rollbacks apart."""
+        return list(dict.fromkeys(step_id for step_id, _ in self.unknown if not is_rollback(step_id)))
+
+    @classmethod
+    def of(cls, attempts: Iterable[Attempt], receipts: Iterable[Receipt]) -> "RunHistory":
+        """Return what `attempts` and `receipts` say: a write without a receipt is unknown; a read without one may be repeated.
+
+        What a person says of an idempotent write holds for its earlier attempts, too. Attempts that have receipts may be left out.
+        """
+        history, told, ended, tried = cls(), dict[Unit, int](), set[tuple[Unit, int]](), list(attempts)
+        made, succeeded = history.attempts, history.succeeded
+        for receipt in receipts:
+            unit, number = (receipt.step_id, receipt.item), receipt.number
+            made[unit] = max(made.get(unit, 0), number)
+            ended.add((unit, number))
+            if receipt.outcome is Outcome.SUCCEEDED:
+                succeeded[unit] = receipt
+            elif receipt.is_abort:
+                history.aborted.add(unit)
+            else:  # somebody has looked since
+                history.aborted.discard(unit)
+                told[unit] = max(told.get(unit, 0), number if receipt.by is not None else 0)
+        for attempt in tried:
+            unit = (attempt.step_id, attempt.item)
+            history.attempts[unit] = max(history.attempts.get(unit, 0), attempt.number)
+            if (unit, attempt.number) in ended or unit in history.succeeded:
+                continue
+            if attempt.effect != "idempotent_write":
+                (history.unknown if attempt.effect == "write" else history.cut_reads)[unit] = attempt
+            elif attempt.number > told.get(unit, 0):
+                history.repeatable[unit] = attempt
+        history.aborted.difference_update(history.succeeded)
+        return history

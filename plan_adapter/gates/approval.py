@@ -1,0 +1,285 @@
+"""Approvals in code: `approve`, `reject`, the `Approver` protocol, the rules of a gate, and `ApprovedPlan`, which alone can be executed."""
+
+import asyncio
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Literal, Protocol, TypeAlias
+
+from pydantic import JsonValue
+
+from plan_adapter.errors import NotApprovedError
+from plan_adapter.gates.policy import PolicyInForce, both
+from plan_adapter.plan import ApprovalPolicy, ExecutionPlan, Step, new_id
+from plan_adapter.readable import one_line
+from plan_adapter.record import AUTHOR, Answer, Approval, ApprovalRequest, Decision, Gate, GateRules
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate
+
+Operation: TypeAlias = Literal["run", "resume", "revise", "cancel", "rollback"]
+"""What the operators of a plan may do with its runs; all else is the approvers' or anyone's."""
+
+
+class Approver(Protocol):
+    """Who or what answers when a plan needs an approval."""
+
+    async def ask(self, request: ApprovalRequest) -> Approval:
+        """Return the answer; its `approval_digest` is that of the request."""
+        ...
+
+
+class Asking(Protocol):
+    """An open gate, as those see it who ask at it: several at once, of whom the first to bring a valid answer wins."""
+
+    @property
+    def request(self) -> ApprovalRequest:
+        """What is asked."""
+        ...
+
+    @property
+    def closed(self) -> "asyncio.Future[Gate]":
+        """Done once the gate is closed, by whomever; holds the gate as it ended."""
+        ...
+
+    async def submit(self, answer: Answer) -> str | None:
+        """Give `answer`; return why it was not taken (for whom to tell it), None if it closed the gate, or if that was closed before."""
+        ...
+
+    async def shown(self, *, flow_run_id: str, keyset: str) -> None:
+        """Note where the form of this gate is, so that an answer that nobody waited for can be found."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovedPlan:
+    """A plan, its inputs, and the approval of exactly these; made by `approved_plan` only."""
+
+    bound: BoundPlan
+    approval: Approval
+
+
+def approve(
+    plan: ExecutionPlan,
+    *,
+    tools: ToolRegistry,
+    by: str,
+    inputs: Mapping[str, object] | None = None,
+    note: str = "",
+    valid_for: timedelta | None = None,
+) -> Approval:
+    """Return an approval of `plan` as it is now, with these inputs and tool definitions, to be given to `run_plan`.
+
+    The first run that uses it uses it up. `valid_for` limits it in time. Raises InvalidPlanError.
+    """
+    return _answer("approve", plan, tools=tools, by=by, inputs=inputs, note=note, valid_for=valid_for)
+
+
+def reject(
+    plan: ExecutionPlan,
+    *,
+    tools: ToolRegistry,
+    by: str,
+    inputs: Mapping[str, object] | None = None,
+    note: str = "",
+    valid_for: timedelta | None = None,
+) -> Approval:
+    """Return a rejection of `plan`; a run that is given it is recorded as cancelled, reason rejected."""
+    return _answer("reject", plan, tools=tools, by=by, inputs=inputs, note=note, valid_for=valid_for)
+
+
+def answer_to(
+    request: ApprovalRequest, *, decision: Decision, by: str, known_by: str, note: str = "", signature: str | None = None
+) -> Approval:
+    """Return the answer to `request`, for approvers."""
+    return Approval(
+        id=new_id(),
+        approval_digest=request.approval_digest,
+        decision=decision,
+        by=by,
+        known_by=known_by,
+        at=datetime.now(UTC),
+        note=note,
+        run_id=request.run_id,
+        step_id=request.step_id,
+        item=request.item,
+        gate_id=request.gate_id,
+        signature=signature,
+    )
+
+
+def rules_of(plan: ExecutionPlan, policy: PolicyInForce, *, requested_by: str, revised_by: str = "") -> GateRules:
+    """Return what an answer must fit: the stricter of the plan's own policy and the one in force, groups resolved to names."""
+    own = plan.approval or ApprovalPolicy()
+    return GateRules(
+        approvers=both(policy.members(own.approvers), policy.approvers),
+        known_by=both(tuple(own.known_by) or None, policy.known_by),
+        self_approval=own.self_approval and policy.self_approval,
+        requested_by=requested_by,
+        revised_by=revised_by,
+        expires=own.expires,
+        remind_after_ms=own.remind_after_ms,
+        release=own.release,
+    )
+
+
+def with_todays_policy(rules: GateRules, plan: ExecutionPlan, policy: PolicyInForce) -> GateRules:
+    """Return what an answer must fit now at a gate that was opened with `rules`.
+
+    People who have come into a group since may answer, too. A policy of the store holds as it is now, beside what the gate demanded when
+    it was opened; without one, the process that opened the gate may know groups that this one does not.
+    """
+    today = rules_of(plan, policy, requested_by=rules.requested_by, revised_by=rules.revised_by)
+    approvers = rules.approvers
+    if approvers is not None and today.approvers is not None:
+        named = (*(plan.approval or ApprovalPolicy()).approvers, *policy.named)
+        members = [member for name in named for member in policy.groups.get(name, ()) if member in today.approvers]
+        approvers = tuple(dict.fromkeys((*approvers, *members)))
+    if policy.number is None:
+        return replace(rules, approvers=approvers)
+    return replace(
+        rules,
+        approvers=both(approvers, today.approvers),
+        known_by=both(rules.known_by, today.known_by),
+        self_approval=rules.self_approval and today.self_approval,
+    )
+
+
+def names_of_nobody(plan: ExecutionPlan, policy: PolicyInForce) -> list[str]:
+    """Return which approvers and operators of `plan` are no group, and in none: persons, or groups that are missing."""
+    known = {*policy.groups, *(member for members in policy.groups.values() for member in members)}
+    own = plan.approval or ApprovalPolicy()
+    return [name for name in dict.fromkeys((*own.approvers, *own.operators)) if name not in known and "/" not in name]
+
+
+def refusal(rules: GateRules, *, by: str, known_by: str, decision: Decision) -> str | None:
+    """Return why an answer does not fit `rules`, in words for who gave it; None if it fits. Anyone who may answer may reject."""
+    if rules.approvers is not None and by not in rules.approvers:
+        return f"{one_line(by)} may not answer here: {', '.join(rules.approvers) or 'nobody'} may"
+    if rules.known_by is not None and known_by not in rules.known_by:
+        ways = " or ".join(rules.known_by) or "in no way: the plan and the policy exclude each other"
+        return f"{one_line(by)} is known by {known_by} only, and an answer here needs {ways}"
+    if decision == "approve" and not rules.self_approval and by in (rules.requested_by, rules.revised_by):
+        did = "started this run" if by == rules.requested_by else "changed this run"
+        return f"{one_line(by)} {did} and may not approve it; somebody else must"
+    return None
+
+
+def refuse_operation(plan: ExecutionPlan, policy: PolicyInForce, *, by: str, operation: Operation) -> None:
+    """Return if `by` may do this with runs of `plan`, by the stricter of its own policy and the one in force; raises NotApprovedError."""
+    operators = both(policy.members((plan.approval or ApprovalPolicy()).operators), policy.operators)
+    if operators is not None and by not in operators:
+        who = ", ".join(one_line(name) for name in operators) or "nobody: the plan and the policy exclude each other"
+        raise NotApprovedError(f"{one_line(by)} may not {_DOES[operation]} `{one_line(plan.name)}`; who may: {who}")
+
+
+_DOES: dict[Operation, str] = {
+    "run": "run",
+    "resume": "resume runs of",
+    "revise": "revise runs of",
+    "cancel": "cancel runs of",
+    "rollback": "roll back runs of",
+}
+
+
+def needs_gate(step: Step, validated: ValidatedPlan, policy: PolicyInForce) -> bool:
+    """Return whether `step` waits at a gate of its own."""
+    return validated.has_gate(step, gate_effects=policy.gate_effects)
+
+
+def signed_text(*, approval_digest: str, decision: Decision, run_id: str, gate_id: str) -> str:
+    """Return what an approver's SSH key signs: this answer to this content at this gate, and no other."""
+    return f"prefect-plan-adapter approval\ndigest: {approval_digest}\ndecision: {decision}\nrun: {run_id}\ngate: {gate_id}\n"
+
+
+def signed_resolution(*, digest: str, word: str, result: JsonValue, run_id: str) -> str:
+    """Return what the SSH key of somebody signs who says how a call ended: this word and result about this attempt, and no other."""
+    kept = hashlib.sha256(json.dumps(result, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return f"prefect-plan-adapter outcome\ndigest: {digest}\nword: {word}\nresult: {kept}\nrun: {run_id}\n"
+
+
+def signed_operator_request(*, digest: str, operator_request: str, because: str, run_id: str) -> str:
+    """Return what the SSH key of somebody signs who asks for something of a run: this wish and reason about these steps, once."""
+    kept = hashlib.sha256(because.encode()).hexdigest()
+    return f"prefect-plan-adapter operator request\ndigest: {digest}\nrequest: {operator_request}\nbecause: {kept}\nrun: {run_id}\n"
+
+
+def text_to_sign(answer: Answer, request: ApprovalRequest) -> str:
+    """Return what an SSH key signs where `answer` is given to `request`; raises NotApprovedError where no signature counts."""
+    if request.run_id is None or (request.gate_id is None and request.kind == "approval" and request.operator_request is None):
+        raise NotApprovedError("a signature is of an answer at a gate of a run, and this is none")
+    if request.operator_request is not None:
+        return signed_operator_request(
+            digest=request.approval_digest, operator_request=request.operator_request, because=answer.note, run_id=request.run_id
+        )
+    if request.kind == "outcome":
+        return signed_resolution(digest=request.approval_digest, word=answer.decision, result=answer.result, run_id=request.run_id)
+    decision, gate_id = decision_of(answer), request.gate_id or ""
+    return signed_text(approval_digest=request.approval_digest, decision=decision, run_id=request.run_id, gate_id=gate_id)
+
+
+def decision_of(answer: Answer) -> Decision:
+    """Return whether something may run, by `answer`; raises NotApprovedError for the answer to another question."""
+    if answer.decision not in ("approve", "reject", "request_changes"):
+        raise NotApprovedError(f"`{answer.decision}` says how a call ended, and is no answer to whether something may run")
+    return answer.decision
+
+
+def os_user() -> str:
+    """Return the account of this process's real user id, or the id where no account has it.
+
+    The environment has no say: anybody can set LOGNAME and USER.
+    """
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def approved_plan(bound: BoundPlan, approval: Approval, *, now: datetime) -> ApprovedPlan:
+    """Return `bound` as approved; raises NotApprovedError if `approval` is of other content, no approval, or expired at `now`."""
+    if approval.approval_digest != bound.approval_digest:
+        raise NotApprovedError(
+            f"the approval by {approval.by} is of other content: it names {approval.approval_digest[:12]}…, "
+            f"this plan with these inputs and tools is {bound.approval_digest[:12]}…; have it approved as it is now"
+        )
+    if approval.decision != "approve":
+        raise NotApprovedError(
+            f"`{bound.validated.plan.name}` was rejected by {approval.by}" + (f": {approval.note}" if approval.note else "")
+        )
+    if approval.expires_at is not None and approval.expires_at <= now:
+        raise NotApprovedError(f"the approval by {approval.by} expired at {approval.expires_at.isoformat(timespec='seconds')}")
+    return ApprovedPlan(bound, approval)
+
+
+def without_approval(bound: BoundPlan, *, now: datetime) -> Approval:
+    """Return the record that this plan's author asked for no approval."""
+    return Approval(id=new_id(), approval_digest=bound.approval_digest, decision="approve", by=AUTHOR, known_by="not_required", at=now)
+
+
+def requires_approval(plan: ExecutionPlan, policy: PolicyInForce) -> bool:
+    """Return whether somebody must be asked; a policy in force may not honour the plan's own word that nobody must."""
+    options = plan.options
+    return not policy.allow_unapproved or (options.require_approval and not options.auto_approve)
+
+
+def _answer(
+    decision: Decision,
+    plan: ExecutionPlan,
+    *,
+    tools: ToolRegistry,
+    by: str,
+    inputs: Mapping[str, object] | None,
+    note: str,
+    valid_for: timedelta | None,
+) -> Approval:
+    if valid_for is not None and not isinstance(valid_for, timedelta):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may not check
+        raise TypeError(f"valid_for is {valid_for!r}: give a timedelta, as in timedelta(minutes=30)")
+    bound = bind_inputs(validate(plan, tools), inputs)
+    request = ApprovalRequest(bound.approval_digest, plan.name, plan.description, text="")
+    answer = answer_to(request, decision=decision, by=by, known_by="unverified", note=note)
+    return answer if valid_for is None else replace(answer, expires_at=answer.at + valid_for)

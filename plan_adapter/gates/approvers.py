@@ -1,0 +1,115 @@
+"""Approvers for programs: a function, a fixed policy, the form in the Prefect UI."""
+
+import inspect
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TypeAlias
+
+from plan_adapter.errors import NotApprovedError
+from plan_adapter.gates.approval import Approver, answer_to
+from plan_adapter.record import Approval, ApprovalRequest, Decision
+
+Said: TypeAlias = Decision | bool | str | Approval
+"""`True` approves, `False` rejects, `"approve"`, `"reject"` and `"request_changes"` say what they are, any other text rejects with
+that note, and an `Approval` is taken as it is."""
+
+
+class CallbackApprover:
+    """Asks `answer`, a function, sync or async, that is given the request; what it says counts as the word of `by`, unverified.
+
+    A sync function runs in the event loop: one that waits for somebody should be async.
+    """
+
+    def __init__(self, answer: Callable[[ApprovalRequest], Said | Awaitable[Said]], *, by: str = "callback") -> None:
+        """Keep the function, which nobody calls before a gate opens."""
+        self._answer = answer
+        self._by = by
+
+    async def ask(self, request: ApprovalRequest) -> Approval:
+        """Return the function's answer; raises NotApprovedError where it gives none, and whatever it raises."""
+        said: object = self._answer(request)
+        if inspect.isawaitable(said):
+            said = await said
+        if isinstance(said, Approval):
+            return said
+        decision, note = self._read(said)
+        return answer_to(request, decision=decision, by=self._by, known_by="unverified", note=note)
+
+    def _read(self, said: object) -> tuple[Decision, str]:
+        if isinstance(said, bool):
+            return ("approve" if said else "reject"), ""
+        if isinstance(said, str):
+            decision = _DECISIONS.get(said)
+            return (decision, "") if decision is not None else ("reject", said)
+        name = getattr(self._answer, "__qualname__", type(self._answer).__name__)
+        raise NotApprovedError(f"the approver `{name}` gave no answer but {said!r:.100}: return True, False, a decision or a reason")
+
+
+_DECISIONS: Mapping[str, Decision] = {"approve": "approve", "reject": "reject", "request_changes": "request_changes"}
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a policy answers to the requests that fit all of what the rule says.
+
+    Whoever writes a plan chooses its name: `digests` and `requested_by` are what an approval should rest on.
+    """
+
+    decision: Decision = "approve"
+    digests: Collection[str] | None = None  # approval digests, of plans with their inputs or of calls; None: any
+    requested_by: Collection[str] | None = None  # who started the run; None: anybody
+    plan: str = "*"  # the plan's name, with * and ?
+    step: str | None = "*"  # the step's id, with * and ?; a `*` fits the whole plan, too; None: only that
+    when: Callable[[ApprovalRequest], bool] | None = None  # anything else
+    note: str = ""
+
+    def fits(self, request: ApprovalRequest) -> bool:
+        """Return whether the rule says something about `request`."""
+        return (
+            (self.digests is None or request.approval_digest in self.digests)
+            and (self.requested_by is None or request.rules.requested_by in self.requested_by)
+            and fnmatchcase(request.name, self.plan)
+            and self._fits_step(request.step_id)
+            and (self.when is None or self.when(request))
+        )
+
+    def _fits_step(self, step_id: str | None) -> bool:
+        if step_id is None or self.step is None:
+            return step_id is None and self.step in (None, "*")
+        return fnmatchcase(step_id, self.step)
+
+
+class PolicyApprover:
+    """Answers by the first of `rules` that fits; where none does, `otherwise` is asked, and without one the answer is a rejection.
+
+    Its answers are unverified, in the name of `by`: a policy of the plan or the settings can refuse them.
+    """
+
+    def __init__(self, rules: Sequence[Rule], *, by: str = "policy", otherwise: Approver | None = None) -> None:
+        """Keep the rules as they are now."""
+        self._rules = tuple(rules)
+        self._by = by
+        self._otherwise = otherwise
+
+    async def ask(self, request: ApprovalRequest) -> Approval:
+        """Return the answer."""
+        rule = next((rule for rule in self._rules if rule.fits(request)), None)
+        if rule is not None:
+            return answer_to(request, decision=rule.decision, by=self._by, known_by="unverified", note=rule.note)
+        if self._otherwise is not None:
+            return await self._otherwise.ask(request)
+        return answer_to(request, decision="reject", by=self._by, known_by="unverified", note="no rule of the policy fits")
+
+
+class PrefectApprover:
+    """Asks in the Prefect UI: the flow run pauses with a form; a step's gate is a subflow run with a form of its own.
+
+    It is given to `run_plan` and its kin, which open the form themselves; flows of `compile_plan` and deployments do so anyway.
+    """
+
+    async def ask(self, request: ApprovalRequest) -> Approval:
+        """Refuse: without a flow run there is no form."""
+        raise NotApprovedError(
+            f"`{request.name}` needs an approval, and there is no flow run whose form could be answered: run it with a Prefect server"
+        )

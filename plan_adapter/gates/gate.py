@@ -1,0 +1,105 @@
+"""A gate as it is opened, asked at and told of, and what its keeper needs of the flow engine and of people."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+from plan_adapter.gates.approval import Asking
+from plan_adapter.plan import new_id
+from plan_adapter.readable import duration
+from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, GateKind, GateRules, PlanRun, Receipt
+
+GateEventKind = Literal["opened", "answered", "expired", "reminder"]
+
+
+@runtime_checkable
+class CanAskOutcomes(Protocol):
+    """An approver who can also be asked how a call ended: a person."""
+
+    async def ask_outcome(self, request: ApprovalRequest) -> Answer | None:
+        """Return what is said, None where nobody is there to say it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GateForms:
+    """What a gate needs of the flow engine."""
+
+    ask: Callable[[Asking], Awaitable[str | None]]
+    """Shows a gate as a form until it is closed, and then leaves the flow run as it should be; returns why somebody cancelled it there."""
+    collected: Callable[[Gate], Awaitable[Answer | None]]
+    """What was answered in a form while nobody waited for it; raises NotApprovedError for what is no whole answer."""
+    emit: Callable[[GateEventKind, Gate, PlanRun, str | None, Approval | None], None]
+    """Send an event; may take a moment."""
+    publish: Callable[[Gate], Awaitable[None]]
+    """Keep the text of a gate where the run's page shows it."""
+    resume_released: Callable[[Gate, Approval], Awaitable[None]]
+    """Let a run that gave its worker back start again."""
+    is_private: Callable[[], Awaitable[bool]]
+    """Whether only people who have signed in at the server can read and answer forms."""
+    leave: Callable[[Asking], Awaitable[None]] | None = None
+    """Puts the form of the plan's gate up for the time after this process, whose flow run must then end as one that waits."""
+
+
+def new_gate(
+    run: PlanRun,
+    *,
+    approval_digest: str,
+    description: str,
+    text: str,
+    rules: GateRules,
+    step_id: str | None = None,
+    item: int | None = None,
+    label: str | None = None,
+    kind: GateKind = "approval",
+) -> Gate:
+    """Return a gate that is to be opened; its times are those of the store."""
+    return Gate(
+        id=new_id(),
+        run_id=run.id,
+        step_id=step_id,
+        item=item,
+        label=label,
+        approval_digest=approval_digest,
+        name=run.name,
+        description=description,
+        text=text,
+        rules=rules,
+        opened_at=run.created_at,
+        kind=kind,
+    )
+
+
+def request_of(gate: Gate) -> ApprovalRequest:
+    """Return what approvers are asked at `gate`."""
+    return ApprovalRequest(
+        approval_digest=gate.approval_digest,
+        name=gate.name,
+        description=gate.description,
+        text=gate.text,
+        run_id=gate.run_id,
+        step_id=gate.step_id,
+        item=gate.item,
+        label=gate.label,
+        gate_id=gate.id,
+        opened_at=gate.opened_at,
+        expires_at=gate.expires_at,
+        rules=gate.rules,
+        kind=gate.kind,
+    )
+
+
+def no_answer(gate: Gate) -> str:
+    """Return in words that nobody answered at `gate`, which has expired."""
+    limit = duration((gate.expires_at - gate.opened_at).total_seconds() * 1000) if gate.expires_at is not None else "the time given"
+    return f"nobody answered within {limit}"
+
+
+def said_at(gate: Gate, answer: Approval | None, word: Receipt | None) -> str:
+    """Return in words what was said at `gate`, which is closed: by an answer, by the word how a call ended, or by neither."""
+    if word is not None:
+        return f"{gate.end}, says {word.by} ({word.known_by})" + (f": {word.note}" if word.note else "")
+    if answer is None:
+        return no_answer(gate) if gate.end == "expired" else gate.end or ""
+    verb = {"approve": "approved", "reject": "rejected", "request_changes": "changes requested"}[answer.decision]
+    return f"{verb} by {answer.by} ({answer.known_by})" + (f": {answer.note}" if answer.note else "")

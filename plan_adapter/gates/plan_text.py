@@ -1,0 +1,284 @@
+"""The text of a plan gate."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+
+from plan_adapter.canonical import Change, diff_plans
+from plan_adapter.gates.text import (
+    EFFECTS_SHOWN,
+    FEWEST,
+    HEIGHT,
+    NAMED,
+    ORDER,
+    Values,
+    block,
+    description_section,
+    digests_section,
+    document,
+    expiry,
+    extent_of,
+    first_steps,
+    height_of,
+    line_of,
+    masked_note,
+    named,
+    notice_lines,
+    opening,
+    retries,
+    title,
+    uses_secrets,
+    value_lines,
+)
+from plan_adapter.listing import REPLAN_FACT, operators_fact
+from plan_adapter.pictures import mermaid
+from plan_adapter.plan import EFFECTS, Effect, ExecutionPlan
+from plan_adapter.preview import Preview, StepPreview, preview_plan
+from plan_adapter.readable import as_text, code, counted, duration, fenced, is_secret_name, masked, secret_parameters, words
+from plan_adapter.validation import BoundPlan
+
+CHANGES_SHOWN = 200
+CHARACTERS_SHOWN = 200
+"""How much of an old or new value is shown."""
+
+
+def changes_section(
+    earlier: ExecutionPlan, preview: Preview, *, kept: Collection[str], schemas: Mapping[str, dict[str, JsonValue]]
+) -> list[str]:
+    """Return how the plan of `preview` differs from `earlier`; `kept` are the steps whose approvals stay valid."""
+    before, now = {step.id: step for step in earlier.steps}, {step.step.id: step for step in preview.steps}
+    diff = diff_plans(earlier, preview.plan)
+    lines = ["### What changed", ""]
+    lines += [f"- **added** {code(name)}: {_called(now[name])}" for name in diff.added]
+    lines += [f"- **removed** {code(name)}: {code(before[name].tool_name or '')}" for name in diff.removed if name in before]
+    secret = {name: secret_parameters(schema) for name, schema in schemas.items()}
+    for change in diff.changed[:CHANGES_SHOWN]:
+        owner = now.get(_step_of(change))
+        lines.append(_change_line(change, secret.get(owner.step.tool_name or "", ()) if owner is not None else ()))
+    more = len(diff.changed) - CHANGES_SHOWN
+    lines += [f"- … {more} more changes"] if more > 0 else []
+    lines += [f"- **moved**: {named(diff.reordered, NAMED)}"] if diff.reordered else []
+    touched = {*diff.added, *diff.reordered, *map(_step_of, diff.changed)}
+    same = [name for name in now if name not in touched]
+    lines += ["- nothing"] if not diff else []
+    lines += [f"- unchanged: {named(same, NAMED)}"] if same else []
+    lines += [f"- still approved: {named(list(kept), NAMED)}"] if kept else []
+    return [*lines, ""]
+
+
+def raised_notices(earlier: ExecutionPlan, preview: Preview) -> list[str]:
+    """Return which steps may do more than in `earlier`, for the top of the first screen."""
+    before, now = {step.id: step for step in earlier.steps}, {step.step.id: step for step in preview.steps}
+    notices = list[str]()
+    for name in diff_plans(earlier, preview.plan).raised:
+        was = before[name].effect
+        # A step that names no effect has its tool's, which may be no more than the one that was written.
+        if name in now and was is not None and EFFECTS.index(now[name].effect) > EFFECTS.index(was):
+            notices.append(f"MAY DO MORE THAN BEFORE: {code(name)}, {was} → {now[name].effect}")
+    return notices
+
+
+def _step_of(change: Change) -> str:
+    return change.at.split(".")[0]
+
+
+def _called(step: StepPreview) -> str:
+    return f"{code(step.step.tool_name or '')}, {EFFECTS_SHOWN[step.effect]}"
+
+
+def _change_line(change: Change, secret: Collection[str]) -> str:
+    # Whether a place is one of a secret, every name in its path says; a parameter's schema, too.
+    hides = any(is_secret_name(name) or (index == 2 and name in secret) for index, name in enumerate(change.at.split(".")))
+    old, new = (_short(masked({"secret" if hides else "value": value})) for value in (change.old, change.new))
+    return f"- {code(change.at)}: {old} → {new}"
+
+
+def _short(wrapped: JsonValue) -> str:
+    value = next(iter(wrapped.values())) if isinstance(wrapped, dict) else wrapped
+    text, shown = as_text(value), CHARACTERS_SHOWN
+    return "nothing" if value is None else code(text if len(text) <= shown else f"{text[:shown]}… {len(text) - shown:,} more")
+
+
+DESCRIPTION_CHARACTERS = 300
+"""How much of a step's description is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class _StepLines:
+    item: str  # of the list
+    blocks: list[str]  # its long values
+
+    @property
+    def size(self) -> int:
+        """Bytes, with line ends."""
+        return size_of((self.item, *self.blocks))
+
+
+def size_of(lines: Iterable[str]) -> int:
+    """Return how many bytes these lines take, with their ends."""
+    return sum(len(line.encode(errors="replace")) + 1 for line in lines)
+
+
+def steps_list(preview: Preview, gates: frozenset[str], values: Values, *, limit_bytes: int) -> list[str]:
+    """Return the list, and below it the values that are too long for it; what is over `limit_bytes` is left out, and that is said."""
+    shown: list[_StepLines] = []
+    for number, step in enumerate(preview.steps, start=1):
+        lines = _step_lines(step, number, values, gate=step.step.id in gates)
+        limit_bytes -= lines.size
+        if limit_bytes < 0:
+            break
+        shown.append(lines)
+    items = [*(lines.item for lines in shown), ""]
+    if missing := len(preview.steps) - len(shown):
+        items += [f"**{counted(missing, 'more step')} not shown here:** `plan show RUN` and `plan preview` show all.", ""]
+    blocks = [line for lines in shown for line in lines.blocks]
+    return [*items, *(["### Long values", "", *blocks, ""] if blocks else [])]
+
+
+def _step_lines(preview: StepPreview, number: int, values: Values, *, gate: bool) -> _StepLines:
+    step, blocks, parts = preview.step, list[str](), [code(preview.step.tool_name or "")]
+    conditions = {"when": step.when, "for each": step.for_each, "label": step.label, "done when": step.done_when, "on error": step.on_error}
+    parameters = [(code(name), value) for name, value in values.parameters(step.tool_name or "", preview.parameters)]
+    _add_parts(step.id, [*((label, text) for label, text in conditions.items() if text is not None), *parameters], parts, blocks)
+    if (undo := preview.rollback) is not None:
+        failed = ", also where it failed" if step.rollback_failed else ""
+        parts.append(f"**undone by** {code(undo.tool_name)} ({EFFECTS_SHOWN[undo.effect]}){failed}")
+        told = [(f"undone with {code(name)}", value) for name, value in values.parameters(undo.tool_name, undo.parameters)]
+        _add_parts(step.id, told, parts, blocks)
+    effect = EFFECTS_SHOWN[preview.effect] + (" · **asks again**" if gate else "")
+    return _StepLines(f"- {_what(preview, number)} · {effect} · {' · '.join(parts)} · {_at_most(preview)}", blocks)
+
+
+def _add_parts(step_id: str, facts: Iterable[tuple[str, JsonValue]], parts: list[str], blocks: list[str]) -> None:
+    """Add what is told of a step to the parts of its line, and long values to the blocks below."""
+    for label, value in facts:
+        text = line_of(value)
+        if text is not None:
+            parts.append(f"{label} {code(text)}")
+        else:
+            parts.append(f"{label} ({extent_of(value)}, below)")
+            blocks += block(f"{code(step_id)} {label}", value)
+
+
+def _what(preview: StepPreview, number: int) -> str:
+    step, items = preview.step, ""
+    if step.for_each is not None:
+        items = f" × {counted(preview.items, 'item')}" if preview.items is not None else " × each item"
+    description = step.description[:DESCRIPTION_CHARACTERS] + ("…" if len(step.description) > DESCRIPTION_CHARACTERS else "")
+    return f"**{number}. {words(step.id)}**{items}" + (f": {words(description)}" if description else "")
+
+
+def _at_most(preview: StepPreview) -> str:
+    if not preview.timeout_ms:
+        longest = "no time limit"
+    else:
+        longest = "time limit per item" if preview.worst_case_ms is None else f"at most {duration(preview.worst_case_ms)}"
+    return f"{longest}, {retries(preview.step)}" if preview.step.max_retries else longest
+
+
+LIMIT_BYTES = 200_000
+"""How large the text of a gate may be before steps of the plan are left out of it."""
+
+_DOES: dict[Effect, str] = {"read": "read", "idempotent_write": "repeatable write", "write": "write"}
+_LEGEND = "Blue reads; yellow writes, and may be repeated safely; **red writes**; a hexagon asks again before it runs."
+
+
+def plan_gate_text(
+    bound: BoundPlan,
+    *,
+    gated: Collection[str],
+    approval_digest: str,
+    expires_ms: int,
+    earlier: ExecutionPlan | None = None,
+    notices: Sequence[str] = (),
+    kept: Collection[str] = (),
+    tools: Sequence[str] = (),
+    origin: Sequence[str] = (),
+    folder: str = "",
+    limit_bytes: int = LIMIT_BYTES,
+) -> str:
+    """Return what an approval of a plan covers: on the first screen what it calls and what cannot be undone, then every detail.
+
+    `gated` are the steps that ask again before they run, `kept` those whose approvals stay valid; `expires_ms` 0 is no limit; `tools` is
+    the section that says which tools changed, `origin` the one that says what a model was asked for, `folder` where the run works.
+    Above `limit_bytes` steps at the end of the list are left out, and the text says so; nothing else is.
+    """
+    validated, gates = bound.validated, frozenset(gated)
+    preview = preview_plan(validated, inputs=bound.inputs, approval_digest=approval_digest, requires_approval=True)
+    values = Values.of(bound)
+    first = [
+        *notice_lines([*notices, *([] if earlier is None else raised_notices(earlier, preview))]),
+        *opening(f"Approve {title(preview.plan)}?", preview.plan.description),
+    ]
+    decided = _decided(preview, expires_ms)
+    first += [*first_steps(preview, gates, values, height=max(HEIGHT - height_of([*first, *decided]), FEWEST)), "", *decided]
+    before = [] if earlier is None else changes_section(earlier, preview, kept=kept, schemas=values.schemas)
+    before += [
+        *tools,
+        *_about(preview, gates, folder),
+        *description_section(preview.plan.description),
+        *_inputs(bound.inputs, values),
+        *origin,
+    ]
+    before += ["### Steps", ""]
+    after = [*_irreversible(preview), *_order(bound, preview, gates), *digests_section(validated.digest, approval_digest=approval_digest)]
+    steps = steps_list(preview, gates, values, limit_bytes=limit_bytes - size_of([*first, *before, *after]))
+    return document(first, [*before, *steps, *masked_note(values), *after])
+
+
+def _decided(preview: Preview, expires_ms: int) -> list[str]:
+    """Return the sentences below the steps on the first screen."""
+    final = named([step.step.id for step in preview.irreversible])
+    if preview.irreversible:
+        danger = f"**Cannot be undone: {final}.**"
+    else:
+        danger = "Every write can be undone." if any(step.effect != "read" for step in preview.steps) else "It only reads."
+    return [f"{danger} {expiry(preview.plan, expires_ms, None)}", ""]
+
+
+def _about(preview: Preview, gates: frozenset[str], folder: str) -> list[str]:
+    """Return what is to be known of the run as a whole, a fact a line."""
+    plan = preview.plan
+    counts = ", ".join(counted(count, _DOES[effect]) for effect, count in preview.effects.items())
+    asks = [step.step.id for step in preview.steps if step.step.id in gates]
+    undone = [step.step.id for step in preview.steps if step.rollback is not None]
+    or_asked = ", or if somebody who may approve it asks for that" if gates else ""
+    longest = "no limit" if preview.worst_case_ms is None else duration(preview.worst_case_ms)
+    return [
+        "### The run",
+        "",
+        f"- {counted(len(preview.steps), 'step')}: {counts}",
+        *([f"- undone if the run fails{or_asked}: {named(undone)}"] if undone else []),
+        *([f"- asks again before {named(asks)}"] if asks else []),
+        *uses_secrets(preview.secrets),
+        *([f"- {REPLAN_FACT}"] if plan.on_failure == "replan" else []),
+        *([f"- {operators_fact(plan.approval)}"] if plan.approval is not None and plan.approval.operators else []),
+        *([f"- works in {code(folder)}"] if folder else []),
+        f"- takes at most: {longest}" + (", not counting waits for answers" if asks else ""),
+        "",
+    ]
+
+
+def _inputs(inputs: Mapping[str, JsonValue], values: Values) -> list[str]:
+    lines = ["### Inputs", ""] if inputs else []
+    for name, value in inputs.items():
+        lines += value_lines(code(name), values.masked(name, value))
+    return [*lines, ""] if lines else []
+
+
+def _order(bound: BoundPlan, preview: Preview, gates: frozenset[str]) -> list[str]:
+    effects: dict[str, Effect] = {step.step.id: step.effect for step in preview.steps}
+    picture = mermaid([step.step for step in preview.steps], bound.validated.reduced, effects=effects, gated=gates)
+    return [ORDER, "", *fenced(picture, "mermaid").split("\n"), "", _LEGEND, ""]
+
+
+def _irreversible(preview: Preview) -> list[str]:
+    final = preview.irreversible
+    lines = ["### What cannot be undone", ""]
+    if not final:
+        return [*lines, "No step writes what could not be undone.", ""]
+    if len(final) <= NAMED:
+        return [*lines, *(f"- {code(step.step.id)} writes and cannot be undone by this plan" for step in final), ""]
+    names = ", ".join(code(step.step.id) for step in final)
+    return [*lines, f"These {len(final)} steps write and cannot be undone by this plan: {names}", ""]

@@ -1,0 +1,202 @@
+"""SSH signatures by `ssh-keygen -Y`: made with a person's own key, verified against a file of allowed signers."""
+
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from plan_adapter.errors import NotApprovedError
+from plan_adapter.gates.policy import STORES_SIGNERS, PolicyInForce
+from plan_adapter.readable import one_line
+from plan_adapter.settings import Settings
+
+NAMESPACE = "prefect-plan-adapter"
+"""What a signature is for: one made for git or for files does not count here, nor one of ours there."""
+
+KEY_NAMES = ("id_ed25519", "id_ecdsa", "id_rsa")
+MAX_SIGNATURE_CHARACTERS = 32 * 1024
+MAX_SIGNERS_BYTES = 4 * 1024 * 1024
+VERIFY_SECONDS = 10.0
+SIGN_SECONDS = 120.0
+"""How long a passphrase, or the touch of a security key, is waited for."""
+
+# What ssh-keygen needs of the environment: an agent, a terminal or a window to ask in, a provider of security keys.
+_ENVIRONMENT = (
+    *("PATH", "HOME", "USER", "TERM", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS"),
+    *("SSH_AUTH_SOCK", "SSH_ASKPASS", "SSH_ASKPASS_REQUIRE", "SSH_SK_PROVIDER"),
+)
+_NO_PRINCIPAL = re.compile(r'[*?!,"\x00-\x1f\x7f]|^$')  # a pattern of names, or what no line can hold
+
+
+def default_key(settings: Settings) -> Path:
+    """Return the key to sign with: `signing_key`, or the first of the usual ones in ~/.ssh; raises NotApprovedError where there is none."""
+    if settings.signing_key is not None:
+        return settings.signing_key.expanduser()
+    folder = Path.home() / ".ssh"
+    found = next((folder / name for name in KEY_NAMES if (folder / name).exists() or (folder / f"{name}.pub").exists()), None)
+    if found is None:
+        raise NotApprovedError(
+            f"there is no SSH key in {folder} ({', '.join(KEY_NAMES)}): make one with `ssh-keygen -t ed25519`, "
+            "or set PLAN_ADAPTER_SIGNING_KEY to yours"
+        )
+    return found if found.exists() else found.with_name(f"{found.name}.pub")  # the public half alone: an agent has the other
+
+
+def allowed_signers(policy: PolicyInForce) -> Path | str:
+    """Return the file of keys whose signatures count, or its lines where the store's policy has them; raises NotApprovedError for none."""
+    if policy.allowed_signers is None and policy.number is not None:
+        raise NotApprovedError(
+            "no signature can be verified: the store's policy has no `allowed_signers`, a line for each key: `ana ssh-ed25519 AAAA…`; "
+            "`plan policy set FILE` sets one that has"
+        )
+    if policy.allowed_signers is None:
+        raise NotApprovedError(
+            "no signature can be verified: PLAN_ADAPTER_ALLOWED_SIGNERS names no file of allowed signers, "
+            "which has a line for each key: `ana ssh-ed25519 AAAA…`"
+        )
+    return policy.allowed_signers if isinstance(policy.allowed_signers, str) else policy.allowed_signers.expanduser()
+
+
+def sign(text: str, *, key: Path) -> str:
+    """Return the armored signature of `text` by `key`, a private key or a public one whose private half an agent has.
+
+    A passphrase is asked for on the terminal, by ssh-keygen itself. Raises NotApprovedError, which says what is missing.
+    """
+    if not key.exists():
+        raise NotApprovedError(f"there is no SSH key {key}: make one with `ssh-keygen -t ed25519`, or set PLAN_ADAPTER_SIGNING_KEY")
+    with tempfile.TemporaryDirectory(prefix="plan-sign-") as folder:
+        # As a file: with the text on its standard input, ssh-keygen would not ask for a passphrase on the terminal.
+        message = Path(folder, "text")
+        message.write_bytes(text.encode())
+        arguments = ["-Y", "sign", "-f", str(key), "-n", NAMESPACE, str(message)]
+        ended = _ssh_keygen(arguments, seconds=SIGN_SECONDS, at_terminal=True, shows_errors=_is_security_key(key))
+        signature = message.with_name("text.sig")
+        if ended.returncode != 0 or not signature.exists():
+            raise NotApprovedError(f"{key} did not sign: {_why_not_signed((ended.stderr or b'').decode(errors='replace'))}")
+        return signature.read_text(encoding="ascii")
+
+
+def signer(text: str, signature: str, *, allowed: Path | str, by: str) -> str:
+    """Return `by` once it is sure that a key of theirs, by `allowed`, a file or its lines, signed exactly `text`.
+
+    A line counts for the names that it writes out: one with a pattern (`*@example.org`) says that a key is somebody's, not whose.
+    Certificates of a `cert-authority` count for the names that they hold. Raises NotApprovedError, which says what is wrong.
+    """
+    if _NO_PRINCIPAL.search(by):
+        raise NotApprovedError(f"`{one_line(by)}` is no name that an SSH key could belong to")
+    if len(signature) > MAX_SIGNATURE_CHARACTERS:
+        raise NotApprovedError("the signature is malformed: it is far longer than any signature")
+    signers = allowed.encode() if isinstance(allowed, str) else _read_signers(allowed)
+    where = STORES_SIGNERS if isinstance(allowed, str) else str(allowed)
+    with tempfile.TemporaryDirectory(prefix="plan-verify-") as folder:
+        # Copies: the file cannot change between two looks at it.
+        everyone, own, signed = Path(folder, "everyone"), Path(folder, "own"), Path(folder, "signature")
+        everyone.write_bytes(signers)
+        own.write_bytes(_lines_of(by, signers))
+        signed.write_bytes(signature.encode(errors="replace"))
+        arguments = ["-Y", "verify", "-f", str(own), "-I", by, "-n", NAMESPACE, "-s", str(signed)]
+        verified = _ssh_keygen(arguments, seconds=VERIFY_SECONDS, text=text)
+        if verified.returncode == 0:
+            return by
+        found = _ssh_keygen(["-Y", "find-principals", "-s", str(signed), "-f", str(everyone)], seconds=VERIFY_SECONDS)
+    names = found.stdout.decode(errors="replace").split("\n") if found.returncode == 0 else []
+    raise NotApprovedError(_why_not_verified(verified.stderr.decode(errors="replace"), by=by, names=names, allowed=where))
+
+
+def _ssh_keygen(
+    arguments: Sequence[str], *, seconds: float, text: str = "", at_terminal: bool = False, shows_errors: bool = False
+) -> subprocess.CompletedProcess[bytes]:
+    """Return how `ssh-keygen` ended; `at_terminal` leaves it our standard input, `shows_errors` our standard error."""
+    environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ} | {"LC_ALL": "C"}
+    try:
+        return subprocess.run(  # noqa: S603  # words of our own, no shell
+            ["ssh-keygen", *arguments],  # noqa: S607  # wherever it is installed
+            input=None if at_terminal else text.encode(),
+            stdout=subprocess.PIPE,
+            stderr=None if shows_errors else subprocess.PIPE,
+            timeout=seconds,
+            env=environment,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise NotApprovedError("there is no `ssh-keygen` here: install it with `apt install openssh-client`") from None
+    except subprocess.TimeoutExpired:
+        raise NotApprovedError(f"ssh-keygen did not end within {seconds:.0f} s") from None
+    except (OSError, ValueError) as error:
+        raise NotApprovedError(f"ssh-keygen cannot be used: {error}") from None
+
+
+def _is_security_key(key: Path) -> bool:
+    """Return whether ssh-keygen will ask for a touch, which it does on its standard error."""
+    public = key if key.suffix == ".pub" else key.with_name(f"{key.name}.pub")
+    try:
+        return public.read_bytes().startswith(b"sk-")
+    except OSError:
+        return False
+
+
+def _why_not_signed(said: str) -> str:
+    known = {
+        "incorrect passphrase": "the passphrase is wrong, or there is no terminal to ask for it; `ssh-add` lends the key to an agent",
+        "too open": "others may read its file; `chmod 600` it",
+        "Permission denied": "its file may not be read",
+        "agent refused": "the agent refused to sign with it",
+        "invalid format": "its file holds no SSH key",
+        "No private key found": "its private half is neither beside it nor in an agent",
+        "no private key": "its private half is neither beside it nor in an agent",
+    }
+    words = next((words for part, words in known.items() if part in said), None)
+    return words or one_line(said)[-300:] or "ssh-keygen does not say why"
+
+
+def _read_signers(allowed: Path) -> bytes:
+    hint = "it lists who may sign, a line each: name, then their public key; PLAN_ADAPTER_ALLOWED_SIGNERS names it"
+    try:
+        with allowed.open("rb") as stream:
+            content = stream.read(MAX_SIGNERS_BYTES + 1)
+    except FileNotFoundError:
+        raise NotApprovedError(f"there is no file of allowed signers {allowed}: {hint}") from None
+    except (OSError, ValueError) as error:
+        raise NotApprovedError(f"the file of allowed signers {allowed} cannot be read: {error}") from None
+    if len(content) > MAX_SIGNERS_BYTES:
+        raise NotApprovedError(f"the file of allowed signers {allowed} is larger than {MAX_SIGNERS_BYTES // 2**20} MB")
+    return content
+
+
+def _lines_of(by: str, signers: bytes) -> bytes:
+    """Return the lines that write the name `by` out, or name an authority of certificates; the others empty, so that numbers stay."""
+    return b"\n".join(line if _names(by.encode(errors="replace"), line) else b"" for line in signers.split(b"\n"))
+
+
+def _names(by: bytes, line: bytes) -> bool:
+    found = re.match(rb'[ \t]*(?:"([^"]*)"|([^\s"#][^\s]*))[ \t]+(.*)', line)
+    if found is None:
+        return False
+    principals = found[1] if found[1] is not None else found[2]
+    first = re.sub(rb'"[^"]*"', b"", found[3]).split(maxsplit=1)[:1]
+    options = first[0].lower().split(b",") if first else []
+    return by in principals.split(b",") or b"cert-authority" in options
+
+
+def _why_not_verified(said: str, *, by: str, names: Sequence[str], allowed: str) -> str:
+    who = one_line(by)
+    if "incorrect signature" in said:
+        return f"the signature is not of this answer: what {who} signed is another text, or it was changed since"
+    if "namespace does not match" in said:
+        return f"the signature was made for something else: sign with `ssh-keygen -Y sign -n {NAMESPACE}`, or with --sign"
+    if "missing header" in said or "parse signature" in said or "sshsig_armor" in said:
+        return "the signature is malformed: it is no armored SSH signature"
+    if "has expired" in said:
+        return f"the key of {who} has expired: {allowed} says valid-before"
+    if "not yet valid" in said:
+        return f"the key of {who} is not valid yet: {allowed} says valid-after"
+    if "not permitted for use in signature namespace" in said:
+        return f"the key of {who} may not sign approvals: its namespaces in {allowed} leave out {NAMESPACE}"
+    others = [one_line(name) for name in names if name]
+    if others and by not in others:
+        return f"the signature is by the key of {', '.join(others)}, not of {who}; a name must be written out in {allowed}"
+    if bad := re.search(r":(\d+): bad options[^\n]*", said):
+        return f"no key of {who} in {allowed} made this signature; its line {bad[1]} cannot be read"
+    return f"the signature is by a key that {allowed} does not give to {who}"

@@ -1,0 +1,203 @@
+"""Which runs a standing approval covers, and whether one makes sense."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+
+from pydantic import JsonValue
+
+from plan_adapter.canonical import canonical_json, runbook_digest
+from plan_adapter.errors import ExpressionError, InvalidPlanError
+from plan_adapter.expressions import matches
+from plan_adapter.plan import Input, new_id
+from plan_adapter.problems import Problem, did_you_mean
+from plan_adapter.readable import counted, one_line, visible
+from plan_adapter.record import StandingApproval
+from plan_adapter.validation import BoundPlan, ValidatedPlan
+from plan_adapter.validation.inputs import read_values
+from plan_adapter.values import find_bad_values, join
+
+MAX_PATTERN_CHARACTERS = 1000
+
+NO_LIMIT = Problem(
+    "missing-field", at="until", message="the approval has no end", hint="write `until`, a time, or `max_runs`, a number, or both"
+)
+NO_SCHEDULE = Problem(
+    "missing-field", at="schedules", message="the approval names no schedule", hint="write the deployments whose scheduled runs it covers"
+)
+
+
+def digest_of(validated: ValidatedPlan) -> str:
+    """Return what a standing approval of `validated` binds to."""
+    return runbook_digest(validated.digest, validated.definitions)
+
+
+def covers(standing: StandingApproval, bound: BoundPlan, *, schedule: str | None, now: datetime) -> str | None:
+    """Return every reason why `standing` does not cover this run, in one line; None if it does.
+
+    `schedule` is the `flow/deployment` whose schedule started the run, None for one that somebody started; `now` is the store's time.
+    Values of inputs are not shown: they may be secrets.
+    """
+    reasons: list[str] = []
+    if standing.runbook_digest != digest_of(bound.validated):
+        reasons.append(f"it is of other content: the plan or a tool's definition is not what {one_line(standing.by)} approved")
+    if standing.revoked_at is not None:
+        reasons.append(f"{one_line(standing.revoked_by or 'somebody')} revoked it at {_second(standing.revoked_at)}")
+    if standing.until is not None and now >= standing.until:
+        reasons.append(f"it was over at {_second(standing.until)}")
+    if standing.max_runs is not None and standing.runs >= standing.max_runs:
+        reasons.append(f"it is used up: {counted(standing.runs, 'run')} of {standing.max_runs}")
+    if standing.until is None and standing.max_runs is None:
+        reasons.append("it has no end: neither a time nor a number of runs")
+    if schedule is None:
+        reasons.append("no schedule started this run")
+    elif schedule not in standing.schedules:
+        reasons.append(f"it is not for the schedule of {one_line(schedule)}")
+    reasons += _input_reasons(standing.inputs, bound)
+    return "; ".join(reasons) or None
+
+
+def covers_step(standing: StandingApproval, step_id: str) -> bool:
+    """Return whether `standing`, which covers the run, answers at the gate of `step_id`, too."""
+    return step_id in standing.steps
+
+
+def _input_reasons(patterns: Mapping[str, JsonValue], bound: BoundPlan) -> Iterable[str]:
+    definitions = bound.validated.plan.inputs
+    for name, value in bound.inputs.items():
+        if name in patterns:
+            if not fits(patterns[name], value):
+                yield f"the input `{name}` does not fit what it allows"
+        elif name not in definitions or not _is_default(value, definitions[name]):
+            yield f"it says nothing about the input `{name}`, which has not its default value"
+    for name in patterns:
+        if name not in bound.inputs:
+            yield f"it allows something for `{one_line(name)}`, which is no input of the plan"
+
+
+def fits(pattern: JsonValue, value: JsonValue) -> bool:
+    """Return whether `value` is one that `pattern` allows.
+
+    A text is a regular expression that the whole value fits; numbers and booleans are looked at as JSON writes them. It is one of
+    RE2, which takes linear time whatever it says; one that is no expression, or longer than 1,000 characters, fits nothing. Any
+    other pattern is the value itself.
+    """
+    if not isinstance(pattern, str):
+        return _same(pattern, value)
+    if isinstance(value, list | dict) or value is None or pattern_fault(pattern) is not None:
+        return False
+    text = value if isinstance(value, str) else canonical_json(value).decode()
+    try:
+        return matches(rf"\A(?:{pattern})\z", text)
+    except ExpressionError:
+        return False
+
+
+def pattern_fault(pattern: str) -> str | None:
+    r"""Return why `pattern` is no regular expression that a value could fit; None if it is one.
+
+    It must be whole by itself: `a)|(?:b`, put into a group, would be two alternatives of which neither is anchored at both ends, and
+    `\Qa` would swallow what stands behind it.
+    """
+    if len(pattern) > MAX_PATTERN_CHARACTERS:
+        return f"the regular expression is longer than {MAX_PATTERN_CHARACTERS} characters"
+    try:
+        matches(pattern, "")
+        matches(rf"\A(?:{pattern})\z", "")
+    except ExpressionError as error:
+        return str(error)
+    return None
+
+
+def _is_default(value: JsonValue, definition: Input) -> bool:
+    return definition.default is not None and _same(definition.default, value)
+
+
+def _same(one: JsonValue, other: JsonValue) -> bool:
+    """Return whether two values are the same JSON: 1 is 1.0, and not true."""
+    return canonical_json(one) == canonical_json(other)
+
+
+def _second(at: datetime) -> str:
+    return at.isoformat(timespec="seconds")
+
+
+def summary_of(
+    validated: ValidatedPlan,
+    *,
+    by: str,
+    known_by: str,
+    at: datetime,
+    schedules: Sequence[str],
+    inputs: Mapping[str, JsonValue] | None = None,
+    steps: Sequence[str] = (),
+    until: datetime | None = None,
+    max_runs: int | None = None,
+    note: str = "",
+) -> StandingApproval:
+    """Return a standing approval of `validated` by `by`; raises InvalidPlanError with every reason why it would make no sense."""
+    standing = StandingApproval(
+        id=new_id(),
+        runbook_digest=digest_of(validated),
+        name=validated.plan.name,
+        by=by,
+        known_by=known_by,
+        at=at,
+        inputs=dict(inputs or {}),
+        schedules=tuple(dict.fromkeys(schedules)),
+        steps=tuple(dict.fromkeys(steps)),
+        until=until,
+        max_runs=max_runs,
+        note=note,
+    )
+    if problems := [*find_standing_problems(standing), *find_misfits(standing, validated)]:
+        raise InvalidPlanError(problems)
+    return standing
+
+
+def find_standing_problems(standing: StandingApproval) -> list[Problem]:
+    """Return what makes no sense in `standing`, whatever its plan is."""
+    problems: list[Problem] = []
+    if not standing.by.strip() or visible(standing.by) != standing.by:
+        problems.append(Problem("bad-value", at="by", message="this is no name of a person", hint="write who approves"))
+    if standing.until is None and standing.max_runs is None:
+        problems.append(NO_LIMIT)
+    if not standing.schedules:
+        problems.append(NO_SCHEDULE)
+    for index, schedule in enumerate(standing.schedules):
+        if len([part for part in schedule.split("/") if part.strip()]) != 2 or schedule.count("/") != 1:
+            message = f"`{one_line(schedule)[:60]}` names no deployment"
+            problems.append(Problem("bad-value", at=join("schedules", index), message=message, hint="write it as `flow/deployment`"))
+    if standing.until is not None and standing.until <= standing.at:
+        message = f"it would be over before it began, at {_second(standing.at)}"
+        problems.append(Problem("bad-value", at="until", message=message, hint="write a later time"))
+    if standing.max_runs is not None and standing.max_runs < 1:
+        problems.append(Problem("bad-value", at="max_runs", message="no run would be covered", hint="write 1 or more"))
+    for name, pattern in standing.inputs.items():
+        at = join("inputs", name)
+        problems += find_bad_values(pattern, at)
+        if isinstance(pattern, str) and (fault := pattern_fault(pattern)) is not None:
+            problems.append(Problem("bad-value", at=at, message=fault, hint="patterns are those of RE2, without look-around"))
+    return problems
+
+
+def find_misfits(standing: StandingApproval, validated: ValidatedPlan) -> list[Problem]:
+    """Return what in `standing` does not go with the plan: inputs and steps that it does not have, and inputs that no run could fit."""
+    problems: list[Problem] = []
+    definitions = validated.plan.inputs
+    for name, pattern in standing.inputs.items():
+        at = join("inputs", name)
+        if name not in definitions:
+            hint = did_you_mean(name, frozenset(definitions)) or "the plan declares no inputs"
+            problems.append(Problem("unknown-input", at=at, message=f"the plan has no input `{one_line(name)[:60]}`", hint=hint))
+        elif not isinstance(pattern, str) and not find_bad_values(pattern):
+            problems += read_values({name: definitions[name]}, {name: pattern}, from_text=False)[1]
+    for name, definition in definitions.items():
+        if definition.is_required and name not in standing.inputs:
+            message = f"`{name}` has no default, and nothing is said about what it may be: no run would be covered"
+            problems.append(Problem("missing-input", at=join("inputs", name), message=message, hint="write a pattern, or the value"))
+    known = [step.id for step in validated.plan.steps]
+    for index, step_id in enumerate(standing.steps):
+        if step_id not in known:
+            message = f"no step is called `{one_line(step_id)[:60]}`"
+            problems.append(Problem("unknown-step", at=join("steps", index), message=message, hint=did_you_mean(step_id, frozenset(known))))
+    return problems

@@ -1,0 +1,302 @@
+"""The file beside a runbook that holds its standing approval, and the signature of that file."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from pydantic import JsonValue
+
+from plan_adapter.canonical import canonical_json
+from plan_adapter.errors import InvalidPlanError, NotApprovedError
+from plan_adapter.gates.policy import PolicyInForce
+from plan_adapter.gates.signatures import MAX_SIGNATURE_CHARACTERS, allowed_signers, sign, signer
+from plan_adapter.gates.standing import find_standing_problems
+from plan_adapter.problems import Problem, did_you_mean
+from plan_adapter.readable import one_line
+from plan_adapter.record import StandingApproval
+from plan_adapter.values import find_bad_values, join
+
+if TYPE_CHECKING:
+    from plan_adapter.documents.nodes import Node
+
+
+MAX_BYTES = 256 * 1024
+SUFFIX = ".approval.yaml"
+
+_ALWAYS = datetime.min.replace(tzinfo=UTC)
+_TIME_HINT = "write it with its time zone: 2026-12-31T23:59:59Z"
+
+
+def standing_path(plan_path: Path) -> Path:
+    """Return where the standing approval of the runbook at `plan_path` stands: `nightly.approval.yaml` beside `nightly.yaml`."""
+    return plan_path.with_name(plan_path.stem + SUFFIX)
+
+
+def signature_path(path: Path) -> Path:
+    """Return where the signature of the file at `path` stands: where `ssh-keygen -Y sign` writes it."""
+    return path.with_name(f"{path.name}.sig")
+
+
+def find_standing_file(plan_path: str | Path) -> Path | None:
+    """Return the standing approval's file of the runbook at `plan_path`, None where there is none."""
+    path = standing_path(Path(plan_path))
+    return path if path.is_file() else None
+
+
+def write_standing_file(standing: StandingApproval) -> str:
+    """Return `standing` as the text of a file; what its use adds (runs, who revoked it) and how `by` is known are no part of it.
+
+    The same approval gives the same text, so that it can be signed and verified without a file, too. Raises InvalidPlanError where
+    it holds what no document can.
+    """
+    from plan_adapter.documents.yaml_text import write_yaml
+
+    document: dict[str, JsonValue] = {"runbook_digest": standing.runbook_digest, "name": standing.name, "by": standing.by}
+    document |= {"at": _written(standing.at), "schedules": list[JsonValue](standing.schedules), "inputs": _inputs(standing)}
+    document |= {"steps": list[JsonValue](standing.steps), "until": _written(standing.until), "max_runs": standing.max_runs}
+    document |= {"note": standing.note}
+    if problems := find_bad_values(document):
+        raise InvalidPlanError(problems)
+    return write_yaml({name: value for name, value in document.items() if value not in (None, "", [], {})})
+
+
+def read_standing_file(path: str | Path) -> tuple[StandingApproval, str]:
+    """Return the standing approval in the file at `path`, and the file's exact text, which is what its signature signs.
+
+    Nothing is proved yet: it is known by `unverified`. Its id is the SHA-256 of the text, so that a changed file is another approval.
+    Raises InvalidPlanError with every problem, each with its line and column.
+    """
+    file = str(path)
+    text = _content(Path(path), file)
+    root, problems = _tree(text, file)
+    values = root.plain()
+    if not isinstance(values, dict):
+        raise InvalidPlanError([Problem("wrong-type", line=root.line, column=root.column, message="the file is no mapping", file=file)])
+    fields = _Fields(values)
+    standing = StandingApproval(
+        id=sha256(text.encode()).hexdigest(),
+        runbook_digest=fields.text("runbook_digest", required=True, pattern="[0-9a-f]{64}"),
+        name=fields.text("name"),
+        by=fields.text("by", required=True),
+        known_by="unverified",
+        at=fields.time("at", required=True) or _ALWAYS,
+        inputs=fields.mapping("inputs"),
+        schedules=fields.texts("schedules"),
+        steps=fields.texts("steps"),
+        until=fields.time("until"),
+        max_runs=fields.integer("max_runs"),
+        note=fields.text("note"),
+        source=file,
+    )
+    fields.refuse_others()
+    known = {_root(problem.at) for problem in (*problems, *fields.problems)}
+    if "max_runs" in known:  # whether the approval has an end cannot be told
+        known.add("until")
+    problems += fields.problems + [problem for problem in find_standing_problems(standing) if _root(problem.at) not in known]
+    if problems:
+        raise InvalidPlanError(_placed(problems, root, file))
+    return standing, text
+
+
+class _Fields:
+    """Takes the fields of the file one by one; what is wrong with one is gathered, and its default taken."""
+
+    def __init__(self, values: Mapping[str, JsonValue]) -> None:
+        self.problems: list[Problem] = []
+        self._values = values
+        self._known: list[str] = []
+
+    def text(self, name: str, *, required: bool = False, pattern: str = r"[\s\S]*") -> str:
+        value = self._take(name, required=required)
+        if value is None:
+            return ""
+        if not isinstance(value, str):
+            self._wrong(name, "text")
+        elif not re.fullmatch(pattern, value):
+            self._report("bad-value", name, "this is no digest of a runbook", "`plan standing add PLAN --file --sign` writes it")
+        else:
+            return value
+        return ""
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        value = self._take(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list):
+            self._wrong(name, "a list of texts")
+            return ()
+        for index, member in enumerate(value):
+            if not isinstance(member, str):
+                self._wrong(join(name, index), "text")
+        return tuple(dict.fromkeys(member for member in value if isinstance(member, str)))
+
+    def time(self, name: str, *, required: bool = False) -> datetime | None:
+        value = self._take(name, required=required)
+        if value is None:
+            return None
+        try:
+            read = datetime.fromisoformat(cast("str", value))
+        except (ValueError, TypeError):
+            self._report("bad-value", name, "this is no time", _TIME_HINT)
+            return None
+        if read.utcoffset() is None:
+            self._report("bad-value", name, "the time has no time zone", _TIME_HINT)
+            return None
+        try:
+            return read.astimezone(UTC)
+        except OverflowError:
+            self._report("bad-value", name, "the time is beyond the calendar", _TIME_HINT)
+            return None
+
+    def integer(self, name: str) -> int | None:
+        value = self._take(name)
+        if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+            return value
+        self._wrong(name, "an integer")
+        return None
+
+    def mapping(self, name: str) -> dict[str, JsonValue]:
+        value = self._take(name)
+        if value is None:
+            return {}
+        if isinstance(value, dict):
+            return value
+        self._wrong(name, "a mapping of inputs to what they may be")
+        return {}
+
+    def refuse_others(self) -> None:
+        """Report the fields that nobody took."""
+        for name in self._values:
+            if name not in self._known:
+                hint = did_you_mean(name[:60], frozenset(self._known))
+                self._report("unknown-field", name, f"a standing approval has no field `{one_line(name)[:60]}`", hint)
+
+    def _take(self, name: str, *, required: bool = False) -> JsonValue:
+        self._known.append(name)
+        if required and self._values.get(name) in (None, ""):
+            self._report("missing-field", name, f"`{name}` is missing", "`plan standing add PLAN --file --sign` writes the whole file")
+        return self._values.get(name)
+
+    def _wrong(self, at: str, wanted: str) -> None:
+        self._report("wrong-type", at, f"it takes {wanted}", "")
+
+    def _report(self, code: str, at: str, message: str, hint: str) -> None:
+        if _root(at) not in {problem.at for problem in self.problems}:
+            self.problems.append(Problem(code, at=at, message=message, hint=hint))
+
+
+def _content(path: Path, file: str) -> str:
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise _unreadable("unreadable", "there is no such file", "check the path", file) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise _unreadable("unreadable", f"the file cannot be read: {reason}", "check the path and its permissions", file) from None
+    if len(content) > MAX_BYTES:
+        raise _unreadable("too-large", f"the file is larger than {MAX_BYTES // 1024} KB", "a standing approval never is", file)
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise _unreadable("not-utf8", "the file is no UTF-8 text", "save it as UTF-8", file) from None
+
+
+def _tree(text: str, file: str) -> "tuple[Node, list[Problem]]":
+    from plan_adapter.documents.nodes import UnreadableError
+    from plan_adapter.documents.yaml_text import read_yaml
+
+    try:
+        root, problems = read_yaml(text.removeprefix("\ufeff"))
+    except UnreadableError as error:
+        raise InvalidPlanError([replace(error.problem, file=file)]) from None
+    if root is None:
+        raise _unreadable("syntax", "the file is empty", "`plan standing add PLAN --file --sign` writes it", file)
+    return root, problems
+
+
+def _unreadable(code: str, message: str, hint: str, file: str) -> InvalidPlanError:
+    return InvalidPlanError([Problem(code, message=message, hint=hint, file=file)])
+
+
+def _placed(problems: list[Problem], root: "Node", file: str) -> list[Problem]:
+    placed: list[Problem] = []
+    for problem in problems:
+        node = root.find(problem.at)
+        line, column = (problem.line, problem.column) if problem.line is not None else (node.line, node.column)
+        placed.append(replace(problem, line=line, column=column, file=file))
+    return sorted(placed, key=lambda problem: (problem.line or 0, problem.column or 0))
+
+
+def _root(at: str) -> str:
+    return re.split(r"[.\[]", at, maxsplit=1)[0]
+
+
+def _inputs(standing: StandingApproval) -> JsonValue:
+    """Return the inputs in their canonical form: a database may keep their keys in another order, and 1.0 as 1."""
+    return json.loads(canonical_json(standing.inputs))
+
+
+def _written(at: datetime | None) -> str | None:
+    return at.astimezone(UTC).isoformat() if at is not None else None
+
+
+def sign_standing(standing: StandingApproval, *, key: Path) -> StandingApproval:
+    """Return `standing` with the signature, by `key`, of the text that `write_standing_file` gives for it."""
+    return replace(standing, known_by="ssh_signature", signature=sign(write_standing_file(standing), key=key))
+
+
+def write_signed(standing: StandingApproval, path: Path) -> None:
+    """Write a signed standing approval and its signature to `path` and beside it."""
+    if standing.signature is None:
+        raise NotApprovedError("a standing approval in a file must be signed")
+    path.write_bytes(write_standing_file(standing).encode())
+    signature_path(path).write_bytes(standing.signature.encode("ascii"))
+
+
+def signed_standing(path: Path, *, policy: PolicyInForce) -> StandingApproval:
+    """Return the standing approval in the file at `path`, once the signature beside it is known to be of these bytes by who is named.
+
+    Without a signature a file is nobody's word. Raises InvalidPlanError for what the file says, NotApprovedError for its signature.
+    """
+    standing, text = read_standing_file(path)
+    beside = signature_path(path)
+    try:
+        with beside.open("rb") as stream:
+            signature = stream.read(MAX_SIGNATURE_CHARACTERS + 1).decode("ascii", errors="replace")
+    except FileNotFoundError:
+        raise NotApprovedError(
+            f"{path} is not signed: there is no {beside.name} beside it; `plan standing add PLAN --file --sign` writes both"
+        ) from None
+    except OSError as error:
+        raise NotApprovedError(f"the signature {beside} cannot be read: {error}") from None
+    try:
+        signer(text, signature, allowed=allowed_signers(policy), by=standing.by)
+    except NotApprovedError as error:
+        raise NotApprovedError(f"{path}: {error}") from None
+    return replace(standing, known_by="ssh_signature", signature=signature)
+
+
+def verify_standing(standing: StandingApproval, *, policy: PolicyInForce) -> None:
+    """Return if the signature of `standing`, as the store keeps it, is of what it says; raises NotApprovedError otherwise.
+
+    One that does not claim to be signed is not looked at. One of a file is signed as the file was written, by hand perhaps: where its
+    text is another, the file that it came from must still say the same.
+    """
+    if standing.known_by != "ssh_signature":
+        return
+    if standing.signature is None:
+        raise NotApprovedError(f"the standing approval by {standing.by} is recorded as signed, and holds no signature")
+    try:
+        signer(write_standing_file(standing), standing.signature, allowed=allowed_signers(policy), by=standing.by)
+    except NotApprovedError:
+        if standing.source is None:
+            raise
+        written = signed_standing(Path(standing.source), policy=policy)
+        if (written.id, write_standing_file(written)) != (standing.id, write_standing_file(standing)):
+            raise NotApprovedError(f"{standing.source} and the standing approval by {standing.by} do not say the same") from None

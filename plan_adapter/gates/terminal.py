@@ -1,0 +1,343 @@
+"""`TerminalApprover`: asks at the terminal of the process that runs the plan."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from typing import TypeAlias, cast
+
+from pydantic import JsonValue
+
+from plan_adapter.commands import answer_command
+from plan_adapter.gates.approval import answer_to, os_user, refusal
+from plan_adapter.gates.text import without_picture
+from plan_adapter.readable import call_name, moment, one_line, visible
+from plan_adapter.record import Answer, Approval, ApprovalRequest, Resolution
+
+CLEARED_LINE = "\r\x1b[K"
+CHUNK_BYTES = 4096
+
+
+class Lines:
+    """The lines of a file descriptor; waiting for one can be cancelled, and takes nothing from who waits next."""
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        """Read from `descriptor`: a terminal, a pipe or a file; None is stdin, as it is when it is first read."""
+        self._given = descriptor
+        self._rest = b""
+        self._was_terminal = False
+
+    @property
+    def _descriptor(self) -> int:
+        return sys.stdin.fileno() if self._given is None else self._given
+
+    def forget(self) -> None:
+        """Drop what was typed before a question was shown: it answers nothing. What was written into a pipe stays."""
+        self._was_terminal = os.isatty(self._descriptor)
+        if not self._was_terminal:
+            return
+        import termios
+
+        self._rest = b""
+        with suppress(termios.error):  # the terminal is gone
+            termios.tcflush(self._descriptor, termios.TCIFLUSH)
+
+    @property
+    def has_hung_up(self) -> bool:
+        """Whether these were the lines of a terminal that is gone."""
+        return self._was_terminal and not os.isatty(self._descriptor)
+
+    async def next(self) -> str | None:
+        """Return the next line without its end, None where the input has ended (Ctrl-D at a terminal)."""
+        while b"\n" not in self._rest:
+            chunk = await self._chunk()
+            if not chunk:
+                last, self._rest = self._rest, b""
+                return last.decode(errors="replace") if last else None
+            self._rest += chunk
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line.decode(errors="replace")
+
+    async def _chunk(self) -> bytes:
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = loop.create_future()
+        try:
+            loop.add_reader(self._descriptor, _wake, ready)
+        except (OSError, NotImplementedError):  # a plain file is always ready
+            return self._read()
+        try:
+            await ready
+        finally:
+            loop.remove_reader(self._descriptor)
+        return self._read()
+
+    def _read(self) -> bytes:
+        try:
+            return os.read(self._descriptor, CHUNK_BYTES)
+        except OSError:  # a terminal that was closed
+            return b""
+
+
+class Conversation:
+    """What is asked at this process's terminal: on stderr, answered on stdin.
+
+    A display that moves gives way while a question is open: it sets `pause` and `resume`, and writes its lines through `above`. Who asks,
+    and finds the terminal gone, calls `hung_up`.
+    """
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        """Answers come from `descriptor`; None is stdin."""
+        self.pause: Callable[[], None] = _nothing
+        self.resume: Callable[[], None] = _nothing
+        self.hung_up: Callable[[], None] = _nothing
+        self._lines = Lines(descriptor)
+        self._question = ""
+        self._turn = asyncio.Lock()
+
+    @property
+    def has_hung_up(self) -> bool:
+        """Whether the terminal is gone: the input has ended then, and nobody has ended it."""
+        return self._lines.has_hung_up
+
+    @property
+    def turn(self) -> asyncio.Lock:
+        """Held by who asks now."""
+        return self._turn
+
+    @contextmanager
+    def foreground(self) -> Generator[None]:
+        """Have the terminal: what moves there stands still meanwhile."""
+        self.pause()
+        try:
+            yield
+        finally:
+            self.resume()
+
+    def say(self, text: str) -> None:
+        """Write `text` and end the line."""
+        self.above(lambda: _write(visible(text) + "\n"))
+
+    async def ask(self, question: str, *, forget: bool = False) -> str | None:
+        """Return the line that answers `question`, None where the input has ended; a cancelled question ends its line.
+
+        With `forget` a line that was typed at the terminal before the question was there is no answer.
+        """
+        if forget:
+            self._lines.forget()
+        self._question = visible(question)
+        _write(self._question)
+        try:
+            answer = await self._lines.next()
+        except asyncio.CancelledError:
+            _write("\n")
+            raise
+        finally:
+            self._question = ""
+        if answer is None:
+            _write("\n")
+        return None if answer is None else answer.strip()
+
+    def above(self, write: Callable[[], object]) -> None:
+        """Let `write` write whole lines; an open question is shown again below them."""
+        if not self._question:
+            write()
+            return
+        _write(CLEARED_LINE if os.environ.get("TERM", "dumb") != "dumb" else "\n")
+        write()
+        _write(self._question)
+
+
+def _write(text: str) -> None:
+    with suppress(OSError):  # nobody looks any more
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def _wake(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
+
+
+def _nothing() -> None:
+    """Nothing moves."""
+
+
+SHOWN_LINES = 50
+ALWAYS_SHOWN = "cannot be undone"
+"""Words of lines that are shown wherever they stand."""
+DIGESTS = "\n### Digests\n"
+
+
+def gate_summary(request: ApprovalRequest) -> str:
+    """Return the beginning of the text, all that cannot be undone, the approval digest and the time limit."""
+    text = without_picture(request.text).rpartition(DIGESTS)[0] or request.text
+    lines, is_approval = list(_compact(text)), request.kind == "approval"
+    shown, rest = lines[:SHOWN_LINES], lines[SHOWN_LINES:]
+    if rest:
+        shown += [line for line in rest if ALWAYS_SHOWN in line.casefold()]
+        shown.append(f"… {len(rest)} more lines; all of it: v" + (f", or `plan approve {request.run_id} --show`" if is_approval else ""))
+    if not lines:
+        call = f", step {call_name(request.step_id, request.item, request.label)}" if request.step_id else ""
+        shown.append(one_line(f"{request.name}{call}: {request.description}"))
+    shown += ["", f"approval digest: `{request.approval_digest}`"] if is_approval else []
+    if request.expires_at is not None:
+        shown.append(f"an answer is waited for until {moment(request.expires_at)}")
+    return visible("\n".join(shown))
+
+
+def _compact(text: str) -> Iterator[str]:
+    """Yield the lines of `text` without empty ones but before a heading."""
+    for line in text.splitlines():
+        if line.startswith(("## ", "### ")):
+            yield ""
+        if line.strip():
+            yield line
+
+
+Edit: TypeAlias = Callable[[ApprovalRequest, Conversation], Awaitable[bool]]
+"""Lets the person change what is asked about; returns whether a new version took its place, which is then asked about instead."""
+
+NO_ANSWER = "no answer: the input ended"
+
+_HELP = {
+    "y": "yes: exactly this is run, once",
+    "n": "no: nothing of it is run; you may say why",
+    "v": "view all of what you are asked about",
+    "e": "edit the plan in your editor; what comes of it is asked about anew",
+}
+
+
+_OUTCOME_HELP = {
+    "done": "it was done: it is not made again, and you are asked for its result",
+    "again": "it was not done: it is made again",
+    "abort": "end the run here, as cancelled",
+    "v": "view all of what you are asked about",
+}
+
+
+class TerminalApprover:
+    """Shows what would run and asks the person at the terminal, in the name of the operating system's user.
+
+    Of several gates one is asked about at a time. A gate that is answered elsewhere ends its question.
+    """
+
+    asks_again = True  # a person who is told why an answer was not taken can give another
+
+    def __init__(self, *, edit: Edit | None = None, conversation: Conversation | None = None, is_alone: bool = True) -> None:
+        """`edit` None offers no editing. `is_alone`: nobody else is asked, so that an end of the input is an answer: a rejection."""
+        self._edit = edit
+        self._conversation = conversation or Conversation()
+        self._is_alone = is_alone
+        self._user = os_user()
+
+    async def ask(self, request: ApprovalRequest) -> Approval:
+        """Return the person's answer."""
+        conversation = self._conversation
+        async with conversation.turn:
+            with conversation.foreground():
+                self._show(request)
+                while True:
+                    word = await conversation.ask(self._question(request), forget=True)
+                    if word is None:
+                        break
+                    answer = await self._answer(word.casefold(), request)
+                    if answer is not None:
+                        return answer
+        if self._is_alone and conversation.has_hung_up:  # nobody ended the input: that is no answer
+            conversation.hung_up()
+            return await _never()
+        if self._is_alone:
+            return self._said(request, approve=False, note=NO_ANSWER)
+        conversation.say("the input has ended here; the form and `plan approve` still answer")
+        return await _never()
+
+    async def ask_outcome(self, request: ApprovalRequest) -> Answer | None:
+        """Return what the person says of a call of which nobody knows how it ended; None where the input has ended."""
+        conversation = self._conversation
+        async with conversation.turn:
+            with conversation.foreground():
+                self._show(request)
+                question = f"How did {step_name(request)} end, says {self._user}? done, again, abort, [v]iew, [?] "
+                while (word := await conversation.ask(question, forget=True)) is not None:
+                    if word.casefold() in ("done", "again", "abort"):
+                        return await self._outcome(cast("Resolution", word.casefold()))
+                    if word.casefold() in ("v", "view"):
+                        conversation.say(without_picture(request.text))
+                    else:
+                        conversation.say("\n".join(f"  {key:5}  {text}" for key, text in _OUTCOME_HELP.items()))
+        if not self._is_alone:
+            conversation.say("the input has ended here; the form and `plan resolve` still answer")
+        return None
+
+    async def _outcome(self, resolution: Resolution) -> Answer | None:
+        result: JsonValue = None
+        while resolution == "done":
+            text = await self._conversation.ask("What did it give back? (JSON, empty for none) ")
+            if text is None:
+                return None
+            try:
+                result = json.loads(text) if text else None
+                break
+            except ValueError as error:
+                self._conversation.say(f'that is no JSON ({error}); a text is written with quotes, as in "v3"')
+        note = await self._conversation.ask("How do you know? (one line, may be empty) ")
+        return None if note is None else Answer(resolution, self._user, note=note, channel="os_user", result=result)
+
+    def _show(self, request: ApprovalRequest) -> None:
+        say = self._conversation.say
+        if request.refused is not None:
+            say(f"this answer is not taken: {request.refused}")
+            return
+        say("\n" + gate_summary(request))
+        if request.kind == "outcome":
+            reason = refusal(request.rules, by=self._user, known_by="os_user", decision="reject")
+            if reason is not None:
+                say(f"you cannot answer here: {reason}; {_other_ways(request)}")
+            return
+        reason = refusal(request.rules, by=self._user, known_by="os_user", decision="approve")
+        if reason is not None:
+            say(f"you cannot approve it here: {reason}; {_other_ways(request)}")
+
+    def _question(self, request: ApprovalRequest) -> str:
+        what = "this plan" if request.step_id is None else f"step {step_name(request)} with these parameters"
+        words = ["[y]es", "[n]o", "[v]iew", *(["[e]dit"] if self._may_edit(request) else []), "[?]"]
+        return f"Run {what}, approved by {self._user}? {', '.join(words)} "
+
+    async def _answer(self, word: str, request: ApprovalRequest) -> Approval | None:
+        """Return what `word` answers, None where it is no answer yet."""
+        conversation = self._conversation
+        if word in ("y", "yes"):
+            return self._said(request, approve=True)
+        if word in ("n", "no"):
+            note = await conversation.ask("Why not? (one line, may be empty) ")
+            return self._said(request, approve=False, note=note or "")
+        if word in ("v", "view"):
+            conversation.say(without_picture(request.text))
+        elif word in ("e", "edit") and self._edit is not None and self._may_edit(request):
+            if await self._edit(request, conversation):
+                return await _never()  # this gate is closed now, and the next one asks
+        else:
+            conversation.say("\n".join(f"  {key}  {text}" for key, text in _HELP.items() if key != "e" or self._may_edit(request)))
+        return None
+
+    def _may_edit(self, request: ApprovalRequest) -> bool:
+        return self._edit is not None and request.step_id is None and request.run_id is not None
+
+    def _said(self, request: ApprovalRequest, *, approve: bool, note: str = "") -> Approval:
+        return answer_to(request, decision="approve" if approve else "reject", by=self._user, known_by="os_user", note=note)
+
+
+def step_name(request: ApprovalRequest) -> str:
+    """Return the step that is asked about, with the label of its item."""
+    return f"`{call_name(str(request.step_id), request.item, request.label)}`"
+
+
+def _other_ways(request: ApprovalRequest) -> str:
+    return f"`{answer_command(request)}` with --sign or --code may"
+
+
+async def _never() -> Approval:
+    """Wait for whoever else answers: the caller cancels this wait then."""
+    return await asyncio.get_running_loop().create_future()

@@ -1,0 +1,360 @@
+"""What every gate shows: the first screen, the folded sections after it, and values with secrets masked."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from unicodedata import east_asian_width
+
+from pydantic import JsonValue
+
+from plan_adapter.plan import ApprovalPolicy, Effect, ExecutionPlan, Step
+from plan_adapter.preview import Preview, StepPreview
+from plan_adapter.readable import as_text, code, counted, duration, fenced, is_secret_name, listed, masked, one_line, visible, words
+from plan_adapter.validation import BoundPlan, ValidatedPlan
+
+EFFECTS_SHOWN: dict[Effect, str] = {"read": "read", "idempotent_write": "write, repeatable", "write": "**write**"}
+
+NAMED = 12
+"""How many steps are told one a line; more are named in one sentence."""
+
+
+def named(ids: Sequence[str], limit: int = 5) -> str:
+    """Return the first of some names, and how many more there are."""
+    return listed([code(name) for name in ids], limit)
+
+
+def uses_secrets(secrets: Sequence[str]) -> list[str]:
+    """Return the line that names the secrets that are handed to tools; none where there are none."""
+    return [f"- uses the secrets: {named(secrets, NAMED)}"] if secrets else []
+
+
+def expiry(plan: ExecutionPlan, expires_ms: int, step: Step | None) -> str:
+    """Return the sentence that says what happens without an answer at the gate of the plan, or of a step; 0 is no limit."""
+    if not expires_ms:
+        return "It waits for an answer without limit."
+    skips = step is not None and (plan.approval or ApprovalPolicy()).expires == "skip"
+    return f"{'Skipped' if skips else 'Rejected'} without an answer within {duration(expires_ms)}."
+
+
+def retries(step: Step) -> str:
+    """Return how often a step is tried again, and after how long."""
+    delay = f" after {duration(step.retry_delay_ms)}" if step.retry_delay_ms else ""
+    growth = f", each × {step.retry_backoff:g}" if delay and step.retry_backoff > 1 and step.max_retries > 1 else ""
+    return counted(step.max_retries, "retry", "retries") + delay + growth
+
+
+SHORT_COLUMNS = 72
+"""How wide a value in a line may be; a wider one gets a block of its own."""
+
+FOLD_COLUMNS = 50
+"""How wide a word, or a line of a block, may be: both UIs have a form of 512 pixels, and hide what is further right."""
+
+SHOWN_CHARACTERS = 20_000
+"""How much of a single value is shown; what is missing is said."""
+
+
+@dataclass(slots=True)
+class Values:
+    """Masks values, and knows whether any was: each of `inputs` that is secret by its name, wherever it stands, and what `schemas` say."""
+
+    inputs: Mapping[str, JsonValue]
+    schemas: Mapping[str, dict[str, JsonValue]] = field(default_factory=dict[str, dict[str, JsonValue]])  # of parameters, by tool
+    expressions: bool = True  # whether an expression may still stand in a value
+    literals: frozenset[str] = frozenset()  # what the plan writes beside references to secrets: `Bearer `
+    has_masked: bool = False
+    _hidden: list[str] = field(default_factory=list[str])
+
+    def __post_init__(self) -> None:
+        self._hidden = [text for name, value in self.inputs.items() if is_secret_name(name) for text in _texts(value)]
+
+    @classmethod
+    def of(cls, bound: BoundPlan, *, expressions: bool = True) -> "Values":
+        """Return what masks the values of a run of `bound`."""
+        tools = ((str(tool["name"]), tool["parameters"]) for tool in bound.validated.definitions)
+        schemas = {name: schema for name, schema in tools if isinstance(schema, dict)}
+        return cls(bound.inputs, schemas, expressions, _literals(bound.validated) if bound.validated.secrets else frozenset())
+
+    def masked(self, name: str, value: JsonValue, schema: Mapping[str, JsonValue] | None = None) -> JsonValue:
+        """Return `value`, which stands under `name`, as it may be shown; `schema` is that of the object in which it stands."""
+        shown = masked({name: value}, schema=schema, hidden=self._hidden, expressions=self.expressions, literals=self.literals)
+        result = shown[name] if isinstance(shown, dict) else shown
+        self.has_masked = self.has_masked or result != value
+        return result
+
+    def parameters(self, tool_name: str, parameters: Mapping[str, JsonValue]) -> list[tuple[str, JsonValue]]:
+        """Return the parameters of a call of this tool as they may be shown, with their names."""
+        schema = self.schemas.get(tool_name)
+        return [(name, self.masked(name, value, schema)) for name, value in parameters.items()]
+
+
+def columns_of(text: str) -> int:
+    """Return how wide `text` is in a font of fixed width."""
+    return sum(2 if east_asian_width(character) in "WF" else 1 for character in text)
+
+
+def fits(text: str, columns: int = SHORT_COLUMNS) -> bool:
+    """Return whether a line can show `text` exactly: browsers show one blank for several, and hide the end of a word that is too wide."""
+    words = text.split(" ")
+    return columns_of(text) <= columns and all(words) and max(map(columns_of, words)) <= FOLD_COLUMNS
+
+
+def line_of(value: JsonValue) -> str | None:
+    """Return a value as it stands in a line, exactly; None for one that needs a block."""
+    if isinstance(value, str) and "\n" in value:
+        return None
+    text = as_text(value)
+    return text if fits(text) else None
+
+
+def extent_of(value: JsonValue) -> str:
+    """Return in words how long a value is."""
+    text = value if isinstance(value, str) else as_text(value)
+    lines = text.count("\n") + 1
+    return counted(lines, "line") if lines > 1 else f"{len(text):,} characters"
+
+
+def value_lines(label: str, value: JsonValue) -> list[str]:
+    """Return a value as an item of a list: in its line, or in a block."""
+    text = line_of(value)
+    return [f"- {label}: {code(text)}"] if text is not None else block(label, value)
+
+
+def block(label: str, value: JsonValue, *, most_lines: int | None = None) -> list[str]:
+    """Return a value in a fence, whose lines are indented: none of them can be taken for a line of ours.
+
+    Of more than `most_lines` the first are shown, and it says so.
+    """
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
+    cut = text[:SHOWN_CHARACTERS]
+    pieces = [piece for line in visible(cut).split("\n") for piece in folded(line)]
+    how = "; ↩ the line goes on" if pieces != visible(cut).split("\n") else ""
+    if most_lines is not None and len(pieces) > most_lines:
+        pieces, how = pieces[:most_lines], f"; **cut here, whole below**{how}"
+        cut = text
+    lines = fenced("\n".join(pieces), "" if isinstance(value, str) else "json").split("\n")
+    more = len(text) - len(cut)
+    rest = ["", f"  **{more:,} more characters are not shown here.**"] if more > 0 else []
+    return [f"- {label} ({extent_of(value)}{how}):", "", *(f"  {line}" for line in lines), *rest]
+
+
+def folded(line: str) -> list[str]:
+    """Return `line` in pieces of at most FOLD_COLUMNS: the form hides what is further right, and with it what a command does there."""
+    pieces, width = [""], 0
+    for character in line:
+        columns = columns_of(character)
+        if width + columns > FOLD_COLUMNS:
+            pieces[-1] += " ↩"
+            pieces.append("")
+            width = 0
+        pieces[-1] += character
+        width += columns
+    return pieces
+
+
+def _literals(validated: ValidatedPlan) -> frozenset[str]:
+    """Return the texts that the plan writes beside references to secrets; a value that was filled in is none of them."""
+    templates = [*validated.parameters.values(), *(call.parameters for call in validated.rollbacks.values())]
+    texts = [parts for template in templates if template.secrets for parts in template.texts.values()]
+    with_secrets = [parts for parts in texts if any(not isinstance(part, str) and part.secrets for part in parts)]
+    return frozenset(part for parts in with_secrets for part in parts if isinstance(part, str))
+
+
+def _texts(value: JsonValue) -> list[str]:
+    if isinstance(value, dict | list):
+        return [text for member in (value.values() if isinstance(value, dict) else value) for text in _texts(member)]
+    return [value] if isinstance(value, str) else []
+
+
+HEIGHT = 386
+"""How many pixels there are, in the UI that has fewer."""
+
+FEWEST = 100
+"""For the calls, whatever else there is to say."""
+
+STEP_LINES = 2
+"""For one of many steps."""
+
+DESCRIPTION_COLUMNS, CUT_COLUMNS = 90, 70
+"""For the description: two lines, also of one that is cut with what says that it continues."""
+
+# How Prefect's newer UI sets a form's text, in columns of a line and in pixels: measured. The older one scrolls it apart from the fields.
+_COLUMNS, _LINE, _CODE_LINE = 54, 23, 20
+_LIST_MARGIN, _BLOCK_MARGINS = 18, 52
+_PARAGRAPH = (60, 16)
+_KINDS = {"#": (40, 25), ">": (56, 18), "-": (_COLUMNS, 5)}
+"""The columns of a line and the margins of what begins with this sign."""
+
+
+def opening(heading: str, description: str) -> list[str]:
+    """Return the heading and the description, cut to two lines."""
+    shown, is_whole = short_description(description)
+    quote = [f"> {words(shown)}{'' if is_whole else ' … (continues below)'}", ""] if shown and words(shown) not in heading else []
+    return [f"## {heading}", "", *quote]
+
+
+def short_description(description: str) -> tuple[str, bool]:
+    """Return the beginning of a description in one line, and whether that is all of it."""
+    text = one_line(description)
+    return (text, True) if columns_of(text) <= DESCRIPTION_COLUMNS else (_cut(text, CUT_COLUMNS), False)
+
+
+def height_of(lines: Sequence[str]) -> int:
+    """Return how many pixels these lines of Markdown take in a form, about."""
+    height = _LIST_MARGIN * any(line.startswith("- ") for line in lines)
+    for line in filter(str.strip, lines):
+        if line.startswith("  "):
+            height += _BLOCK_MARGINS // 2 if line.strip().startswith("```") else _CODE_LINE
+        else:
+            columns, margin = _KINDS.get(line[0], _PARAGRAPH)
+            height += margin + _LINE * -(-columns_of(line.replace("**", "")) // columns)
+    return height
+
+
+def first_steps(preview: Preview, gates: frozenset[str], values: Values, *, height: int) -> list[str]:
+    """Return the steps with what each calls, as far as they fit into `height`: the writes first, then how many more there are."""
+    steps = list(enumerate(preview.steps, start=1))
+    most = max(STEP_LINES, height // _LINE // len(steps)) if steps else STEP_LINES
+    rows = {number: _step_row(number, step, gates, values, columns=most * _COLUMNS) for number, step in steps}
+    if height_of(list(rows.values())) <= height:
+        return list(rows.values())
+    left, shown = height - height_of(_more_steps([step for _, step in steps])), set[int]()
+    for number, _ in sorted(steps, key=lambda step: step[1].effect == "read"):
+        left -= height_of([rows[number]]) - _LIST_MARGIN
+        if left < 0 and shown:
+            break
+        shown.add(number)
+    hidden = [step for number, step in steps if number not in shown]
+    return [*(row for number, row in rows.items() if number in shown), *_more_steps(hidden)]
+
+
+def _more_steps(hidden: Sequence[StepPreview]) -> list[str]:
+    writes = sum(step.effect != "read" for step in hidden)
+    kind = f", **{writes} that write**" if writes else ", reads only"
+    return [f"- **and {counted(len(hidden), 'more step')}**{kind}: all below"] if hidden else []
+
+
+def first_values(parameters: Sequence[tuple[str, JsonValue]], *, height: int) -> tuple[list[str], bool]:
+    """Return the parameters of one call as far as they fit into `height`, and whether that is all of them, whole."""
+    shown, is_whole = list[str](), True
+    for index, (name, value) in enumerate(parameters):
+        later = len(parameters) - index - 1
+        text = line_of(value)
+        part = [f"- {code(name)}: {code(text)}"] if text is not None else block(code(name), value)
+        if height_of(part) + later * _LINE > height:
+            if index and height < (3 if later else 2) * _LINE:
+                return [*shown, f"- **and {counted(later + 1, 'more value')}**: all below"], False
+            if text is None:
+                is_whole = False
+                part = _cut_block(name, value, height=height - later * _LINE)
+        shown += part
+        height -= height_of(part) - _LIST_MARGIN * bool(index)
+    return shown, is_whole
+
+
+def _cut_block(name: str, value: JsonValue, *, height: int) -> list[str]:
+    """Return as many lines of a value as fit into `height`; a line of it where only a few would."""
+    for lines in range(height // _CODE_LINE, STEP_LINES, -1):
+        cut = block(code(name), value, most_lines=lines)
+        if height_of(cut) <= height:
+            return cut
+    return [f"- {code(name)}: {_in_line(value, STEP_LINES * _COLUMNS)}"]
+
+
+def _step_row(number: int, preview: StepPreview, gates: frozenset[str], values: Values, *, columns: int) -> str:
+    step, items = preview.step, ""
+    if step.for_each is not None:
+        items = f" × {counted(preview.items, 'item')}" if preview.items is not None else " × each item"
+    asks = ", asks again" if step.id in gates else ""
+    row = f"- **{number}. {words(step.id)}**{items} ({EFFECTS_SHOWN[preview.effect]}{asks}): {code(step.tool_name or '')}"
+    parameters = values.parameters(step.tool_name or "", preview.parameters)
+    for index, (name, value) in enumerate(parameters):
+        left = columns - columns_of(row) - columns_of(name) - 6
+        if left < 8 and index:
+            return f"{row} and {counted(len(parameters) - index, 'more value')}"
+        row += f" {words(name)} {_in_line(value, max(left, 8))}"
+    return row
+
+
+def _in_line(value: JsonValue, columns: int) -> str:
+    """Return a value as inline code, and whether there is more of it."""
+    text = as_text(value)
+    if fits(text, columns):
+        return code(text)
+    return f"{code(_cut(' '.join(' '.join(folded(word)) for word in text.split()), columns))}**…**"
+
+
+def _cut(text: str, columns: int) -> str:
+    """Return the beginning of `text` that is at most `columns` wide."""
+    width = 0
+    for index, character in enumerate(text):
+        width += columns_of(character)
+        if width > columns:
+            return text[:index].rstrip()
+    return text
+
+
+TITLE_CHARACTERS = 100
+"""How much of a plan's name is its heading; the digests cover all of it."""
+
+NOTICE_CHARACTERS = 300
+"""How much of a notice is shown: a note of somebody who answered may be long."""
+
+ORDER, DIGESTS = "### Order", "### Digests"
+
+
+def document(first: Iterable[str], rest: Iterable[str]) -> str:
+    """Return a whole text: its first screen, which has no section, and its sections."""
+    return "\n".join([*first, *rest]).rstrip() + "\n"
+
+
+def split_text(text: str) -> tuple[str, str]:
+    """Return the first screen of a gate's text, and its sections."""
+    first, start, rest = text.partition("\n### ")
+    return f"{first.rstrip()}\n", f"{start}{rest}".lstrip("\n")
+
+
+def without_picture(text: str) -> str:
+    """Return the text of a gate without its picture, whose source says nothing to people: for where nobody draws it."""
+    # At the beginning of a line, where no text of a plan stands: it could hide what follows.
+    before, order, rest = text.partition(f"\n{ORDER}\n")
+    _, digests, after = rest.rpartition(f"\n{DIGESTS}\n")
+    return before + digests + after if order else text
+
+
+def title(plan: ExecutionPlan) -> str:
+    """Return a plan's name for a heading."""
+    return words(plan.name if len(plan.name) <= TITLE_CHARACTERS else plan.name[:TITLE_CHARACTERS] + "…")
+
+
+def notice_lines(notices: Sequence[str]) -> list[str]:
+    """Return what must be seen before all else, each cut to a few lines."""
+    return [line for notice in notices for line in (f"**⚠️ {words(_short(one_line(notice)))}**", "")]
+
+
+def _short(notice: str) -> str:
+    more = len(notice) - NOTICE_CHARACTERS
+    return notice if more <= 0 else f"{notice[:NOTICE_CHARACTERS]}… {more:,} more characters: `plan show` has all"
+
+
+def quoted(text: str) -> list[str]:
+    """Return a text of the plan as a quote, line by line."""
+    shown = text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + f" … {len(text) - SHOWN_CHARACTERS:,} more characters"
+    lines = [words(line) for line in shown.splitlines() if line.strip()]
+    return [*"\n>\n".join(f"> {line}" for line in lines).split("\n"), ""] if lines else []
+
+
+def description_section(text: str) -> list[str]:
+    """Return the whole description, where the first screen shows only its beginning."""
+    return [] if short_description(text)[1] else ["### Description", "", *quoted(text)]
+
+
+def masked_note(values: Values) -> list[str]:
+    """Return what says that something was masked, where something was."""
+    return ["`***` stands for a secret. The call gets the real value.", ""] if values.has_masked else []
+
+
+def digests_section(plan_digest: str, *, approval_digest: str | None = None) -> list[str]:
+    """Return what the answer binds to; None where it approves nothing."""
+    approval = ["approval digest", approval_digest] if approval_digest is not None else []
+    # In a fence: its letters are small enough for the whole of a digest in the width of a form.
+    return [DIGESTS, "", "```", *approval, "plan digest", plan_digest, "```"]

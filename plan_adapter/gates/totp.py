@@ -1,0 +1,179 @@
+"""One-time codes (TOTP): their seeds, encrypted, and whether a code is good."""
+
+import asyncio
+import hmac
+import json
+import os
+import secrets
+import stat
+import time
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from pyotp import random_base32
+from pyotp.totp import TOTP
+
+from plan_adapter.errors import NotApprovedError
+from plan_adapter.readable import duration, one_line
+from plan_adapter.settings import Settings
+
+if TYPE_CHECKING:
+    from cryptography.fernet import Fernet
+
+
+KEY_FILE = "totp.key"
+"""In the home folder, readable by its owner alone."""
+
+MAX_KEY_BYTES = 4096
+
+
+def seal(person: str, seed: str, settings: Settings) -> str:
+    """Return the seed of `person`, encrypted; the key is made where there is none yet. Raises NotApprovedError."""
+    fernet = _fernet(settings, make=True)
+    return fernet.encrypt(json.dumps({"person": person, "seed": seed}).encode()).decode("ascii")
+
+
+def unseal(person: str, sealed: str, settings: Settings) -> str:
+    """Return the seed of `person` that `seal` encrypted; raises NotApprovedError, which never holds a part of it."""
+    from cryptography.fernet import InvalidToken
+
+    fernet, who = _fernet(settings, make=False), one_line(person)
+    try:
+        kept = json.loads(fernet.decrypt(sealed.encode()))
+    except InvalidToken:
+        raise NotApprovedError(
+            f"the one-time code seed of {who} was encrypted with another key than {_place(settings)}: use the key of the machine where "
+            f"{who} was enrolled, or enroll again with `plan enroll {who}`"
+        ) from None
+    if kept["person"] != person:  # somebody who can write the database has copied the seed of another person
+        raise NotApprovedError(f"the one-time code seed that the store has for {who} belongs to somebody else")
+    return kept["seed"]
+
+
+def _place(settings: Settings) -> str:
+    return "PLAN_ADAPTER_TOTP_KEY" if settings.totp_key is not None else str(_path(settings))
+
+
+def _path(settings: Settings) -> Path:
+    return settings.home.expanduser().absolute() / KEY_FILE
+
+
+def _fernet(settings: Settings, *, make: bool) -> "Fernet":
+    from cryptography.fernet import Fernet
+
+    key = settings.totp_key.get_secret_value() if settings.totp_key is not None else _key_of_file(_path(settings), make=make)
+    try:
+        return Fernet(key.strip())
+    except ValueError:
+        raise NotApprovedError(
+            f"{_place(settings)} holds no key, which is 32 random bytes in URL-safe base64: `openssl rand -base64 32 | tr +/ -_` makes one"
+        ) from None
+
+
+def _key_of_file(path: Path, *, make: bool) -> str:
+    """Return the key in the file at `path`, which is made first where it is missing and `make`; raises NotApprovedError."""
+    if make and not path.exists():
+        _make(path)
+    try:
+        opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise NotApprovedError(
+            f"there is no key for the seeds of one-time codes: neither {path} nor PLAN_ADAPTER_TOTP_KEY. Copy it from the machine where "
+            "people were enrolled, or enroll here with `plan enroll NAME`"
+        ) from None
+    except OSError as error:
+        raise NotApprovedError(f"the key of one-time codes {path} cannot be read: {error.strerror or error}") from None
+    with os.fdopen(opened, "rb") as stream:
+        found = os.fstat(stream.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
+            raise NotApprovedError(f"the key of one-time codes {path} is no file of your own: remove it, and enroll people again")
+        if found.st_mode & 0o077:
+            raise NotApprovedError(
+                f"others may read the key of one-time codes {path}: enroll people again with a new key, or `chmod 600 {path}`"
+            )
+        return stream.read(MAX_KEY_BYTES).decode("ascii", errors="replace")
+
+
+def _make(path: Path) -> None:
+    """Make the key: in one piece and once, however many processes do so at the same time."""
+    from cryptography.fernet import Fernet
+
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as stream:
+            stream.write(Fernet.generate_key() + b"\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        with suppress(FileExistsError):  # another process was first
+            os.link(draft, path)
+        draft.unlink()
+    except OSError as error:
+        raise NotApprovedError(f"the key of one-time codes {path} cannot be made: {error.strerror or error}") from None
+
+
+STEP_SECONDS = 30
+WINDOW = 1
+"""Steps before and after the present one whose codes count: clocks differ, and typing takes time."""
+
+ISSUER = "prefect-plan-adapter"
+
+
+class CodeStore(Protocol):
+    """What keeps the encrypted seeds, and counts the codes of everybody, for all processes: a `PlanStore`."""
+
+    async def totp_seed(self, person: str) -> str | None:
+        """Return the newest seed of `person` as `seal` encrypted it, None where there is none."""
+        ...
+
+    async def try_code(self, name: str) -> float:
+        """Count a try as a wrong one until `use_code` follows, and return 0.0; else the seconds until the next try, and count nothing."""
+        ...
+
+    async def use_code(self, name: str, counter: int) -> bool:
+        """Return true once for each name and counter, ever."""
+        ...
+
+
+def code_key(person: str) -> str:
+    """Return the name under which the codes and tries of `person` are counted; two people never share one."""
+    return f"totp-{sha256(person.encode(errors='surrogatepass')).hexdigest()}"
+
+
+def new_seed(person: str) -> tuple[str, str]:
+    """Return a new seed and its otpauth URI, for the QR code of their phone."""
+    seed = random_base32()
+    return seed, TOTP(seed).provisioning_uri(name=person, issuer_name=ISSUER)
+
+
+async def check(person: str, code: str, *, codes: CodeStore, settings: Settings, now: float | None = None) -> int:
+    """Return the counter of `code`, which is the one of `person` at `now` (seconds since 1970) and is used up hereby.
+
+    Raises NotApprovedError, which says why it does not count.
+    """
+    who, name = one_line(person), code_key(person)
+    sealed = await codes.totp_seed(person)
+    if sealed is None:
+        raise NotApprovedError(f"{who} has no one-time codes: `plan enroll {who}` makes them")
+    totp = TOTP(await asyncio.to_thread(unseal, person, sealed, settings), interval=STEP_SECONDS)
+    if wait := await codes.try_code(name):  # counted before it is looked at, so that no more tries than that are made at once
+        raise NotApprovedError(f"too many wrong codes for {who}: try again in {duration(wait * 1000)}")
+    counter = _counter(totp, code, time.time() if now is None else now)
+    if counter is None:
+        raise NotApprovedError(f"the code of {who} is wrong, or its 30 seconds are over")
+    if not await codes.use_code(name, counter):
+        raise NotApprovedError(f"this code of {who} was used before: wait for the next one")
+    return counter
+
+
+def _counter(totp: TOTP, code: str, now: float) -> int | None:
+    """Return the counter whose code is `code`; every one in the window is compared, each in constant time."""
+    given = "".join(code.split()).encode(errors="replace")
+    present = int(now) // STEP_SECONDS
+    found: int | None = None
+    for counter in range(max(0, present - WINDOW), present + WINDOW + 1):
+        if hmac.compare_digest(totp.generate_otp(counter).encode(), given):
+            found = counter
+    return found

@@ -1,0 +1,1 @@
+"""Runbooks: turning a good run into one."""

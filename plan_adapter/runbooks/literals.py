@@ -1,0 +1,353 @@
+"""What a text looks like that differs from one run of a runbook to the next: a host, a path, a version, a date."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias, cast
+
+from pydantic import JsonValue
+
+from plan_adapter.expressions.references import Code, Path, UnclosedError, pieces, with_constants
+from plan_adapter.plan import ExecutionPlan, StepStatus
+from plan_adapter.readable import MASK, is_secret_name, masked
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.values import join
+
+VARYING_KEYS = frozenset(
+    re.findall(
+        r"\w+",
+        "branch bucket cluster container database date day email env environment host hostname image instance machine namespace node "
+        "queue region release server service site tag target tenant topic version zone",
+    )
+)
+"""Last words of the names under which a single word stands that is another one in another run."""
+
+CHINESE = {
+    **{"主机": "host", "主机名": "host", "服务器": "server", "节点": "node", "域名": "host", "环境": "environment", "版本": "version"},
+    **{"版本号": "version", "分支": "branch", "标签": "tag", "镜像": "image", "日期": "date", "邮箱": "email", "区域": "region"},
+    **{
+        "集群": "cluster",
+        "服务": "service",
+        "命名空间": "namespace",
+        "数据库": "database",
+        "文件": "file",
+        "路径": "path",
+        "目录": "folder",
+    },
+}
+"""The same words where a name is Chinese, of whose letters no input can be called."""
+
+_DOMAINS = "com|net|org|io|dev|app|cloud|cn|de|eu|uk|jp|internal|intranet|local|lan|corp|example|test|invalid|svc|arpa"
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
+_NO_HOSTS = re.compile(r"localhost|127\.0\.0\.1|0\.0\.0\.0|(?:utf|iso|sha|md|rfc|base|gb|x86|http)[-_].*", re.IGNORECASE)
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:[^/\s?#@]*@)?(?P<host>[^/\s?#:@\"'<>\\[\]]*)[^\s\"'<>]*")
+_IN_TEXT = (
+    ("email", re.compile(r"(?<![\w.%+-])[A-Za-z0-9._%+-]+@(?:[A-Za-z0-9-]+\.)+[A-Za-z]{2,}(?![\w-])", re.ASCII)),
+    ("date", re.compile(r"(?<!\d)\d{4}-[01]\d-[0-3]\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?(?!\d)", re.ASCII)),
+    ("host", re.compile(r"(?<![\w.-])\d{1,3}(?:\.\d{1,3}){3}(?![\w-]|\.\w)", re.ASCII)),
+    ("version", re.compile(r"(?<![\w.-])(?:v\d+(?:\.\d+)+|\d+\.\d+\.\d+)(?:[-+][0-9A-Za-z.+-]*[0-9A-Za-z])?(?![\w-]|\.\w)", re.ASCII)),
+    ("host", re.compile(rf"(?<![\w.@/-])(?:{_LABEL}\.)+(?:{_DOMAINS})(?![\w/-]|\.\w)", re.ASCII)),
+)
+_PATH = re.compile(r"(?<![\w./~-])~?/[\w.@%+-]*\w(?:/[\w.@%+-]+)+|(?<![\w./~-])~/[\w.@%+-]+")
+_SYSTEM_PATH = re.compile(r"/(?:dev|proc|sys|bin|sbin|usr/(?:local/)?s?bin)(?:/|$)")
+_WHOLE_PATH = re.compile(r"/[\w.@%+-]+/?|[A-Za-z]:\\[^\s\"*?<>|]+|[\w@+-][\w.@+-]*(?:/[\w.@+-]+)*\.[A-Za-z][A-Za-z0-9]{1,4}")
+_MACHINE = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:-[A-Za-z0-9]+)*-\d+")
+_IMAGE = re.compile(r"(?:[A-Za-z0-9.-]+(?::\d+)?/)*[A-Za-z0-9._-]+:(?P<tag>[A-Za-z0-9_][\w.-]*)", re.ASCII)
+_LONGEST = 200
+
+
+def looks(pieces: list[str | Code], key: str) -> Iterator[tuple[str, str]]:
+    """Yield (what it looks like, the text) for all that varies in a text in pieces, which stands under the name `key`."""
+    if len(pieces) == 1 and isinstance(pieces[0], str) and (whole := _whole(pieces[0], key)):
+        yield whole
+        return
+    for number, piece in enumerate(pieces):
+        if isinstance(piece, str):
+            ends = (number == 0, number == len(pieces) - 1)  # whether the text, and no expression, ends there
+            yield from ((kind, piece[start:end]) for kind, start, end in _parts(piece) if _stands_alone(piece, start, end, ends))
+
+
+def last_word(key: str) -> str:
+    """Return the last word of a name: `sourceHost`, `source-host`, `SOURCE_HOST` and `源主机` give `host`."""
+    chinese = [word for word in CHINESE if key.endswith(word)]
+    if chinese:
+        return CHINESE[max(chinese, key=len)]
+    split = re.split(r"[\W_]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key))
+    return next((word.casefold() for word in reversed(split) if word), "")
+
+
+def _whole(text: str, key: str) -> tuple[str, str] | None:
+    word = last_word(key)
+    if "://" in text or not text.strip() or len(text) > _LONGEST:
+        return None
+    if (image := _IMAGE.fullmatch(text)) and (word in ("image", "container") or ("/" in text and not image["tag"].isdecimal())):
+        return "image_tag", image["tag"]
+    if _MACHINE.fullmatch(text) and not _NO_HOSTS.fullmatch(text):
+        return "host", text
+    if any(pattern.fullmatch(text) for _, pattern in _IN_TEXT):
+        return None  # found by its pattern
+    if _WHOLE_PATH.fullmatch(text) and not _SYSTEM_PATH.match(text):
+        return "path", text
+    if word in VARYING_KEYS and not re.search(r"[\s,;=]", text) and not _NO_HOSTS.fullmatch(text) and not text.startswith("-"):
+        return word, text
+    return None
+
+
+def _parts(text: str) -> Iterator[tuple[str, int, int]]:
+    """Yield (kind, start, end) of what is found; where two overlap, the one whose pattern comes first."""
+    taken: list[tuple[int, int]] = []
+    urls = [match.span() for match in _URL.finditer(text)]
+    for match in _URL.finditer(text):
+        if match["host"] and not _NO_HOSTS.fullmatch(match["host"]):
+            taken.append(match.span("host"))
+            yield "host", *match.span("host")
+    for kind, pattern in (*_IN_TEXT, ("path", _PATH)):
+        for match in pattern.finditer(text):
+            start, end = match.span()
+            within = urls if kind in ("path", "host", "email") else []
+            if any(start < last and first < end for first, last in (*taken, *within)):
+                continue
+            if (kind == "path" and _SYSTEM_PATH.match(match[0])) or (kind == "host" and _NO_HOSTS.fullmatch(match[0])):
+                continue
+            taken.append((start, end))
+            yield kind, start, end
+
+
+def _stands_alone(piece: str, start: int, end: int, ends: tuple[bool, bool]) -> bool:
+    """Return whether no expression adjoins what was found: that would be half of a name."""
+    return (start > 0 or ends[0]) and (end < len(piece) or ends[1])
+
+
+Schema: TypeAlias = Mapping[str, Any]
+
+_ARGV = ("argv", "args", "arguments")
+_ASSIGNED = re.compile(r"([\w-]+)[\"']?\s*[=:]\s*\S")
+_TOKENS = re.compile(r"\b(?:Bearer|Basic)\s+\S|(?<![A-Za-z0-9])(?:gh[opsu]_|github_pat_|glpat-|sk-|xox[abp]-|AKIA|eyJ)[A-Za-z0-9_-]{8}")
+_BEFORE_CODE = ("-c", "-lc", "-ec", "-e", "-m", "--eval", "--command", "-Command", "/c")
+_CODE_KEYS = frozenset(("cmd", "code", "command", "script", "sql", "statement"))
+_SCRIPT = re.compile(r"[\s;|&$`<>()]")
+_REFERENCES = 8  # that are followed from one schema to the next for the same value
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A scalar of a call's parameters. `path` leads to it from the plan's document; `at` is the same for people: `check.parameters.url`."""
+
+    path: Path
+    at: str
+    key: str  # the name that it stands under: of a parameter, or of the option before it in a list of arguments
+    value: str | int | float | bool
+    schemas: tuple[Schema, ...]  # what the tool says of it, as far as it says anything
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it is an option of a command, as `-f` or `--force`."""
+        return isinstance(self.value, str) and self.value.startswith("-") and "=" not in self.value and " " not in self.value
+
+    @property
+    def choices(self) -> list[JsonValue]:
+        """The only values that the tool takes here; empty where it takes others."""
+        return next((list(schema["enum"]) for schema in self.schemas if "enum" in schema), list[JsonValue]())
+
+
+def literals_of(plan: ExecutionPlan, tools: ToolRegistry) -> list[Literal]:
+    """Return the literals of the plan's calls in their order; none that is secret, code, or the program that a command calls."""
+    calls = list(_calls(plan, tools))
+    hidden = {text for call in calls for text in _hidden(call.parameters, masked(call.parameters, schema=call.schema))}
+    found: list[Literal] = []
+    for call in calls:
+        shown = cast("dict[str, JsonValue]", masked(call.parameters, schema=call.schema, hidden=hidden))
+        walk = _Walk(call.schema, call.path, call.at)
+        for name, value in call.parameters.items():
+            if name not in call.code:
+                found += walk.of(value, shown[name], (name,), name, walk.below(call.schema, name))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    path: Path
+    at: str
+    parameters: dict[str, JsonValue]
+    schema: Schema
+    code: frozenset[str]  # parameters in which no expression may stand
+
+
+def _calls(plan: ExecutionPlan, tools: ToolRegistry) -> Iterator[_Call]:
+    for index, step in enumerate(plan.steps):
+        given: list[tuple[tuple[str, ...], str | None, dict[str, JsonValue]]] = [(("parameters",), step.tool_name, step.parameters)]
+        if step.rollback is not None:
+            given.append((("rollback", "parameters"), step.rollback.tool_name, step.rollback.parameters))
+        for field, tool_name, parameters in given:
+            tool = tools.get(tool_name or "")
+            schema: Schema = {} if tool is None else tool.parameters_schema
+            code = frozenset[str]() if tool is None else tool.literal_parameters
+            yield _Call(("steps", index, *field), ".".join((step.id, *field)), parameters, schema, code)
+
+
+def _hidden(value: JsonValue, shown: JsonValue) -> Iterator[str]:
+    """Yield the texts of `value` of which `shown` shows nothing: as secrets they are no input anywhere."""
+    if isinstance(value, dict) and isinstance(shown, dict):
+        for name, member in value.items():
+            yield from _hidden(member, shown[name])
+    elif isinstance(value, list) and isinstance(shown, list):
+        for member, seen in zip(value, shown, strict=True):
+            yield from _hidden(member, seen)
+    elif isinstance(value, str) and shown == MASK:
+        yield value
+
+
+def _tells_secret(text: str) -> bool:
+    """Return whether a secret stands in a text by its name, as in `--password=…`, or by its own looks."""
+    return bool(_TOKENS.search(text)) or any(is_secret_name(name) for name in _ASSIGNED.findall(text))
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    root: Schema
+    base: Path
+    place: str
+
+    def of(self, value: JsonValue, shown: JsonValue, path: Path, key: str, schemas: tuple[Schema, ...]) -> Iterator[Literal]:
+        """Yield the literals in `value`; `shown` is what people may see of it, which differs where something is secret."""
+        if isinstance(value, dict) and isinstance(shown, dict):
+            for name, member in value.items():
+                members = tuple(part for schema in schemas for part in self.below(schema, name))
+                yield from self.of(member, shown[name], (*path, name), name, members)
+        elif isinstance(value, list) and isinstance(shown, list):
+            members = tuple(part for schema in schemas for part in self.resolved(schema.get("items")))
+            for index, member in enumerate(value):
+                if path[-1] not in _ARGV or (index and not _is_code(member, value[index - 1])):
+                    name = _option(value[index - 1]) if index else None
+                    yield from self.of(member, shown[index], (*path, index), name or key, members)
+        elif isinstance(value, str | int | float) and value == shown and value != "" and not self._is_secret(key, value):
+            if last_word(key) in _CODE_KEYS and isinstance(value, str) and _SCRIPT.search(value):
+                return  # of a tool that does not say that it is code
+            at = self.place
+            for part in path:
+                at = join(at, part)
+            yield Literal((*self.base, *path), at, key, value, schemas)
+
+    def _is_secret(self, key: str, value: str | float) -> bool:
+        return isinstance(value, str) and (is_secret_name(key) or _tells_secret(value))
+
+    def below(self, schema: Schema, name: str) -> tuple[Schema, ...]:
+        """Return what `schema` says of its property `name`."""
+        return self.resolved(schema.get("properties", {}).get(name, schema.get("additionalProperties")))
+
+    def resolved(self, schema: Any, depth: int = 0) -> tuple[Schema, ...]:
+        """Return a schema with all that it refers to or chooses among."""
+        if not isinstance(schema, Mapping) or depth > _REFERENCES:
+            return ()
+        own = cast("Schema", schema)
+        others = [part for word in ("anyOf", "oneOf", "allOf") for part in own.get(word, ())]
+        if "$ref" in own:
+            others.append(self.root.get("$defs", {}).get(str(own["$ref"]).removeprefix("#/$defs/")))
+        return (own, *(part for other in others for part in self.resolved(other, depth + 1)))
+
+
+def _is_code(argument: JsonValue, before: JsonValue) -> bool:
+    """Return whether an argument of a command may be a script, into which no input is put, or names a program: `sh -c …`, `ssh host …`."""
+    return before in _BEFORE_CODE or (isinstance(argument, str) and _SCRIPT.search(argument) is not None)
+
+
+def _option(before: JsonValue) -> str | None:
+    """Return the name of the option that takes the next argument: `--name-space` gives `name-space`."""
+    is_option = isinstance(before, str) and before.startswith("--") and "=" not in before
+    return before.removeprefix("--") or None if is_option and isinstance(before, str) else None
+
+
+_SHORTEST_PART = 4  # characters of a text that is looked for inside of others, where nothing but its repetition speaks for it
+
+
+@dataclass(frozen=True)
+class Replacing:
+    """Replaces `value` by the input `name`: where it is all that stands somewhere, and where it stands as a word of its own in a text."""
+
+    value: str | int | float | bool
+    name: str
+    is_certain: bool  # it is known to vary, or looks so; else a short word may mean something else in a longer text
+
+    @property
+    def reference(self) -> str:
+        """What takes its place."""
+        return f"${{{{ inputs.{self.name} }}}}"
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is looked for inside of longer texts, too."""
+        return isinstance(self.value, str) and (self.is_certain or len(self.value) >= _SHORTEST_PART)
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        value = str(self.value)
+        # Letters of scripts that write without blanks end no word.
+        before = ("/" if value[0] in "/~" else "") + (r"A-Za-z0-9_.\-" if value[0].isascii() else "")
+        after = r"(?![A-Za-z0-9_\-]|\.[A-Za-z0-9_])" if value[-1].isascii() else ""
+        return re.compile((f"(?<![{before}])" if before else "") + re.escape(value) + after)
+
+    def text(self, text: str) -> str:
+        """Return `text` with the input in every place of the value."""
+        if text == self.value:
+            return self.reference
+        if not self.is_part or str(self.value) not in text:
+            return text
+        try:
+            cut = pieces(text)
+        except UnclosedError:
+            return text
+        last = len(cut) - 1
+        parts = [self._code(part) if isinstance(part, Code) else self._words(part, (at == 0, at == last)) for at, part in enumerate(cut)]
+        same = all(new == (f"${{{{ {old.text} }}}}" if isinstance(old, Code) else old) for new, old in zip(parts, cut, strict=True))
+        return text if same else "".join(parts)  # as it was written, with its white space
+
+    def expression(self, text: str) -> str:
+        """Return a text that is one expression with the input in place of the constant."""
+        return self.text(text) if self.value != text else text
+
+    def remains(self, value: JsonValue, at: str) -> Iterator[str]:
+        """Yield the places in a document at which the value is still written out."""
+        if isinstance(value, dict):
+            for key, member in value.items():
+                if self._is_in(key):
+                    yield join(at, key)
+                yield from self.remains(member, join(at, key))
+        elif isinstance(value, list):
+            for index, member in enumerate(value):
+                yield from self.remains(member, join(at, index))
+        elif isinstance(value, str) and self._is_in(value):
+            yield at
+
+    def _is_in(self, text: str) -> bool:
+        if not self.is_part or str(self.value) not in text:
+            return False
+        try:
+            return any(isinstance(part, str) and self._pattern.search(part) for part in pieces(text))
+        except UnclosedError:
+            return False
+
+    def _words(self, piece: str, ends: tuple[bool, bool]) -> str:
+        def put(found: re.Match[str]) -> str:
+            # Beside an expression it is half of a name.
+            alone = (found.start() > 0 or ends[0]) and (found.end() < len(piece) or ends[1])
+            return self.reference if alone else found[0]
+
+        return self._pattern.sub(put, piece)
+
+    def _code(self, part: Code) -> str:
+        if not self.is_certain or self.value in tuple(StepStatus):  # `status == 'completed'` speaks of something else
+            return f"${{{{ {part.text} }}}}"
+        return f"${{{{ {with_constants(part.text, str(self.value), f'inputs.{self.name}')} }}}}"
+
+
+def value_at(document: Any, path: tuple[str | int, ...]) -> Any:
+    """Return what `path` leads to in a document."""
+    for key in path:
+        document = document[key]
+    return document
+
+
+def put_at(document: Any, path: tuple[str | int, ...], value: JsonValue) -> None:
+    """Put `value` where `path` leads to in a document."""
+    value_at(document, path[:-1])[path[-1]] = value

@@ -1,0 +1,334 @@
+"""What a proposed input is called."""
+
+import copy
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from keyword import iskeyword
+from typing import Any, cast
+
+from pydantic import JsonValue
+
+from plan_adapter.expressions.references import UnclosedError, has_expression, pieces
+from plan_adapter.imported import written_secrets
+from plan_adapter.plan import ExecutionPlan, Input, InputType
+from plan_adapter.readable import as_text, counted, one_line
+from plan_adapter.runbooks.literals import Literal, Replacing, last_word, literals_of, looks, put_at, value_at
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.validation import validate
+
+_UNTELLING = frozenset(
+    re.findall(
+        r"\w+",
+        "argument arguments argv args body command content data item items json key list name param parameter parameters params payload "
+        "statement text uri url value values",
+    )
+)
+"""Names of parameters that say nothing of what stands under them."""
+
+_TAKEN = frozenset({"self", "cls", "return_state", "wait_for", "true", "false", "null", "in"})
+_LONGEST = 40
+
+
+@dataclass(frozen=True, slots=True)
+class NameSource:
+    """What a name is made of: what the value looks like, and the keys that it stands under, each with whether nothing else does."""
+
+    kind: str
+    keys: Sequence[tuple[str, bool]]
+
+
+def free_name(source: NameSource, taken: Collection[str]) -> str:
+    """Return a name that is an identifier in expressions and in Python, and not among `taken`."""
+    telling = Counter(name for key, is_all in source.keys if is_all and (name := _identifier(key)) and name not in _UNTELLING)
+    inside = (name for key, _ in source.keys if (name := _identifier(key)) and name not in _UNTELLING)
+    wanted = telling.most_common(1)[0][0] if telling else source.kind or next(inside, "") or "value"
+    if iskeyword(wanted) or wanted in _TAKEN:
+        wanted += "_"
+    name, number = wanted, 2
+    while name in taken:
+        name, number = f"{wanted.rstrip('_')}_{number}", number + 1
+    return name
+
+
+def _identifier(key: str) -> str:
+    """Return `key` in snake_case, "" where it has no letters of ASCII: those alone may stand in the name of an input."""
+    split = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key) if key.isascii() else last_word(key)
+    name = re.sub(r"[^A-Za-z0-9]+", "_", split).strip("_").lower()[:_LONGEST].rstrip("_")
+    return name if name[:1].isalpha() else ""
+
+
+MOST_INPUTS = 20
+"""More inputs than these nobody fills in: the others are told as literals that stay."""
+
+_COMPARED = 200  # candidates of which it is counted where else they stand; a plan of thousands of steps has thousands
+_LONGEST_NAME = 200  # characters of a text that is taken for a value because it is repeated
+_SHORTEST = 2
+_PLACES_SHOWN = 6
+_KINDS: Mapping[type, InputType] = {str: "string", bool: "boolean", int: "integer", float: "number"}
+
+_Key = tuple[type, str | int | float | bool, str]  # of a number also the name that it stands under: 30 is many things
+
+
+@dataclass(frozen=True, slots=True)
+class ProposedInput:
+    """A literal that may become an input: under which name, as what, why, where it stood, and where it still does."""
+
+    name: str
+    definition: Input
+    reasons: tuple[str, ...]
+    places: tuple[str, ...]  # as `check.parameters.url`
+    remains: tuple[str, ...] = ()  # where the value is still written out, because no expression may stand there
+
+    @property
+    def comment(self) -> str:
+        """Return in words why it is proposed and where it stands, in one line."""
+        still = f"; still written out in {_listed(self.remains)}" if self.remains else ""
+        return f"proposed: {'; '.join(self.reasons)}; in {_listed(self.places)}{still}"
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """A runbook to be: the plan with the proposed inputs, whose defaults are what the run had; and what is to be known of it."""
+
+    plan: ExecutionPlan
+    inputs: tuple[ProposedInput, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def comments(self) -> dict[str, str]:
+        """Return the comment of each proposed input by its place in the document."""
+        return {f"inputs.{proposed.name}": proposed.comment for proposed in self.inputs}
+
+
+def promote(
+    plan: ExecutionPlan,
+    tools: ToolRegistry,
+    *,
+    others: Sequence[tuple[str, ExecutionPlan]] = (),
+    name: str | None = None,
+    without: Collection[str] = (),
+) -> Promotion:
+    """Return `plan` with inputs in the place of literals that vary: with their defaults every call is given what it was given before.
+
+    A literal of a call's parameters is taken where it differs in `others` (other versions of the plan, each with what it is called, as
+    `version 2`), where it looks like a host, path, version, date, image tag or address, and where it stands in several places. Never
+    one that is secret, code, or a program's name. The plan's own inputs stay as they are. `without` are names that are not to be
+    proposed. Raises InvalidPlanError where `plan` does not fit `tools`.
+    """
+    plan = validate(plan, tools).plan
+    literals = literals_of(plan, tools)
+    found = _Candidates(literals)
+    found.add_varied([(label, literals_of(other, tools), other) for label, other in others], plan)
+    found.add_looks()
+    found.add_repeated()
+    work = _Work(copy.deepcopy(plan.to_document()), literals, set(plan.inputs), frozenset(without))
+    for candidate in found.ordered():
+        work.propose(candidate)
+    document = work.document
+    if name is not None:
+        document["name"] = name
+    if work.inputs:
+        document["inputs"] = {**cast("dict[str, JsonValue]", document.get("inputs", {})), **work.definitions()}
+    promoted = validate(ExecutionPlan.model_validate(document), tools).plan
+    left = f"{counted(work.left, 'literal')} more could be inputs and stayed as they are: {MOST_INPUTS} are proposed at most"
+    return Promotion(promoted, tuple(work.inputs), (*((left,) if work.left else ()), *written_secrets(promoted)))
+
+
+@dataclass(slots=True)
+class _Candidate:
+    value: str | int | float | bool
+    kind: str = ""  # what it looks like
+    reasons: list[str] = field(default_factory=list[str])
+    literals: list[Literal] = field(default_factory=list[Literal])
+    is_varied: bool = False
+
+    @property
+    def is_certain(self) -> bool:
+        return self.is_varied or bool(self.kind)
+
+
+class _Candidates:
+    """Gathers what may become an input, by its value."""
+
+    def __init__(self, literals: Sequence[Literal]) -> None:
+        self._literals = literals
+        self._found: dict[_Key, _Candidate] = {}
+
+    def ordered(self) -> list[_Candidate]:
+        """Return the candidates: what is known to vary, then what stands in most places, also inside of others, then the longest."""
+        found = sorted(self._found.values(), key=lambda one: (not one.is_varied, -len(one.literals), -len(str(one.value))))
+        rank = {id(one): (not one.is_varied, -self._places(one), -len(str(one.value))) for one in found[:_COMPARED]}
+        return [*sorted(found[:_COMPARED], key=lambda one: rank[id(one)]), *found[_COMPARED:]]
+
+    def _places(self, candidate: _Candidate) -> int:
+        draft = Replacing(candidate.value, "x", candidate.is_certain)
+        texts = (literal.value for literal in self._literals)
+        return max(len(candidate.literals), sum(isinstance(text, str) and draft.text(text) != text for text in texts))
+
+    def add_varied(self, others: Iterable[tuple[str, list[Literal], ExecutionPlan]], plan: ExecutionPlan) -> None:
+        """Add what another version of the plan has otherwise at the same place of the same call."""
+        tool_of = {step.id: step.tool_name for step in plan.steps}
+        for label, literals, other in others:
+            same = {step.id for step in other.steps if tool_of.get(step.id) == step.tool_name}
+            theirs = {literal.at: literal for literal in literals if literal.at.partition(".")[0] in same}
+            for literal in self._literals:
+                match = theirs.get(literal.at)
+                if match is not None and type(match.value) is type(literal.value) and match.value != literal.value:
+                    mine, other_value = _difference(literal.value, match.value)
+                    if not has_expression(str(mine)) and not has_expression(str(other_value)):
+                        self._add(mine, literal, f"it was {as_text(other_value)} in {label}", is_varied=True)
+
+    def add_looks(self) -> None:
+        """Add what looks as if it differed from run to run."""
+        for literal in self._literals:
+            if isinstance(literal.value, str) and not literal.choices:
+                try:
+                    cut = pieces(literal.value)
+                except UnclosedError:
+                    continue
+                for kind, text in looks(cut, literal.key):
+                    self._add(text, literal, f"it looks like {_in_words(kind)}", kind=kind)
+
+    def add_repeated(self) -> None:
+        """Add what stands in several places; a number only under the same name."""
+        places: dict[_Key, list[Literal]] = {}
+        for literal in self._literals:
+            if _may_repeat(literal):
+                places.setdefault(_key(literal.value, literal), []).append(literal)
+        for several in places.values():
+            if len(several) > 1:
+                for literal in several:
+                    self._add(literal.value, literal, "it stands in several places")
+
+    def _add(self, value: Any, literal: Literal, reason: str, *, kind: str = "", is_varied: bool = False) -> None:
+        one = self._found.setdefault(_key(value, literal), _Candidate(value))
+        one.kind = one.kind or kind
+        one.is_varied = one.is_varied or is_varied
+        if reason not in one.reasons:
+            one.reasons.append(reason)
+        if literal not in one.literals[-1:]:
+            one.literals.append(literal)
+
+
+@dataclass(slots=True)
+class _Work:
+    """The document of the runbook as it comes to be."""
+
+    document: dict[str, JsonValue]
+    literals: Sequence[Literal]
+    taken: set[str]
+    without: frozenset[str]
+    inputs: list[ProposedInput] = field(default_factory=list[ProposedInput])
+    left: int = 0
+
+    def definitions(self) -> dict[str, JsonValue]:
+        """Return the proposed inputs as a document writes them."""
+        return {one.name: one.definition.model_dump(mode="json", exclude_defaults=True, exclude_none=True) for one in self.inputs}
+
+    def propose(self, candidate: _Candidate) -> None:
+        """Put an input in the place of a candidate, where it still stands in enough places."""
+        draft = Replacing(candidate.value, "x", candidate.is_certain)
+        is_full = len(self.inputs) >= MOST_INPUTS
+        found = self._replaced(draft, candidate, candidate.literals if is_full else self.literals)
+        if len(found) < (1 if candidate.is_certain else 2):
+            return
+        if is_full:
+            self.left += 1
+            return
+        keys = [(literal.key, literal.value == candidate.value) for literal in candidate.literals]
+        name = free_name(NameSource(candidate.kind, keys), self.taken)
+        self.taken.add(name)
+        if name in self.without:
+            return
+        replacing = Replacing(candidate.value, name, candidate.is_certain)
+        replaced = self._replaced(replacing, candidate, self.literals)
+        for literal, value in replaced:
+            put_at(self.document, literal.path, value)
+        self._replace_in_expressions(replacing)
+        places = tuple(literal.at for literal, _ in replaced)
+        self.inputs.append(ProposedInput(name, _definition(candidate, places), tuple(candidate.reasons), places, self._remains(replacing)))
+
+    def _replaced(self, replacing: Replacing, candidate: _Candidate, among: Sequence[Literal]) -> list[tuple[Literal, str]]:
+        """Return the literals that hold the value now, each with what it becomes."""
+        found: list[tuple[Literal, str]] = []
+        keys = {literal.key for literal in candidate.literals}
+        for literal in among:
+            now = value_at(self.document, literal.path)
+            if isinstance(now, str) and isinstance(replacing.value, str) and not (literal.choices and literal.value != replacing.value):
+                if (text := replacing.text(now)) != now:
+                    found.append((literal, text))
+            elif type(now) is type(replacing.value) and now == replacing.value and literal.key in keys:
+                found.append((literal, replacing.reference))
+        return found
+
+    def _replace_in_expressions(self, replacing: Replacing) -> None:
+        """Put the input in the place of constants in conditions and outputs, so that these mean the same again."""
+        for step in cast("list[dict[str, JsonValue]]", self.document["steps"]):
+            for name in ("when", "for_each", "done_when"):
+                text = step.get(name)
+                if isinstance(text, str):
+                    step[name] = replacing.expression(text)
+        outputs = cast("dict[str, JsonValue]", self.document.get("outputs", {}))
+        outputs.update({name: replacing.expression(value) for name, value in outputs.items() if isinstance(value, str)})
+
+    def _remains(self, replacing: Replacing) -> tuple[str, ...]:
+        found: list[str] = []
+        for step in cast("list[dict[str, Any]]", self.document["steps"]):
+            written = {key: value for key, value in step.items() if key not in ("id", "tool_name", "depends_on", "tools", "metadata")}
+            found += replacing.remains(written, str(step["id"]))
+        return (*(at for at in ("name", "description") if [*replacing.remains(self.document.get(at), at)]), *found)
+
+
+def _definition(candidate: _Candidate, places: Sequence[str]) -> Input:
+    """Return the input: of the tool's type where that takes the value, with its choices, else of the literal's own."""
+    whole = [literal for literal in candidate.literals if literal.value == candidate.value]
+    said = {str(schema.get("type")) for literal in whole for schema in literal.schemas}
+    kind = _KINDS[type(candidate.value)]
+    if kind == "integer" and "number" in said and "integer" not in said:
+        kind = "number"
+    choices = next((literal.choices for literal in whole if candidate.value in literal.choices), None)
+    if choices and any(type(choice) is not type(candidate.value) for choice in choices):
+        choices = None
+    more = f" and {counted(len(places) - 1, 'more place')}" if len(places) > 1 else ""
+    description = next((str(schema["description"]) for literal in whole for schema in literal.schemas if schema.get("description")), "")
+    key = Counter(literal.key for literal in candidate.literals).most_common(1)[0][0]
+    what = f"{description.rstrip('. ') or _in_words(candidate.kind).partition(' ')[2] or one_line(key)} (in {one_line(places[0])}{more})"
+    return Input(type=kind, description=what[:1].upper() + what[1:], default=candidate.value, enum=choices)
+
+
+def _key(value: str | float, literal: Literal) -> _Key:
+    return type(value), value, "" if isinstance(value, str) else literal.key
+
+
+def _may_repeat(literal: Literal) -> bool:
+    value = literal.value
+    if isinstance(value, bool) or literal.choices or literal.is_flag:
+        return False
+    if isinstance(value, str):
+        return _SHORTEST <= len(value.strip()) <= _LONGEST_NAME and "\n" not in value and not has_expression(value)
+    return True
+
+
+def _difference(mine: Any, theirs: Any) -> tuple[Any, Any]:
+    """Return what differs between two values: of texts the words between what they begin and end with, else all of both."""
+    if not isinstance(mine, str) or has_expression(mine) != has_expression(theirs):
+        return mine, theirs
+    words, others = (re.findall(r"[A-Za-z0-9_.\-]+|[^A-Za-z0-9_.\-]", text) for text in (mine, theirs))
+    shorter = min(len(words), len(others))
+    start = next((at for at in range(shorter) if words[at] != others[at]), shorter)
+    rest = shorter - start
+    end = next((at for at in range(rest) if words[-1 - at] != others[-1 - at]), rest)
+    part, other = ("".join(one[start : len(one) - end]) for one in (words, others))
+    return (part, other) if part.strip() and other.strip() else (mine, theirs)
+
+
+def _in_words(kind: str) -> str:
+    word = {"email": "e-mail address", "env": "environment"}.get(kind, kind.replace("_", " "))
+    return f"{'an' if word[:1] in 'aeiou' else 'a'} {word}"
+
+
+def _listed(places: Sequence[str]) -> str:
+    more = f", and {counted(len(places) - _PLACES_SHOWN, 'more place')}" if len(places) > _PLACES_SHOWN else ""
+    return ", ".join(places[:_PLACES_SHOWN]) + more

@@ -1,0 +1,121 @@
+"""`GateAnswers`: checks who answers at a gate, and whether an earlier approval still satisfies the current policy."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from pydantic import JsonValue
+
+from plan_adapter.commands import open_form_notice
+from plan_adapter.errors import NotApprovedError
+from plan_adapter.gates.approval import refusal, rules_of, with_todays_policy
+from plan_adapter.gates.identity import Means, approval_from, proved, recheck
+from plan_adapter.gates.policy import PolicyInForce
+from plan_adapter.plan import ExecutionPlan
+from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, PlanRun, Receipt
+from plan_adapter.settings import Settings
+from plan_adapter.store.outcomes import Word
+from plan_adapter.store.store import PlanStore
+
+
+async def why_stale(answer: Approval, plan: ExecutionPlan, run: PlanRun, store: PlanStore, settings: Settings) -> str | None:
+    """Return why an approval that was given at a gate, and that nobody has used yet, would not be taken now; None where it would.
+
+    The policy, groups and allowed signers may have changed since, or be others in the process that took it.
+    """
+    if answer.decision != "approve" or answer.gate_id is None or answer.used_at is not None:
+        return None
+    policy = await store.policy_in_force(settings)
+    rules = rules_of(plan, policy, requested_by=run.requested_by or "")
+    if (reason := refusal(rules, by=answer.by, known_by=answer.known_by, decision=answer.decision)) is not None:
+        return reason
+    try:
+        await asyncio.to_thread(recheck, answer, await store.gate(answer.gate_id), policy)
+    except NotApprovedError as error:
+        return str(error)
+    return None
+
+
+async def approval_before(
+    answers: Sequence[Approval], plan: ExecutionPlan, run: PlanRun, store: PlanStore, settings: Settings
+) -> tuple[list[str], list[str]]:
+    """Return in words who asked for changes of what a gate asks about, and whose approval of it counts no more, and why."""
+    changes = [f"{row.by} asks for changes: {row.note}" for row in answers if row.decision == "request_changes"]
+    lapsed = list[str]()
+    for row in answers:
+        if (why := await why_stale(row, plan, run, store, settings)) is not None:
+            lapsed.append(f"the approval by {row.by} counts no more: {why}")
+    return changes, lapsed
+
+
+@dataclass(slots=True)
+class GateAnswers:
+    """Takes the answers at the gates of one run in one process, whichever way they come."""
+
+    store: PlanStore
+    settings: Settings
+    forms_are_private: Callable[[], Awaitable[bool]] | None = None  # whether people sign in where they answer forms; None: no forms
+    redact: Callable[[JsonValue], JsonValue] = lambda value: value  # takes secrets out of what people say of a call
+    _verified: set[str] = field(default_factory=set[str])  # ids of answers that were proved in this process
+
+    async def close(self, gate: Gate, answer: Answer, request: ApprovalRequest) -> Gate:
+        """Return `gate` closed by `answer`, whose giver is proved and allowed.
+
+        Raises NotApprovedError with why it is not taken, RunConflictError where somebody else was first.
+        """
+        if gate.kind == "approval" or gate.step_id is None:
+            return await self.store.answer_gate(gate.id, await self._taken(answer, request))
+        await self.store.resolve(gate.run_id, gate.step_id, await self._resolution(answer, request), item=gate.item)
+        return await self.store.gate(gate.id)
+
+    async def prove(self, approval: Approval, asked: ApprovalRequest | Gate) -> None:
+        """Return if `approval`, which may come from elsewhere, is signed by who it says, where it says so; raises NotApprovedError."""
+        if approval.id not in self._verified:
+            await asyncio.to_thread(recheck, approval, asked, await self.store.policy_in_force(self.settings))
+            self._verified.add(approval.id)
+
+    async def resolution_at(self, gate: Gate) -> Receipt | None:
+        """Return the receipt that is what was said at `gate`, which asked how a call ended; None for any other one."""
+        if gate.kind != "outcome" or gate.closed_at is None:
+            return None
+        of_gate = [row for row in await self.store.receipts(gate.run_id) if (row.step_id, row.item) == (gate.step_id, gate.item)]
+        return next((row for row in of_gate if row.ended_at == gate.closed_at and row.by is not None), None)
+
+    async def _taken(self, answer: Answer, request: ApprovalRequest) -> Approval:
+        """Return `answer` as an approval, its giver proved and allowed; raises NotApprovedError with why not."""
+        await self._refuse_open_form(answer, request)
+        means = await self._means()
+        approval = await approval_from(answer, await self._as_of_today(request, means.policy), means)
+        self._verified.add(approval.id)
+        return approval
+
+    async def _resolution(self, answer: Answer, request: ApprovalRequest) -> Word:
+        if answer.decision not in ("done", "again", "abort"):
+            raise NotApprovedError(
+                f"what is asked is how the call ended, and `{answer.decision}` does not say it: done, again or abort does"
+            )
+        await self._refuse_open_form(answer, request)
+        means = await self._means()
+        known_by = await proved(answer, await self._as_of_today(request, means.policy), means)
+        said = (str(self.redact(answer.note)), self.redact(answer.result))
+        if answer.signature is not None and said[1] != answer.result:  # no record could show that this is what was signed
+            raise NotApprovedError("the result that was signed holds the value of a secret: say it without, and sign that")
+        return Word(answer.decision, answer.by, known_by, *said, digest=request.approval_digest, signature=answer.signature)
+
+    async def _means(self) -> Means:
+        policy = await self.store.policy_in_force(self.settings)
+        return Means(policy, self.settings, self.store, (await self.store.now()).timestamp())
+
+    async def _as_of_today(self, request: ApprovalRequest, policy: PolicyInForce) -> ApprovalRequest:
+        """Return `request` with what an answer must fit now, by the store's policy where it has one."""
+        if policy.number is None or request.run_id is None:
+            return request
+        run = await self.store.run(request.run_id, with_steps=False)
+        return replace(request, rules=with_todays_policy(request.rules, await self.store.get(run.digest), policy))
+
+    async def _refuse_open_form(self, answer: Answer, request: ApprovalRequest) -> None:
+        """Raise NotApprovedError for a code in a form that anybody could have read and sent."""
+        if answer.channel != "form" or answer.code is None or answer.signature is not None or self.forms_are_private is None:
+            return
+        if not await self.forms_are_private():
+            raise NotApprovedError(open_form_notice(request))

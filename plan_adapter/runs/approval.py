@@ -1,0 +1,358 @@
+"""The approval of one run, of its whole plan or of one of its calls: found, asked for, checked and used up."""
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import fields, replace
+from typing import Protocol, runtime_checkable
+
+from plan_adapter.draft_text import origin_lines
+from plan_adapter.errors import NotApprovedError, RunConflictError
+from plan_adapter.gates.approval import (
+    ApprovedPlan,
+    approved_plan,
+    names_of_nobody,
+    needs_gate,
+    refusal,
+    requires_approval,
+    rules_of,
+    without_approval,
+)
+from plan_adapter.gates.gate import new_gate, no_answer
+from plan_adapter.gates.plan_text import plan_gate_text
+from plan_adapter.gates.policy import PolicyInForce
+from plan_adapter.plan import ExecutionPlan, PlanStatus
+from plan_adapter.readable import one_line
+from plan_adapter.record import Approval, Gate, GateRules, PlanRun, RunContext, RunReason
+from plan_adapter.runs.answers import approval_before, why_stale
+from plan_adapter.runs.folders import folder_text, in_folder, move_text
+from plan_adapter.runs.keeper import GateKeeper
+from plan_adapter.runs.request import RunRequest
+from plan_adapter.runs.secrets import missing_notices
+from plan_adapter.runs.standing import standing_for
+from plan_adapter.runs.tool_drift import code_notices, replaced_version, tool_drift_lines
+from plan_adapter.settings import Settings
+from plan_adapter.store.store import PlanStore
+from plan_adapter.validation import BoundPlan, bind_inputs, validate
+
+MOST_PENDING = 200
+"""How many of the newest runs that wait are looked at, whether their gate is over."""
+
+
+async def is_answered(bound: BoundPlan, store: PlanStore, run_request: RunRequest, *, run: PlanRun | None = None) -> bool:
+    """Whether nobody needs to be asked, or there is an answer (also one to `run`), or somebody who can be asked."""
+    if not requires_approval(bound.validated.plan, await store.policy_in_force(run_request.settings)):
+        return True
+    if run_request.approval is not None or run_request.approver is not None or run_request.asks_in_form:
+        return True
+    if run is not None and await _answer_to(run, bound, store, run_request.settings) is not None:
+        return True
+    return await store.find_approval(bound.approval_digest, context=run_request.context) is not None
+
+
+async def not_approved(bound: BoundPlan, store: PlanStore, settings: Settings, *, run: PlanRun | None = None) -> NotApprovedError:
+    """Return the error that names what needs an approval, and the ways to give it."""
+    plan, lapsed = bound.validated.plan, list[str]()
+    if run is not None:
+        _, lapsed = await approval_before(await _answers(run, bound, store), plan, run, store, settings)
+    return NotApprovedError(
+        "".join(f"{said}; " for said in lapsed)
+        + f"`{plan.name}` requires an approval of {bound.approval_digest[:12]}…: give `approval=approve(plan, …)` "
+        "or an approver, or let the plan say `options: {require_approval: false}`"
+    )
+
+
+async def approve_run(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> ApprovedPlan | None:
+    """Return the plan as approved for `run`, or None where it was rejected, expired or cancelled, which is then recorded.
+
+    None also where nobody is waited for and nobody has approved it: its gate is left open then, or somebody wants it changed. A new
+    version of the plan that comes meanwhile takes the place of the one that was asked about, in `run`, too. Raises NotApprovedError for
+    an answer of other content, and where the answer is waited for and nobody is there to ask.
+    """
+    while True:
+        try:
+            answer = await _found(bound, run, keeper) or await _asked(bound, run, keeper)
+        except _RevisedError:
+            bound = await renewed(run, keeper)
+            continue
+        if answer is None:
+            return None
+        if await why_stale(answer, bound.validated.plan, run, keeper.store, keeper.run_request.settings) is not None:
+            continue  # it was taken elsewhere, by other rules: somebody is asked again
+        if answer.decision == "approve":
+            return await _used(bound, run, answer, keeper)
+        if answer.decision == "reject":
+            return await end_rejected(run, answer, keeper.store)
+        if _is_left(keeper.run_request):  # as what is wanted otherwise: to ask again is for who goes on with it
+            return None
+        if keeper.has_spoken(bound.approval_digest) and not keeper.run_request.asks_in_form:  # the same would be said again, for ever
+            raise NotApprovedError(f"{answer.by} asks for changes: {answer.note}; `plan revise {run.id} FILE` gives a new version")
+
+
+async def open_detached(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: Settings) -> Gate:
+    """Return the gate of a run that nobody waits for, open for `plan approve`."""
+    draft = await _gate_of(bound, run, store, settings)
+    gate = await store.open_gate(draft, timeout_ms=bound.validated.plan.options.approval_timeout_ms)
+    await store.leave_gate(gate.id)
+    return gate
+
+
+@runtime_checkable
+class Foresees(Protocol):
+    """An approver who knows beforehand whether an approval would be taken."""
+
+    def foresee(self, rules: GateRules) -> None:
+        """Raise NotApprovedError where it would not be, by `rules`."""
+        ...
+
+
+async def refuse_approver(bound: BoundPlan, store: PlanStore, run_request: RunRequest, *, run: PlanRun | None = None) -> None:
+    """Raise NotApprovedError where the plan must be approved and who is asked knows that they may not: before anything begins."""
+    if run_request.asks_in_form or not isinstance(run_request.approver, Foresees):
+        return
+    if await is_answered(bound, store, replace(run_request, approver=None), run=run):
+        return
+    revisions = [] if run is None else await store.revisions(run.id)
+    requested_by = run_request.requested_by if run is None else run.requested_by or ""
+    revised_by = revisions[-1].by if revisions else ""
+    policy = await store.policy_in_force(run_request.settings)
+    run_request.approver.foresee(rules_of(bound.validated.plan, policy, requested_by=requested_by, revised_by=revised_by))
+
+
+async def end_overdue(run: PlanRun, store: PlanStore) -> PlanRun:
+    """Return `run` as it is once its gates are ended at which nobody answered in time and no process waits."""
+    if run.completed_at is not None:  # its gates were closed then
+        return run
+    waiting = await store.gates(run_id=run.id)
+    now = await store.now() if waiting else None
+    if now is None or not any(gate.is_over(now) for gate in waiting):
+        return run
+    await end_expired(store, run_id=run.id)
+    return await store.run(run.id)
+
+
+async def end_expired(store: PlanStore, *, run_id: str | None = None) -> None:
+    """End the gates at which nobody answered in time and no process waits, of one run or of all, and the runs that end with them."""
+    now = await store.now()
+    for gate in await store.gates(run_id=run_id):
+        if gate.is_over(now):
+            closed, run = await store.expire_gate(gate.id), await store.run(gate.run_id)
+            if closed.end == "expired" and run.status is PlanStatus.PENDING_APPROVAL and await _ends_run(closed, run, store):
+                await end_unapproved(run, store, RunReason.EXPIRED, _unanswered(closed))
+    waiting = await store.runs(limit=MOST_PENDING, status=PlanStatus.PENDING_APPROVAL) if run_id is None else [await store.run(run_id)]
+    for run in waiting:
+        last = next(reversed([gate for gate in await store.gates(run_id=run.id, open_only=False) if gate.step_id is None]), None)
+        is_over = last is not None and last.end == "expired" and last.approval_digest == run.approval_digest
+        if last is not None and is_over and run.status is PlanStatus.PENDING_APPROVAL:  # closed by an answer that came late
+            await end_unapproved(run, store, RunReason.EXPIRED, _unanswered(last))
+
+
+async def _ends_run(gate: Gate, run: PlanRun, store: PlanStore) -> bool:
+    """Return whether `run`, which waits without a process, ends as `gate` expires; else going on with it tells what becomes of it."""
+    if gate.step_id is None:
+        return True
+    plan = await store.get(run.digest)
+    on_error = next((step.on_error for step in plan.steps if step.id == gate.step_id), None) or plan.options.on_error
+    return gate.rules.expires == "reject" and on_error == "stop"
+
+
+def _unanswered(gate: Gate) -> str:
+    return no_answer(gate) if gate.step_id is None else f"{no_answer(gate)} at the gate of `{gate.step_id}`"
+
+
+async def end_unapproved(run: PlanRun, store: PlanStore, reason: RunReason, message: str) -> None:
+    """Record that `run` ends without having begun."""
+    run.status, run.reason, run.message = PlanStatus.CANCELLED, reason, message
+    run.completed_at = await store.now()
+    await store.update_run(run)
+
+
+async def _found(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval | None:
+    """Return the answer that is there already, None where somebody must be asked."""
+    store, run_request, plan = keeper.store, keeper.run_request, bound.validated.plan
+    answer = await _answer_to(run, bound, store, run_request.settings)
+    if answer is not None:
+        return answer
+    if run_request.approval is not None:
+        return await _fitting(run_request.approval, bound, run, keeper)
+    if not requires_approval(plan, await store.policy_in_force(run_request.settings)):
+        return without_approval(bound, now=await store.now())
+    waiting = await store.find_approval(bound.approval_digest, context=_context_of(run))
+    if waiting is not None:
+        return await _fitting(waiting, bound, run, keeper)
+    return await standing_for(bound, run, store, run_request)
+
+
+def _context_of(run: PlanRun) -> RunContext:
+    return RunContext(agent_id=run.agent_id, org_id=run.org_id, tenant_id=run.tenant_id, task_id=run.task_id)
+
+
+async def _answer_to(run: PlanRun, bound: BoundPlan, store: PlanStore, settings: Settings) -> Approval | None:
+    """Return what `run` was answered about exactly this content: at a gate of its own, or by what it has used already.
+
+    None also where that asks for changes, or counts no more.
+    """
+    last = next(reversed(await _answers(run, bound, store)), None)
+    if last is None or last.decision == "request_changes":
+        return None
+    return last if await why_stale(last, bound.validated.plan, run, store, settings) is None else None
+
+
+async def _answers(run: PlanRun, bound: BoundPlan, store: PlanStore) -> list[Approval]:
+    return [row for row in await store.approvals(run.id) if is_of_run(row, run) and row.approval_digest == bound.approval_digest]
+
+
+def is_of_run(row: Approval, run: PlanRun) -> bool:
+    """Return whether `row` was given at the gate of the run's plan, or was used for it."""
+    return row.run_id == run.id and row.step_id is None and (row.gate_id is not None or row.used_at is not None)
+
+
+async def _fitting(given: Approval, bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval:
+    """Return an answer that was given before the run was made; raises NotApprovedError where the rules do not take it."""
+    revisions = await keeper.store.revisions(run.id)
+    revised_by = revisions[-1].by if revisions else ""
+    policy = await keeper.store.policy_in_force(keeper.run_request.settings)
+    rules = rules_of(bound.validated.plan, policy, requested_by=run.requested_by or "", revised_by=revised_by)
+    if given.decision == "request_changes":
+        raise NotApprovedError(f"{given.by} asks for changes: {given.note}")
+    if given.approval_digest == bound.approval_digest:
+        if given.known_by in ("ssh_signature", "totp"):
+            raise NotApprovedError("signatures and codes are given at a gate: let the run open it, and answer there")
+        if (reason := refusal(rules, by=given.by, known_by=given.known_by, decision=given.decision)) is not None:
+            raise NotApprovedError(reason)
+    return given
+
+
+async def _asked(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval | None:
+    """Return the answer at the plan's gate; None where there is none any more, which is then recorded."""
+    store, run_request = keeper.store, keeper.run_request
+    if run_request.waits and not run_request.asks:
+        raise await not_approved(bound, store, run_request.settings, run=run)
+    draft = await _gate_of(bound, run, store, run_request.settings)
+    gate = await keeper.open(draft, timeout_ms=bound.validated.plan.options.approval_timeout_ms)
+    left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    if _is_left(run_request):
+        left.set_result(None)
+    with run_request.leave.by(lambda: _done(left)):
+        closed = await keeper.collected(gate) or await keeper.ask_until_left(gate, left)
+    if closed.end is None:
+        return None
+    if closed.end == "expired":
+        await end_unapproved(run, store, RunReason.EXPIRED, no_answer(closed))
+        return None
+    answer = await store.answer_to_gate(closed.id)
+    if closed.end == "answered" and answer is not None:
+        return answer
+    fresh = await store.run(run.id)
+    if closed.end == "superseded" and fresh.status is PlanStatus.PENDING_APPROVAL:
+        raise _RevisedError
+    run.status, run.reason, run.message, run.completed_at = fresh.status, fresh.reason, fresh.message, fresh.completed_at
+    if run.completed_at is None:
+        await end_unapproved(run, store, RunReason.CANCELLED, "its gate was closed")
+    return None
+
+
+def _is_left(run_request: RunRequest) -> bool:
+    """Return whether the gate of the plan is left open for others."""
+    return not (run_request.waits or run_request.asks)
+
+
+def _done(left: "asyncio.Future[None]") -> bool:
+    if not left.done():
+        left.set_result(None)
+    return True
+
+
+class _RevisedError(Exception):
+    """A new version of the plan took the place of the one that was asked about."""
+
+
+async def renewed(run: PlanRun, keeper: GateKeeper) -> BoundPlan:
+    """Return the new version of the plan of `run`, and write it into `run`; raises RunConflictError where its tools are not at hand."""
+    tools = keeper.run_request.tools
+    if tools is None:
+        raise RunConflictError(f"run {run.id} has a new version of its plan: `plan resume {run.id}` asks about it")
+    fresh, flow_run_id = await keeper.store.run(run.id), run.flow_run_id
+    for field in fields(run):
+        setattr(run, field.name, getattr(fresh, field.name))
+    run.flow_run_id = flow_run_id
+    bound = in_folder(bind_inputs(validate(await keeper.store.get(run.digest), tools), run.inputs), run.folder)
+    if bound.approval_digest != run.approval_digest:
+        raise RunConflictError(f"run {run.id} has a new version of its plan, made with other tools: revise it with these")
+    return bound
+
+
+async def _gate_of(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: Settings) -> Gate:
+    """Return the gate of the plan of `run`, which is kept as one that waits; its message tells what was answered and counts no more."""
+    plan = bound.validated.plan
+    answers, revisions = await store.approvals(run.id), await store.revisions(run.id)
+    policy = await store.policy_in_force(settings)
+    rules = rules_of(plan, policy, requested_by=run.requested_by or "", revised_by=revisions[-1].by if revisions else "")
+    changes, lapsed = await approval_before(await _answers(run, bound, store), plan, run, store, settings)
+    await _keep_waiting(run, store, message="; ".join(lapsed) or None)
+    replaced = replaced_version(revisions, answers)
+    moved = move_text(replaced.folder, run.folder) if replaced is not None else None
+    text = plan_gate_text(
+        bound,
+        gated=gated_steps(bound, policy),
+        approval_digest=bound.approval_digest,
+        expires_ms=plan.options.approval_timeout_ms,
+        earlier=await store.get(replaced.digest) if replaced is not None and replaced.digest != run.digest else None,
+        tools=tool_drift_lines(bound, run, replaced),
+        origin=await _origin(run, [revision.digest for revision in revisions], store),
+        folder="" if run.folder is None else folder_text(run.folder),
+        notices=[
+            *([] if moved is None else [f"{moved[0].upper()}{moved[1:]}."]),
+            *changes,
+            *lapsed,
+            *_unknown_names(plan, policy),
+            *await code_notices(bound.validated, run, store),
+            *await missing_notices(bound.validated, settings),
+        ],
+    )
+    return new_gate(run, approval_digest=bound.approval_digest, description=plan.description, text=text, rules=rules)
+
+
+def _unknown_names(plan: ExecutionPlan, policy: PolicyInForce) -> list[str]:
+    """Return who of the approvers may be a group that is missing; where there are no groups at all, every name is a person's."""
+    approvers = plan.approval.approvers if plan.approval is not None else ()
+    names = [name for name in names_of_nobody(plan, policy) if name in approvers] if policy.groups else []
+    where = "PLAN_ADAPTER_GROUPS" if policy.number is None else "the store's policy"
+    return [f"`{one_line(name)}` may answer, as a person: no group is called so in {where}." for name in names]
+
+
+async def _origin(run: PlanRun, earlier: list[str], store: PlanStore) -> list[str]:
+    """Return what is told of the draft that the plan of `run`, or one of its `earlier` versions, came of."""
+    found = await store.drafts.of_plans([run.digest, *reversed(earlier)], tenant_id=run.tenant_id)
+    return [] if found is None else origin_lines(found[1], is_as_drafted=found[0] == run.digest)
+
+
+async def _keep_waiting(run: PlanRun, store: PlanStore, *, message: str | None) -> None:
+    """Keep that `run` waits for an approval of its plan, and where: whoever goes on with it must find its flow run."""
+    as_it_waits = (PlanStatus.PENDING_APPROVAL, None, message, None)
+    if run.flow_run_id is not None or (run.status, run.reason, run.message, run.completed_at) != as_it_waits:
+        run.status, run.reason, run.message, run.completed_at = as_it_waits
+        await store.update_run(run)
+
+
+def gated_steps(bound: BoundPlan, policy: PolicyInForce) -> Collection[str]:
+    """Return the ids of the steps that wait at a gate of their own."""
+    return [step.id for step in bound.validated.plan.steps if needs_gate(step, bound.validated, policy)]
+
+
+async def _used(bound: BoundPlan, run: PlanRun, answer: Approval, keeper: GateKeeper) -> ApprovedPlan:
+    store, used = keeper.store, answer
+    if answer.run_id == run.id and answer.used_at is not None:  # in an earlier start: nobody else can use it, and it stays so
+        approved = approved_plan(bound, replace(answer, expires_at=None), now=answer.used_at)
+    else:
+        approved = approved_plan(bound, replace(answer, expires_at=None) if answer.run_id == run.id else answer, now=await store.now())
+        used = await store.use_approval(answer, run_id=run.id)
+    run.status, run.approved_at, run.approved_by = PlanStatus.APPROVED, used.at, used.by
+    return approved
+
+
+async def end_rejected(run: PlanRun, answer: Approval, store: PlanStore) -> None:
+    """Record that `run` ends because `answer` rejected it."""
+    run.rejection_note = answer.note
+    if answer.run_id is None:
+        await store.add_approval(replace(answer, run_id=run.id))
+    await end_unapproved(run, store, RunReason.REJECTED, f"rejected by {answer.by}")

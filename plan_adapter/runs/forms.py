@@ -1,0 +1,64 @@
+"""`prefect_forms`: the Prefect side of a run's gates. Imported only inside a flow run."""
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from plan_adapter.engine.gate import GateCancelledError, ask_in_form
+from plan_adapter.engine.gate_display import emit, publish_text
+from plan_adapter.engine.gate_forms import collected_answer, resume_released
+from plan_adapter.engine.gate_prompt import leave_form
+from plan_adapter.engine.server_auth import demands_authentication
+from plan_adapter.errors import NoServerError
+from plan_adapter.gates.approval import Asking
+from plan_adapter.gates.gate import GateEventKind, GateForms
+from plan_adapter.record import Approval, Gate, PlanRun
+from plan_adapter.runs.approval import end_expired
+from plan_adapter.store.store import PlanStore
+
+if TYPE_CHECKING:
+    from plan_adapter.engine.connection import Server
+
+log = logging.getLogger(__name__)
+
+
+async def end_released(store: PlanStore) -> None:
+    """End the runs that gave their workers back and that nobody answered in time: the next one that starts does it for them.
+
+    Nobody else is there to look at the database's clock. A server that cannot be reached is only logged.
+    """
+    now = await store.now()
+    over = [gate for gate in await store.gates() if gate.rules.release and gate.is_over(now)]
+    if not over:
+        return
+    await end_expired(store)
+    for gate in over:
+        try:
+            await resume_released(gate, None)
+        except NoServerError as error:
+            log.info("the flow run of gate %s could not be ended: %s", gate.id, error)
+
+
+def prefect_forms(flow_run_id: str, store: PlanStore, server: "Server | None") -> GateForms:
+    """Return what the gates of the flow run `flow_run_id` need of Prefect; None means the server of Prefect's settings."""
+    from plan_adapter.engine.connection import current_server
+
+    server = server or current_server()
+
+    async def ask(asking: Asking) -> str | None:
+        try:
+            await ask_in_form(asking, approval_of=store.answer_to_gate)
+        except GateCancelledError as error:
+            return str(error)
+        return None
+
+    def emit_event(kind: GateEventKind, gate: Gate, run: PlanRun, message: str | None, approval: Approval | None) -> None:
+        emit(kind, gate, run, link=server.run_url(gate.flow_run_id or flow_run_id), message=message, approval=approval)
+
+    async def publish(gate: Gate) -> None:
+        await publish_text(gate.text, key=f"plan {gate.name}", description=gate.description)
+
+    async def is_private() -> bool:
+        return await asyncio.to_thread(demands_authentication, server.api_url) is True
+
+    return GateForms(ask, collected_answer, emit_event, publish, resume_released, is_private, leave_form)

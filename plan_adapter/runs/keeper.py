@@ -1,0 +1,380 @@
+"""`GateKeeper`: opens a run's gates, asks everybody at once, and returns the first valid answer."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
+
+from plan_adapter.crash_points import reached
+from plan_adapter.errors import NotApprovedError, RunConflictError
+from plan_adapter.execution.cancellation import first_reason
+from plan_adapter.gates.approval import Approver, refusal
+from plan_adapter.gates.gate import CanAskOutcomes, GateEventKind, GateForms, request_of, said_at
+from plan_adapter.hooks import Event, Listener, call_hook, tell
+from plan_adapter.record import Answer, Approval, Gate, PlanRun, StepRun
+from plan_adapter.runs.answers import GateAnswers
+from plan_adapter.runs.request import RunRequest
+from plan_adapter.store.store import PlanStore
+
+LOOK_SECONDS = 5.0
+"""How often an open gate is looked at where the store tells of no change."""
+CANCELLATION_SECONDS = 2.0
+
+
+class OpenGate:
+    """An open gate of `run` while this process waits at it. Implements `approval.Asking`."""
+
+    def __init__(
+        self, gate: Gate, run: PlanRun, store: PlanStore, answers: GateAnswers, *, listener: Listener | None, refused: str | None
+    ) -> None:
+        """Wait at `gate`; `refused` is why what was answered there while nobody waited was not taken."""
+        self.gate = gate
+        self.closed: asyncio.Future[Gate] = asyncio.get_running_loop().create_future()
+        self.request = replace(request_of(gate), refused=refused)
+        self._run = run
+        self._store = store
+        self._answers = answers
+        self._listener = listener
+        self._page: str | None = None  # the flow run, other than the run's own, that shows its form
+
+    async def submit(self, answer: Answer) -> str | None:
+        """Give `answer`; return why it was not taken, None if it closed the gate, or if that was closed before."""
+        if self.closed.done():
+            return None
+        try:
+            self._set(await self._answers.close(self.gate, answer, self.request))
+        except NotApprovedError as error:
+            said = f"{answer.decision} is not taken: {error}"
+            await self._store.note_refusal(self.gate.run_id, said, by=answer.by, step_id=self.gate.step_id)
+            if answer.channel == "form":  # who sits at a terminal is told by who asks them
+                told = f"the answer by {answer.by} is not taken: {error}"
+                tell(self._listener, Event("gate_refused", self._run, message=told, gate=self.gate))
+            return str(error)
+        except RunConflictError as error:  # mostly somebody else was first, or it is over
+            self._set(await self._store.gate(self.gate.id))
+            return None if self.closed.done() else str(error)
+        return None
+
+    async def take(self, approval: Approval) -> str | None:
+        """Give what an approver of this process answered; the same as `submit` otherwise."""
+        reason = refusal(self.gate.rules, by=approval.by, known_by=approval.known_by, decision=approval.decision)
+        if reason is not None:
+            return reason
+        try:
+            await self._answers.prove(approval, self.request)
+            return await self._close_with(approval)
+        except NotApprovedError as error:
+            return str(error)
+
+    async def shown(self, *, flow_run_id: str, keyset: str) -> None:
+        """Note where the form of this gate is."""
+        await self._store.show_gate(self.gate.id, flow_run_id=flow_run_id, keyset=keyset)
+        if flow_run_id not in (self._page, self._run.flow_run_id):
+            self._page = flow_run_id
+            gate = replace(self.gate, flow_run_id=flow_run_id, keyset=keyset)
+            tell(self._listener, Event("gate_shown", self._run, gate=gate, in_form=True))
+
+    async def watch(self) -> None:
+        """Return once the gate is closed, by whatever process, or is over by the database's clock."""
+        store = self._store
+        read_at, now = time.monotonic(), await store.now()
+        over_at = None if self.gate.expires_at is None else read_at + (self.gate.expires_at - now).total_seconds()
+        while not self.closed.done():
+            gate = await store.gate(self.gate.id)
+            if gate.end is None and over_at is not None and time.monotonic() >= over_at:
+                gate = await store.expire_gate(self.gate.id)
+            if gate.end is not None:
+                self._set(gate)
+                return
+            left = LOOK_SECONDS if over_at is None else over_at - time.monotonic()
+            await store.changed(min(LOOK_SECONDS, max(0.01, left)))
+
+    async def watch_cancellation(self, asked: Callable[[], Awaitable[str | None]]) -> None:
+        """Cancel the run, and with it the gate, once `asked` gives a reason."""
+        reason = await first_reason(asked, every_seconds=CANCELLATION_SECONDS, is_over=self.closed.done)
+        if reason is not None:
+            await self.cancel(reason)
+
+    async def cancel(self, reason: str) -> None:
+        """Cancel the run for `reason`."""
+        with suppress(RunConflictError):  # it has ended
+            await self._store.cancel(self._run.id, reason)
+        await self.give_up()
+
+    async def give_up(self) -> None:
+        """Close the gate, because nobody is there to answer; one at which another process waits by now is closed for this one only."""
+        gate = await self._store.close_gate(self.gate.id, "cancelled")
+        self._set(gate if gate.end is not None else replace(gate, end="cancelled"))
+
+    async def stop_with(self, until: "asyncio.Future[None]") -> None:
+        """Close the gate once `until` is done, because what it asks about will not be done."""
+        await asyncio.wait({until})
+        await self.give_up()
+
+    async def leave_with(self, left: "asyncio.Future[None]") -> None:
+        """Wait at the gate no more, which stays open, once `left` is done."""
+        await asyncio.wait({left})
+        if not self.closed.done():
+            self.closed.set_result(self.gate)
+
+    async def _close_with(self, approval: Approval) -> None:
+        try:
+            gate = await self._store.answer_gate(self.gate.id, approval)
+        except RunConflictError:  # somebody else was first, or it is over
+            gate = await self._store.gate(self.gate.id)
+        self._set(gate)
+
+    def _set(self, gate: Gate) -> None:
+        if gate.end is not None and not self.closed.done():
+            self.closed.set_result(gate)
+
+
+log = logging.getLogger(__name__)
+
+LEAVE_SECONDS = 10.0
+"""How long Prefect may take to show that the last gates are closed."""
+HOOK_SECONDS = 10.0
+"""How long a hook may hold up a gate that is open, or closed."""
+
+
+@dataclass(slots=True)
+class GateKeeper:
+    """The gates of one run in one process."""
+
+    run: PlanRun
+    store: PlanStore
+    run_request: RunRequest
+    forms: GateForms | None = None
+    cancellation: Callable[[], Awaitable[str | None]] | None = None
+    why_stopped: Callable[[], str] = str  # why all work of the run ends, empty as long as it does not
+    answers: GateAnswers = field(init=False)
+    _refused: dict[str, str] = field(default_factory=dict[str, str])  # why what was answered at a gate while nobody waited was not taken
+    _answered: set[str] = field(default_factory=set[str])  # digests about which the approver, who is asked once, has said something
+    _emitting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _leaving: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
+
+    def __post_init__(self) -> None:
+        forms_are_private = None if self.forms is None else self.forms.is_private
+        self.answers = GateAnswers(self.store, self.run_request.settings, forms_are_private)
+
+    async def open(self, gate: Gate, *, timeout_ms: int) -> Gate:
+        """Return `gate` as it is open now: a new one, or that of an earlier start of the run, whose approvers are those of today."""
+        opened = await self.store.open_gate(gate, timeout_ms=timeout_ms)
+        reached("gate-opened")
+        return replace(opened, rules=replace(opened.rules, approvers=gate.rules.approvers))
+
+    async def collected(self, gate: Gate) -> Gate | None:
+        """Return `gate` closed by what was answered in its form while nobody waited; None where there is no such answer that is valid."""
+        if self.forms is None or gate.keyset is None:
+            return None
+        try:
+            answer = await self.forms.collected(gate)
+            return None if answer is None else await self.answers.close(gate, answer, request_of(gate))
+        except NotApprovedError as error:
+            self._refused[gate.id] = str(error)
+            return None
+        except RunConflictError:  # it came too late
+            now = await self.store.gate(gate.id)
+            return None if now.end is None else now
+
+    async def ask(
+        self,
+        gate: Gate,
+        step: StepRun | None = None,
+        *,
+        until: "asyncio.Future[None] | None" = None,
+        left: "asyncio.Future[None] | None" = None,
+    ) -> Gate:
+        """Return an open gate closed: by an answer, by its expiry, by somebody who cancelled, or because `until` was done.
+
+        Once `left` is done it is returned open, and this process waits there no more. What an approver raises is raised, and the gate
+        stays open for others.
+        """
+        asking = self._waited_at(gate)
+        await self._tell("gate_opened", gate, step)
+        self._emit("opened", gate)
+        if self.forms is not None:  # a server that is away must hold up neither answers nor the expiry
+            self._finish_later(asyncio.ensure_future(_awaited(self.forms.publish(gate))))
+        form = None if self.forms is None or not self._has_form(gate) else asyncio.ensure_future(self._ask_in_form(self.forms, asking))
+        others = [asyncio.ensure_future(work) for work in self._askers(asking, until, left)]
+        try:
+            await _first_trouble(asking.closed, [*others, *([form] if form is not None else [])])
+        except BaseException:
+            await self._leave(gate)
+            raise
+        finally:
+            await _dismiss(others)
+            if form is not None:
+                await self._leave_form(form, asking)
+        closed = asking.closed.result()
+        if closed.end is None:
+            await self._leave(gate)
+            return closed
+        reached("gate-answered")
+        answer = await self.store.answer_to_gate(closed.id)
+        cancelled = await self._why_cancelled(closed) if closed.end == "cancelled" else None
+        said = cancelled or said_at(closed, answer, await self.answers.resolution_at(closed))
+        await self._tell("gate_answered", closed, step, said)
+        self._emit("expired" if closed.end == "expired" else "answered", closed, said, answer)
+        return closed
+
+    async def ask_until_left(self, gate: Gate, left: "asyncio.Future[None]") -> Gate:
+        """Return an open gate of the plan closed, or open once `left` is done; its form takes answers then all the same."""
+        closed = await self.ask(gate, left=left)
+        if closed.end is not None or self.forms is None or self.forms.leave is None:
+            return closed
+        await self.forms.leave(self._waited_at(gate))
+        return await self.store.gate(gate.id)  # one that was answered meanwhile has nobody else to act on it
+
+    def _waited_at(self, gate: Gate) -> OpenGate:
+        listener, refused = self.run_request.listener, self._refused.pop(gate.id, None)
+        return OpenGate(gate, self.run, self.store, self.answers, listener=listener, refused=refused)
+
+    async def _why_cancelled(self, gate: Gate) -> str:
+        reason = await self.store.cancel_request(gate.run_id) or self.why_stopped()
+        return f"the run ends: {reason}" if reason else "nobody is asked any more: the run ends"
+
+    @property
+    def can_ask_how_it_ended(self) -> bool:
+        """Whether anybody is there to be asked how a call ended."""
+        return self.run_request.waits and (self.forms is not None or isinstance(self.run_request.approver, CanAskOutcomes))
+
+    def _has_form(self, gate: Gate) -> bool:
+        return self.run_request.asks_in_form or gate.kind == "outcome"
+
+    async def leave(self) -> None:
+        """Return once every form is left, at the latest after some seconds: before the flow run ends."""
+        if self._leaving:
+            _, late = await asyncio.wait(self._leaving, timeout=LEAVE_SECONDS)
+            await _dismiss(list(late))
+
+    def _askers(
+        self, asking: OpenGate, until: "asyncio.Future[None] | None", left: "asyncio.Future[None] | None"
+    ) -> Iterator[Coroutine[Any, Any, None]]:
+        yield asking.watch()
+        if until is not None:
+            yield asking.stop_with(until)
+        if left is not None:
+            yield asking.leave_with(left)
+        if asking.gate.kind == "outcome":
+            if isinstance(self.run_request.approver, CanAskOutcomes):
+                yield self._ask_outcome(self.run_request.approver, asking)
+        elif self.run_request.approver is not None and not self.has_spoken(asking.gate.approval_digest):
+            yield self._ask_approver(self.run_request.approver, asking)
+        if self.cancellation is not None and asking.gate.step_id is None and not self.run_request.asks_in_form:
+            yield asking.watch_cancellation(self.cancellation)  # a form does that itself, and a step's gate ends with its run
+        if asking.gate.rules.remind_after_ms:
+            yield self._remind(asking)
+
+    async def _ask_in_form(self, forms: GateForms, asking: OpenGate) -> None:
+        reason = await forms.ask(asking)
+        if reason is not None:
+            await asking.cancel(reason)
+
+    async def _leave_form(self, form: "asyncio.Task[None]", asking: OpenGate) -> None:
+        if asking.closed.done():  # it takes its time to leave the flow run in order, and is not waited for
+            self._finish_later(form)
+        else:
+            await _dismiss([form])
+
+    def _finish_later(self, work: "asyncio.Task[None]") -> None:
+        self._leaving.add(work)
+        work.add_done_callback(self._left)
+
+    def _left(self, work: "asyncio.Task[None]") -> None:
+        self._leaving.discard(work)
+        if not work.cancelled() and (error := work.exception()) is not None:
+            log.info("what Prefect shows of a gate of run %s is not in order: %s", self.run.id, error)
+
+    async def _remind(self, asking: OpenGate) -> None:
+        while not asking.closed.done():
+            await asyncio.sleep(asking.gate.rules.remind_after_ms / 1000)
+            self._emit("reminder", asking.gate)
+            log.warning("run %s still waits for an answer: `plan gates` says which", self.run.id)
+
+    def _emit(self, kind: GateEventKind, gate: Gate, message: str | None = None, answer: Approval | None = None) -> None:
+        if self.forms is not None:
+            self._finish_later(asyncio.ensure_future(self._emit_in_order(partial(self.forms.emit, kind, gate, self.run, message, answer))))
+
+    async def _emit_in_order(self, emit: Callable[[], None]) -> None:
+        async with self._emitting:
+            await asyncio.to_thread(emit)
+
+    async def _leave(self, gate: Gate) -> None:
+        """Note that this process waits at the gate no more; one that was answered in this moment, while the run is released, goes on."""
+        await self.store.leave_gate(gate.id)
+        answer = await self.store.answer_to_gate(gate.id)
+        if answer is not None and gate.rules.release and self.forms is not None:
+            await self.forms.resume_released(await self.store.gate(gate.id), answer)
+
+    async def _tell(self, kind: Literal["gate_opened", "gate_answered"], gate: Gate, step: StepRun | None, said: str | None = None) -> None:
+        in_form = self.forms is not None and self._has_form(gate)
+        tell(self.run_request.listener, Event(kind, self.run, step, message=said, gate=gate, in_form=in_form))
+        hooks = self.run_request.hooks
+        hook = hooks.on_gate_open if kind == "gate_opened" else hooks.on_gate_answered
+        try:
+            async with asyncio.timeout(HOOK_SECONDS):
+                await call_hook(hook, self.run, step, gate)
+        except TimeoutError:
+            log.warning("hook %s took more than %g s and was ended", getattr(hook, "__name__", hook), HOOK_SECONDS)
+
+    def has_spoken(self, approval_digest: str) -> bool:
+        """Return whether the approver, who does not ask a person each time, has answered about this content."""
+        return approval_digest in self._answered
+
+    async def _ask_approver(self, approver: Approver, asking: OpenGate) -> None:
+        """Ask `approver` until the gate is closed; one that does not ask a person gets no second try."""
+        request, asks_again = asking.request, getattr(approver, "asks_again", False)
+        while not asking.closed.done():
+            said = await approver.ask(replace(request))  # a copy: what the approver does to it changes nothing
+            if not isinstance(said, Approval):  # pyright: ignore[reportUnnecessaryIsInstance]  # an approver is anybody's code
+                raise NotApprovedError(f"the approver {type(approver).__name__} gave no approval but {said!r:.100}")
+            if not asks_again:
+                self._answered.add(request.approval_digest)
+            refused = await asking.take(said)
+            if refused is not None and not asks_again:
+                raise NotApprovedError(refused)
+            request = replace(request, refused=refused)
+
+    async def _ask_outcome(self, person: CanAskOutcomes, asking: OpenGate) -> None:
+        """Ask `person` until the gate is closed; one who has nothing to say closes it, where nobody else is asked."""
+        request = asking.request
+        while not asking.closed.done():
+            said = await person.ask_outcome(replace(request))
+            if said is None:
+                return await asking.give_up() if self.forms is None else None
+            request = replace(request, refused=await asking.submit(said))
+        return None
+
+
+async def _first_trouble(closed: "asyncio.Future[Gate]", workers: "list[asyncio.Task[None]]") -> None:
+    """Return once the gate is closed; raises what the first worker raised before that."""
+    pending: set[asyncio.Future[None]] = set(workers)
+    waiting = asyncio.ensure_future(_done(closed))
+    try:
+        while not closed.done():
+            done, _ = await asyncio.wait({waiting, *pending}, return_when=asyncio.FIRST_COMPLETED)
+            for worker in done - {waiting}:
+                pending.discard(worker)
+                if not closed.done():
+                    worker.result()
+    finally:
+        waiting.cancel()
+
+
+async def _dismiss(workers: "list[asyncio.Task[None]]") -> None:
+    for worker in workers:
+        worker.cancel()
+    await asyncio.gather(*workers, return_exceptions=True)  # the first trouble was raised already
+
+
+async def _awaited(work: Awaitable[None]) -> None:
+    await work
+
+
+async def _done(closed: "asyncio.Future[Gate]") -> None:
+    await asyncio.shield(closed)

@@ -1,0 +1,111 @@
+"""What a person asks for of a run beside its gates: their word is proved, allowed and kept before anything follows from it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from plan_adapter.commands import resume_command, rollback_command
+from plan_adapter.errors import NotApprovedError
+from plan_adapter.execution.history import ResumeOptions, RunHistory, left_out_by
+from plan_adapter.gates.approval import refusal, rules_of
+from plan_adapter.plan import ExecutionPlan
+from plan_adapter.record import ApprovalRequest, GateRules, OperatorRequestKind, PlanRun
+from plan_adapter.runs.permissions import proof_options
+from plan_adapter.runs.request import Identity, RunRequest
+from plan_adapter.runs.resume import choices_of
+from plan_adapter.store.columns import readable_words
+from plan_adapter.store.operator_requests import OperatorRequest
+from plan_adapter.store.store import PlanStore
+from plan_adapter.validation import ValidatedPlan
+
+_NOT_DONE: dict[OperatorRequestKind, str] = {
+    "leave_out": "a step may not be left out",
+    "take_back": "a step that was left out is not wanted again",
+    "undo": "a run whose calls wait at gates of their own is not rolled back",
+}
+
+
+async def with_operator_requests(
+    run: PlanRun, validated: ValidatedPlan, history: RunHistory, asked: ResumeOptions, store: PlanStore, run_request: RunRequest
+) -> RunHistory:
+    """Return `past` with what becomes of each step as a person asks; that steps are left out, or one no more, is kept as their word.
+
+    Raises RunConflictError for what cannot be done, and NotApprovedError for who may not ask for it, before any of it is kept.
+    """
+    choices = choices_of(run, validated, history, asked)
+    by = _identity(run_request).by
+    new = [
+        step_id for step_id, because in asked.skipped.items() if history.left_out.get(step_id) != left_out_by(by, readable_words(because))
+    ]
+    for because in dict.fromkeys(asked.skipped[step_id] for step_id in new):
+        steps = [step_id for step_id in new if asked.skipped[step_id] == because]
+        await record_operator_request("leave_out", steps, because, run, validated.plan, store, run_request)
+    if asked.from_step in history.left_out:
+        await record_operator_request("take_back", [asked.from_step], "", run, validated.plan, store, run_request)
+    elif not new:
+        return replace(history, choices=choices)
+    history = history.leaving_out(await store.left_out(run.id))
+    return replace(history, choices=choices_of(run, validated, history, replace(asked, skipped={})))
+
+
+async def record_operator_request(
+    kind: OperatorRequestKind,
+    steps: Sequence[str],
+    because: str,
+    run: PlanRun,
+    plan: ExecutionPlan,
+    store: PlanStore,
+    run_request: RunRequest,
+    *,
+    is_guarded: bool = True,
+) -> None:
+    """Keep what the speaker of `occasion` asks for, about `steps` or the whole run.
+
+    Where it `is_guarded` they must be somebody who may approve `plan`, known as it wants; raises NotApprovedError, which the audit then
+    tells of. Raises RunConflictError where the run has changed meanwhile.
+    """
+    policy = await store.policy_in_force(run_request.settings)
+    rules = rules_of(plan, policy, requested_by=run.requested_by or "") if is_guarded else GateRules()
+    digest = await store.operator_request_digest_of(run.id, kind, steps)
+    request = ApprovalRequest(digest, run.name, run.description, text="", run_id=run.id, rules=rules, operator_request=kind)
+    identity, because = _identity(run_request), readable_words(because)
+    try:
+        known_by, signature = await identity.proved(because, request, store)
+    except NotApprovedError as error:
+        said = f"{_NOT_DONE[kind]}: {error}"
+        await store.note_refusal(run.id, said, by=identity.by, known_by=identity.channel, step_id=steps[0] if len(steps) == 1 else None)
+        raise NotApprovedError(said + _how_to_allow(kind, steps, run, rules, identity)) from error
+    run.updated_at = await store.record_operator_request(
+        run.id, OperatorRequest(kind, tuple(steps), because, identity.by, known_by, digest, signature)
+    )
+
+
+class _Named:
+    """Whoever goes on with a run without a proof of who they are."""
+
+    has_proof = False
+    channel = "os_user"
+
+    def __init__(self, by: str) -> None:
+        self.by = by
+
+    async def proved(self, _because: str, request: ApprovalRequest, _store: PlanStore) -> tuple[str, str | None]:
+        if reason := refusal(request.rules, by=self.by, known_by=self.channel, decision="approve"):
+            raise NotApprovedError(reason)
+        return self.channel, None
+
+
+def _identity(run_request: RunRequest) -> Identity:
+    return run_request.identity or _Named(run_request.requested_by)
+
+
+def _how_to_allow(kind: OperatorRequestKind, steps: Sequence[str], run: PlanRun, rules: GateRules, identity: Identity) -> str:
+    """Return with what somebody who proved nothing could ask for it."""
+    if identity.has_proof:
+        return ""
+    options = {"leave_out": "".join(f" --skip {step_id}" for step_id in steps) + " --because …", "take_back": f" --from {''.join(steps)}"}
+    command = rollback_command(run) if kind == "undo" else resume_command(run) + options[kind]
+    ways = proof_options(rules, command, by=identity.by, decision="approve")
+    if ways:
+        return ways
+    revised = f": `plan revise {run.id} FILE` without the step is asked about at the gate of the plan" if kind == "leave_out" else ""
+    return f"; no option proves that{revised}"

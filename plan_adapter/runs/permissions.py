@@ -1,0 +1,52 @@
+"""Who may do what with a recorded run. Whoever may not is told who may, and the audit of the run is told of them."""
+
+from dataclasses import replace
+
+from plan_adapter.errors import NotApprovedError
+from plan_adapter.gates.approval import Operation, refusal, refuse_operation, rules_of
+from plan_adapter.plan import ExecutionPlan, KnownBy
+from plan_adapter.record import Decision, GateRules, PlanRun
+from plan_adapter.runs.request import RunRequest
+from plan_adapter.settings import Settings
+from plan_adapter.store.store import PlanStore
+
+
+async def require_operator(
+    plan: ExecutionPlan, run: PlanRun, store: PlanStore, settings: Settings, *, by: str, operation: Operation
+) -> None:
+    """Return if `by` may do this with `run`; raises NotApprovedError, which the audit then tells of."""
+    try:
+        refuse_operation(plan, await store.policy_in_force(settings), by=by, operation=operation)
+    except NotApprovedError as error:
+        await store.note_refusal(run.id, str(error), by=by)
+        raise
+
+
+async def require_approver(
+    plan: ExecutionPlan, run: PlanRun, store: PlanStore, settings: Settings, *, by: str, known_by: str, decision: Decision, doing: str
+) -> None:
+    """Return if `by` may answer at the gates of `plan`; raises NotApprovedError, which the audit then tells of.
+
+    `doing` begins the sentence that says why not.
+    """
+    rules = rules_of(plan, await store.policy_in_force(settings), requested_by=run.requested_by or "")
+    if (why := refusal(rules, by=by, known_by=known_by, decision=decision)) is not None:
+        await store.note_refusal(run.id, f"{doing}: {why}", by=by, known_by=known_by)
+        raise NotApprovedError(f"{doing}: {why}")
+
+
+async def require_resume_operator(run: PlanRun, plan: ExecutionPlan, store: PlanStore, run_request: RunRequest) -> None:
+    """Return if who resumes `run` may, as an operator; raises NotApprovedError, which the audit then tells of."""
+    await require_operator(plan, run, store, run_request.settings, by=run_request.operator, operation="resume")
+
+
+def proof_options(rules: GateRules, command: str, *, by: str, decision: Decision) -> str:
+    """Return with which options `command` would be taken, in words that follow why it was not; nothing where none of them would do."""
+    ways = [option for backend, option in _PROOFS.items() if rules.known_by is None or backend in rules.known_by]
+    if not ways:
+        return ""
+    is_another = refusal(replace(rules, known_by=None), by=by, known_by="", decision=decision) is not None
+    return f"; `{command}` with {' or '.join(ways)}{' and --by NAME' if is_another else ''} proves it"
+
+
+_PROOFS: dict[KnownBy, str] = {"ssh_signature": "--sign", "totp": "--code"}

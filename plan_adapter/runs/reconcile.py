@@ -1,0 +1,223 @@
+"""What is in doubt of a run that no process executes, and what a person types about it."""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal
+
+from plan_adapter.commands import resolve_command, resume_asked, resume_command, rollback_command
+from plan_adapter.execution.history import is_rollback
+from plan_adapter.execution.standing import aborted_rollbacks, aborted_steps, after_abort, after_aborted_rollback, names
+from plan_adapter.plan import PlanStatus
+from plan_adapter.readable import one_line
+from plan_adapter.record import Approval, Gate, PlanRun, RunReason
+from plan_adapter.runs.approval import end_expired, end_rejected
+from plan_adapter.runs.cancel import end_cancelled
+from plan_adapter.store.store import PlanStore
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownOutcome:
+    """What is to be said of a run, and the command with which it goes on: `plan resume`, or `plan resolve` while a write is unknown."""
+
+    message: str
+    command: str
+    then: str | None  # what is typed after that
+
+
+async def advice_on(run: PlanRun, store: PlanStore) -> UnknownOutcome | None:
+    """Return what is in doubt of `run`; None where nothing is, and its process is not gone either."""
+    is_gone = run.reason is RunReason.INTERRUPTED
+    gone = ["its process is gone"] if is_gone else []
+    if not is_gone and run.completed_at is None:  # what its process has begun is no doubt
+        return None
+    if unknown := await store.unknown(run.id):
+        first = unknown[0]
+        message = ", and ".join([*gone, f"whether {names(dict.fromkeys(lost.step_id for lost in unknown))} was done is unknown"])
+        continues = rollback_command(run) if any(is_rollback(lost.step_id) for lost in unknown) else resume_command(run)
+        return UnknownOutcome(message, resolve_command(run.id, (first.step_id, first.item), label=first.label), continues)
+    return UnknownOutcome("its process is gone; no outcome is unknown", resume_command(run), None) if is_gone else None
+
+
+async def hint_of(run: PlanRun, store: PlanStore) -> str | None:
+    """Return what a person may type now that `run` has stopped with something in doubt; None where it has not."""
+    if (unknown_outcome := await advice_on(run, store)) is not None:
+        says = (
+            f"`{unknown_outcome.command}` resumes the run"
+            if unknown_outcome.then is None
+            else f"record it with `{unknown_outcome.command}`, then `{unknown_outcome.then}`"
+        )
+        return f"{unknown_outcome.message}: {says}"
+    if run.completed_at is None:
+        return None
+    history = await store.history(run.id)
+    if run.status is PlanStatus.CANCELLED and (units := aborted_steps(await store.get(run.digest), history)):
+        return after_abort(run.id, units, history.labels, is_undone=history.has_rollbacks)
+    left = aborted_rollbacks(history)
+    return after_aborted_rollback(run.id, left[0], history.labels) if left else None
+
+
+MOST_RUNS = 1000
+"""How many of the newest runs of a status are looked at."""
+
+REACTION = timedelta(seconds=15)
+"""How long a process that waited at a gate may take to act on the answer."""
+
+RECENT = timedelta(days=1)
+"""How long after its end a run is compared with what Prefect shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was not as it should be.
+
+    `expired`: a gate that nobody answered in time and no process waited at; `interrupted`: a run whose process ended, or gives no sign of
+    life; `answered`: a run whose gate was answered while no process waited; `cancelled`: one that somebody cancelled in Prefect while no
+    process was there to see it; `shown`: Prefect showed something else than the record says.
+    """
+
+    kind: Literal["expired", "interrupted", "answered", "cancelled", "shown"]
+    run_id: str
+    name: str
+    message: str
+    is_corrected: bool
+    command: str | None = None  # what a person may type now
+
+
+async def reconcile(store: PlanStore, *, with_prefect: bool) -> list[Finding]:
+    """Look for what was left behind, mend it where nobody needs to be asked, and return everything that was found, oldest first.
+
+    Nothing is executed and nothing is approved. `with_prefect`: the server of Prefect's settings is told how runs stand. Raises
+    NoServerError and StoreError; what was mended until then stays so.
+    """
+    found = [finding async for finding in _expired(store, with_prefect=with_prefect)]
+    found += await find_interrupted(store, with_prefect=with_prefect)
+    found += [finding async for finding in _answered(store, with_prefect=with_prefect)]
+    if with_prefect:
+        found += [finding async for finding in _shown(store)]
+    return found
+
+
+async def find_interrupted(store: PlanStore, *, with_prefect: bool) -> list[Finding]:
+    """Do of `reconcile` what cannot wait, and what costs little where nothing happened: find the runs whose process is gone.
+
+    Those that were cancelled in Prefect are ended first: a cancellation is not to be shown as an interruption.
+    """
+    found = [finding async for finding in _cancelled(store)] if with_prefect else []
+    return found + [finding async for finding in _interrupted(store, with_prefect=with_prefect)]
+
+
+async def _cancelled(store: PlanStore) -> AsyncGenerator[Finding]:
+    waiting = await store.runs(limit=MOST_RUNS, status=PlanStatus.PENDING_APPROVAL)
+    executed = await store.runs(limit=MOST_RUNS, status=PlanStatus.EXECUTING)
+    left = [run for run in executed if run.reason is RunReason.INTERRUPTED] + waiting
+    names = {run.id: run.name for run in left}
+    for run_id, reason in (await end_cancelled(left, store)).items():
+        await _mended(await store.run(run_id, with_results=False), store, hint="")
+        message = f"somebody cancelled it in Prefect, and it has ended so now: {one_line(reason)}"
+        yield Finding("cancelled", run_id, names[run_id], message, is_corrected=True)
+
+
+async def _expired(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[Finding]:
+    now = await store.now()
+    over = [gate for gate in await store.gates() if gate.is_over(now)]
+    if with_prefect:
+        from plan_adapter.runs.forms import end_released
+
+        await end_released(store)
+    await end_expired(store)
+    for gate in over:
+        place = "the plan" if gate.step_id is None else f"step `{gate.step_id}`"
+        yield Finding("expired", gate.run_id, gate.name, f"nobody answered at the gate of {place} in time", is_corrected=True)
+
+
+async def _interrupted(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[Finding]:
+    for run in reversed(await store.runs(limit=MOST_RUNS, status=PlanStatus.EXECUTING)):
+        if run.reason is not RunReason.INTERRUPTED:
+            continue
+        unknown_outcome = await advice_on(run, store)
+        if unknown_outcome is None:
+            continue
+        message, command = unknown_outcome.message, unknown_outcome.command
+        if answers := await _unused_answers(run, store):
+            message += f"; answered meanwhile: {answers}"
+        is_told = with_prefect and await _mended(run, store, hint=f"{message}; `{command}`") is not None
+        yield Finding("interrupted", run.id, run.name, message, is_corrected=False, command=command)
+        if is_told:
+            yield Finding("shown", run.id, run.name, "Prefect shows it as Interrupted now", is_corrected=True)
+
+
+async def _answered(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[Finding]:
+    for run in reversed(await store.runs(limit=MOST_RUNS, status=PlanStatus.PENDING_APPROVAL)):
+        gates = await store.gates(run_id=run.id, open_only=False)
+        if (finding := await _answered_step(run, store)) is not None:
+            yield finding
+            continue
+        if not gates or any(gate.end is None for gate in gates) or gates[-1].end != "answered":
+            continue
+        answer = await store.answer_to_gate(gates[-1].id)
+        if answer is None or answer.approval_digest != run.approval_digest:
+            continue
+        if answer.decision == "request_changes":
+            message, command = f"{one_line(answer.by)} asks for changes, and no process waits", f"plan revise {run.id} FILE"
+            yield Finding("answered", run.id, run.name, message, is_corrected=False, command=command)
+        elif answer.decision == "reject":
+            if await store.now() - answer.at > REACTION:
+                await end_rejected(run, answer, store)
+                await _resume_released(gates[-1], answer, with_prefect=with_prefect)
+                message = f"{one_line(answer.by)} rejected it while no process waited: it has ended so"
+                yield Finding("answered", run.id, run.name, message, is_corrected=True)
+        else:
+            message = f"{one_line(answer.by)} approved it while no process waited"
+            if await _resume_released(gates[-1], answer, with_prefect=with_prefect):
+                yield Finding("answered", run.id, run.name, f"{message}: its deployment goes on with it", is_corrected=True)
+            else:
+                yield Finding("answered", run.id, run.name, message, is_corrected=False, command=resume_asked(run))
+
+
+async def _answered_step(run: PlanRun, store: PlanStore) -> Finding | None:
+    """Return that steps of a run, which waits without a process at their gates, were answered; None where none was."""
+    if run.started_at is None or any(gate.attended for gate in await store.gates(run_id=run.id)):
+        return None
+    if not (answers := await _unused_answers(run, store)):
+        return None
+    message = f"answered while no process waited: {answers}"
+    return Finding("answered", run.id, run.name, message, is_corrected=False, command=resume_asked(run))
+
+
+async def _unused_answers(run: PlanRun, store: PlanStore) -> str:
+    """Return in words what was answered about steps and not used yet; empty where nothing was."""
+    last = {(row.step_id, row.item): row for row in await store.approvals(run.id) if row.step_id is not None and row.gate_id}
+    asked_again = {(gate.step_id, gate.item) for gate in await store.gates(run_id=run.id)}
+    unused = [row for place, row in last.items() if row.used_at is None and place not in asked_again]
+    return ", ".join(f"{row.decision} of `{row.step_id}` by {one_line(row.by)}" for row in unused)
+
+
+async def _resume_released(gate: Gate, answer: Approval, *, with_prefect: bool) -> bool:
+    """Let a run start again that gave its worker back; return whether the gate is one of such a run, and Prefect could be told."""
+    if not with_prefect or not gate.rules.release:
+        return False
+    from plan_adapter.engine.gate_forms import resume_released
+
+    await resume_released(gate, answer)
+    return True
+
+
+async def _shown(store: PlanStore) -> AsyncGenerator[Finding]:
+    since = await store.now() - RECENT
+    for run in reversed(await store.runs(limit=MOST_RUNS)):
+        has_ended = run.completed_at is not None and run.completed_at >= since
+        is_executed = run.status is PlanStatus.EXECUTING and run.reason is not RunReason.INTERRUPTED
+        if (has_ended or is_executed) and (shown := await _mended(run, store, hint="")) is not None:
+            how = f"{run.status}" + (f" ({run.reason})" if run.reason else "") if has_ended else "executed by a process that lives"
+            yield Finding("shown", run.id, run.name, f"Prefect showed {shown}, and it is {how}", is_corrected=True)
+
+
+async def _mended(run: PlanRun, store: PlanStore, *, hint: str) -> str | None:
+    from plan_adapter.engine.reconciling import reconcile_flow_run
+
+    async def is_so() -> bool:
+        now = await store.run(run.id, with_steps=False)
+        return (now.status, now.reason) == (run.status, run.reason)
+
+    return await reconcile_flow_run(run, hint=hint, is_so=is_so)

@@ -1,0 +1,120 @@
+"""The rest of a run's plan, drafted anew by a model: on a person's words, or after a failure where the plan says `on_failure: replan`.
+
+What comes of it is a new version like any other: it is put into the run, and approved before any of it runs.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from plan_adapter.agent.configured import model_of
+from plan_adapter.agent.model import Model
+from plan_adapter.agent.planner import Asker, Budget, Planner
+from plan_adapter.agent.replan import Rest, told
+from plan_adapter.commands import resolve_command
+from plan_adapter.drafts import Draft, ModelCall, PlanRequest
+from plan_adapter.errors import RunConflictError
+from plan_adapter.execution.history import RunHistory
+from plan_adapter.execution.standing import aborted_steps, unit_names
+from plan_adapter.plan import ExecutionPlan, PlanStatus
+from plan_adapter.record import PlanRun
+from plan_adapter.runs.request import RunRequest
+from plan_adapter.runs.secrets import hidden_from_models
+from plan_adapter.settings import Settings
+from plan_adapter.store.store import PlanStore
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.validation import ValidatedPlan
+
+MOST_REPLANS = 2
+"""How often a run has its rest drafted anew by itself."""
+
+BY_ITSELF = "on_failure: replan"
+"""Who, in the record, replaced a version by such a draft."""
+
+AFTER_FAILURE = "Reach what the plan was to reach, from where its run has failed. Look at why it failed, and do not do the same again."
+
+
+@dataclass(frozen=True, slots=True)
+class Replanner:
+    """Whom a new version of the rest is asked of. `offered` are the tools that it may use beside those of the plan, by name."""
+
+    model: Model
+    offered: Collection[str] = ()
+    secrets: tuple[str, ...] = ()  # that it may use beside those of the plan, by name
+    asker: Asker | None = None
+    budget: Budget | None = None
+    on_call: Callable[[ModelCall], None] | None = None
+
+    async def drafted(
+        self, run: PlanRun, words: str, *, validated: ValidatedPlan, tools: ToolRegistry, history: RunHistory, store: PlanStore
+    ) -> Draft:
+        """Return the draft of a new version of `validated`, the plan of `run`, which is kept in `store`; see `Planner.drafted`."""
+        rest = Rest.of(validated, history)
+        names = {str(definition["name"]) for definition in validated.definitions}
+        hide = await hidden_from_models(Settings(), self.secrets)
+        request = PlanRequest(words, context=told(run, rest, history, hide), available_secrets=self.secrets)
+        planner = Planner(
+            self.model,
+            tools.subset(*sorted(names.union(self.offered))),
+            asker=self.asker,
+            budget=self.budget,
+            keep=store.drafts,
+            hide=hide,
+            on_call=self.on_call,
+        )
+        return await planner.drafted(request, rest=rest)
+
+
+async def refuse_replanning(run: PlanRun, plan: ExecutionPlan, history: RunHistory, store: PlanStore) -> None:
+    """Raise RunConflictError where `run` takes no new version, or nobody knows how something ended that it has begun."""
+    if run.status is PlanStatus.COMPLETED:
+        raise RunConflictError(f"run {run.id} has completed: start a new run")
+    if run.status is PlanStatus.EXECUTING and (owner := await store.owner(run.id)) is not None:
+        raise RunConflictError(f"run {run.id} is executed by {owner}: wait for its end, or `plan cancel {run.id}` ends it")
+    refuse_unknown_outcome(run, plan, history)
+
+
+def refuse_unknown_outcome(run: PlanRun, plan: ExecutionPlan, history: RunHistory) -> None:
+    """Raise RunConflictError where nobody knows how something ended that `run` has begun, also where a person left it at that."""
+    doubted = [*history.unknown, *aborted_steps(plan, history)]
+    if doubted:
+        raise RunConflictError(
+            f"whether {', '.join(unit_names(doubted, history.labels))} was done is unknown, and a new version of the plan could repeat it: "
+            f"`{resolve_command(run.id, doubted[0], label=history.labels.get(doubted[0]))}` says how it ended"
+        )
+
+
+async def wants_replanning(run: PlanRun, plan: ExecutionPlan, store: PlanStore) -> bool:
+    """Return whether `run`, which a failed step has ended, is to have its rest drafted anew by itself once more."""
+    if plan.on_failure != "replan":
+        return False
+    return sum(revision.by == BY_ITSELF for revision in await store.revisions(run.id)) < MOST_REPLANS
+
+
+async def drafted_by_itself(
+    run: PlanRun, validated: ValidatedPlan, history: RunHistory, store: PlanStore, run_request: RunRequest
+) -> tuple[Draft, ToolRegistry]:
+    """Return a draft of the rest by the model of the settings, and the tools with which it is valid; raises ModelError.
+
+    The model may use the tools of the plan, and of the others those that are not built in; it can ask nobody. Raises RunConflictError
+    where something is in doubt.
+    """
+    refuse_unknown_outcome(run, validated.plan, history)
+    tools = run_request.tools or tools_of_plan(validated)
+    brought = set(tools.names()) - set(ToolRegistry.with_builtins().names())
+    model = model_of(run_request.settings)
+    replanner = Replanner(model, brought, budget=Budget.of(run_request.settings))
+    try:
+        draft = await replanner.drafted(run, AFTER_FAILURE, validated=validated, tools=tools, history=history, store=store)
+    finally:
+        await model.aclose()
+    return draft, tools
+
+
+def tools_of_plan(validated: ValidatedPlan) -> ToolRegistry:
+    """Return the tools that a plan itself uses."""
+    return ToolRegistry([*validated.tools.values(), *(undo.tool for undo in validated.rollbacks.values())])
+
+
+def note_of(draft: Draft, words: str) -> str:
+    """Return the note with which a drafted version is kept: what it was asked for, and where its story is."""
+    return f"{words} (drafted by {draft.model}: `plan show --draft {draft.id}`)"

@@ -1,0 +1,61 @@
+"""How a call ended, said from elsewhere than at its gate: what such a word binds to, and who may give it."""
+
+from plan_adapter.commands import resolve_command
+from plan_adapter.errors import NotApprovedError
+from plan_adapter.gates.approval import rules_of
+from plan_adapter.gates.identity import Means, proved
+from plan_adapter.readable import one_line
+from plan_adapter.record import Answer, ApprovalRequest, PlanRun, Resolution
+from plan_adapter.runs.permissions import proof_options
+from plan_adapter.settings import Settings
+from plan_adapter.store.outcomes import Word
+from plan_adapter.store.store import PlanStore
+
+
+async def resolution_request(
+    run: PlanRun,
+    step_id: str,
+    resolution: Resolution,
+    store: PlanStore,
+    settings: Settings,
+    *,
+    item: int | None = None,
+    label: str | None = None,
+) -> ApprovalRequest:
+    """Return what somebody is asked who says this of a step: what their answer binds to, and what it must fit.
+
+    Raises RunConflictError where that cannot be said.
+    """
+    plan = await store.get(run.digest)
+    return ApprovalRequest(
+        approval_digest=await store.resolution_digest(run.id, step_id, resolution, item=item),
+        name=run.name,
+        description="",
+        text="",
+        run_id=run.id,
+        step_id=step_id,
+        item=item,
+        label=label,
+        rules=rules_of(plan, await store.policy_in_force(settings), requested_by=run.requested_by or ""),
+        kind="outcome",
+    )
+
+
+async def resolution_by(answer: Answer, request: ApprovalRequest, store: PlanStore, settings: Settings) -> Word:
+    """Return `answer` as the word that the store takes, its giver proved and allowed.
+
+    Raises NotApprovedError with why not, which the audit of the run then tells of.
+    """
+    assert answer.decision in ("done", "again", "abort")
+    try:
+        known_by = await proved(answer, request, Means(await store.policy_in_force(settings), settings, store))
+    except NotApprovedError as error:
+        said = f"`{one_line(request.step_id or '')}` is not resolved: {error}"
+        await store.note_refusal(request.run_id or "", said, by=answer.by, known_by=answer.channel)
+        command = resolve_command(request.run_id or "", (request.step_id or "", request.item), answer.decision, label=request.label)
+        has_proof = answer.code is not None or answer.signature is not None
+        ways = "" if has_proof else proof_options(request.rules, command, by=answer.by, decision="reject")
+        raise NotApprovedError(said + ways) from error
+    return Word(
+        answer.decision, answer.by, known_by, answer.note, answer.result, digest=request.approval_digest, signature=answer.signature
+    )

@@ -1,0 +1,246 @@
+"""Step gates and outcome gates, as execution asks at them."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from plan_adapter.errors import NotApprovedError, RunConflictError
+from plan_adapter.execution.cancellation import Stop
+from plan_adapter.execution.history import is_rollback
+from plan_adapter.execution.ports import GatedCall, GateRefusal, Said, UnknownOutcome
+from plan_adapter.gates.approval import ApprovedPlan, needs_gate, rules_of
+from plan_adapter.gates.call_text import outcome_text, step_gate_text
+from plan_adapter.gates.gate import new_gate, no_answer
+from plan_adapter.gates.policy import PolicyInForce
+from plan_adapter.plan import ExecutionPlan, Step
+from plan_adapter.readable import call_name
+from plan_adapter.record import Approval, Gate, PlanRun, RunReason
+from plan_adapter.runs.answers import approval_before, why_stale
+from plan_adapter.runs.keeper import GateKeeper
+from plan_adapter.runs.standing import approval_by_standing
+from plan_adapter.store.outcomes import outcome_digest
+
+
+@dataclass(slots=True)
+class CallGates:
+    """The gates of single calls of one run. Implements `ports.StepGates`."""
+
+    approved: ApprovedPlan
+    keeper: GateKeeper
+    stop: Stop
+    policy: PolicyInForce  # as it was when this start of the run began: a newer one decides of its answers, and of the next start
+    asked: Collection[str] = ()  # steps that an earlier start of the run has ended, and that somebody was asked about
+    _before: list[Gate] | None = field(default=None, init=False)  # gates that were closed before this start
+
+    @property
+    def waits(self) -> bool:
+        """Whether people are waited for however long they take."""
+        return self.keeper.run_request.waits
+
+    def is_gated(self, step: Step) -> bool:
+        """Return whether the step, the plan's policy or the settings ask for an approval of this call."""
+        return needs_gate(step, self.approved.bound.validated, self.policy)
+
+    async def ask(self, call: GatedCall) -> Approval | GateRefusal | None:
+        """Return the approval of exactly this call, why there is none, or None where it was left waiting for one."""
+        try:
+            answer = await self._found(call)
+            while answer is None and not call.left.done():
+                answer = await self._asked(call)
+        except NotApprovedError as error:
+            return GateRefusal(RunReason.REJECTED, f"at the gate of `{call.name}`: {error}")
+        return answer
+
+    async def _asked(self, call: GatedCall) -> Approval | GateRefusal | None:
+        """Return what was answered; None of a call that was left, and where somebody must be asked again."""
+        keeper, answers = self.keeper, await self._answers(call)
+        if answers and answers[-1].decision == "request_changes" and keeper.has_spoken(call.approval_digest) and not self._asks_others:
+            raise NotApprovedError(f"{answers[-1].by} asks for changes: {answers[-1].note}")  # the same would be said again, for ever
+        gate = await keeper.open(await self._gate_of(call, answers), timeout_ms=self._plan.options.approval_timeout_ms)
+        closed = await keeper.collected(gate) or await self._closed(gate, call)
+        return None if closed is None else await self._outcome(closed, call)
+
+    async def _closed(self, gate: Gate, call: GatedCall) -> Gate | None:
+        """Return `gate` closed; None where it is open still, because the call was left, or who answers for this process may not."""
+        keeper = self.keeper
+        is_asked_here = keeper.run_request.approver is not None and not keeper.has_spoken(call.approval_digest)
+        if not is_asked_here and not call.waiting.done():
+            call.waiting.set_result(None)
+        try:
+            closed = await keeper.ask(gate, call.step_run, until=call.withdrawn, left=call.left)
+        except NotApprovedError as error:
+            if self.waits:
+                raise
+            keeper.run.message = f"at the gate of `{call.step.id}`: {error}"
+            return None
+        return closed if closed.end is not None else None
+
+    async def _gate_of(self, call: GatedCall, answers: list[Approval]) -> Gate:
+        keeper, run = self.keeper, self.keeper.run
+        rules = rules_of(self._plan, await keeper.store.policy_in_force(keeper.run_request.settings), requested_by=run.requested_by or "")
+        before = [step for step in run.steps if step.id in self.approved.bound.validated.dependencies[call.step.id]]
+        changes, lapsed = await approval_before(
+            [row for row in answers if row.decision == "approve" or row.at >= self.approved.approval.at],
+            self._plan,
+            run,
+            keeper.store,
+            keeper.run_request.settings,
+        )
+        text = step_gate_text(
+            self.approved.bound,
+            call.step,
+            effect=call.effect,
+            parameters=call.parameters,
+            item=call.item,
+            label=call.label,
+            approval_digest=call.approval_digest,
+            expires_ms=self._plan.options.approval_timeout_ms,
+            results={step.id: step.result for step in before},
+            ends={step.id: step.status.value + (f": {step.reason}" if step.reason else "") for step in before},
+            notices=[*changes, *lapsed],
+        )
+        return new_gate(
+            run,
+            approval_digest=call.approval_digest,
+            description=call.step.description,
+            text=text,
+            rules=rules,
+            step_id=call.step.id,
+            item=call.item,
+            label=call.label,
+        )
+
+    @property
+    def _plan(self) -> ExecutionPlan:
+        return self.approved.bound.validated.plan
+
+    @property
+    def _asks_others(self) -> bool:
+        """Whether somebody else than the approver, who is asked once about the same, can be asked."""
+        return self.keeper.run_request.asks_in_form or not self.waits
+
+    async def _answers(self, call: GatedCall) -> list[Approval]:
+        """Return what was answered at gates of this call, oldest first."""
+        rows = await self.keeper.store.approvals(self.keeper.run.id)
+        return [row for row in rows if row.gate_id is not None and is_of_call(row, self.keeper.run, call)]
+
+    async def _found(self, call: GatedCall) -> Approval | GateRefusal | None:
+        """Return what the run was answered about this call while nobody waited, or the approval that a standing one gives."""
+        last = next(reversed(await self._answers(call)), None)
+        if last is not None and last.decision == "reject" and last.at >= self.approved.approval.at:  # else a new version asks anew
+            return _refused(last)
+        if last is not None and last.decision == "approve" and last.used_at is None:
+            return last if await self._counts(last) else None
+        if (expired := await self._expired(call)) is not None:
+            return await self._outcome(expired, call)
+        return await approval_by_standing(
+            self.approved.approval, call, self.keeper.run, self._plan, self.keeper.store, self.keeper.run_request
+        )
+
+    async def _counts(self, answer: Approval) -> bool:
+        """Return whether `answer` is an approval that this process takes, whoever took it before."""
+        keeper = self.keeper
+        return answer.decision == "approve" and (
+            await why_stale(answer, self._plan, keeper.run, keeper.store, keeper.run_request.settings) is None
+        )
+
+    async def _expired(self, call: GatedCall) -> Gate | None:
+        """Return the gate of this call at which nobody answered in time while no process waited; None where that is not so."""
+        if call.step.id in self.asked:
+            return None
+        if self._before is None:
+            gates = await self.keeper.store.gates(run_id=self.keeper.run.id, open_only=False)
+            self._before = [gate for gate in gates if gate.end is not None]
+        of = (call.step.id, call.item, call.approval_digest)
+        last = next((gate for gate in reversed(self._before) if (gate.step_id, gate.item, gate.approval_digest) == of), None)
+        return last if last is not None and last.end == "expired" and last.opened_at >= self.approved.approval.at else None
+
+    async def _outcome(self, closed: Gate, call: GatedCall) -> Approval | GateRefusal | None:
+        keeper, answer = self.keeper, await self.keeper.store.answer_to_gate(closed.id)
+        if closed.end == "answered" and answer is not None:
+            if answer.decision == "reject":
+                return _refused(answer)
+            return answer if await self._counts(answer) else None
+        if closed.end == "expired":
+            message = f"{no_answer(closed)} at the gate of `{closed.step_id}`"
+            return GateRefusal(RunReason.EXPIRED, message, ends_run=closed.rules.expires == "reject")
+        if self.stop.is_set:
+            return GateRefusal(RunReason.CANCELLED, self.stop.message, ends_run=False)
+        if call.withdrawn.done():
+            return GateRefusal(RunReason.CANCELLED, f"the gate of `{closed.step_id}` was closed", ends_run=False)
+        reason = await keeper.store.cancel_request(closed.run_id)
+        return GateRefusal(RunReason.CANCELLED, reason or f"the gate of `{closed.step_id}` was closed")
+
+
+def _refused(answer: Approval) -> GateRefusal:
+    note = f": {answer.note}" if answer.note else ""
+    return GateRefusal(RunReason.REJECTED, f"{answer.by} rejected it at the gate of `{answer.step_id}`{note}")
+
+
+def is_of_call(row: Approval, run: PlanRun, call: GatedCall) -> bool:
+    """Return whether `row` answers about exactly this call of this run."""
+    of = (row.run_id, row.step_id, row.item, row.approval_digest)
+    return of == (run.id, call.step.id, call.item, call.approval_digest)
+
+
+@dataclass(slots=True)
+class OutcomeGates:
+    """The gates of one run that ask how calls ended. Implements `ports.Outcomes`."""
+
+    approved: ApprovedPlan
+    keeper: GateKeeper
+    _open: int = 0
+
+    async def ask(self, unknown_outcome: UnknownOutcome) -> Said | None:
+        """Return what was said, by the form, at the terminal or by `plan resolve`; None where none of them asks, or the run ends before."""
+        keeper = self.keeper
+        if not keeper.can_ask_how_it_ended or unknown_outcome.withdrawn.done():
+            return None
+        gate = await keeper.open(await self._gate_of(unknown_outcome), timeout_ms=0)
+        await self._show_unknown(unknown_outcome, +1)
+        try:
+            closed = await keeper.collected(gate) or await keeper.ask(gate, unknown_outcome.step_run, until=unknown_outcome.withdrawn)
+        finally:
+            await self._show_unknown(unknown_outcome, -1)
+        return await self._said(closed)
+
+    async def _gate_of(self, unknown_outcome: UnknownOutcome) -> Gate:
+        run, step, lost = self.keeper.run, unknown_outcome.step, unknown_outcome.lost
+        bound, store = self.approved.bound, self.keeper.store
+        policy = await store.policy_in_force(self.keeper.run_request.settings)
+        rules = rules_of(bound.validated.plan, policy, requested_by=run.requested_by or "")
+        text = outcome_text(bound, step, lost, why=unknown_outcome.why, made_by=await store.start_of(lost), run_id=run.id)
+        digest = outcome_digest(lost.id)
+        return new_gate(
+            run,
+            approval_digest=digest,
+            description=unknown_outcome.step_run.description,
+            text=text,
+            rules=rules,
+            step_id=lost.step_id,
+            item=lost.item,
+            label=lost.label,
+            kind="outcome",
+        )
+
+    async def _show_unknown(self, unknown_outcome: UnknownOutcome, change: int) -> None:
+        """Let the run say that it waits because an outcome is unknown, as long as it does; one that is undone keeps its reason."""
+        if is_rollback(unknown_outcome.lost.step_id):
+            return
+        self._open += change
+        run = self.keeper.run
+        reason = RunReason.UNKNOWN if self._open else None
+        if run.reason is not reason:
+            run.reason = reason
+            await self.keeper.store.update_run(run)
+
+    async def _said(self, closed: Gate) -> Said | None:
+        if closed.end not in ("done", "again", "abort"):
+            return None
+        word = await self.keeper.answers.resolution_at(closed)
+        if word is None:
+            raise RunConflictError(
+                f"the gate of `{closed.step_id}` in run {closed.run_id} is closed with the word {closed.end}, and no receipt holds it"
+            )
+        note = f" ({word.note})" if word.note else ""
+        call = call_name(closed.step_id or "", closed.item, closed.label)
+        return Said(closed.end, f"{word.by} says of `{call}`: {closed.end}{note}", word.result)

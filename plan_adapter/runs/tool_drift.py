@@ -1,0 +1,106 @@
+"""Runs whose tools are not those that were approved: the same plan as a new version, whose approval covers what changed."""
+
+from dataclasses import replace
+
+from plan_adapter.canonical import approval_digest
+from plan_adapter.errors import InvalidPlanError, NotApprovedError
+from plan_adapter.gates.tool_drift import ToolChange, changed_code, tool_change_lines, tool_changes
+from plan_adapter.plan import ExecutionPlan, StepStatus
+from plan_adapter.record import Approval, PlanRun, RunFolder
+from plan_adapter.runs.folders import in_folder, move_text
+from plan_adapter.store.revisions import Revision
+from plan_adapter.store.store import PlanStore
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.tools.source import code_digest
+from plan_adapter.tools.tool import Tool
+from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate_recorded
+
+OTHER_TOOLS = "the run was made with other tools than are at hand now: give them again (`--tools package.module:name`, PLAN_ADAPTER_TOOLS)"
+"""What mends a recorded plan that calls a tool of which nothing is known."""
+
+
+def as_recorded(run: PlanRun, plan: ExecutionPlan, tools: ToolRegistry, *, moved_to: RunFolder | None = None) -> BoundPlan:
+    """Return the recorded `plan` of `run` with its inputs, and with the tools as they are now; raises InvalidPlanError.
+
+    It is to run in the folder that the run is `moved_to`, or was moved to before.
+    """
+    folder = moved_to or (run.folder if run.folder is not None and run.folder.is_moved else None)
+    try:
+        return in_folder(bind_inputs(validate_recorded(plan, tools, digest=run.digest), run.inputs), folder)
+    except InvalidPlanError as error:
+        told = [replace(found, hint=OTHER_TOOLS) if found.code == "unknown-tool" else found for found in error.problems]
+        raise InvalidPlanError(told) from None
+
+
+def is_same_but_for_tools(bound: BoundPlan, run: PlanRun) -> bool:
+    """Return whether plan and inputs of `bound` are those of `run`, whatever its tools are."""
+    return bound.approval_digest == approval_digest(run.digest, run.inputs, bound.validated.definitions)
+
+
+async def changes_of_tools(validated: ValidatedPlan, run: PlanRun, store: PlanStore) -> list[ToolChange]:
+    """Return the tools whose definitions are not those that the run keeps; raises NotApprovedError where somebody altered these."""
+    kept = await store.definitions(run.id)
+    folder = run.folder.content if run.folder is not None and run.folder.is_moved else None
+    if approval_digest(run.digest, run.inputs, kept, folder) != run.approval_digest:
+        raise NotApprovedError(
+            f"the approval digest of run {run.id} is not that of its plan, inputs and tools: its record was altered "
+            f"(`plan runs verify {run.id}` tells more)"
+        )
+    return tool_changes(kept, validated.definitions)
+
+
+async def take_tools(bound: BoundPlan, run: PlanRun, store: PlanStore, *, by: str) -> PlanRun:
+    """Put the same plan with its tools and its folder as they are now into `run`; return the run, which waits for an approval of that.
+
+    What is done stays done; approvals of single calls count where their tool and folder are as they were. Raises RunConflictError as
+    `revise_run` does.
+    """
+    note = await _differences(bound, run, store, "tools changed")
+    return await store.revise_run(run.id, bound.validated, bound.approval_digest, by=by, note=note, folder=bound.folder)
+
+
+async def _differences(bound: BoundPlan, run: PlanRun, store: PlanStore, tools_changed: str) -> str:
+    """Return in words what is not as the run has it: its tools, its folder."""
+    changes = named_changes(await changes_of_tools(bound.validated, run, store))
+    moved = None if bound.folder is None else move_text(run.folder, bound.folder)
+    return "; ".join(([f"{tools_changed}: {changes}"] if changes else []) + ([moved] if moved is not None else []))
+
+
+async def refuse_other_tools(bound: BoundPlan, run: PlanRun, store: PlanStore, *, then: str) -> None:
+    """Raise NotApprovedError where the tools or the folder of `bound` are not those of `run`: which, and `then` what can be done."""
+    if bound.approval_digest != run.approval_digest:
+        why = await _differences(bound, run, store, f"tools of run {run.id} have changed since it was approved")
+        raise NotApprovedError(f"{why}; {then}")
+
+
+def named_changes(changes: list[ToolChange]) -> str:
+    """Return in words which tools changed, and how."""
+    return "; ".join(f"`{change.name}` ({change.summary})" for change in changes)
+
+
+def replaced_version(revisions: list[Revision], answers: list[Approval]) -> Revision | None:
+    """Return the version with which what a run has now is to be compared: the last that was approved, else the last one that was replaced.
+
+    Several versions may have come since somebody approved one; who approves now is to see all that changed since then.
+    """
+    approved = {answer.approval_digest for answer in answers if answer.step_id is None and answer.used_at is not None}
+    return next((one for one in reversed(revisions) if one.approval_digest in approved), revisions[-1] if revisions else None)
+
+
+def tool_drift_lines(bound: BoundPlan, run: PlanRun, replaced: Revision | None) -> list[str]:
+    """Return for the text of a gate which tools changed since the version that was `replaced`."""
+    if replaced is None or replaced.definitions is None:
+        return []
+    done = {step.id for step in run.steps if step.status is StepStatus.COMPLETED}
+    changes = tool_changes(replaced.definitions, bound.validated.definitions)
+    return tool_change_lines(changes, bound.validated.plan, bound.validated.definitions, done=done)
+
+
+async def code_notices(validated: ValidatedPlan, run: PlanRun, store: PlanStore) -> list[str]:
+    """Return in words which tools have another code now than when the run last called them, behind whatever definition."""
+    attempts = await store.attempts(run.id)
+    if not attempts:
+        return []
+    used: dict[str, Tool[..., object]] = {tool.name: tool for tool in validated.tools.values()}
+    used |= {call.tool.name: call.tool for call in validated.rollbacks.values()}
+    return changed_code(attempts, {name: code_digest(tool) for name, tool in used.items()})

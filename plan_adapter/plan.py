@@ -53,6 +53,28 @@ class PlanStatus(StrEnum):
     CANCELLED = "cancelled"  # rejected, expired or cancelled
     PARTIAL = "partial"  # a step failed and something completed
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether a run with this status has ended; unless it is completed, it can be resumed."""
+        return self is PlanStatus.COMPLETED or self in _ENDED
+
+    def can_become(self, status: "PlanStatus") -> bool:
+        """Return whether a run with this status may change to `status`; a completed run never changes again."""
+        return status is self or status in _NEXT[self]
+
+
+_RESUMED = frozenset({PlanStatus.PENDING_APPROVAL, PlanStatus.APPROVED, PlanStatus.EXECUTING})
+_ENDED = frozenset({PlanStatus.FAILED, PlanStatus.PARTIAL, PlanStatus.CANCELLED})
+_NEXT: dict[PlanStatus, frozenset[PlanStatus]] = {
+    PlanStatus.DRAFT: frozenset({PlanStatus.PENDING_APPROVAL}),
+    PlanStatus.PENDING_APPROVAL: frozenset({PlanStatus.APPROVED, PlanStatus.EXECUTING, PlanStatus.CANCELLED}),
+    PlanStatus.APPROVED: frozenset({PlanStatus.EXECUTING, PlanStatus.PENDING_APPROVAL, PlanStatus.CANCELLED}),
+    PlanStatus.EXECUTING: frozenset({*_ENDED, PlanStatus.COMPLETED, PlanStatus.PENDING_APPROVAL, PlanStatus.APPROVED}),
+    **dict.fromkeys(_ENDED, _RESUMED | _ENDED),
+    PlanStatus.COMPLETED: frozenset(),
+}
+"""The statuses that a run may have next: an ended run that is not completed can be resumed or rolled back."""
+
 
 class StepStatus(StrEnum):
     """Where a step stands."""

@@ -222,6 +222,22 @@ class PlanRun:
         }
         return by_status[StepStatus.RUNNING] or by_status[StepStatus.PENDING]
 
+    def transition(
+        self, to: PlanStatus, *, reason: RunReason | None = None, message: str | None = None, completed_at: datetime | None = None
+    ) -> None:
+        """Change the status, with its reason and message; a run that goes on has no end any more.
+
+        Raises ValueError for a change that no run makes, such as from completed to executing.
+        """
+        if not self.status.can_become(to):
+            raise ValueError(f"run {self.id} is {self.status} and cannot become {to}")
+        self.status, self.reason, self.message = to, reason, message
+        self.completed_at = completed_at or (self.completed_at if to.has_ended else None)
+
+    def take_status(self, newer: "PlanRun") -> None:
+        """Take over the status that another process has recorded meanwhile."""
+        self.status, self.reason, self.message, self.completed_at = newer.status, newer.reason, newer.message, newer.completed_at
+
     def step(self, step_id: str) -> StepRun:
         """Return the step run called `step_id`; raises KeyError, which names the steps that exist."""
         for step in self.steps:

@@ -45,20 +45,20 @@ def conclude(run: PlanRun, stop: Stop, refusal: GateRefusal | None = None, *, le
     stopped = f"{stop.message}; {unknown_outcome}" if unknown else stop.message
     was_cut_short = stop.is_set and (ended or any(step.status is StepStatus.SKIPPED and step.reason == stop.message for step in run.steps))
     if was_cut_short and stop.kind == "cancelled":
-        run.status, run.reason, run.message = PlanStatus.CANCELLED, RunReason.CANCELLED, stopped
+        run.transition(PlanStatus.CANCELLED, reason=RunReason.CANCELLED, message=stopped)
     elif was_cut_short:
-        run.status, run.reason, run.message = broken, RunReason.TIMED_OUT, stopped
+        run.transition(broken, reason=RunReason.TIMED_OUT, message=stopped)
     elif unknown:
-        run.status, run.reason, run.message = broken, RunReason.UNKNOWN, unknown_outcome
+        run.transition(broken, reason=RunReason.UNKNOWN, message=unknown_outcome)
     elif failed:
-        run.status, run.reason, run.message = broken, RunReason.STEP_FAILED, _failure(failed)
+        run.transition(broken, reason=RunReason.STEP_FAILED, message=_failure(failed))
     elif refusal is not None:
-        run.status, run.reason, run.message = PlanStatus.CANCELLED, refusal.reason, refusal.message
+        run.transition(PlanStatus.CANCELLED, reason=refusal.reason, message=refusal.message)
     elif missing := [step.id for step in run.steps if step.id in left and step.status is StepStatus.SKIPPED]:
         names = _named(missing)
-        run.status, run.reason, run.message = broken, None, f"nobody asked for {names} this time; resuming the run goes on with the rest"
+        run.transition(broken, message=f"nobody asked for {names} this time; resuming the run goes on with the rest")
     else:
-        run.status, run.reason, run.message = PlanStatus.COMPLETED, None, None
+        run.transition(PlanStatus.COMPLETED)
 
 
 def _failure(failed: Sequence[StepRun]) -> str:

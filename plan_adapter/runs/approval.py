@@ -161,8 +161,7 @@ def _unanswered(gate: Gate) -> str:
 
 async def end_unapproved(run: PlanRun, store: PlanStore, reason: RunReason, message: str) -> None:
     """Record that `run` ends without having begun."""
-    run.status, run.reason, run.message = PlanStatus.CANCELLED, reason, message
-    run.completed_at = await store.now()
+    run.transition(PlanStatus.CANCELLED, reason=reason, message=message, completed_at=await store.now())
     await store.update_run(run)
 
 
@@ -245,7 +244,7 @@ async def _asked(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval
     fresh = await store.run(run.id)
     if closed.end == "superseded" and fresh.status is PlanStatus.PENDING_APPROVAL:
         raise _RevisedError
-    run.status, run.reason, run.message, run.completed_at = fresh.status, fresh.reason, fresh.message, fresh.completed_at
+    run.take_status(fresh)
     if run.completed_at is None:
         await end_unapproved(run, store, RunReason.CANCELLED, "its gate was closed")
     return None
@@ -330,7 +329,7 @@ async def _keep_waiting(run: PlanRun, store: PlanStore, *, message: str | None) 
     """Keep that `run` waits for an approval of its plan, and where: whoever goes on with it must find its flow run."""
     as_it_waits = (PlanStatus.PENDING_APPROVAL, None, message, None)
     if run.flow_run_id is not None or (run.status, run.reason, run.message, run.completed_at) != as_it_waits:
-        run.status, run.reason, run.message, run.completed_at = as_it_waits
+        run.transition(PlanStatus.PENDING_APPROVAL, message=message)
         await store.update_run(run)
 
 
@@ -346,7 +345,8 @@ async def _used(bound: BoundPlan, run: PlanRun, answer: Approval, keeper: GateKe
     else:
         approved = approved_plan(bound, replace(answer, expires_at=None) if answer.run_id == run.id else answer, now=await store.now())
         used = await store.use_approval(answer, run_id=run.id)
-    run.status, run.approved_at, run.approved_by = PlanStatus.APPROVED, used.at, used.by
+    run.transition(PlanStatus.APPROVED)
+    run.approved_at, run.approved_by = used.at, used.by
     return approved
 
 

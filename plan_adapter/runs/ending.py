@@ -124,12 +124,12 @@ def _outputs(scope: RunScope) -> tuple[dict[str, JsonValue], str | None]:
 
 async def leave_waiting(run: PlanRun, store: PlanStore) -> None:
     """Keep `run`, of which nothing but gates of steps is open, as one that waits for them without a process."""
-    run.status = PlanStatus.PENDING_APPROVAL
+    run.transition(PlanStatus.PENDING_APPROVAL, reason=run.reason, message=run.message)
     await store.update_run(run)
     if (reason := await store.cancel_request(run.id)) is not None:  # it came too late for the steps to see it
         await store.cancel(run.id, reason)
-        run.status, run.reason, run.message = PlanStatus.CANCELLED, RunReason.CANCELLED, reason
-        run.completed_at = (await store.run(run.id, with_steps=False)).completed_at
+        ended = (await store.run(run.id, with_steps=False)).completed_at
+        run.transition(PlanStatus.CANCELLED, reason=RunReason.CANCELLED, message=reason, completed_at=ended)
 
 
 async def let_go(run: PlanRun, store: PlanStore) -> None:

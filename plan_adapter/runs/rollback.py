@@ -33,7 +33,7 @@ async def roll_back(
     """
     approved = approved_plan(bound, await _used_approval(run, store), now=await store.now())
     reason = await store.reason_of(run.id) or RunReason.CANCELLED
-    run.status, run.reason, run.message, run.completed_at = PlanStatus.EXECUTING, reason, without_rollback(run.message), None
+    run.transition(PlanStatus.EXECUTING, reason=reason, message=without_rollback(run.message))
     await store.claim(run, keeps_ends=True)
     scope = scope_of(approved, run, await store.recorder(run), run_request, history=history, backend=backend)
     _end_steps(scope)
@@ -44,7 +44,8 @@ async def roll_back(
     try:
         await undo(rollback, store, backend.cancellation)
     finally:
-        run.status = ended_status(reason, completed=any(step.status is StepStatus.COMPLETED for step in run.steps))
+        ended = ended_status(reason, completed=any(step.status is StepStatus.COMPLETED for step in run.steps))
+        run.transition(ended, reason=run.reason, message=run.message)
         await end_run(scope, store, rollback)
         await keeper.leave()
     return run

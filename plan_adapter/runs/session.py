@@ -140,7 +140,7 @@ def _for_drafted(run_request: RunRequest) -> RunRequest:
 async def _perform(approved: ApprovedPlan, keeper: GateKeeper, *, history: RunHistory, backend: Backend) -> BoundPlan | None:
     """Execute the steps of what is approved; return the new version of the rest where a failure has one drafted, which waits then."""
     run, store, run_request = keeper.run, keeper.store, keeper.run_request
-    run.status, run.reason, run.message, run.completed_at = PlanStatus.EXECUTING, None, None, None
+    run.transition(PlanStatus.EXECUTING)
     run.steps = _pending_steps(approved.bound.validated, history)
     run.started_at = run.started_at or await store.now()
     await store.claim(run)
@@ -253,7 +253,7 @@ async def _rollback_of(scope: RunScope, store: PlanStore, backend: Backend) -> R
         return None
     if asked is False:  # and then called off: it only says where things stand
         rollback.halt.set("cancelled", await store.cancel_request(run.id) or "cancelled")
-    run.status = PlanStatus.EXECUTING
+    run.transition(PlanStatus.EXECUTING, reason=run.reason, message=run.message)
     await store.update_run(run)  # with its reason: whoever goes on with an interrupted rollback must know it
     return rollback
 

@@ -29,11 +29,11 @@ from plan_adapter.runs.folders import in_folder, moved_here, refuse_elsewhere, r
 from plan_adapter.runs.operator_requests import record_operator_request, with_operator_requests
 from plan_adapter.runs.permissions import require_approver, require_operator, require_resume_operator
 from plan_adapter.runs.replan import Replanner, refuse_replanning, tools_of_plan
-from plan_adapter.runs.request import RunRequest
 from plan_adapter.runs.resume import action_left, needs_approval, refuse_missing_now, refuse_resume, reopened_gate, rolled_back
 from plan_adapter.runs.rollback import is_guarded, refuse_unknown_outcome, roll_back, version_done, with_approved_rollbacks
 from plan_adapter.runs.secrets import refuse_missing
-from plan_adapter.runs.session import create_run, perform, perform_anywhere, prefect_backend
+from plan_adapter.runs.session import RunRequest, RunSession
+from plan_adapter.runs.start import create_run, perform, perform_anywhere, prefect_backend
 from plan_adapter.runs.tool_drift import as_recorded, is_same_but_for_tools, take_tools
 from plan_adapter.settings import Settings
 from plan_adapter.store.outcomes import Word
@@ -199,7 +199,7 @@ async def execute_resume(
                 run, is_waiting = await reopened_gate(bound, run, opened, run_request, record_pending=record_pending)
             if is_waiting and (offline or not await opened.gates(run_id=run.id)):  # else its flow run shows the gate
                 return await opened.run(run.id)
-        return await perform_anywhere(bound, run, opened, run_request, history=history, server=server, work=work)
+        return await perform_anywhere(RunSession(bound, run, opened, run_request, history), server=server, action=work)
 
 
 def resume_run(
@@ -282,7 +282,7 @@ async def rollback_run(
         run = await store.put_back(run.id, version, bound.validated, by=run_request.operator)
     bound = await with_approved_rollbacks(bound, run, history, store)
     server = None if offline or run.flow_run_id is None else await _server(run_request)
-    return await perform_anywhere(bound, run, store, run_request, history=history, server=server, work=roll_back)
+    return await perform_anywhere(RunSession(bound, run, store, run_request, history), server=server, action=roll_back)
 
 
 def cancel_run(
@@ -374,7 +374,7 @@ async def execute_plan(
             if not answered and server is None:
                 await open_detached(bound, run, opened, run_request.settings)
                 return run
-            return await perform_anywhere(bound, run, opened, run_request, history=RunHistory(), server=server)
+            return await perform_anywhere(RunSession(bound, run, opened, run_request), server=server)
 
 
 @contextmanager
@@ -511,7 +511,7 @@ async def _flow_body(
                     run = await take_tools(bound, run, opened, by=run_request.requested_by)
         backend = prefect_backend(flow_run_id, opened, run_request.settings)
         async with ended_in_order(partial(is_cancelled, run, flow_run_id, opened)) as is_cut_short:
-            return await work(bound, run, opened, run_request, history=history, backend=replace(backend, is_cut_short=is_cut_short))
+            return await work(RunSession(bound, run, opened, run_request, history, replace(backend, is_cut_short=is_cut_short)))
 
 
 async def _revised(bound: BoundPlan, run: PlanRun, store: PlanStore, run_request: RunRequest) -> BoundPlan:

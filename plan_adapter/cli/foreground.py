@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from plan_adapter.engine.local_server import PendingServer
     from plan_adapter.record import PlanRun
     from plan_adapter.runner import RunRequest
-    from plan_adapter.runs.request import Identity
+    from plan_adapter.runs.session import Identity
     from plan_adapter.settings import Settings
     from plan_adapter.store.store import PlanStore
     from plan_adapter.tools.registry import ToolRegistry

@@ -26,8 +26,8 @@ from plan_adapter.record import Approval, Gate, GateRules, PlanRun, RunContext, 
 from plan_adapter.runs.answers import approval_before, why_stale
 from plan_adapter.runs.folders import folder_text, in_folder, move_text
 from plan_adapter.runs.keeper import GateKeeper
-from plan_adapter.runs.request import RunRequest
 from plan_adapter.runs.secrets import missing_notices
+from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.standing import standing_for
 from plan_adapter.runs.tool_drift import code_notices, replaced_version, tool_drift_lines
 from plan_adapter.settings import Settings

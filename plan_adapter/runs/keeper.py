@@ -17,7 +17,7 @@ from plan_adapter.gates.gate import CanAskOutcomes, GateEventKind, GateForms, re
 from plan_adapter.hooks import Event, Listener, call_hook, tell
 from plan_adapter.record import Answer, Approval, Gate, PlanRun, StepRun
 from plan_adapter.runs.answers import GateAnswers
-from plan_adapter.runs.request import RunRequest
+from plan_adapter.runs.session import RunRequest, RunSession
 from plan_adapter.store.store import PlanStore
 
 LOOK_SECONDS = 5.0
@@ -145,17 +145,33 @@ HOOK_SECONDS = 10.0
 class GateKeeper:
     """The gates of one run in one process."""
 
-    run: PlanRun
-    store: PlanStore
-    run_request: RunRequest
-    forms: GateForms | None = None
-    cancellation: Callable[[], Awaitable[str | None]] | None = None
+    session: RunSession
     why_stopped: Callable[[], str] = str  # why all work of the run ends, empty as long as it does not
     answers: GateAnswers = field(init=False)
     _refused: dict[str, str] = field(default_factory=dict[str, str])  # why what was answered at a gate while nobody waited was not taken
     _answered: set[str] = field(default_factory=set[str])  # digests about which the approver, who is asked once, has said something
     _emitting: asyncio.Lock = field(default_factory=asyncio.Lock)
     _leaving: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
+
+    @property
+    def run(self) -> PlanRun:
+        """The run whose gates these are."""
+        return self.session.run
+
+    @property
+    def store(self) -> PlanStore:
+        """Where the gates and their answers are recorded."""
+        return self.session.store
+
+    @property
+    def run_request(self) -> RunRequest:
+        """Whom the gates ask, and for how long."""
+        return self.session.run_request
+
+    @property
+    def forms(self) -> GateForms | None:
+        """The forms in the Prefect UI; None without Prefect."""
+        return self.session.backend.forms
 
     def __post_init__(self) -> None:
         forms_are_private = None if self.forms is None else self.forms.is_private
@@ -265,8 +281,10 @@ class GateKeeper:
                 yield self._ask_outcome(self.run_request.approver, asking)
         elif self.run_request.approver is not None and not self.has_spoken(asking.gate.approval_digest):
             yield self._ask_approver(self.run_request.approver, asking)
-        if self.cancellation is not None and asking.gate.step_id is None and not self.run_request.asks_in_form:
-            yield asking.watch_cancellation(self.cancellation)  # a form does that itself, and a step's gate ends with its run
+        if self.session.backend.cancellation is not None and asking.gate.step_id is None and not self.run_request.asks_in_form:
+            yield asking.watch_cancellation(
+                self.session.backend.cancellation
+            )  # a form does that itself, and a step's gate ends with its run
         if asking.gate.rules.remind_after_ms:
             yield self._remind(asking)
 

@@ -10,8 +10,8 @@ from plan_adapter.gates.approval import refusal, rules_of
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.record import ApprovalRequest, GateRules, OperatorRequestKind, PlanRun
 from plan_adapter.runs.permissions import proof_options
-from plan_adapter.runs.request import Identity, RunRequest
 from plan_adapter.runs.resume import choices_of
+from plan_adapter.runs.session import Identity, RunRequest
 from plan_adapter.store.columns import readable_words
 from plan_adapter.store.operator_requests import OperatorRequest
 from plan_adapter.store.store import PlanStore

@@ -6,7 +6,7 @@ from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import Operation, refusal, refuse_operation, rules_of
 from plan_adapter.plan import ExecutionPlan, KnownBy
 from plan_adapter.record import Decision, GateRules, PlanRun
-from plan_adapter.runs.request import RunRequest
+from plan_adapter.runs.session import RunRequest
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
 

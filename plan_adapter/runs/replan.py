@@ -17,8 +17,8 @@ from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.standing import aborted_steps, unit_names
 from plan_adapter.plan import ExecutionPlan, PlanStatus
 from plan_adapter.record import PlanRun
-from plan_adapter.runs.request import RunRequest
 from plan_adapter.runs.secrets import hidden_from_models
+from plan_adapter.runs.session import RunRequest
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry

@@ -11,10 +11,10 @@ from plan_adapter.gates.approval import approved_plan
 from plan_adapter.plan import ExecutionPlan, PlanStatus, StepStatus
 from plan_adapter.record import PlanRun, RunReason
 from plan_adapter.runs.approval import is_answered, not_approved, open_detached
-from plan_adapter.runs.request import RunRequest
 from plan_adapter.runs.rollback import refuse_unknown_outcome, roll_back
 from plan_adapter.runs.secrets import refuse_missing
-from plan_adapter.runs.session import RunAction, perform
+from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.start import RunAction, perform
 from plan_adapter.runs.tool_drift import refuse_other_tools, take_tools
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan, ValidatedPlan

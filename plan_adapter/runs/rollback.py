@@ -15,34 +15,33 @@ from plan_adapter.record import Approval, Outcome, PlanRun, RunReason
 from plan_adapter.runs.approval import is_of_run
 from plan_adapter.runs.ending import end_run
 from plan_adapter.runs.keeper import GateKeeper
-from plan_adapter.runs.request import RunRequest
-from plan_adapter.runs.session import Backend, enable_outcome_gates, scope_of, undo
+from plan_adapter.runs.session import RunSession
+from plan_adapter.runs.start import enable_outcome_gates, scope_of, undo
 from plan_adapter.runs.tool_drift import changes_of_tools, named_changes
 from plan_adapter.store.revisions import Revision
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan
 
 
-async def roll_back(
-    bound: BoundPlan, run: PlanRun, store: PlanStore, run_request: RunRequest, /, *, history: RunHistory, backend: Backend
-) -> PlanRun:
-    """Undo what the completed steps of `run` did, as a continuation of it, and keep the record; the approval that it used covers that.
+async def roll_back(session: RunSession) -> PlanRun:
+    """Roll back the completed steps of the session's run, and return it with its record; the approval that it used covers that.
 
     Raises NotApprovedError where the run has used none of this content, and RunConflictError where another process executes it or the
     outcome of a step is unknown.
     """
-    approved = approved_plan(bound, await _used_approval(run, store), now=await store.now())
+    run, store = session.run, session.store
+    approved = approved_plan(session.bound, await _used_approval(run, store), now=await store.now())
     reason = await store.reason_of(run.id) or RunReason.CANCELLED
     run.transition(PlanStatus.EXECUTING, reason=reason, message=without_rollback(run.message))
     await store.claim(run, keeps_ends=True)
-    scope = scope_of(approved, run, await store.recorder(run), run_request, history=history, backend=backend)
+    scope = scope_of(approved, session, await store.recorder(run))
     _end_steps(scope)
-    keeper = GateKeeper(run, store, run_request, backend.forms, backend.cancellation)
+    keeper = GateKeeper(session)
     enable_outcome_gates(scope, keeper)
-    rollback = Rollback(scope, history, backend.run_step)
+    rollback = Rollback(scope, session.history, session.backend.run_step)
     scope.tell("run_started")
     try:
-        await undo(rollback, store, backend.cancellation)
+        await undo(rollback, store, session.backend.cancellation)
     finally:
         ended = ended_status(reason, completed=any(step.status is StepStatus.COMPLETED for step in run.steps))
         run.transition(ended, reason=run.reason, message=run.message)

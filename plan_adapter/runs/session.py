@@ -1,320 +1,101 @@
-"""One run from its first row to its last, with the steps called directly or as task runs of a flow run."""
+"""`RunRequest`: what a caller asks for; `RunSession`: one start of a run, in one process."""
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
-from plan_adapter.crash_points import reached
-from plan_adapter.errors import PlanAdapterError, StoreError
-from plan_adapter.execution.cancellation import Stop
+from plan_adapter.execution.cancellation import Leave
 from plan_adapter.execution.direct import DirectStepRunner
 from plan_adapter.execution.history import RunHistory
-from plan_adapter.execution.limits import Slots
 from plan_adapter.execution.ports import StepRunner
-from plan_adapter.execution.results import ResultLimit
-from plan_adapter.execution.rollback import Rollback
-from plan_adapter.execution.scheduler import execute
-from plan_adapter.execution.scope import RunScope
-from plan_adapter.execution.status import conclude, rolls_back
-from plan_adapter.gates.approval import ApprovedPlan
+from plan_adapter.gates.approval import Approver, os_user
 from plan_adapter.gates.gate import GateForms
-from plan_adapter.plan import PlanStatus, new_id
-from plan_adapter.record import PlanRun, Recorder, RunReason, StepRun
-from plan_adapter.runs.approval import approve_run, open_detached, renewed
-from plan_adapter.runs.ending import answer_soon, conclude_run, leave_waiting, let_go, watched
-from plan_adapter.runs.folders import current_folder, in_folder
-from plan_adapter.runs.keeper import GateKeeper
-from plan_adapter.runs.replan import BY_ITSELF, drafted_by_itself, note_of, wants_replanning
-from plan_adapter.runs.request import RunRequest
-from plan_adapter.runs.secrets import secrets_of
-from plan_adapter.runs.step_gates import CallGates, OutcomeGates
+from plan_adapter.hooks import Hooks, Listener
+from plan_adapter.record import Approval, ApprovalRequest, PlanRun, RunContext
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
-from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.validation import BoundPlan
 
 if TYPE_CHECKING:
     from plan_adapter.engine.connection import Server
 
 
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """How steps are called: directly, or as task runs of a flow run, which may be cancelled there, keeps their logs and shows forms."""
+class Identity(Protocol):
+    """A person who asks for something of a run, and who proves who they are once it is known what their word binds to."""
 
-    run_step: StepRunner
-    cancellation: Callable[[], Awaitable[str | None]] | None = None
-    log_sink: Callable[[logging.LogRecord], None] | None = None
-    forms: GateForms | None = None
-    is_cut_short: Callable[[], bool] = lambda: False  # whether the process is to end, and the run to go on elsewhere
+    @property
+    def by(self) -> str:
+        """Their name."""
+        ...
 
+    @property
+    def channel(self) -> str:
+        """How the name is known without a proof."""
+        ...
 
-class RunAction(Protocol):
-    """What is done with a run: `perform`, or what undoes it."""
+    @property
+    def has_proof(self) -> bool:
+        """Whether they come with a proof of it."""
+        ...
 
-    async def __call__(
-        self, bound: BoundPlan, run: PlanRun, store: PlanStore, run_request: RunRequest, /, *, history: RunHistory, backend: Backend
-    ) -> PlanRun:
-        """Do it, and return the run with its end kept."""
+    async def proved(self, because: str, request: ApprovalRequest, store: PlanStore, /) -> tuple[str, str | None]:
+        """Return how they are known, and their signature if they sign; raises NotApprovedError where that does not fit the rules."""
         ...
 
 
-async def perform_anywhere(
-    bound: BoundPlan,
-    run: PlanRun,
-    store: PlanStore,
-    run_request: RunRequest,
-    *,
-    history: RunHistory,
-    server: "Server | None",
-    work: RunAction | None = None,
-) -> PlanRun:
-    """Have a run approved and execute it, or do other `work` with it: as a flow run on `server`, or directly where there is none."""
-    work, store = work or perform, store.patient(run_request.settings.store_patience_seconds)
-    if server is None:
-        return await work(bound, run, store, run_request, history=history, backend=Backend(DirectStepRunner()))
-    from plan_adapter.engine.connection import use_server
-    from plan_adapter.engine.flow import fit_as_parameters, flow_of, run_to_end
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """What a caller asks for beside the plan and its inputs: who approves, who asks, hooks, context and settings."""
 
-    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    approval: Approval | None = None
+    approver: Approver | None = None
+    asks_in_form: bool = False  # whether a form in the Prefect UI asks, too; only with a server
+    waits: bool = True  # whether people are waited for: at gates of steps, and to say how a write ended of which nobody knows it
+    tools: ToolRegistry | None = None  # for a new version of the plan that comes while the run waits at its gate
+    requested_by: str = field(default_factory=os_user)
+    plan_file: Path | None = None  # where the plan stands; a standing approval may stand beside it
+    schedule: str | None = None  # `flow/deployment` whose schedule started the run
+    deployment: str | None = None  # `flow/deployment` of a run that no person is known to have started; it is then the operator
+    hooks: Hooks = field(default_factory=Hooks)
+    context: RunContext = field(default_factory=RunContext)
+    listener: Listener | None = None
+    leave: Leave = field(default_factory=Leave)
+    settings: Settings = field(default_factory=Settings)
+    identity: Identity | None = None  # whose word it is that a step is left out, or what was done undone; None: that of `requested_by`
+    server: "Server | None" = None  # one that has just answered; None: the server that the settings mean is asked
 
-    async def body(_inputs: dict[str, Any], flow_run_id: str) -> PlanRun:
-        run.flow_run_id = flow_run_id
-        try:
-            await work(
-                bound, run, store, run_request, history=history, backend=prefect_backend(flow_run_id, store, run_request.settings, server)
-            )
-        except BaseException as error:
-            ended.set_exception(error)
-            if run.completed_at is None or not isinstance(error, asyncio.CancelledError):
-                raise  # else first let the flow run end as Cancelled, with the reason
-        else:
-            ended.set_result(None)
-        return run
+    @property
+    def asks(self) -> bool:
+        """Whether anybody is asked at the gate of the plan."""
+        return self.approver is not None or self.asks_in_form
 
-    inputs = bound.inputs if fit_as_parameters(bound.inputs) else {}
-    flow = flow_of(bound.validated, body, with_inputs=bool(inputs))
-    with use_server(server):
-        await run_to_end(flow, inputs, run, ended)
-    return run
+    @property
+    def operator(self) -> str:
+        """The name under which whoever runs, resumes, revises, cancels or rolls back is looked for among the operators."""
+        return self.deployment or self.requested_by
 
 
-def prefect_backend(flow_run_id: str, store: PlanStore, settings: Settings, server: "Server | None" = None) -> Backend:
-    """Return how steps are called and gates shown inside the flow run `flow_run_id`, whose context this is; `server` knows its UI."""
-    from plan_adapter.engine.flow_runs import cancellation_of
-    from plan_adapter.engine.tasks import PrefectStepRunner, log_to_prefect
-    from plan_adapter.runs.forms import prefect_forms
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """Where a run executes: directly in this process, or as task runs of a Prefect flow run, which has logs, forms and a cancellation."""
 
-    steps = PrefectStepRunner(carried_task_runs=settings.carried_task_runs)
-    return Backend(steps, partial(cancellation_of, flow_run_id), log_to_prefect, prefect_forms(flow_run_id, store, server))
-
-
-async def perform(
-    bound: BoundPlan, run: PlanRun, store: PlanStore, run_request: RunRequest, *, history: RunHistory, backend: Backend
-) -> PlanRun:
-    """Have `run` approved, execute its steps, and keep the record, whatever happens to them."""
-    keeper = GateKeeper(run, store, run_request, backend.forms, backend.cancellation)
-    try:
-        while (approved := await approve_run(bound, run, keeper)) is not None:
-            version = await _perform(approved, keeper, history=history, backend=backend)
-            if version is None:
-                return run
-            bound, history = version, await store.history(run.id)
-            keeper.run_request = _for_drafted(keeper.run_request)
-            if keeper.run_request.approver is None and not keeper.run_request.asks_in_form:
-                await open_detached(bound, run, store, run_request.settings)
-                return run
-        run.steps = (await store.run(run.id)).steps  # as they are now that the run has ended, or waits
-        return run
-    finally:
-        await keeper.leave()
+    run_step: StepRunner = field(default_factory=DirectStepRunner)
+    cancellation: Callable[[], Awaitable[str | None]] | None = None
+    log_sink: Callable[[logging.LogRecord], None] | None = None
+    forms: GateForms | None = None
+    is_cut_short: Callable[[], bool] = lambda: False  # whether the process is to end, and the run to be resumed elsewhere
 
 
-def _for_drafted(run_request: RunRequest) -> RunRequest:
-    """Return who is asked about what a model drafted: nobody whose word was given before that."""
-    is_beforehand = getattr(run_request.approver, "is_beforehand", False)
-    return replace(run_request, approval=None, approver=None if is_beforehand else run_request.approver)
+@dataclass(slots=True)
+class RunSession:
+    """One start of a run in one process: what is executed, on whose request, after which earlier starts, and where."""
 
-
-async def _perform(approved: ApprovedPlan, keeper: GateKeeper, *, history: RunHistory, backend: Backend) -> BoundPlan | None:
-    """Execute the steps of what is approved; return the new version of the rest where a failure has one drafted, which waits then."""
-    run, store, run_request = keeper.run, keeper.store, keeper.run_request
-    run.transition(PlanStatus.EXECUTING)
-    run.steps = _pending_steps(approved.bound.validated, history)
-    run.started_at = run.started_at or await store.now()
-    await store.claim(run)
-    reached("claimed")
-    scope = scope_of(approved, run, await store.recorder(run), run_request, history=history, backend=backend)
-    scope.gates = CallGates(approved, keeper, scope.stop, await store.policy_in_force(run_request.settings), history.asked)
-    enable_outcome_gates(scope, keeper)
-    scope.tell("run_started")
-    rollback = undrafted = None
-    try:
-        async with watched(scope, store, partial(store.cancel_request, run.id), backend.cancellation):
-            await execute(scope, backend.run_step)
-        if scope.is_left:
-            await leave_waiting(run, store)
-            return None
-        version, undrafted = await _replanned(scope, keeper, backend)
-        if version is not None:
-            return version
-        rollback = await _rollback_of(scope, store, backend)
-        if rollback is not None:
-            # One that was cancelled in Prefect is so still: that ended the steps, and says nothing against their rollback.
-            was_in_prefect = scope.stop.kind == "cancelled" and scope.stop.message != await store.cancel_request(run.id)
-            await undo(rollback, store, None if was_in_prefect else backend.cancellation)
-    finally:
-        if all(step.status.has_ended for step in run.steps) and not (backend.is_cut_short() and scope.stop.is_set):
-            await conclude_run(scope, store, rollback, undrafted)
-        elif run.status is PlanStatus.EXECUTING:
-            await let_go(run, store)
-    return None
-
-
-async def _replanned(scope: RunScope, keeper: GateKeeper, backend: Backend) -> tuple[BoundPlan | None, str | None]:
-    """Return the new version of what is left where a failure is to have one drafted, or in words why none came of it.
-
-    The run waits for its approval then. Whoever cancels it meanwhile ends the draft.
-    """
-    run, store, validated = scope.run, keeper.store, scope.approved.bound.validated
-    conclude(run, scope.stop, scope.refusal, left=scope.history.left)
-    if run.reason is not RunReason.STEP_FAILED or not await wants_replanning(run, validated.plan, store):
-        return None, None
-    run.message = scope.secrets.redactor.text(run.message or "")  # a model is told it, and the note of the version holds it
-    scope.tell("replanning", message=run.message)
-    ended = await store.now()
-    drafting = asyncio.ensure_future(drafted_by_itself(run, validated, await store.history(run.id), store, keeper.run_request))
-    try:
-        async with watched(scope, store, partial(store.cancel_request, run.id), backend.cancellation):
-            await asyncio.wait({drafting, scope.stop.future}, return_when=asyncio.FIRST_COMPLETED)
-        if (reason := await store.cancel_request(run.id)) is not None:  # in the moment when the draft was there
-            scope.stop.set("cancelled", reason)
-        if scope.stop.is_set:
-            return None, None
-        draft, tools = await drafting
-        if draft.plan is None:
-            return None, draft.failure
-        bound = in_folder(bind_inputs(validate(draft.plan, tools), run.inputs), run.folder)
-        if bound.approval_digest == run.approval_digest:
-            return None, f"the model changes nothing (`plan show --draft {draft.id}`)"
-    except StoreError:
-        raise
-    except PlanAdapterError as error:
-        return None, str(error)
-    finally:
-        drafting.cancel()
-        await asyncio.gather(drafting, return_exceptions=True)
-    run.completed_at = ended
-    await store.update_run(run)  # it has ended: the next start of it is that of the new version
-    note = note_of(draft, run.message or "")
-    await store.revise_run(run.id, bound.validated, bound.approval_digest, by=BY_ITSELF, note=note)
-    keeper.run_request = replace(keeper.run_request, tools=tools)
-    return await renewed(run, keeper), None
-
-
-def enable_outcome_gates(scope: RunScope, keeper: GateKeeper) -> None:
-    """Let people be asked at gates of `keeper` how calls of `scope` ended of which nobody knows it."""
-    scope.outcomes = OutcomeGates(scope.approved, keeper)
-    keeper.answers.redact, keeper.why_stopped = scope.secrets.redactor.value, lambda: scope.stop.message
-
-
-def scope_of(
-    approved: ApprovedPlan, run: PlanRun, recorder: Recorder, run_request: RunRequest, *, history: RunHistory, backend: Backend
-) -> RunScope:
-    """Return what the calls of one start of `run` share; no step of it is asked about yet."""
-    return RunScope(
-        approved=approved,
-        run=run,
-        recorder=recorder,
-        stop=Stop(),
-        slots=Slots(approved.bound.validated.plan.options.parallel_limit),
-        limit=ResultLimit(run_request.settings.result_limit_bytes, run_request.settings.results_path),
-        history=history,
-        hooks=run_request.hooks,
-        listener=run_request.listener,
-        leave=run_request.leave,
-        log_sink=backend.log_sink,
-        secrets=secrets_of(run_request.settings),
-    )
-
-
-async def _rollback_of(scope: RunScope, store: PlanStore, backend: Backend) -> Rollback | None:
-    """Return what undoes the run, whose steps have ended, kept as one that is being undone; None where nothing is to be."""
-    run, plan = scope.run, scope.approved.bound.validated.plan
-    if not scope.approved.bound.validated.rollbacks:
-        return None
-    conclude(run, scope.stop, scope.refusal, left=scope.history.left)
-    asked = await store.asks_rollback(run.id) if run.reason is RunReason.CANCELLED else None
-    if asked is None and not rolls_back(run, plan):
-        return None
-    rollback = Rollback(scope, await store.history(run.id), backend.run_step)
-    if not rollback.left:
-        return None
-    if asked is False:  # and then called off: it only says where things stand
-        rollback.halt.set("cancelled", await store.cancel_request(run.id) or "cancelled")
-    run.transition(PlanStatus.EXECUTING, reason=run.reason, message=run.message)
-    await store.update_run(run)  # with its reason: whoever goes on with an interrupted rollback must know it
-    return rollback
-
-
-async def undo(rollback: Rollback, store: PlanStore, in_prefect: Callable[[], Awaitable[str | None]] | None) -> None:
-    """Undo what a run did; whoever cancels it before or meanwhile, here or `in_prefect`, lets what is under way end and nothing begin."""
-    run = rollback.scope.run
-
-    async def told_to_end() -> str | None:
-        return None if await store.asks_rollback(run.id) else await store.cancel_request(run.id)
-
-    if in_prefect is not None and run.reason is RunReason.CANCELLED and (reason := await answer_soon(in_prefect)) is not None:
-        rollback.halt.set("cancelled", reason)
-    async with watched(rollback.scope, store, told_to_end, in_prefect, ends=rollback.halt):
-        await rollback.undo()
-
-
-async def create_run(bound: BoundPlan, store: PlanStore, run_request: RunRequest, *, flow_run_id: str | None = None) -> PlanRun:
-    """Return a new run of `bound`, recorded as pending its approval."""
-    plan, context, now = bound.validated.plan, run_request.context, await store.now()
-    run = PlanRun(
-        id=new_id(),
-        plan_id=plan.id,
-        name=plan.name,
-        description=plan.description,
-        digest=bound.validated.digest,
-        approval_digest=bound.approval_digest,
-        inputs=bound.inputs,
-        steps=_pending_steps(bound.validated, RunHistory()),
-        created_at=now,
-        updated_at=now,
-        status=PlanStatus.PENDING_APPROVAL,
-        flow_run_id=flow_run_id,
-        requested_by=run_request.requested_by,
-        task_id=context.task_id,
-        agent_id=context.agent_id,
-        org_id=context.org_id,
-        tenant_id=context.tenant_id,
-        metadata=dict(plan.metadata),
-        folder=current_folder(run_request.settings),
-    )
-    await store.create_run(run, bound.validated)
-    return run
-
-
-def _pending_steps(validated: ValidatedPlan, history: RunHistory) -> list[StepRun]:
-    """Return the steps of a plan as a start of its run finds them; their attempts are those that were made before."""
-    tried = dict[str, int]()
-    for (step_id, _), number in history.attempts.items():
-        tried[step_id] = tried.get(step_id, 0) + number
-    return [
-        StepRun(
-            id=step.id,
-            index=index,
-            tool_name=step.tool_name or "",
-            description=step.description,
-            depends_on=validated.dependencies[step.id],
-            attempts=tried.get(step.id, 0),
-            max_retries=step.max_retries,
-            retry_delay_ms=step.retry_delay_ms,
-            metadata=dict(step.metadata),
-        )
-        for index, step in enumerate(validated.plan.steps)
-    ]
+    bound: BoundPlan
+    run: PlanRun
+    store: PlanStore
+    run_request: RunRequest
+    history: RunHistory = field(default_factory=RunHistory)
+    backend: Backend = field(default_factory=Backend)

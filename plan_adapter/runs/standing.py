@@ -13,7 +13,7 @@ from plan_adapter.gates.standing import covers
 from plan_adapter.gates.standing_files import find_standing_file, signed_standing, verify_standing
 from plan_adapter.plan import ExecutionPlan, new_id
 from plan_adapter.record import Approval, PlanRun, RunContext, StandingApproval
-from plan_adapter.runs.request import RunRequest
+from plan_adapter.runs.session import RunRequest
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan
 

@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plan_adapter import ExecutionPlan, PlanRun, PlanStore, ToolRegistry, UnknownOutcomeError, tool
-from plan_adapter.execution.direct import DirectStepRunner
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.gates.gate import GateForms
 from plan_adapter.plan import ApprovalPolicy
 from plan_adapter.record import Answer, ApprovalRequest, Gate
 from plan_adapter.runner import execute_plan, execute_resume
-from plan_adapter.runs.request import RunRequest
-from plan_adapter.runs.session import Backend, create_run, perform
+from plan_adapter.runs.session import Backend, RunRequest, RunSession
+from plan_adapter.runs.start import create_run, perform
 from plan_adapter.settings import Settings
 from plan_adapter.validation import bind_inputs, validate
 from tests.gates.world import FormAnswers
@@ -97,9 +96,7 @@ class Doubtful:
             bound, run_request = bind_inputs(validate(plan or self.plan(), self.tools()), {}), self.run_request()
             run = await create_run(bound, self.store, run_request)
             forms = GateForms(answers.ask, answers.collected, lambda *_: None, answers.publish, answers.resume_released, answers.is_private)
-            return await perform(
-                bound, run, self.store, run_request, history=RunHistory(), backend=Backend(DirectStepRunner(), forms=forms)
-            )
+            return await perform(RunSession(bound, run, self.store, run_request, RunHistory(), Backend(forms=forms)))
 
         self.going.append(asyncio.ensure_future(work()))
         return self.going[-1]

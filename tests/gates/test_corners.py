@@ -8,14 +8,14 @@ import pytest
 
 from plan_adapter import Hooks, NotApprovedError, PlanRun, PlanStatus, PlanStore, RunConflictError, StepStatus, StoreError, approve
 from plan_adapter.cli.progress import gate_line
-from plan_adapter.execution.direct import DirectStepRunner
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.gates.approvers import CallbackApprover
 from plan_adapter.hooks import Event
 from plan_adapter.plan import ApprovalPolicy
 from plan_adapter.record import Approval, ApprovalRequest, Gate, RunReason
 from plan_adapter.runner import arevise_run, execute_plan
-from plan_adapter.runs.session import Backend, create_run, perform
+from plan_adapter.runs.session import Backend, RunSession
+from plan_adapter.runs.start import create_run, perform
 from plan_adapter.settings import Settings
 from tests.gates.test_attacks import standing
 from tests.gates.test_starts import SCHEDULE
@@ -187,8 +187,8 @@ async def test_a_gate_that_a_cancellation_closes_says_why(where: str, gated: boo
     run_request = world.run_request(Silent(), listener=told.append)
     bound = world.bound(world.plan(gated=gated))
     run = await create_run(bound, world.store, run_request)
-    backend = Backend(DirectStepRunner(), cancellation=in_prefect)
-    going = asyncio.ensure_future(perform(bound, run, world.store, run_request, history=RunHistory(), backend=backend))
+    backend = Backend(cancellation=in_prefect)
+    going = asyncio.ensure_future(perform(RunSession(bound, run, world.store, run_request, RunHistory(), backend)))
     world.going.append(going)
     await world.gate(step="strike" if gated else None)
     if where == "prefect":

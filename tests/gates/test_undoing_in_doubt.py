@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 
 from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, RunConflictError, ToolRegistry, UnknownOutcomeError, tool
-from plan_adapter.execution.direct import DirectStepRunner
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.gates.gate import GateForms
 from plan_adapter.plan import ApprovalPolicy, Rollback
 from plan_adapter.record import Answer, Gate, Outcome, RunReason
 from plan_adapter.runner import acancel_run, aresolve_step, execute_plan, execute_resume, rollback_run
-from plan_adapter.runs.request import RunRequest
 from plan_adapter.runs.rollback import roll_back
-from plan_adapter.runs.session import Backend, create_run, perform
+from plan_adapter.runs.session import Backend, RunRequest, RunSession
+from plan_adapter.runs.start import create_run, perform
 from plan_adapter.tools.probing import Done, NotDone
 from plan_adapter.validation import bind_inputs, validate
 from tests.gates.unknown_outcome import Person
@@ -90,7 +89,7 @@ class Undoing:
     def backend(self, answers: FormAnswers) -> Backend:
         """Return a way of calling with a form in which `answers` are given."""
         forms = GateForms(answers.ask, answers.collected, lambda *_: None, answers.publish, answers.resume_released, answers.is_private)
-        return Backend(DirectStepRunner(), forms=forms)
+        return Backend(forms=forms)
 
     def start_with_form(self, answers: FormAnswers, **fields: Any) -> "asyncio.Task[PlanRun]":
         """Start a run whose questions are asked in a form."""
@@ -98,7 +97,7 @@ class Undoing:
         async def work() -> PlanRun:
             bound, run_request = bind_inputs(validate(self.plan(**fields), self.tools()), {}), self.run_request()
             run = await create_run(bound, self.store, run_request)
-            return await perform(bound, run, self.store, run_request, history=RunHistory(), backend=self.backend(answers))
+            return await perform(RunSession(bound, run, self.store, run_request, RunHistory(), self.backend(answers)))
 
         self.going.append(asyncio.ensure_future(work()))
         return self.going[-1]
@@ -241,6 +240,6 @@ async def test_a_rollback_on_request_asks_in_the_form_of_its_flow_run(world: Und
     history = await world.store.history(run.id)
     form = FormAnswers((Answer("approve", "ana", channel="form"), Answer("done", "ana", channel="form")))
     backend = world.backend(form)
-    later = await roll_back(bound, await world.store.run(run.id), world.store, world.run_request(), history=history, backend=backend)
+    later = await roll_back(RunSession(bound, await world.store.run(run.id), world.store, world.run_request(), history, backend))
     assert (later.message, world.calls) == (UNDONE, ["two", "one"])
     assert "`approve` does not say it" in (form.told[0] or "")

@@ -17,7 +17,8 @@ from plan_adapter.record import Answer, RunReason
 from plan_adapter.runner import execute_plan, execute_resume
 from plan_adapter.runs.approval import end_overdue
 from plan_adapter.runs.reconcile import reconcile
-from plan_adapter.runs.session import Backend, create_run, perform
+from plan_adapter.runs.session import Backend, RunSession
+from plan_adapter.runs.start import create_run, perform
 from plan_adapter.settings import Settings
 from tests.gates.world import FormAnswers, Says, World
 
@@ -81,7 +82,7 @@ async def test_an_answer_that_comes_while_other_branches_go_on_is_taken_at_once(
 
     bound, run_request = world.bound(branches(world)), replace(world.run_request(), waits=False)
     run = await create_run(bound, world.store, run_request)
-    going = asyncio.ensure_future(perform(bound, run, world.store, run_request, history=RunHistory(), backend=Backend(Slow())))
+    going = asyncio.ensure_future(perform(RunSession(bound, run, world.store, run_request, RunHistory(), Backend(Slow()))))
     world.going.append(going)
     gate = await world.gate(step="strike")
     await asyncio.wait_for(reached.wait(), BOUND_SECONDS)
@@ -153,7 +154,7 @@ async def test_whoever_looks_on_is_told_of_an_answer_in_the_form_that_is_not_tak
     run = await create_run(bound, world.store, run_request)
     forms = GateForms(answers.ask, answers.collected, lambda *_: None, answers.publish, answers.resume_released, answers.is_private)
     done = await asyncio.wait_for(
-        perform(bound, run, world.store, run_request, history=RunHistory(), backend=Backend(DirectStepRunner(), forms=forms)), BOUND_SECONDS
+        perform(RunSession(bound, run, world.store, run_request, RunHistory(), Backend(forms=forms))), BOUND_SECONDS
     )
     assert done.status is PlanStatus.COMPLETED
     (refused,) = [event for event in told if event.kind == "gate_refused"]

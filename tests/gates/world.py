@@ -12,14 +12,14 @@ from sqlalchemy import text
 
 from plan_adapter import ExecutionPlan, Input, PlanRun, PlanStore, ToolRegistry, tool
 from plan_adapter.errors import RunConflictError
-from plan_adapter.execution.direct import DirectStepRunner
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.gates.approval import Asking, answer_to
 from plan_adapter.gates.gate import GateForms
 from plan_adapter.plan import ApprovalPolicy, new_id
 from plan_adapter.record import Answer, Approval, ApprovalRequest, Decision, Gate
 from plan_adapter.runner import RunRequest, execute_plan, execute_resume
-from plan_adapter.runs.session import Backend, create_run, perform
+from plan_adapter.runs.session import Backend, RunSession
+from plan_adapter.runs.start import create_run, perform
 from plan_adapter.settings import Settings
 from plan_adapter.validation import BoundPlan, bind_inputs, validate
 
@@ -131,9 +131,7 @@ class World:
             bound, run_request = self.bound(plan), self.run_request(asks_in_form=True)
             run = await create_run(bound, self.store, run_request)
             forms = GateForms(answers.ask, answers.collected, lambda *_: None, answers.publish, answers.resume_released, answers.is_private)
-            return await perform(
-                bound, run, self.store, run_request, history=RunHistory(), backend=Backend(DirectStepRunner(), forms=forms)
-            )
+            return await perform(RunSession(bound, run, self.store, run_request, RunHistory(), Backend(forms=forms)))
 
         self.going.append(asyncio.ensure_future(work()))
         return self.going[-1]

@@ -34,7 +34,7 @@ from plan_adapter.record import PlanRun, RunContext, RunReason
 from plan_adapter.runner import RunRequest, acancel_run
 from plan_adapter.runs.approval import end_expired, end_overdue, is_answered, open_detached
 from plan_adapter.runs.secrets import hidden_from_models
-from plan_adapter.runs.session import create_run
+from plan_adapter.runs.start import create_run
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry

@@ -61,8 +61,6 @@ _HOMES = {
     "agent.openai_model": ("OpenAIModel",),
     "agent.plan_tools": ("plan_tool", "tool_inputs"),
     "agent.planner": ("Planner",),
-    "approval": ("Approver", "approve", "reject"),
-    "approvers": ("CallbackApprover", "PolicyApprover", "PrefectApprover", "TerminalApprover"),
     "documents": ("dump_plan", "load_plan", "read_document"),
     "drafts": ("Draft", "PlanRequest"),
     "errors": (
@@ -80,6 +78,9 @@ _HOMES = {
         "UnknownOutcomeError",
     ),
     "formatting": ("format_plan",),
+    "gates.approval": ("Approver", "approve", "reject"),
+    "gates.approvers": ("CallbackApprover", "PolicyApprover", "PrefectApprover"),
+    "gates.terminal": ("TerminalApprover",),
     "hooks": ("Hooks",),
     "plan": ("ExecutionOptions", "ExecutionPlan", "Input", "PlanStatus", "Step", "StepStatus"),
     "problems": ("Problem",),

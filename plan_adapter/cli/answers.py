@@ -416,7 +416,7 @@ async def _wake(gate: "Gate", approval: "Approval", settings: Settings) -> bool:
 
 @dataclass(slots=True)
 class CallerIdentity:
-    """The person who types a command, with the proof that they gave. Implements `runs.occasion.Speaker`."""
+    """The person who types a command, with the proof that they gave. Implements `runs.session.Identity`."""
 
     words: AnswerOptions
     settings: Settings

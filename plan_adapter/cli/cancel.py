@@ -70,7 +70,7 @@ async def cancel(
 async def _roll_back(run: str, reason: str, tools: list[str], words: AnswerOptions, *, offline: bool, json: bool) -> int:
     from plan_adapter.execution.rollback import units_to_roll_back
     from plan_adapter.execution.standing import aborted_steps, after_abort
-    from plan_adapter.runner import rollback_run
+    from plan_adapter.runs.rollback import rollback_run
 
     settings, registry = Settings(), tools_of(tools)
     async with open_store(settings) as store:

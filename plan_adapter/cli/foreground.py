@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from plan_adapter.engine.connection import Server
     from plan_adapter.engine.local_server import PendingServer
     from plan_adapter.record import PlanRun
-    from plan_adapter.runner import RunRequest
-    from plan_adapter.runs.session import Identity
+    from plan_adapter.runs.session import Identity, RunRequest
     from plan_adapter.settings import Settings
     from plan_adapter.store.store import PlanStore
     from plan_adapter.tools.registry import ToolRegistry
@@ -130,7 +129,7 @@ class ForegroundRun:
 
     def request(self, settings: "Settings", *, identity: "Identity | None" = None) -> "RunRequest":
         """Return the request for the run, without its plan and inputs; `speaker` proves who makes requests outside a gate."""
-        from plan_adapter.runner import RunRequest
+        from plan_adapter.runs.session import RunRequest
 
         return RunRequest(
             approver=self.approver,

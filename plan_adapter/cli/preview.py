@@ -99,7 +99,8 @@ async def _preview_resume(run: str, asked: "ResumeOptions | None", *, tools: lis
     from plan_adapter.execution.rollback import units_to_roll_back
     from plan_adapter.runs.approval import end_overdue
     from plan_adapter.runs.folders import refuse_elsewhere
-    from plan_adapter.runs.resume import action_left, choices_of, refuse_resume
+    from plan_adapter.runs.operator_requests import choices_of
+    from plan_adapter.runs.resume import action_left, refuse_resume
     from plan_adapter.runs.rollback import roll_back, with_approved_rollbacks
     from plan_adapter.runs.tool_drift import as_recorded, changes_of_tools, code_notices
 

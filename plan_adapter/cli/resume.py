@@ -84,7 +84,7 @@ async def _resume(
     here: bool,
 ) -> int:
     from plan_adapter.errors import RunConflictError
-    from plan_adapter.runner import execute_resume
+    from plan_adapter.runs.resume import execute_resume
 
     settings = Settings()
     pending = begin_server(settings, offline=offline)

@@ -43,7 +43,7 @@ def run(
 
 
 async def _run(source: str, given: dict[str, str], tools: list[str], wanted: RunOptions, *, offline: bool) -> int:
-    from plan_adapter.runner import execute_plan
+    from plan_adapter.runs.start import execute_plan
     from plan_adapter.validation import bind_inputs, validate
 
     settings = Settings()

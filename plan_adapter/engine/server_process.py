@@ -83,7 +83,7 @@ def collect_apart() -> None:
     """Collect garbage on a thread of its own from now on, and nowhere else.
 
     A cursor of SQLite in a cycle, as an error leaves one behind, waits where it is collected for its connection, and that may wait for a
-    lock whose holder waits for the event loop. On the loop's thread that is a deadlock: until SQLite gives up, a minute later, the server
+    lock whose owner waits for the event loop. On the loop's thread that is a deadlock: until SQLite gives up, a minute later, the server
     answers nobody. Python waits for the connection without its own lock, so another thread that waits holds up nothing.
     """
     gc.disable()

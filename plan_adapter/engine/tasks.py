@@ -144,7 +144,7 @@ class PrefectStepRunner:
         """
         flow = FlowRunContext.get()
         if flow is None:
-            raise RuntimeError("PrefectSteps is made inside a running flow")
+            raise RuntimeError("PrefectStepRunner is made inside a running flow")
         _refuse_task_runner(flow)
         self._task_runs: TaskRuns = PlainTaskRuns() if plain else _quickest(flow)
         self._carried_task_runs = carried_task_runs

@@ -5,12 +5,11 @@ from dataclasses import replace
 
 from plan_adapter.commands import resume_command, rollback_command
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.execution.history import ResumeOptions, RunHistory, left_out_by
+from plan_adapter.execution.history import Record, ResumeOptions, RunHistory, StepChoice, choices, left_out_by
 from plan_adapter.gates.approval import refusal, rules_of
-from plan_adapter.plan import ExecutionPlan
+from plan_adapter.plan import ExecutionPlan, StepStatus
 from plan_adapter.record import ApprovalRequest, GateRules, OperatorRequestKind, PlanRun
 from plan_adapter.runs.permissions import proof_options
-from plan_adapter.runs.resume import choices_of
 from plan_adapter.runs.session import Identity, RunRequest
 from plan_adapter.store.columns import readable_words
 from plan_adapter.store.operator_requests import OperatorRequest
@@ -22,6 +21,22 @@ _NOT_DONE: dict[OperatorRequestKind, str] = {
     "take_back": "a step that was left out is not wanted again",
     "undo": "a run whose calls wait at gates of their own is not rolled back",
 }
+
+
+def choices_of(run: PlanRun, validated: ValidatedPlan, history: RunHistory, asked: ResumeOptions) -> dict[str, StepChoice]:
+    """Return by step what becomes of it: what was left out before stays so, unless the run is to go on from there.
+
+    Raises RunConflictError, which names everything that cannot be done as it is asked.
+    """
+    by_status = {status: {step.id for step in run.steps if step.status is status} for status in StepStatus}
+    succeeded = by_status[StepStatus.COMPLETED] | {step_id for step_id, item in history.succeeded if item is None}
+    record = Record(
+        succeeded=succeeded,
+        failed=(by_status[StepStatus.FAILED] | by_status[StepStatus.RUNNING]) - succeeded,
+        skipped=by_status[StepStatus.SKIPPED],
+    )
+    before = {step_id: why for step_id, why in history.left_out.items() if step_id not in succeeded}
+    return choices(validated.dependencies, record, replace(asked, skipped=asked.left_out(before)))
 
 
 async def with_operator_requests(

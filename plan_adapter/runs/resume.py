@@ -2,38 +2,30 @@
 
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from plan_adapter.commands import answer_command, resolve_command
-from plan_adapter.errors import RunConflictError
-from plan_adapter.execution.history import Record, ResumeOptions, RunHistory, StepChoice, choices
+from plan_adapter.errors import NotApprovedError, RunConflictError
+from plan_adapter.execution.history import ResumeOptions, RunHistory
 from plan_adapter.execution.standing import aborted_steps, leaves_to_undo, unit_names
-from plan_adapter.gates.approval import approved_plan
-from plan_adapter.plan import ExecutionPlan, PlanStatus, StepStatus
+from plan_adapter.gates.approval import approved_plan, refuse_operation
+from plan_adapter.plan import ExecutionPlan, PlanStatus
 from plan_adapter.record import PlanRun, RunReason
-from plan_adapter.runs.approval import is_answered, not_approved, open_detached
-from plan_adapter.runs.rollback import refuse_unknown_outcome, roll_back
+from plan_adapter.runs.approval import end_overdue, is_answered, not_approved, open_detached, refuse_approver
+from plan_adapter.runs.cancel import cancelled_before, is_cancelled
+from plan_adapter.runs.folders import in_folder, moved_here, refuse_elsewhere, refuse_rollback_elsewhere
+from plan_adapter.runs.operator_requests import choices_of, with_operator_requests
+from plan_adapter.runs.permissions import require_resume_operator
+from plan_adapter.runs.replan import tools_of_plan
+from plan_adapter.runs.rollback import refuse_unknown_outcome, roll_back, with_approved_rollbacks
 from plan_adapter.runs.secrets import refuse_missing
-from plan_adapter.runs.session import RunRequest
-from plan_adapter.runs.start import RunAction, perform
-from plan_adapter.runs.tool_drift import refuse_other_tools, take_tools
+from plan_adapter.runs.session import RunRequest, RunSession, known_secrets_of, opened_store, server_of
+from plan_adapter.runs.start import RunAction, create_run, perform, perform_anywhere, prefect_backend
+from plan_adapter.runs.tool_drift import as_recorded, is_same_but_for_tools, refuse_other_tools, take_tools
 from plan_adapter.store.store import PlanStore
-from plan_adapter.validation import BoundPlan, ValidatedPlan
-
-
-def choices_of(run: PlanRun, validated: ValidatedPlan, history: RunHistory, asked: ResumeOptions) -> dict[str, StepChoice]:
-    """Return by step what becomes of it: what was left out before stays so, unless the run is to go on from there.
-
-    Raises RunConflictError, which names everything that cannot be done as it is asked.
-    """
-    by_status = {status: {step.id for step in run.steps if step.status is status} for status in StepStatus}
-    succeeded = by_status[StepStatus.COMPLETED] | {step_id for step_id, item in history.succeeded if item is None}
-    record = Record(
-        succeeded=succeeded,
-        failed=(by_status[StepStatus.FAILED] | by_status[StepStatus.RUNNING]) - succeeded,
-        skipped=by_status[StepStatus.SKIPPED],
-    )
-    before = {step_id: why for step_id, why in history.left_out.items() if step_id not in succeeded}
-    return choices(validated.dependencies, record, replace(asked, skipped=asked.left_out(before)))
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs
 
 
 async def needs_approval(bound: BoundPlan, run: PlanRun, store: PlanStore, run_request: RunRequest) -> bool:
@@ -142,3 +134,115 @@ async def _is_asked_about(run: PlanRun, store: PlanStore) -> bool:
         return True
     answers = [row for row in await store.approvals(run.id) if row.step_id is None and row.approval_digest == run.approval_digest]
     return bool(answers) and answers[-1].decision == "request_changes"
+
+
+async def execute_resume(
+    run_id: str,
+    *,
+    tools: ToolRegistry,
+    run_request: RunRequest,
+    store: PlanStore | None = None,
+    offline: bool = False,
+    asked: ResumeOptions | None = None,
+    record_pending: bool = False,
+    here: bool = False,
+) -> PlanRun:
+    """Go on with a run that stopped: `aresume_run` for callers that have an occasion, and who want only some of its steps.
+
+    With `record_pending` a run that nobody is there to approve is left waiting at its gate and returned, not raised. One that has not
+    ended, and that somebody cancelled in Prefect while no process had it, ends as cancelled, with the reason; going on once more is a new
+    word.
+    """
+    async with opened_store(store, run_request.settings) as opened:
+        recorded = await opened.recorded(run_id)
+        if recorded.has_open_gates:
+            await end_overdue(recorded.run, opened)
+            recorded = await opened.recorded(recorded.run.id)  # all of it: a past that is older than its run would do things again
+        run, plan, history = recorded.run, recorded.plan, recorded.history
+        await require_resume_operator(run, plan, opened, run_request)
+        await refuse_resume(run, opened)  # first: a process that has it is told by Prefect itself
+        if not offline and run.flow_run_id is not None and run.completed_at is None and await _was_cancelled(run, opened, run_request):
+            return await opened.run(run.id)
+        work = action_left(run, plan, history, recorded.kept, asked=asked)
+        if work is not perform:
+            refuse_rollback_elsewhere(run, run_request.settings)
+        elif not here:
+            refuse_elsewhere(run, run_request.settings)
+        moved_to = moved_here(run_request.settings, run) if work is perform else None
+        bound = as_recorded(run, plan, tools, moved_to=moved_to)
+        run_request = replace(run_request, tools=tools)
+        asks = work is perform and await needs_approval(bound, run, opened, run_request)
+        if asked is not None:
+            history = await with_operator_requests(run, bound.validated, history, asked, opened, run_request)
+        server = None if offline else await server_of(run_request)
+        if work is not perform:
+            bound = await with_approved_rollbacks(bound, run, history, opened)
+        else:
+            with known_secrets_of(server):
+                await refuse_missing_now(bound, run, history, run_request)
+        if asks:
+            await refuse_approver(bound, opened, run_request, run=run)
+            with known_secrets_of(server):
+                run, is_waiting = await reopened_gate(bound, run, opened, run_request, record_pending=record_pending)
+            if is_waiting and (offline or not await opened.gates(run_id=run.id)):  # else its flow run shows the gate
+                return await opened.run(run.id)
+        return await perform_anywhere(RunSession(bound, run, opened, run_request, history), server=server, action=work)
+
+
+async def execute_in_flow(
+    validated: ValidatedPlan, given: partial[RunRequest], store: PlanStore | None, inputs: dict[str, Any], flow_run_id: str
+) -> PlanRun:
+    """Run `validated` inside the flow run `flow_run_id`; go on with its run where the flow run has one."""
+    from plan_adapter.engine.flow_runs import origin
+    from plan_adapter.engine.termination import ended_in_order
+
+    came_from = await origin()
+    run_request = given(requested_by=came_from.requested_by, schedule=came_from.schedule, deployment=came_from.deployment)
+    bound = bind_inputs(validated, inputs)
+    async with opened_store(store, run_request.settings) as impatient:
+        opened = impatient.patient(run_request.settings.store_patience_seconds)
+        run, work, history = await opened.run_of_flow(flow_run_id), perform, RunHistory()
+        if run is None:
+            policy = await opened.policy_in_force(run_request.settings)
+            refuse_operation(bound.validated.plan, policy, by=run_request.operator, operation="run")
+            await refuse_missing(bound.validated, run_request.settings)
+            run = await create_run(bound, opened, run_request, flow_run_id=flow_run_id)
+        elif run.reason in (RunReason.REJECTED, RunReason.EXPIRED):  # while it had given its worker back
+            return run
+        else:
+            await require_resume_operator(run, bound.validated.plan, opened, run_request)
+            await refuse_resume(run, opened)
+            if not is_same_but_for_tools(bound, run):
+                bound, run_request = await _revised(bound, run, opened, run_request), replace(run_request, approval=None)
+            else:
+                bound = in_folder(bound, run.folder)
+            history = await opened.history(run.id)
+            work = action_left(run, bound.validated.plan, history, await opened.reason_of(run.id))
+            if work is not perform:
+                bound = await with_approved_rollbacks(bound, run, history, opened)
+            else:
+                await refuse_missing_now(bound, run, history, run_request)
+                if bound.approval_digest != run.approval_digest:
+                    run = await take_tools(bound, run, opened, by=run_request.requested_by)
+        backend = prefect_backend(flow_run_id, opened, run_request.settings)
+        async with ended_in_order(partial(is_cancelled, run, flow_run_id, opened)) as is_cut_short:
+            return await work(RunSession(bound, run, opened, run_request, history, replace(backend, is_cut_short=is_cut_short)))
+
+
+async def _revised(bound: BoundPlan, run: PlanRun, store: PlanStore, run_request: RunRequest) -> BoundPlan:
+    """Return the version that `run` has now, where `bound` is one that it took the place of; raises NotApprovedError for any other plan."""
+    if bound.inputs == run.inputs and any(one.digest == bound.validated.digest for one in await store.revisions(run.id)):
+        tools = run_request.tools or tools_of_plan(bound.validated)
+        return as_recorded(run, (await store.recorded(run.id)).plan, tools)
+    raise NotApprovedError(
+        f"the plan or the inputs of run {run.id} are not those that it was made with: start a new run, "
+        f"or `plan revise {run.id}` and `plan resume {run.id}`"
+    )
+
+
+async def _was_cancelled(run: PlanRun, store: PlanStore, run_request: RunRequest) -> bool:
+    """Return whether `run` ends here, because somebody cancelled it in Prefect while no process executed it."""
+    from plan_adapter.engine.connection import use_server
+
+    with use_server(await server_of(run_request)):
+        return await cancelled_before(run, store) is not None

@@ -14,12 +14,16 @@ from plan_adapter.plan import ApprovalPolicy, ExecutionPlan, PlanStatus, StepSta
 from plan_adapter.record import Approval, Outcome, PlanRun, RunReason
 from plan_adapter.runs.approval import is_of_run
 from plan_adapter.runs.ending import end_run
+from plan_adapter.runs.folders import refuse_rollback_elsewhere
 from plan_adapter.runs.keeper import GateKeeper
-from plan_adapter.runs.session import RunSession
-from plan_adapter.runs.start import enable_outcome_gates, scope_of, undo
-from plan_adapter.runs.tool_drift import changes_of_tools, named_changes
+from plan_adapter.runs.operator_requests import record_operator_request
+from plan_adapter.runs.permissions import require_operator
+from plan_adapter.runs.session import RunRequest, RunSession, server_of
+from plan_adapter.runs.start import enable_outcome_gates, perform_anywhere, scope_of, undo
+from plan_adapter.runs.tool_drift import as_recorded, changes_of_tools, named_changes
 from plan_adapter.store.revisions import Revision
 from plan_adapter.store.store import PlanStore
+from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import BoundPlan
 
 
@@ -124,3 +128,37 @@ def _end_steps(scope: RunScope) -> None:
             step.completed_at = scope.recorder.now()
             scope.recorder.step_ended(step)
         scope.keep_value(step)
+
+
+async def rollback_run(
+    run: PlanRun, *, reason: str, tools: ToolRegistry | None, run_request: RunRequest, store: PlanStore, offline: bool = False
+) -> PlanRun:
+    """Cancel `run` unless it has ended, and have what it did undone: `acancel_run` with `rollback`, for callers that have an occasion."""
+    version = await version_done(run, store)
+    plan = await store.get(run.digest if version is None else version.digest)  # a version that nobody approved says of nobody that they may
+    await require_operator(plan, run, store, run_request.settings, by=run_request.operator, operation="rollback")
+    if run.status is PlanStatus.COMPLETED:
+        raise RunConflictError(f"run {run.id} has completed: only a run that failed or was cancelled is rolled back")
+    policy = await store.policy_in_force(run_request.settings)
+    await record_operator_request("undo", (), reason, run, plan, store, run_request, is_guarded=is_guarded(plan, policy))
+    history = await store.history(run.id)
+    was_interrupted = run.reason is RunReason.INTERRUPTED and history.has_rollbacks
+    if run.completed_at is None and not was_interrupted:
+        await store.cancel(run.id, reason, rollback=True)
+    if await store.owner(run.id) is not None:  # who executes it undoes it
+        return await store.run(run.id)
+    run = await store.run(run.id)
+    history = await store.history(run.id)
+    refuse_unknown_outcome(run, history)
+    if not units_to_roll_back(plan, history) and not was_interrupted:
+        return run
+    if tools is None:
+        raise RunConflictError(f"nobody executes run {run.id}: what undoes it needs `tools`")
+    done = run if version is None else replace(run, digest=version.digest, folder=version.folder)
+    refuse_rollback_elsewhere(done, run_request.settings)
+    bound = as_recorded(done, plan, tools)
+    if version is not None:
+        run = await store.put_back(run.id, version, bound.validated, by=run_request.operator)
+    bound = await with_approved_rollbacks(bound, run, history, store)
+    server = None if offline or run.flow_run_id is None else await server_of(run_request)
+    return await perform_anywhere(RunSession(bound, run, store, run_request, history), server=server, action=roll_back)

@@ -1,7 +1,9 @@
 """`RunRequest`: what a caller asks for; `RunSession`: one start of a run, in one process."""
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -99,3 +101,34 @@ class RunSession:
     run_request: RunRequest
     history: RunHistory = field(default_factory=RunHistory)
     backend: Backend = field(default_factory=Backend)
+
+
+@contextmanager
+def known_secrets_of(server: "Server | None") -> Generator[None]:
+    """Let what is looked up within find the blocks of `server`, too."""
+    if server is None:
+        yield
+        return
+    from plan_adapter.engine.connection import use_server
+
+    with use_server(server):
+        yield
+
+
+async def server_of(run_request: RunRequest) -> "Server":
+    """Return the Prefect server to run on, started if it is the local one; raises NoServerError."""
+    if run_request.server is not None:
+        return run_request.server
+    from plan_adapter.engine.local_server import server_for
+
+    return await asyncio.to_thread(server_for, run_request.settings)
+
+
+@asynccontextmanager
+async def opened_store(store: PlanStore | None, settings: Settings) -> AsyncGenerator[PlanStore]:
+    """Yield `store`, or the store of the settings, which is closed at the end."""
+    if store is not None:
+        yield store
+        return
+    async with PlanStore(settings.store_url) as opened:
+        yield opened

@@ -16,16 +16,16 @@ from plan_adapter.execution.rollback import Rollback
 from plan_adapter.execution.scheduler import execute
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.status import conclude, rolls_back
-from plan_adapter.gates.approval import ApprovedPlan
+from plan_adapter.gates.approval import ApprovedPlan, refuse_operation
 from plan_adapter.plan import PlanStatus, new_id
 from plan_adapter.record import PlanRun, Recorder, RunReason, StepRun
-from plan_adapter.runs.approval import approve_run, open_detached, renewed
+from plan_adapter.runs.approval import approve_run, is_answered, not_approved, open_detached, refuse_approver, renewed
 from plan_adapter.runs.ending import answer_soon, conclude_run, leave_waiting, let_go, watched
 from plan_adapter.runs.folders import current_folder, in_folder
 from plan_adapter.runs.keeper import GateKeeper
 from plan_adapter.runs.replan import BY_ITSELF, drafted_by_itself, note_of, wants_replanning
-from plan_adapter.runs.secrets import secrets_of
-from plan_adapter.runs.session import Backend, RunRequest, RunSession
+from plan_adapter.runs.secrets import refuse_missing, secrets_of
+from plan_adapter.runs.session import Backend, RunRequest, RunSession, known_secrets_of, opened_store, server_of
 from plan_adapter.runs.step_gates import CallGates, OutcomeGates
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
@@ -290,3 +290,32 @@ def _pending_steps(validated: ValidatedPlan, history: RunHistory) -> list[StepRu
         )
         for index, step in enumerate(validated.plan.steps)
     ]
+
+
+async def execute_plan(
+    bound: BoundPlan,
+    *,
+    run_request: RunRequest,
+    store: PlanStore | None = None,
+    offline: bool = False,
+    record_pending: bool = False,
+) -> PlanRun:
+    """Run a validated plan with its inputs: `arun_plan` for callers that have one.
+
+    With `record_pending` a plan that nobody is there to approve is recorded as pending_approval and returned, not raised.
+    """
+    async with opened_store(store, run_request.settings) as opened:
+        policy = await opened.policy_in_force(run_request.settings)
+        refuse_operation(bound.validated.plan, policy, by=run_request.operator, operation="run")
+        server = None if offline else await server_of(run_request)
+        answered = await is_answered(bound, opened, run_request)
+        if not answered and not record_pending:
+            raise await not_approved(bound, opened, run_request.settings)
+        with known_secrets_of(server):
+            await refuse_missing(bound.validated, run_request.settings)
+            await refuse_approver(bound, opened, run_request)
+            run = await create_run(bound, opened, run_request)
+            if not answered and server is None:
+                await open_detached(bound, run, opened, run_request.settings)
+                return run
+            return await perform_anywhere(RunSession(bound, run, opened, run_request), server=server)

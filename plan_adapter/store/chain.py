@@ -2,7 +2,7 @@
 
 Entries are appended in the transaction that does what they tell, and last in it. Transactions that write about one run take their
 locks in this order: run, lease, gates, approvals, chain. The last one is this module's own, so whoever waits for it holds nothing
-that its holder could still want.
+that its owner could still want.
 """
 
 import sqlite3

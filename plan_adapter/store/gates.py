@@ -24,9 +24,9 @@ from plan_adapter.store.tables import gates, runs
 
 
 def open_gate(connection: Connection, tenant: str | None, gate: Gate, *, timeout_ms: int, owner: Owner, epoch: int | None = None) -> Gate:
-    """Open `gate` for `holder` and return it as it is kept: the one that is open for the same content goes on, others are superseded.
+    """Open `gate` for `owner` and return it as it is kept: the one that is open for the same content goes on, others are superseded.
 
-    `epoch` is that of the holder's lease, if it has taken the run. Raises RunConflictError if another living process of this host waits
+    `epoch` is that of the owner's lease, if it has taken the run. Raises RunConflictError if another living process of this host waits
     there, and for a run that does not exist or has ended; LeaseLostError for the gate of a step where another process has taken the run.
     """
     run = _run_locked(connection, tenant, gate.run_id)
@@ -99,7 +99,7 @@ def expire(connection: Connection, tenant: str | None, gate_id: str) -> Gate:
 
 
 def close(connection: Connection, tenant: str | None, gate_id: str, end: GateEnd, owner: Owner) -> Gate:
-    """Close the gate if it is open and nobody but `holder` waits there, and return it as it is now."""
+    """Close the gate if it is open and nobody but `owner` waits there, and return it as it is now."""
     is_free = or_(gates.c.owner.is_(None), gates.c.owner == str(owner))
     _close_one(connection, and_(_is(gate_id, tenant), _is_open(), is_free), end)
     return find(connection, tenant, gate_id)
@@ -124,7 +124,7 @@ def close_all(connection: Connection, run_id: str, end: GateEnd) -> list[entries
 
 
 def leave(connection: Connection, tenant: str | None, gate_id: str, owner: Owner) -> None:
-    """Note that `holder` does not wait at the gate any more; it stays open."""
+    """Note that `owner` does not wait at the gate any more; it stays open."""
     connection.execute(update(gates).where(_is(gate_id, tenant), gates.c.owner == str(owner)).values(owner=None))
     signal(connection)
 
@@ -174,7 +174,7 @@ def changes_asked(connection: Connection, tenant: str | None) -> dict[str, Appro
 
 
 def gate_of(row: Row, *, attended: dict[str | None, bool | None] | None = None) -> Gate:
-    """Return the gate of a row; `attended` has the answers for the holders of open gates, where they are known."""
+    """Return the gate of a row; `attended` has the answers for the owners of open gates, where they are known."""
     owner: str | None = row["owner"]
     return Gate(
         **{name: row[name] for name in _PLAIN},

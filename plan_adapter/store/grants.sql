@@ -39,4 +39,4 @@ GRANT UPDATE (revoked_at, revoked_by) ON standing_approvals TO plan_operator;
 GRANT UPDATE (status, reason, message, updated_at, completed_at, cancel_reason, cancel_requested_at, cancel_rollback) ON runs
     TO plan_operator;
 GRANT UPDATE (status, outcome, error, reason) ON step_runs TO plan_operator;
-GRANT UPDATE (holder) ON leases TO plan_operator;
+GRANT UPDATE (owner) ON leases TO plan_operator;

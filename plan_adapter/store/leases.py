@@ -17,13 +17,13 @@ from plan_adapter.store.rows import Row
 from plan_adapter.store.tables import leases
 
 GRACE_SECONDS = 15.0
-"""How long after the end of a lease nobody else takes the run: a holder that is only slow may still renew."""
+"""How long after the end of a lease nobody else takes the run: a owner that is only slow may still renew."""
 
 
 def is_free(lease: Row | None, now: datetime) -> bool:
     """Return whether nobody can be executing the run of `lease` at `now`, the database's time.
 
-    A holder that ended on this host is known to have ended. Of any other one the lease decides: one that lives but does not renew for
+    A owner that ended on this host is known to have ended. Of any other one the lease decides: one that lives but does not renew for
     so long is stalled, and what it writes later is refused.
     """
     if lease is None or lease["owner"] is None:
@@ -32,7 +32,7 @@ def is_free(lease: Row | None, now: datetime) -> bool:
 
 
 def who(lease: Row) -> str:
-    """Return the holder of `lease` in words."""
+    """Return the owner of `lease` in words."""
     owner = Owner.parse(lease["owner"])
     return f"process {owner.pid} on this host" if owner.is_here else f"process {owner.pid} on {owner.host}"
 
@@ -49,7 +49,7 @@ def of_runs(connection: Connection, run_ids: Collection[str]) -> Sequence[Row]:
 
 
 def take(connection: Connection, run_id: str, owner: Owner, *, whose: Mapping[str, str | None], seconds: float) -> tuple[int, Clock]:
-    """Make `holder` the one that executes the run, and return the epoch of its lease, and the clock by which that began.
+    """Make `owner` the one that executes the run, and return the epoch of its lease, and the clock by which that began.
 
     Raises RunConflictError where another one may be executing it. The caller has locked the run.
     """

@@ -23,7 +23,7 @@ class Owner:
 
     @classmethod
     def parse(cls, text: str) -> "Owner":
-        """Return the process that `str(holder)` wrote."""
+        """Return the process that `str(owner)` wrote."""
         return cls(**json.loads(text))
 
     def __str__(self) -> str:

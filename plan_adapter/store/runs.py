@@ -82,7 +82,7 @@ def change(connection: Connection, tenant: str | None, run: PlanRun, epoch: int 
 def claim(
     connection: Connection, tenant: str | None, run: PlanRun, owner: Owner, *, lease_seconds: float, keeps_ends: bool = False
 ) -> tuple[Row, int, Clock]:
-    """Write what changes of `run` and that `holder` executes it from now on; return its new row, the epoch of the lease, and the clock.
+    """Write what changes of `run` and that `owner` executes it from now on; return its new row, the epoch of the lease, and the clock.
 
     Raises RunConflictError if another process holds it, or if somebody changed it since `run` was read. What an earlier start
     left undone is pending again, unless it `keeps_ends`; a request to cancel that start is forgotten.

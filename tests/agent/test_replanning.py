@@ -48,8 +48,10 @@ from plan_adapter.gates.gate import request_of
 from plan_adapter.listing import REPLAN_FACT
 from plan_adapter.plan import Rollback
 from plan_adapter.record import Gate
-from plan_adapter.runner import RunRequest, draft_revision, execute_resume
+from plan_adapter.runner import draft_revision
 from plan_adapter.runs.replan import BY_ITSELF, MOST_REPLANS, Replanner
+from plan_adapter.runs.resume import execute_resume
+from plan_adapter.runs.session import RunRequest
 from plan_adapter.store.tables import runs
 from plan_adapter.validation import lint, validate
 from tests.agent.server import Reply, Request, ScriptedServer, says, scripted

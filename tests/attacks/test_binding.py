@@ -15,8 +15,10 @@ from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.gates.approval import os_user
 from plan_adapter.plan import PlanStatus, new_id
 from plan_adapter.record import Gate
-from plan_adapter.runner import RunRequest, arevise_run, execute_plan, execute_resume
-from plan_adapter.runs.start import create_run
+from plan_adapter.runner import arevise_run
+from plan_adapter.runs.resume import execute_resume
+from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.start import create_run, execute_plan
 from plan_adapter.settings import Settings
 from plan_adapter.validation import bind_inputs, validate
 from tests.gates.world import Says, World

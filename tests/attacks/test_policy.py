@@ -16,7 +16,7 @@ from plan_adapter.gates.identity import Means, approval_from
 from plan_adapter.gates.policy import Policy
 from plan_adapter.plan import ApprovalPolicy, Effect, ExecutionPlan, Rollback, new_id
 from plan_adapter.record import Answer, RunReason, StandingApproval
-from plan_adapter.runner import execute_plan
+from plan_adapter.runs.start import execute_plan
 from plan_adapter.settings import Settings
 from plan_adapter.store.policies import NewPolicy
 from tests.gates.world import FormAnswers, World

@@ -14,8 +14,8 @@ from plan_adapter import ToolRegistry, load_plan
 from plan_adapter.gates.approval import os_user
 from plan_adapter.plan import new_id
 from plan_adapter.record import Gate, GateRules
-from plan_adapter.runner import execute_plan
 from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.start import execute_plan
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import bind_inputs, validate
 from tests.cli.conftest import Plan, Said, digest_of

@@ -31,7 +31,7 @@ def way(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def perform(way: str) -> Perform:
-    """Run a function of PrefectSteps in a flow and return the task runs that it is to make, by name."""
+    """Run a function of PrefectStepRunner in a flow and return the task runs that it is to make, by name."""
 
     async def perform(work: Callable[[PrefectStepRunner], Awaitable[None]], names: Sequence[str]) -> Shown:
         @flow(persist_result=False)

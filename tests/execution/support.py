@@ -22,7 +22,7 @@ from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.status import conclude
 from plan_adapter.gates.approval import approved_plan, without_approval
 from plan_adapter.hooks import Event, Hooks
-from plan_adapter.plan import ExecutionPlan, new_id
+from plan_adapter.plan import ExecutionPlan, PlanStatus, new_id
 from plan_adapter.record import Attempt, PlanRun, Receipt, StepRun
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import bind_inputs, validate
@@ -88,7 +88,7 @@ class Execution:
         steps = [StepRun(step.id, step.index, step.tool_name or "", step.description) for step in validated.plan.steps]
         self.run = PlanRun(
             new_id(), validated.plan.id, validated.plan.name, validated.plan.description, validated.digest, bound.approval_digest,
-            bound.inputs, steps, now, now, agent_id="agent-7",
+            bound.inputs, steps, now, now, PlanStatus.EXECUTING, agent_id="agent-7",
         )  # fmt: skip
         self.scope = RunScope(
             approved=approved_plan(bound, without_approval(bound, now=now), now=now),

@@ -268,10 +268,10 @@ async def test_a_clock_spends_only_the_time_in_which_it_runs():
     clock.stand_still()
     clock.stand_still()
     assert clock.deadline is None
-    clock.execute_resume()
+    clock.resume()
     assert clock.deadline == pytest.approx(loop.time() + 30.0, abs=1.0)
     clock.end()
-    clock.execute_resume()
+    clock.resume()
     assert clock.deadline is None
     RunClock(0.0, spent.set)
     await spent.wait()

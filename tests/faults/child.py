@@ -22,7 +22,10 @@ from plan_adapter.crash_points import CrashPoint
 from plan_adapter.gates.approval import approve
 from plan_adapter.gates.approvers import CallbackApprover
 from plan_adapter.record import PlanRun, RunContext
-from plan_adapter.runner import RunRequest, execute_plan, execute_resume, rollback_run
+from plan_adapter.runs.resume import execute_resume
+from plan_adapter.runs.rollback import rollback_run
+from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.start import execute_plan
 from plan_adapter.settings import Settings
 from plan_adapter.store import leases, postgresql, sqlite  # noqa: F401  # the two databases, as above
 from plan_adapter.store.outcomes import Word

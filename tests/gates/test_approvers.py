@@ -3,9 +3,9 @@
 import asyncio
 from typing import Any
 
+import plan_adapter.approvers
 import pytest
 
-import plan_adapter.approvers
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.approvers import CallbackApprover, PolicyApprover, Rule

@@ -12,7 +12,7 @@ from sqlalchemy import true
 from plan_adapter import Hooks, NotApprovedError, PlanRun, RunConflictError, approve
 from plan_adapter.plan import ApprovalPolicy
 from plan_adapter.record import Answer
-from plan_adapter.runner import execute_plan
+from plan_adapter.runs.start import execute_plan
 from plan_adapter.settings import Settings
 from tests.gates.test_attacks import standing
 from tests.gates.test_starts import SCHEDULE, start

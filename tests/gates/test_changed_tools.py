@@ -19,7 +19,8 @@ from plan_adapter import (
 )
 from plan_adapter.plan import ApprovalPolicy
 from plan_adapter.record import Gate, RunReason
-from plan_adapter.runner import execute_plan, execute_resume
+from plan_adapter.runs.resume import execute_resume
+from plan_adapter.runs.start import execute_plan
 from tests.gates.world import Says, Silent, World
 
 
@@ -272,7 +273,7 @@ async def test_the_approval_of_a_single_call_counts_where_its_tool_is_as_it_was(
     going.cancel()
     await asyncio.gather(going, return_exceptions=True)
     # As if the process had died, and nobody had cancelled anything: the gate is open, and is answered.
-    await world.sql('UPDATE gates SET closed_at = NULL, "end" = NULL, holder = NULL WHERE id = :gate', gate=gate.id)
+    await world.sql('UPDATE gates SET closed_at = NULL, "end" = NULL, owner = NULL WHERE id = :gate', gate=gate.id)
     await world.answer(gate)
     again = resuming(
         world, await world.store.run(gate.run_id), shop.tools(**{changed: "read"} if changed == "guard" else {"effect": "read"})

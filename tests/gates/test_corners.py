@@ -13,9 +13,9 @@ from plan_adapter.gates.approvers import CallbackApprover
 from plan_adapter.hooks import Event
 from plan_adapter.plan import ApprovalPolicy
 from plan_adapter.record import Approval, ApprovalRequest, Gate, RunReason
-from plan_adapter.runner import arevise_run, execute_plan
+from plan_adapter.runner import arevise_run
 from plan_adapter.runs.session import Backend, RunSession
-from plan_adapter.runs.start import create_run, perform
+from plan_adapter.runs.start import create_run, execute_plan, perform
 from plan_adapter.settings import Settings
 from tests.gates.test_attacks import standing
 from tests.gates.test_starts import SCHEDULE
@@ -209,8 +209,8 @@ async def killed_at_the_gate(world: World) -> Gate:
     await doomed.store.close()
     with pytest.raises(StoreError):
         await ended(going)
-    await world.sql("UPDATE leases SET holder = NULL WHERE run_id = :run", run=gate.run_id)
-    await world.sql("UPDATE gates SET holder = NULL WHERE id = :gate", gate=gate.id)
+    await world.sql("UPDATE leases SET owner = NULL WHERE run_id = :run", run=gate.run_id)
+    await world.sql("UPDATE gates SET owner = NULL WHERE id = :gate", gate=gate.id)
     return await world.store.gate(gate.id)
 
 

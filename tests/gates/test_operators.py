@@ -9,7 +9,7 @@ from plan_adapter import ExecutionPlan, NotApprovedError, PlanRun, PlanStatus, T
 from plan_adapter.gates.approval import os_user, refuse_operation
 from plan_adapter.gates.policy import policy_in_force
 from plan_adapter.plan import ApprovalPolicy
-from plan_adapter.runner import execute_plan
+from plan_adapter.runs.start import execute_plan
 from plan_adapter.settings import Settings
 from tests.gates.world import World
 

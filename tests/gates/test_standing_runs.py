@@ -10,7 +10,7 @@ from plan_adapter import PlanRun, PlanStatus, PlanStore, RunContext, compile_pla
 from plan_adapter.engine import flow_runs
 from plan_adapter.gates.standing_files import sign_standing, signature_path, standing_path, write_signed
 from plan_adapter.record import RunReason
-from plan_adapter.runner import execute_plan
+from plan_adapter.runs.start import execute_plan
 from plan_adapter.settings import Settings
 from tests.gates.test_attacks import standing
 from tests.gates.test_starts import SCHEDULE

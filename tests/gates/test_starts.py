@@ -8,8 +8,8 @@ import pytest
 from plan_adapter import NotApprovedError, PlanRun, PlanStatus, RunConflictError, StepStatus, StoreError, approve, reject
 from plan_adapter.plan import ApprovalPolicy
 from plan_adapter.record import Approval, Attempt, RunReason
-from plan_adapter.runner import execute_plan
 from plan_adapter.runs.approval import end_expired
+from plan_adapter.runs.start import execute_plan
 from plan_adapter.settings import Settings
 from plan_adapter.store.recorder import StoreRecorder
 from tests.gates.test_attacks import standing
@@ -217,7 +217,7 @@ async def test_a_run_that_nobody_waits_for_is_ended_by_whoever_looks_after_its_e
 ) -> None:
     run, gate = await world.detached(world.plan(timeout_ms=60_000))
     await world.sql("UPDATE gates SET expires_at = opened_at WHERE id = :id", id=gate.id)
-    monkeypatch.setattr("plan_adapter.store.owner.Holder.is_alive", False)
+    monkeypatch.setattr("plan_adapter.store.owner.Owner.is_alive", False)
     await end_expired(world.store)
     ended = await world.store.run(run.id)
     assert (ended.status, ended.reason) == (PlanStatus.CANCELLED, RunReason.EXPIRED)

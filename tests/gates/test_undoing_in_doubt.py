@@ -12,10 +12,11 @@ from plan_adapter.execution.history import RunHistory
 from plan_adapter.gates.gate import GateForms
 from plan_adapter.plan import ApprovalPolicy, Rollback
 from plan_adapter.record import Answer, Gate, Outcome, RunReason
-from plan_adapter.runner import acancel_run, aresolve_step, execute_plan, execute_resume, rollback_run
-from plan_adapter.runs.rollback import roll_back
+from plan_adapter.runner import acancel_run, aresolve_step
+from plan_adapter.runs.resume import execute_resume
+from plan_adapter.runs.rollback import roll_back, rollback_run
 from plan_adapter.runs.session import Backend, RunRequest, RunSession
-from plan_adapter.runs.start import create_run, perform
+from plan_adapter.runs.start import create_run, execute_plan, perform
 from plan_adapter.tools.probing import Done, NotDone
 from plan_adapter.validation import bind_inputs, validate
 from tests.gates.unknown_outcome import Person

@@ -14,11 +14,11 @@ from plan_adapter.gates.gate import GateForms
 from plan_adapter.hooks import Event
 from plan_adapter.plan import ApprovalPolicy
 from plan_adapter.record import Answer, RunReason
-from plan_adapter.runner import execute_plan, execute_resume
 from plan_adapter.runs.approval import end_overdue
 from plan_adapter.runs.reconcile import reconcile
+from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import Backend, RunSession
-from plan_adapter.runs.start import create_run, perform
+from plan_adapter.runs.start import create_run, execute_plan, perform
 from plan_adapter.settings import Settings
 from tests.gates.world import FormAnswers, Says, World
 

@@ -17,9 +17,9 @@ from plan_adapter.gates.approval import Asking, answer_to
 from plan_adapter.gates.gate import GateForms
 from plan_adapter.plan import ApprovalPolicy, new_id
 from plan_adapter.record import Answer, Approval, ApprovalRequest, Decision, Gate
-from plan_adapter.runner import RunRequest, execute_plan, execute_resume
-from plan_adapter.runs.session import Backend, RunSession
-from plan_adapter.runs.start import create_run, perform
+from plan_adapter.runs.resume import execute_resume
+from plan_adapter.runs.session import Backend, RunRequest, RunSession
+from plan_adapter.runs.start import create_run, execute_plan, perform
 from plan_adapter.settings import Settings
 from plan_adapter.validation import BoundPlan, bind_inputs, validate
 

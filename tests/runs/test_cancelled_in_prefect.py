@@ -14,8 +14,10 @@ from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, ToolRegi
 from plan_adapter.cli.app import main
 from plan_adapter.plan import StepStatus
 from plan_adapter.record import Outcome, RunReason
-from plan_adapter.runner import RunRequest, acancel_run, execute_plan
+from plan_adapter.runner import acancel_run
 from plan_adapter.runs.reconcile import find_interrupted, reconcile
+from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.start import execute_plan
 from plan_adapter.store import tables
 from plan_adapter.store.owner import Owner
 from plan_adapter.validation import bind_inputs, validate

@@ -1,7 +1,7 @@
 """Any sequence of starting, approving, ending in the middle, resuming, resolving, revising, cancelling and undoing runs keeps the promise.
 
 A process ends at a crash point: from there on nothing of it reaches the store or the world, as after SIGKILL; the next one has a store
-of its own and finds a holder that has died. `tests/faults` ends real processes; here hypothesis looks for the sequence.
+of its own and finds a owner that has died. `tests/faults` ends real processes; here hypothesis looks for the sequence.
 """
 
 import asyncio
@@ -26,7 +26,10 @@ from plan_adapter.execution.history import rollback_id
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.plan import Rollback, StepStatus
 from plan_adapter.record import ApprovalRequest, Outcome, RunReason
-from plan_adapter.runner import RunRequest, acancel_run, aresolve_step, arevise_run, execute_plan, execute_resume
+from plan_adapter.runner import acancel_run, aresolve_step, arevise_run
+from plan_adapter.runs.resume import execute_resume
+from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.start import execute_plan
 from plan_adapter.store.owner import Owner
 from plan_adapter.tools.tool import ToolContext
 from plan_adapter.validation import bind_inputs, validate

@@ -19,9 +19,10 @@ from plan_adapter.cli.app import main
 from plan_adapter.engine.connection import Server
 from plan_adapter.plan import new_id
 from plan_adapter.record import Attempt, Decision, RunReason
-from plan_adapter.runner import RunRequest, execute_plan
 from plan_adapter.runs import reconcile as reconciling
 from plan_adapter.runs.reconcile import reconcile
+from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.start import execute_plan
 from plan_adapter.settings import Settings
 from plan_adapter.store import leases, tables
 from plan_adapter.store.owner import Owner

@@ -23,8 +23,9 @@ from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.engine.flow import drop
 from plan_adapter.engine.local_server import ensure_server, stop_server
 from plan_adapter.plan import StepStatus
-from plan_adapter.runner import RunRequest, execute_plan
 from plan_adapter.runs.reconcile import reconcile
+from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.start import execute_plan
 from plan_adapter.settings import Settings
 from plan_adapter.validation import bind_inputs, validate
 from tests.conftest import PrepareServer
@@ -54,7 +55,7 @@ def two_steps() -> ExecutionPlan:
 
 
 @tool(effect="read")
-def execute_resume() -> str:
+def go_on() -> str:
     """Go on."""
     return "gone on"
 
@@ -69,7 +70,7 @@ async def test_a_server_that_is_killed_in_the_middle_of_a_run_changes_nothing_ab
         return "lost"
 
     monkeypatch.setattr(ending, "END_SECONDS", 0.5)
-    bound = bind_inputs(validate(two_steps(), ToolRegistry([lose, execute_resume])))
+    bound = bind_inputs(validate(two_steps(), ToolRegistry([lose, go_on])))
     run = await execute_plan(bound, run_request=RunRequest(server=server), store=store)
     kept = await store.run(run.id)
     assert (run.status, kept.status, kept.reason) == (PlanStatus.COMPLETED, PlanStatus.COMPLETED, None)
@@ -91,7 +92,7 @@ async def test_a_flow_run_that_somebody_deleted_is_told_as_that(
             await client.delete_flow_run(UUID((await store.run(context.run_id)).flow_run_id))
         return "lost"
 
-    bound = bind_inputs(validate(two_steps(), ToolRegistry([lose, execute_resume])))
+    bound = bind_inputs(validate(two_steps(), ToolRegistry([lose, go_on])))
     run = await execute_plan(bound, run_request=RunRequest(server=prefect_server), store=store)
     assert (run.status, (await store.run(run.id)).status) == (PlanStatus.COMPLETED, PlanStatus.COMPLETED)
     assert ("somebody deleted it in Prefect" in caplog.text, "went away" in caplog.text) == (True, False)
@@ -129,7 +130,7 @@ async def test_states_that_were_queued_while_no_server_was_there_are_sent_when_t
     plan.add_step("go_on", "Be done before that", id="before")
     plan.step("lose").depends_on = ["before"]
     try:
-        bound = bind_inputs(validate(plan, ToolRegistry([lose, execute_resume])))
+        bound = bind_inputs(validate(plan, ToolRegistry([lose, go_on])))
         run = await execute_plan(bound, run_request=RunRequest(server=prefect_server), store=store)
     finally:
         EventsWorker.set_client_override(None)
@@ -146,14 +147,14 @@ async def test_a_server_that_is_killed_and_started_again_is_told_the_whole_run(s
         return "lost"
 
     @tool(effect="read")
-    def execute_resume() -> str:
+    def go_on() -> str:
         """Go on once it is there again."""
         again = Context().run(ensure_server, Settings(home=home), notify=lambda _: None)  # as another process would
         assert again.api_url == server.api_url
         return "gone on"
 
     run = await execute_plan(
-        bind_inputs(validate(two_steps(), ToolRegistry([lose, execute_resume]))), run_request=RunRequest(server=server), store=store
+        bind_inputs(validate(two_steps(), ToolRegistry([lose, go_on]))), run_request=RunRequest(server=server), store=store
     )
     assert (run.status, len(await store.receipts(run.id))) == (PlanStatus.COMPLETED, 2)
     with use_server(server):
@@ -169,7 +170,7 @@ async def test_a_server_that_is_gone_before_the_first_step_is_named_and_the_run_
         """Lose nothing."""
         return "kept"
 
-    tools = ToolRegistry([lose, execute_resume])
+    tools = ToolRegistry([lose, go_on])
     kill(server)
     with temporary_settings({"client.max_retries": 0}), pytest.raises(NoServerError, match=r"did not begin run .*No step was called"):  # pyright: ignore[reportArgumentType]
         await execute_plan(bind_inputs(validate(two_steps(), tools)), run_request=RunRequest(server=server), store=store)
@@ -186,7 +187,7 @@ async def test_when_a_run_has_ended_the_server_was_sent_all_its_states(prefect_s
         return "kept"
 
     run = await execute_plan(
-        bind_inputs(validate(two_steps(), ToolRegistry([lose, execute_resume]))), run_request=RunRequest(server=prefect_server), store=store
+        bind_inputs(validate(two_steps(), ToolRegistry([lose, go_on]))), run_request=RunRequest(server=prefect_server), store=store
     )
     assert run.status is PlanStatus.COMPLETED
     assert {type(queue).__name__ for queue in internals.delivery_queues()} == {"EventsWorker", "APILogWorker"}

@@ -16,8 +16,8 @@ from plan_adapter import Approval, ExecutionPlan, Hooks, InvalidPlanError, PlanS
 from plan_adapter.execution.printing import captured_prints
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.record import ApprovalRequest, PlanRun
-from plan_adapter.runner import execute_plan
 from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.start import execute_plan
 from plan_adapter.validation import bind_inputs, validate
 from tests.secrets import leaks
 from tests.secrets.encodings import encodings, found_in

@@ -175,7 +175,7 @@ async def test_a_run_that_was_taken_over_meanwhile_is_let_go(file: PlanStore, tm
     with locked(tmp_path) as other:
         waiting = [asyncio.ensure_future(recorder.intent(an_attempt(run, at=recorder.now()))), asyncio.ensure_future(store.renew(run.id))]
         await until(lambda: "waits since" in caplog.text)
-        other.execute("UPDATE leases SET epoch = epoch + 1, holder = ?", (str(Owner.this()),))
+        other.execute("UPDATE leases SET epoch = epoch + 1, owner = ?", (str(Owner.this()),))
         other.execute("COMMIT")
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [LeaseLostError, LeaseLostError]

@@ -20,7 +20,8 @@ from plan_adapter.gates.text import without_picture
 from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import one_line
 from plan_adapter.record import Approval, PlanRun
-from plan_adapter.runner import RunRequest, execute_plan
+from plan_adapter.runs.session import RunRequest
+from plan_adapter.runs.start import execute_plan
 from plan_adapter.store.verification import verify
 from plan_adapter.validation import bind_inputs, validate
 from tests.text.conftest import Passed

@@ -31,9 +31,10 @@ from plan_adapter.plan import ExecutionPlan, PlanStatus, new_id
 from plan_adapter.preview import preview_plan
 from plan_adapter.problems import Problem
 from plan_adapter.record import PlanRun, RunContext, RunReason
-from plan_adapter.runner import RunRequest, acancel_run
+from plan_adapter.runner import acancel_run
 from plan_adapter.runs.approval import end_expired, end_overdue, is_answered, open_detached
 from plan_adapter.runs.secrets import hidden_from_models
+from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import create_run
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore

@@ -36,7 +36,7 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_leases_runs"),
     )
     op.execute(
-        "INSERT INTO leases (run_id, tenant_id, agent_id, org_id, task_id, epoch, holder, until) "
+        "INSERT INTO leases (run_id, tenant_id, agent_id, org_id, task_id, epoch, owner, until) "
         "SELECT id, tenant_id, agent_id, org_id, task_id, 1, runner, updated_at FROM runs WHERE runner IS NOT NULL"
     )
     op.drop_column("runs", "runner")
@@ -87,7 +87,7 @@ def downgrade() -> None:
     for name in ("by", "known_by", "note"):
         op.drop_column("receipts", name)
     op.add_column("runs", sa.Column("runner", sa.Text))
-    op.execute("UPDATE runs SET runner = (SELECT holder FROM leases WHERE leases.run_id = runs.id)")
+    op.execute("UPDATE runs SET runner = (SELECT owner FROM leases WHERE leases.run_id = runs.id)")
     op.drop_table("leases")
 
 

@@ -10,9 +10,9 @@ from plan_adapter.execution.history import RunHistory
 from plan_adapter.gates.gate import GateForms
 from plan_adapter.plan import ApprovalPolicy
 from plan_adapter.record import Answer, ApprovalRequest, Gate
-from plan_adapter.runner import execute_plan, execute_resume
+from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import Backend, RunRequest, RunSession
-from plan_adapter.runs.start import create_run, perform
+from plan_adapter.runs.start import create_run, execute_plan, perform
 from plan_adapter.settings import Settings
 from plan_adapter.validation import bind_inputs, validate
 from tests.gates.world import FormAnswers

@@ -6,7 +6,8 @@ PlanAdapterError
 ├── NoServerError         start or reach a Prefect server, or run with `offline=True`
 ├── RunConflictError      the run is in another state, or another process holds it
 ├── StoreError            the database cannot be used; the message says why and what to do
-│   └── LeaseLostError    … for this run, because another process has taken it over
+│   ├── LeaseLostError    … for this run, because another process has taken it over
+│   └── StoreLostError    … because its file was deleted, moved, replaced or truncated while it was in use
 ├── ToolDefinitionError   mend the function that is to be a tool, or the import string that names it
 ├── ToolError             a tool's own way to say that it failed
 │   └── UnknownOutcomeError   … or that it cannot tell whether it did what it was asked to
@@ -62,6 +63,10 @@ class StoreError(PlanAdapterError):
 
 class LeaseLostError(StoreError):
     """Another process has taken the run over: this one writes nothing more about it and starts no further step."""
+
+
+class StoreLostError(StoreError):
+    """The file of the store is no longer the one that was opened: nothing more is recorded, and no further step is called."""
 
 
 class ToolDefinitionError(PlanAdapterError):

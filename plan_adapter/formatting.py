@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import JsonValue
 
@@ -10,7 +10,7 @@ from plan_adapter.expressions import Declarations, compile_template
 from plan_adapter.listing import policy_facts, step_listing, step_patience
 from plan_adapter.plan import ExecutionOptions, ExecutionPlan, Input, Step, StepStatus
 from plan_adapter.readable import as_text, code, counted, duration, masked, moment, prose
-from plan_adapter.record import AUTHOR, Attempt, Outcome, PlanRun, Receipt, RunReason, StandingApproval, StepRun
+from plan_adapter.record import AUTHOR, Attempt, Outcome, PlanRun, Receipt, Resolution, RunReason, StandingApproval, StepRun
 
 SHOWN_ITEMS = 20
 """How many items of a step's `for_each` a text shows."""
@@ -30,13 +30,17 @@ class StepCallRecord:
     outcome: str | None  # of the last attempt; None while nothing is recorded of its end
     duration_ms: int | None  # of the last attempt
     label: str | None = None  # what the item is called, where not by its number
+    resolution: Resolution | None = None  # what a person, or the tool's probe, said about the last attempt
+    by: str | None = None  # who said it
+    known_by: str | None = None  # and how they were known
+    note: str | None = None
 
     def __str__(self) -> str:
         """Return them in a few words."""
         tries = f"attempt {self.attempts} of {self.max_attempts}"
         if self.attempts > self.max_attempts:
             tries = f"attempt {self.attempts} (at most {self.max_attempts} each time the run starts)"
-        took = f", {duration(self.duration_ms)}" if self.duration_ms is not None else ""
+        took = f", {duration(self.duration_ms)}" if self.duration_ms is not None and self.by is None else ""
         return f"{tries}{took}, {self.outcome or 'not ended'}"
 
 
@@ -56,6 +60,8 @@ def calls_of(run: PlanRun, attempts: Sequence[Attempt], receipts: Sequence[Recei
             end, parameters = ends.get(attempt.id), masked(attempt.parameters, expressions=False)
             outcome, took = (end.outcome.value, end.duration_ms) if end is not None else (None, None)
             call = StepCallRecord(item, parameters, counts[step_id, item], most[step_id], outcome, took, attempt.label)
+            if end is not None and end.by is not None:
+                call = replace(call, resolution=end.resolution, by=end.by, known_by=end.known_by, note=end.note)
             found.setdefault(step_id, []).append(call)
     return found
 
@@ -218,7 +224,11 @@ def _call_lines(calls: Sequence[StepCallRecord], run_id: str) -> list[str]:
     lines = list[str]()
     for call in calls[:SHOWN_ITEMS]:
         item = "" if call.item is None else f"item {prose(call.label or str(call.item + 1))}: "
-        lines += [f"   - {item}{call}", f"   - {item}parameters: {code(_cut(as_text(call.parameters)))}"]
+        lines.append(f"   - {item}{call}")
+        if call.item is not None and call.by is not None:  # the line of a step names them itself
+            note = f": {prose(call.note)}" if call.note else ""
+            lines.append(f"   - {item}`{call.resolution}`, recorded by {prose(call.by)} ({call.known_by}){note}")
+        lines.append(f"   - {item}parameters: {code(_cut(as_text(call.parameters)))}")
     if len(calls) > SHOWN_ITEMS:
         lines.append(f"   - … {len(calls) - SHOWN_ITEMS} more items: `plan show {run_id} --json`")
     return lines

@@ -40,17 +40,23 @@ class Problem:
 def did_you_mean(word: str, known: Collection[str]) -> str:
     """Return `did you mean …?` with the nearest of `known`, or what there is if nothing is near.
 
-    Among many, near is what one letter more, less, other or exchanged makes; give a frozenset, whose index is then kept.
+    Near is also the beginning of a name. Among many, near is what one letter more, less, other or exchanged makes; give a frozenset,
+    whose index is then kept.
     """
     if len(known) > 50:
         index = _one_letter_away(frozenset(known))
         near = next((index[key] for key in _with_one_letter_less(word.casefold()) if key in index), None)
         return f"did you mean `{near}`?" if near else _listed(frozenset(known))
     folded = {name.casefold(): name for name in known}
-    close = get_close_matches(word.casefold(), list(folded), n=1, cutoff=0.6)
+    close = get_close_matches(word.casefold(), list(folded), n=1, cutoff=0.6) or _shortened(word.casefold(), folded)
     if close:
         return f"did you mean `{folded[close[0]]}`?"
     return _listed(frozenset(known))
+
+
+def _shortened(word: str, known: Collection[str]) -> list[str]:
+    """Return the names that begin with `word`, or with which it begins: `env` for `environment`."""
+    return [name for name in known if min(len(name), len(word)) > 1 and (name.startswith(word) or word.startswith(name))]
 
 
 @lru_cache(maxsize=4)

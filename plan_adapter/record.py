@@ -97,6 +97,13 @@ class Receipt:
         """Whether a person ended the run by it, and did not say whether the call was done."""
         return self.by is not None and self.error == ABORTED
 
+    @property
+    def resolution(self) -> "Resolution | None":
+        """What a person, or the tool's probe, said about the attempt; None where its tool ended it."""
+        if self.by is None:
+            return None
+        return "done" if self.outcome is Outcome.SUCCEEDED else "abort" if self.is_abort else "again"
+
 
 @dataclass(slots=True)
 class StepRun:
@@ -334,6 +341,7 @@ class GateRules:
     expires: Literal["reject", "skip"] = "reject"
     remind_after_ms: int = 0
     release: bool = False
+    excluded_by: str = ""  # the environment variable that leaves nobody, or no proof, to answer with
 
 
 @dataclass(frozen=True, slots=True)

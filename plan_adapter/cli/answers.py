@@ -92,7 +92,8 @@ async def answer_here(place: Place, words: AnswerOptions, store: "PlanStore", se
         request = replace(request, rules=rules)
     is_named = gate.step_id is None or place.step is not None or place.digest is not None
     if not place.is_of(gate.approval_digest):
-        raise await _refused(run.id, content_changed(place, gate, command_of(gate, words)), words, gate, store)
+        was_asked = any(place.is_of(one.approval_digest) for one in await store.gates(run_id=run.id, open_only=False))
+        raise await _refused(run.id, other_content(place, gate, command_of(gate, words), was_asked=was_asked), words, gate, store)
     if not is_named:
         refuse_unnamed(run.id, command_of(gate, words), is_asked=not as_json)
     if not as_json:
@@ -112,12 +113,18 @@ async def answer_here(place: Place, words: AnswerOptions, store: "PlanStore", se
     return ExitCode.DONE
 
 
-def content_changed(place: Place, asked: Question, command: str, *, api: bool = False) -> str:
-    """Return why the answer does not count for what the gate asks about now, and what to type."""
-    return (
-        f"the content of the gate changed: you answered about {place.digest}, and the gate now asks about "
-        f"{asked.approval_digest[:SHOWN_DIGITS]}; `{show_command(asked, api=api)}` prints it, then `{command}` answers"
-    )
+def other_content(place: Place, asked: Question, command: str, *, was_asked: bool | None, api: bool = False) -> str:
+    """Return why the answer does not count for what the gate asks about, and what to type.
+
+    `was_asked`: whether a gate of the run ever asked about the content that was answered; None: that cannot be told here.
+    """
+    now = asked.approval_digest[:SHOWN_DIGITS]
+    if was_asked:
+        why = f"the content of the gate changed: you answered about {place.digest}, and the gate now asks about {now}"
+    else:
+        gates = "open gate of this run" if was_asked is None else "gate of this run"
+        why = f"no {gates} has a digest beginning with {place.digest}; the open one is {now}"
+    return f"{why}; `{show_command(asked, api=api)}` prints it, then `{command}` answers"
 
 
 def must_be_bound(asked: Question, command: str, *, api: bool = False) -> str:
@@ -258,12 +265,16 @@ def refuse_item(item: str | None) -> None:
         raise UsageError("items are counted from 1: the first is `--item 1`")
 
 
-async def item_of(place: Place, run_id: str, store: "PlanStore") -> tuple[int | None, str | None]:
+async def item_of(place: Place, run: "PlanRun", store: "PlanStore") -> tuple[int | None, str | None]:
     """Return the index (from 0) and the label of the item that `place` names. Raises UsageError if the step has no such item."""
+    from plan_adapter.execution.items import recorded_items
+
     if place.item is None:
         return None, None
     step_id = undone_by(place.step or "")
-    labels = {item: label for (name, item), label in (await store.labels(run_id)).items() if name == step_id and item is not None}
+    declared = recorded_items(await store.get(run.digest), run, step_id)  # also those that were not started
+    labels = {item: label for item, label in enumerate(declared) if label is not None}
+    labels |= {item: label for (name, item), label in (await store.labels(run.id)).items() if name == step_id and item is not None}
     number = place.item.removeprefix(":")
     by_number = int(number) - 1 if number.isdecimal() and number.isascii() else None
     by_label = next((item for item, label in labels.items() if label == place.item), None)
@@ -294,7 +305,7 @@ async def _why_none(run: "PlanRun", place: Place, store: "PlanStore") -> str:
         of_plan = next(gate for gate in gates if gate.step_id is None and gate.end is None)
         return f"step `{place.step}` of run {run.id} does not wait yet; the plan itself does: `{answer_command(of_plan)}`"
     if run.status in (PlanStatus.FAILED, PlanStatus.PARTIAL) and run.reason not in (RunReason.REJECTED, RunReason.EXPIRED):
-        return f"run {run.id} does not wait for an answer; it is {run.status}: {next_command(run)}"
+        return f"run {run.id} does not wait for an answer; it is {run.status}: {next_command(run, await store.unknown(run.id))}"
     closed = [gate for gate in gates if gate.end is not None and gate.kind == "approval" and _fits(gate, place)]
     if closed:
         try:  # a closed gate takes nothing, and says why

@@ -96,7 +96,7 @@ class ApprovalState:
 
 def after_changes(run: PlanRun) -> str:
     """Return what to type after somebody asked for changes."""
-    return f"`plan revise {run.id} FILE` submits a new version; `{resume_asked(run)}` at a terminal asks about this one again"
+    return f"`plan revise {run.id} FILE` submits a new version; `{resume_asked(run)}` asks about this one again"
 
 
 async def approval_state_of(run: PlanRun, store: "PlanStore", *, offline: bool = False) -> ApprovalState:

@@ -12,7 +12,7 @@ class ExitCode(IntEnum):
     """What the result of a command means to a script."""
 
     DONE = 0
-    FAILED = 1  # a step failed: the run is failed or partial
+    FAILED = 1  # a step failed: the run is failed or partial; or its store was lost in the middle
     USAGE = 2  # wrong usage, an invalid plan, a store or server that cannot be used
     REJECTED = 3  # rejected, or its approval expired
     CANCELLED = 4
@@ -28,10 +28,12 @@ class UsageError(Exception):
 
 def code_of_error(error: Exception) -> ExitCode:
     """Return the exit code for an error; it is the same for every verb."""
-    from plan_adapter.errors import NotApprovedError, RunConflictError
+    from plan_adapter.errors import NotApprovedError, RunConflictError, StoreLostError
 
     if isinstance(error, NotApprovedError):
         return ExitCode.WAITING
+    if isinstance(error, StoreLostError):
+        return ExitCode.FAILED
     is_unapproved = isinstance(error, RunConflictError) and error.ended in ("rejected", "expired")
     return ExitCode.REJECTED if is_unapproved else ExitCode.USAGE
 

@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,21 +18,21 @@ from plan_adapter.cli.codes import ExitCode, UsageError, code_of_error, code_wit
 from plan_adapter.cli.editing import PlanEditing
 from plan_adapter.cli.progress import Display, JsonDisplay, Links, PlainDisplay
 from plan_adapter.cli.records import run_end, run_json
-from plan_adapter.commands import resume_command, rollback_command
-from plan_adapter.errors import LeaseLostError, RunConflictError, StoreError
+from plan_adapter.commands import resolve_command, resume_command, rollback_command
+from plan_adapter.errors import LeaseLostError, RunConflictError, StoreError, StoreLostError
 from plan_adapter.execution.cancellation import Leave
+from plan_adapter.execution.history import is_rollback
 from plan_adapter.execution.printing import captured_prints
 from plan_adapter.execution.standing import is_told, leaves_to_undo
 from plan_adapter.gates.terminal import Conversation
 from plan_adapter.hooks import Event
 from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import as_text
-from plan_adapter.record import Outcome, RunReason
 
 if TYPE_CHECKING:
     from plan_adapter.engine.connection import Server
     from plan_adapter.engine.local_server import PendingServer
-    from plan_adapter.record import PlanRun
+    from plan_adapter.record import Attempt, PlanRun
     from plan_adapter.runs.session import Identity, RunRequest
     from plan_adapter.settings import Settings
     from plan_adapter.store.store import PlanStore
@@ -165,9 +165,10 @@ class ForegroundRun:
             self._display.close()
             output.note(f"the store may lack what was shown here last; `plan show {self._started or self._waiting}` shows what is recorded")
             raise
-        except StoreError:
+        except StoreError as error:
             self._display.close()
-            self._tell_left()
+            if not isinstance(error, StoreLostError):  # else nothing can be resumed
+                self._tell_left()
             raise
         finally:
             self._display.close()
@@ -176,6 +177,8 @@ class ForegroundRun:
                 loop.remove_signal_handler(number)
         is_open, offline = run.status is PlanStatus.PENDING_APPROVAL, self._server is None
         hint = (await approval_state_of(run, self._store, offline=offline)).hint() if is_open else None
+        if hint is None and run.status is not PlanStatus.COMPLETED:
+            hint = next_command(run, await self._store.unknown(run.id))
         with contextlib.suppress(UsageError) if self._left_at is not None else contextlib.nullcontext():  # the terminal may have gone
             show_result(run, as_json=self._as_json, hint=hint)
         return (
@@ -274,13 +277,13 @@ def show_result(run: "PlanRun", *, as_json: bool, hint: str | None) -> None:
     output.note(hint or next_command(run))
 
 
-def next_command(run: "PlanRun") -> str:
-    """Return what to type next about `run`."""
-    unknown = next((step.id for step in run.steps if step.outcome is Outcome.UNKNOWN), None)
-    if unknown is not None or run.reason is RunReason.UNKNOWN:
+def next_command(run: "PlanRun", unknown: "Sequence[Attempt]" = ()) -> str:
+    """Return what to type next about `run`; `unknown` are its calls whose outcome is unknown."""
+    lost = next((attempt for attempt in unknown if not is_rollback(attempt.step_id)), None)
+    if lost is not None:
         return (
             f"a write whose outcome is unknown is never retried automatically: check it, record the outcome with "
-            f"`plan resolve {run.id} {unknown or 'STEP'} done|again|abort`, then `{resume_command(run)}`"
+            f"`{resolve_command(run.id, (lost.step_id, lost.item), label=lost.label)}`, then `{resume_command(run)}`"
         )
     if any(step.rolled_back for step in run.steps) or is_told(run.message):
         rest = f", `{rollback_command(run)}` rolls back the rest" if leaves_to_undo(run.message) else ""

@@ -26,7 +26,8 @@ MOST = 1_000_000
 async def gates(*, limit: int = 100, api: bool = False, json: bool = False) -> int:
     """List the gates that wait for an answer, newest first: since when, until when, who may answer, and whether a process is waiting.
 
-    Answer with `plan approve RUN` or `plan reject RUN`; where the outcome of a write is asked for, with `plan resolve RUN STEP`.
+    Answer with `plan approve RUN` or `plan reject RUN`; where the outcome of a write is asked for, with `plan resolve RUN STEP`. Unknown
+    outcomes of runs that have stopped are listed too.
 
     Args:
         limit: Show at most this many; default: 100.
@@ -41,7 +42,7 @@ async def gates(*, limit: int = 100, api: bool = False, json: bool = False) -> i
 
         return await list_remotely(settings, limit=limit, as_json=json)
     async with open_store(settings) as store:
-        found, now = await _open_gates(store), await store.now()
+        found, now = await _open_gates(store, settings), await store.now()
         changes = await store.changes_asked() if found else {}
     if not found and has_only_the_api(settings):
         from plan_adapter.cli.remote import list_remotely
@@ -51,15 +52,18 @@ async def gates(*, limit: int = 100, api: bool = False, json: bool = False) -> i
     return ExitCode.DONE
 
 
-async def _open_gates(store: "PlanStore") -> "list[Gate]":
-    """Return the open gates, newest first, after closing those that have expired."""
+async def _open_gates(store: "PlanStore", settings: Settings) -> "list[Gate]":
+    """Return the open gates and the unknown outcomes that no process asks about, newest first, after closing expired gates."""
+    from plan_adapter.runs.reconcile import unasked_outcomes
+
     found, now = await store.gates(limit=MOST), await store.now()
     if any(gate.is_over(now) for gate in found):
         from plan_adapter.runs.approval import end_expired
 
         await end_expired(store)
         found = await store.gates(limit=MOST)
-    return found[::-1]
+    unasked = await unasked_outcomes(store, settings, asked={gate.approval_digest for gate in found})
+    return sorted([*found, *unasked], key=lambda gate: gate.opened_at, reverse=True)
 
 
 def _show(found: "list[Gate]", now: datetime, changes: "Mapping[str, Approval]", settings: Settings, *, limit: int, as_json: bool) -> None:
@@ -78,6 +82,8 @@ def _show(found: "list[Gate]", now: datetime, changes: "Mapping[str, Approval]",
     columns = ("RUN", "PLAN", "STEP", "DIGEST", "SINCE", "UNTIL", "APPROVERS", "WAITING")
     output.table(columns, [_row(gate, now) for gate in shown])
     for gate in shown:
+        if gate.kind == "outcome":
+            output.line(f"{gate.run_id} {gate_place(gate)}: `{answer_command(gate)}` records the outcome")
         if (asked := changes.get(gate.id)) is not None:
             output.line(f"{gate.run_id} {gate_place(gate)}: {one_line(asked.by)} asks for changes: {one_line(asked.note)}")
     more = f"; {len(found) - limit} more: --limit" if len(found) > limit else ""
@@ -100,5 +106,5 @@ def _row(gate: "Gate", now: datetime) -> tuple[str, ...]:
         age(now, gate.opened_at),
         time_left(gate.expires_at, now),
         f"{who}{other}{known}",
-        "worker released" if gate.is_released else {True: "a process", False: "none: plan resume", None: "another host"}[gate.attended],
+        "worker released" if gate.is_released else {True: "a process", False: "-", None: "another host"}[gate.attended],
     )

@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -13,11 +13,15 @@ from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.secrets import seen, sight_line
 from plan_adapter.cli.sources import input_texts, open_store, plan_of, policy_of_store, resume_options_of, tools_of
+from plan_adapter.execution.standing import NAMED, unit_names
+from plan_adapter.readable import listed
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
-    from plan_adapter.execution.history import ResumeOptions, Unit
+    from plan_adapter.execution.history import ResumeOptions, RunHistory, Unit
+    from plan_adapter.plan import ExecutionPlan
     from plan_adapter.preview import Preview
+    from plan_adapter.record import PlanRun
     from plan_adapter.validation import ValidatedPlan
 
 
@@ -45,7 +49,7 @@ def preview(
         input: `name=value`, an input of the run; may be repeated.
         inputs: A JSON or YAML file of inputs; `--input` overrides it.
         tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
-        resume: The id of a run, instead of a plan: show what `plan resume` would do with each of its steps.
+        resume: The id of a run, instead of a plan: show what `plan resume` would do with each of its steps and items.
         from_: With `--resume`: run only this step and the steps that depend on it.
         only_failed: With `--resume`: run only the steps that failed and the steps that depend on them.
         skip: With `--resume`: skip this step from now on; may be repeated.
@@ -122,12 +126,25 @@ async def _preview_resume(run: str, asked: "ResumeOptions | None", *, tools: lis
         unknown = {attempt.step_id for attempt in await store.unknown(found.id)}
     choices = choices_of(found, validated, history, asked)
     shown = {step_id: ("unknown" if step_id in unknown and fate.kind == "run" else fate.kind) for step_id, fate in choices.items()}
+    items = {step_id: _items(plan, found, step_id, history) for step_id, fate in choices.items() if fate.kind == "run"}
     if as_json:
-        steps = [{"id": step_id, "fate": kind, "reason": choices[step_id].reason or None} for step_id, kind in shown.items()]
+        steps = [
+            {
+                "id": step_id,
+                "fate": kind,
+                "reason": choices[step_id].reason or None,
+                "items": [asdict(item) for item in items.get(step_id, ())],
+            }
+            for step_id, kind in shown.items()
+        ]
         output.json_line({"run_id": found.id, "steps": steps, "tools": [asdict(change) for change in changes], "code": notices})
         return ExitCode.DONE
     rows = [(step_id, _WORDS[kind] + _because(choices[step_id].reason)) for step_id, kind in shown.items()]
     output.table(("STEP", "ON RESUME"), rows)
+    for step_id, of_step in items.items():
+        for kind, does in _ITEM_WORDS.items():
+            if names := [item.label or str(item.item + 1) for item in of_step if item.fate == kind]:
+                output.line(f"{step_id}: {does}: {listed(names, NAMED)}")
     for change in changes:
         output.line(f"the gate opens again first: tool `{change.name}` has changed since it was approved ({change.summary})")
     for notice in notices:
@@ -135,9 +152,30 @@ async def _preview_resume(run: str, asked: "ResumeOptions | None", *, tools: lis
     return ExitCode.DONE
 
 
-def _tell_rollback(run_id: str, left: "list[Unit]", labels: "Mapping[Unit, str]", *, as_json: bool) -> int:
-    from plan_adapter.execution.standing import unit_names
+@dataclass(frozen=True, slots=True)
+class ItemFate:
+    """What becomes of one item of a step's `for_each`."""
 
+    item: int
+    label: str | None  # None: its number is what it is called
+    fate: Literal["carried", "run", "unknown"]
+
+
+def _items(plan: "ExecutionPlan", run: "PlanRun", step_id: str, history: "RunHistory") -> list[ItemFate]:
+    """Return what becomes of each item of a step that runs; without those that only a later result decides."""
+    from plan_adapter.execution.items import recorded_items
+
+    labels = dict(enumerate(recorded_items(plan, run, step_id)))
+    known = [item for name, item in history.attempts if name == step_id and item is not None]
+    labels |= {item: history.labels.get((step_id, item)) or labels.get(item) for item in known}
+    units = [(item, (step_id, item)) for item in sorted(labels)]
+    return [
+        ItemFate(item, labels[item], "carried" if unit in history.succeeded else "unknown" if unit in history.unknown else "run")
+        for item, unit in units
+    ]
+
+
+def _tell_rollback(run_id: str, left: "list[Unit]", labels: "Mapping[Unit, str]", *, as_json: bool) -> int:
     if as_json:
         output.json_line({"run_id": run_id, "steps": [], "rollback": [{"id": step_id, "item": item} for step_id, item in left]})
     else:
@@ -153,6 +191,9 @@ _WORDS = {
     "left": "left for a later resume, with the steps that depend on it",
     "unknown": "outcome unknown: first settled by its tool's probe, the form, the terminal or `plan resolve`",
 }
+
+
+_ITEM_WORDS = {"carried": "items kept", "unknown": "items whose outcome is unknown", "run": "items that run"}
 
 
 def _because(reason: str) -> str:

@@ -49,10 +49,13 @@ def event_json(event: Event) -> dict[str, Any]:
 
 
 def gate_json(gate: Gate) -> dict[str, Any]:
-    """Return a gate as `--json` prints it, without its text, which `plan approve RUN --show` prints."""
+    """Return a gate as `--json` prints it, without its text, which `plan approve RUN --show` prints.
+
+    An unknown outcome that no gate asks about has no id.
+    """
     rules = gate.rules
     return {
-        "id": gate.id,
+        "id": gate.id or None,
         "asks": gate.kind,
         "run_id": gate.run_id,
         "step": gate.step_id,

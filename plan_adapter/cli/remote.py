@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from plan_adapter.cli import output
-from plan_adapter.cli.answers import DECISION_WORDS, AnswerOptions, Place, confirm, content_changed, must_be_bound, proofs, refuse_unnamed
+from plan_adapter.cli.answers import DECISION_WORDS, AnswerOptions, Place, confirm, must_be_bound, other_content, proofs, refuse_unnamed
 from plan_adapter.cli.approval_state import age, time_left
 from plan_adapter.cli.aside import aside
 from plan_adapter.cli.asking import is_at_terminal
@@ -59,7 +59,7 @@ async def answer_remotely(place: Place, words: AnswerOptions, settings: "Setting
         page = server.run_url(form.flow_run_id)
         command = _command(form, words.decision)
         if not show and not place.is_of(form.approval_digest):
-            raise NotApprovedError(content_changed(place, form, command, api=True))
+            raise NotApprovedError(other_content(place, form, command, was_asked=None, api=True))
         is_named = form.step_id is None or place.step is not None or show or place.digest is not None
         if not is_named:
             refuse_unnamed(form.run_id, command, is_asked=not as_json)

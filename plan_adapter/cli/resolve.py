@@ -95,7 +95,7 @@ async def _record(place: Place, words: AnswerOptions, store: "PlanStore", settin
     assert place.step is not None
     assert words.decision in ("done", "again", "abort")
     run = await find_run(place.run, store)
-    item, label = await item_of(place, run.id, store)
+    item, label = await item_of(place, run, store)
     request = await resolution_request(run, place.step, words.decision, store, settings, item=item, label=label)
     if not place.is_of(request.approval_digest):
         reason = f"you answered about {place.digest}, and another attempt of `{place.step}` waits now; `plan gates` lists what waits"

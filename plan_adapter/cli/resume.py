@@ -12,7 +12,10 @@ from plan_adapter.cli.codes import UsageError, code_of_run
 from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server, show_result
 from plan_adapter.cli.sources import open_store, resume_options_of, tools_of
 from plan_adapter.commands import answer_command
+from plan_adapter.execution.standing import label_of
 from plan_adapter.plan import PlanStatus
+from plan_adapter.readable import call_name, moment, one_line
+from plan_adapter.record import RunReason
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
@@ -91,6 +94,9 @@ async def _resume(
     registry = tools_of(tools)
     async with open_store(settings) as store:
         found = await store.run(run, with_steps=False)
+        if (found.status, found.reason) == (PlanStatus.CANCELLED, RunReason.CANCELLED):
+            at, why = moment(found.completed_at), one_line(await _why_cancelled(found, store))
+            output.note(f"run {found.id} was cancelled at {at}: {why}; it is resumed now")
         server = await aside(pending.wait) if pending is not None else None
         while True:
             now = await until_unowned(found, store) if waits else found
@@ -107,6 +113,17 @@ async def _resume(
             except RunConflictError:
                 if not waits or await owner_of(found.id, store) is None:  # else another process was faster
                     raise
+
+
+async def _why_cancelled(run: "PlanRun", store: "PlanStore") -> str:
+    """Return why `run` was cancelled, and by whom as far as it is recorded: its message may be about a later `plan resolve`."""
+    if (asked := await store.cancel_request(run.id)) is not None:
+        return asked
+    aborted = next((receipt for receipt in reversed(await store.receipts(run.id)) if receipt.is_abort), None)
+    if aborted is None:
+        return run.message or "no reason was given"
+    unit = (aborted.step_id, aborted.item)
+    return f"{aborted.by} recorded `abort` for `{call_name(*unit, label_of(unit, await store.labels(run.id)))}`"
 
 
 async def owner_of(run_id: str, store: "PlanStore") -> str | None:

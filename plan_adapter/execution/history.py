@@ -80,7 +80,7 @@ def _wanted(dependencies: graph.Graph, record: Record, asked: ResumeOptions) -> 
 
 def _refuse(dependencies: graph.Graph, record: Record, asked: ResumeOptions) -> None:
     named = [*([asked.from_step] if asked.from_step is not None else []), *asked.skipped]
-    problems = [f"no step is called `{step_id}`" for step_id in dict.fromkeys(named) if step_id not in dependencies]
+    problems = [_no_step(step_id, dependencies) for step_id in dict.fromkeys(named) if step_id not in dependencies]
     problems += [f"`{step_id}` has succeeded: it cannot be left out" for step_id in asked.skipped if step_id in record.succeeded]
     problems += [f"why `{step_id}` is left out is not said" for step_id, why in asked.skipped.items() if not why.strip()]
     first = asked.from_step
@@ -98,6 +98,16 @@ def _refuse(dependencies: graph.Graph, record: Record, asked: ResumeOptions) -> 
         problems.append("no step has failed")
     if problems:
         raise RunConflictError("; ".join(problems))
+
+
+def _no_step(name: str, dependencies: graph.Graph) -> str:
+    step_id, bracket, item = name.partition("[")
+    if not bracket or step_id not in dependencies:
+        return f"no step is called `{name}`"
+    return (
+        f"`{name}` is one item of `{step_id}`, and only whole steps are skipped or run from: name `{step_id}`; if somebody did the item by "
+        f"hand, `plan resolve RUN {step_id} done --item {item.removesuffix(']')}` records that"
+    )
 
 
 def _why_left(asked: ResumeOptions) -> str:

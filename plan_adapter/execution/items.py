@@ -7,8 +7,10 @@ from pydantic import JsonValue
 from plan_adapter.errors import ExpressionError
 from plan_adapter.execution.ports import AttemptEnd
 from plan_adapter.execution.scope import RunScope
-from plan_adapter.plan import Step
+from plan_adapter.expressions import Declarations, Template, Variables, compile_template
+from plan_adapter.plan import ExecutionPlan, Step, StepStatus
 from plan_adapter.readable import one_line
+from plan_adapter.record import PlanRun
 
 _WORST_FIRST = ("unknown", "cancelled", "timed_out", "failed")
 
@@ -23,15 +25,42 @@ def item_labels(scope: RunScope, step: Step, values: Sequence[JsonValue]) -> lis
     A label is one line without secrets, control characters and backticks, and no two are the same.
     """
     template = scope.approved.bound.validated.labels.get(step.id)
+    return _labels(values, template, lambda item: scope.variables(item=item), scope.secrets.redactor.text)
+
+
+def recorded_items(plan: ExecutionPlan, run: PlanRun, step_id: str) -> list[str | None]:
+    """Return what the items of a step of `run` are called, also those that were not started; empty if the record does not decide them."""
+    step = next((step for step in plan.steps if step.id == step_id), None)
+    if step is None or step.for_each is None:
+        return []
+    declarations = Declarations(steps={one.id: one for one in plan.steps}, inputs=plan.inputs, item=True)
+    for_each, _ = compile_template(step.for_each, declarations, at="for_each", expect="list")
+    label = None if step.label is None else compile_template(step.label, declarations, at="label")[0]
+    kept = [one for one in run.steps if one.status in (StepStatus.COMPLETED, StepStatus.SKIPPED)]  # the others may end otherwise
+    ends: dict[str, dict[str, JsonValue]] = {one.id: {"result": one.result, "status": one.status.value, "error": one.error} for one in kept}
+
+    def variables(item: JsonValue) -> Variables:
+        return Variables(steps=ends, inputs=run.inputs, item=item)
+
+    try:
+        values = for_each.resolve(variables(None))
+    except ExpressionError:
+        return []
+    return _labels(values, label, variables, str) if isinstance(values, list) else []
+
+
+def _labels(
+    values: Sequence[JsonValue], template: Template | None, variables: Callable[[JsonValue], Variables], mask: Callable[[str], str]
+) -> list[str | None]:
     taken, labels = set[str](), list[str | None]()
     for number, value in enumerate(values, start=1):
         written = _default(value)
         if template is not None:
             try:
-                written = _short(template.resolve(scope.variables(item=value)), cut=True)
+                written = _short(template.resolve(variables(value)), cut=True)
             except ExpressionError:  # an item that lacks what the label names: it is called by its number, and its call is made
                 written = None
-        label = _redact(written, scope.secrets.redactor.text) or str(number)
+        label = _redact(written, mask) or str(number)
         unique, count = label, 2
         while unique in taken:
             unique, count = f"{label} ({count})", count + 1

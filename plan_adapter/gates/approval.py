@@ -112,16 +112,23 @@ def answer_to(
 
 def rules_of(plan: ExecutionPlan, policy: PolicyInForce, *, requested_by: str, revised_by: str = "") -> GateRules:
     """Return what an answer must fit: the stricter of the plan's own policy and the one in force, groups resolved to names."""
-    own = plan.approval or ApprovalPolicy()
+    own, stored = plan.approval or ApprovalPolicy(), policy.stored
+    named, proofs = policy.members(own.approvers), tuple(own.known_by) or None
+    approvers, known_by, excluded_by = both(named, policy.approvers), both(proofs, policy.known_by), ""
+    if approvers == () and both(named, policy.members(stored.approvers)) != ():
+        excluded_by = "PLAN_ADAPTER_APPROVERS"
+    elif known_by == () and both(proofs, tuple(stored.known_by) or None) != ():
+        excluded_by = "PLAN_ADAPTER_KNOWN_BY"
     return GateRules(
-        approvers=both(policy.members(own.approvers), policy.approvers),
-        known_by=both(tuple(own.known_by) or None, policy.known_by),
+        approvers=approvers,
+        known_by=known_by,
         self_approval=own.self_approval and policy.self_approval,
         requested_by=requested_by,
         revised_by=revised_by,
         expires=own.expires,
         remind_after_ms=own.remind_after_ms,
         release=own.release,
+        excluded_by=excluded_by,
     )
 
 
@@ -144,6 +151,7 @@ def with_todays_policy(rules: GateRules, plan: ExecutionPlan, policy: PolicyInFo
         approvers=both(approvers, today.approvers),
         known_by=both(rules.known_by, today.known_by),
         self_approval=rules.self_approval and today.self_approval,
+        excluded_by=rules.excluded_by or today.excluded_by,
     )
 
 
@@ -157,9 +165,10 @@ def names_of_nobody(plan: ExecutionPlan, policy: PolicyInForce) -> list[str]:
 def refusal(rules: GateRules, *, by: str, known_by: str, decision: Decision) -> str | None:
     """Return why an answer does not fit `rules`, in words for who gave it; None if it fits. Anyone who may answer may reject."""
     if rules.approvers is not None and by not in rules.approvers:
-        return f"{one_line(by)} may not answer here: {', '.join(rules.approvers) or 'nobody'} may"
+        who = ", ".join(rules.approvers)
+        return f"{one_line(by)} may not answer here: " + (f"{who} may" if who else f"nobody may: {_why_none(rules.excluded_by)}")
     if rules.known_by is not None and known_by not in rules.known_by:
-        ways = " or ".join(rules.known_by) or "in no way: the plan and the policy exclude each other"
+        ways = " or ".join(rules.known_by) or f"a proof that nobody can give: {_why_none(rules.excluded_by)}"
         return f"{one_line(by)} is known by {known_by} only, and an answer here needs {ways}"
     if decision == "approve" and not rules.self_approval and by in (rules.requested_by, rules.revised_by):
         did = "started this run" if by == rules.requested_by else "changed this run"
@@ -169,10 +178,19 @@ def refusal(rules: GateRules, *, by: str, known_by: str, decision: Decision) -> 
 
 def refuse_operation(plan: ExecutionPlan, policy: PolicyInForce, *, by: str, operation: Operation) -> None:
     """Return if `by` may do this with runs of `plan`, by the stricter of its own policy and the one in force; raises NotApprovedError."""
-    operators = both(policy.members((plan.approval or ApprovalPolicy()).operators), policy.operators)
+    named = policy.members((plan.approval or ApprovalPolicy()).operators)
+    operators = both(named, policy.operators)
     if operators is not None and by not in operators:
-        who = ", ".join(one_line(name) for name in operators) or "nobody: the plan and the policy exclude each other"
+        is_environment = both(named, policy.members(policy.stored.operators)) != ()
+        who = ", ".join(map(one_line, operators)) or f"nobody: {_why_none('PLAN_ADAPTER_OPERATORS' if is_environment else '')}"
         raise NotApprovedError(f"{one_line(by)} may not {_DOES[operation]} `{one_line(plan.name)}`; who may: {who}")
+
+
+def _why_none(excluded_by: str) -> str:
+    """Return why nobody may, or no proof counts; `excluded_by` is the environment variable that is the cause, if one is."""
+    if not excluded_by:
+        return "the plan and the policy exclude each other"
+    return f"the environment variable {excluded_by} excludes all that the plan and the store's policy allow"
 
 
 _DOES: dict[Operation, str] = {

@@ -153,6 +153,7 @@ class PolicyInForce:
     gate_effects: tuple[Effect, ...] = ()
     allow_unapproved: bool = True
     allowed_signers: Path | str | None = None  # a file, or the lines themselves
+    stored: Policy = field(default_factory=Policy, compare=False)  # what the store demands alone, without the settings
 
     def members(self, names: Sequence[str]) -> tuple[str, ...] | None:
         """Return `names` with the members of groups in the place of their groups; None where no name is given, which restricts nothing."""
@@ -173,7 +174,7 @@ def policy_in_force(settings: Settings, policy: Policy | None = None, *, number:
     else:
         of_store, groups = policy, policy.groups
         signers = "\n".join(policy.allowed_signers) if policy.allowed_signers else None
-    shared = PolicyInForce(groups=groups)
+    shared = PolicyInForce(groups=groups, stored=of_store)
     effects = {*settings.gate_effects, *of_store.gate_effects}
     return replace(
         shared,

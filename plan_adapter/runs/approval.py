@@ -64,9 +64,9 @@ async def not_approved(bound: BoundPlan, store: PlanStore, settings: Settings, *
 async def approve_run(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> ApprovedPlan | None:
     """Return the plan as approved for `run`, or None where it was rejected, expired or cancelled, which is then recorded.
 
-    None also where nobody is waited for and nobody has approved it: its gate is left open then, or somebody wants it changed. A new
-    version of the plan that comes meanwhile takes the place of the one that was asked about, in `run`, too. Raises NotApprovedError for
-    an answer of other content, and where the answer is waited for and nobody is there to ask.
+    None also where nobody is waited for and nobody has approved it: its gate is left open then. A new version of the plan that comes
+    meanwhile takes the place of the one that was asked about, in `run`, too. Raises NotApprovedError for an answer of other content, and
+    where the answer is waited for and nobody is there to ask.
     """
     while True:
         try:
@@ -82,8 +82,6 @@ async def approve_run(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> App
             return await _used(bound, run, answer, keeper)
         if answer.decision == "reject":
             return await end_rejected(run, answer, keeper.store)
-        if _is_left(keeper.run_request):  # as what is wanted otherwise: to ask again is for who goes on with it
-            return None
         if keeper.has_spoken(bound.approval_digest) and not keeper.run_request.asks_in_form:  # the same would be said again, for ever
             raise NotApprovedError(f"{answer.by} asks for changes: {answer.note}; `plan revise {run.id} FILE` gives a new version")
 

@@ -1,18 +1,22 @@
 """What is in doubt of a run that no process executes, and what a person types about it."""
 
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Collection
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Literal
 
 from plan_adapter.commands import resolve_command, resume_asked, resume_command, rollback_command
 from plan_adapter.execution.history import is_rollback
 from plan_adapter.execution.standing import aborted_rollbacks, aborted_steps, after_abort, after_aborted_rollback, names
+from plan_adapter.gates.approval import rules_of
+from plan_adapter.gates.gate import new_gate
 from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import one_line
 from plan_adapter.record import Approval, Gate, PlanRun, RunReason
 from plan_adapter.runs.approval import end_expired, end_rejected
 from plan_adapter.runs.cancel import end_cancelled
+from plan_adapter.settings import Settings
+from plan_adapter.store.outcomes import outcome_digest
 from plan_adapter.store.store import PlanStore
 
 
@@ -29,7 +33,7 @@ async def advice_on(run: PlanRun, store: PlanStore) -> UnknownOutcome | None:
     """Return what is in doubt of `run`; None where nothing is, and its process is not gone either."""
     is_gone = run.reason is RunReason.INTERRUPTED
     gone = ["its process is gone"] if is_gone else []
-    if not is_gone and run.completed_at is None:  # what its process has begun is no doubt
+    if not _has_stopped(run):
         return None
     if unknown := await store.unknown(run.id):
         first = unknown[0]
@@ -37,6 +41,40 @@ async def advice_on(run: PlanRun, store: PlanStore) -> UnknownOutcome | None:
         continues = rollback_command(run) if any(is_rollback(lost.step_id) for lost in unknown) else resume_command(run)
         return UnknownOutcome(message, resolve_command(run.id, (first.step_id, first.item), label=first.label), continues)
     return UnknownOutcome("its process is gone; no outcome is unknown", resume_command(run), None) if is_gone else None
+
+
+async def unasked_outcomes(store: PlanStore, settings: Settings, *, asked: Collection[str]) -> list[Gate]:
+    """Return the unknown outcomes that no process asks about, oldest first, each as the gate that would ask; the store has none of these.
+
+    `asked` are the digests of the gates that are open.
+    """
+    policy, runs, found = await store.policy_in_force(settings), dict[str, PlanRun](), list[Gate]()
+    for lost in await store.unknown_of_all():
+        digest = outcome_digest(lost.id)
+        if lost.run_id not in runs:
+            runs[lost.run_id] = await store.run(lost.run_id, with_steps=False)
+        run = runs[lost.run_id]
+        if digest in asked or not _has_stopped(run):
+            continue
+        plan = await store.get(run.digest)
+        gate = new_gate(
+            run,
+            approval_digest=digest,
+            description="",
+            text="",
+            rules=rules_of(plan, policy, requested_by=run.requested_by or ""),
+            step_id=lost.step_id,
+            item=lost.item,
+            label=lost.label,
+            kind="outcome",
+        )
+        found.append(replace(gate, id="", opened_at=lost.started_at, attended=False))
+    return found
+
+
+def _has_stopped(run: PlanRun) -> bool:
+    """Return whether `run` has ended or its process is gone: what its process has begun is no doubt."""
+    return run.completed_at is not None or run.reason is RunReason.INTERRUPTED
 
 
 async def hint_of(run: PlanRun, store: PlanStore) -> str | None:

@@ -110,8 +110,8 @@ async def reopened_gate(
 ) -> tuple[PlanRun, bool]:
     """Return `run` as one that can be asked about, with the tools as they are now, and whether it waits because nobody is there.
 
-    Its gate is open then, unless somebody who was asked wants it changed. Raises NotApprovedError, and changes nothing, where nobody is
-    there and that is not to be recorded, and for an approval of other content.
+    Its gate is open then, also after somebody asked for changes there. Raises NotApprovedError, and changes nothing, where nobody is there
+    and that is not to be recorded, and for an approval of other content.
     """
     if run_request.approval is not None and run_request.approval.approval_digest != bound.approval_digest:
         approved_plan(bound, run_request.approval, now=await store.now())  # raises what is wrong with it
@@ -121,19 +121,9 @@ async def reopened_gate(
         raise await not_approved(bound, store, run_request.settings, run=run)
     if bound.approval_digest != run.approval_digest:
         run = await take_tools(bound, run, store, by=run_request.requested_by)
-    if is_waiting and not await _is_asked_about(run, store):
+    if is_waiting and not any(gate.step_id is None for gate in await store.gates(run_id=run.id)):
         await open_detached(bound, run, store, run_request.settings)
     return run, is_waiting
-
-
-async def _is_asked_about(run: PlanRun, store: PlanStore) -> bool:
-    """Return whether what `run` has now is asked about, or was and is wanted otherwise."""
-    if run.status is not PlanStatus.PENDING_APPROVAL:
-        return False
-    if any(gate.step_id is None for gate in await store.gates(run_id=run.id)):
-        return True
-    answers = [row for row in await store.approvals(run.id) if row.step_id is None and row.approval_digest == run.approval_digest]
-    return bool(answers) and answers[-1].decision == "request_changes"
 
 
 async def execute_resume(

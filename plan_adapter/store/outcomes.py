@@ -7,9 +7,10 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from pydantic import JsonValue
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, Select, func, insert, select, update
 
 from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import is_rollback, undone_by
@@ -66,10 +67,20 @@ def start_of(connection: Connection, attempt: Attempt) -> str | None:
 
 def unknown_of(connection: Connection, run_id: str) -> list[Attempt]:
     """Return the writes of a run that were begun and of which nobody knows the outcome, in their order."""
+    return _unknown(connection, select(attempts).where(attempts.c.run_id == run_id))
+
+
+def unknown_of_all(connection: Connection, tenant: str | None) -> list[Attempt]:
+    """Return the same of all runs that have not completed."""
+    unfinished = select(run_table.c.id).where(run_table.c.status != PlanStatus.COMPLETED.value)
+    return _unknown(connection, plans.seen_by(tenant, select(attempts).where(attempts.c.run_id.in_(unfinished)), attempts))
+
+
+def _unknown(connection: Connection, which: Select[Any]) -> list[Attempt]:
     same = (receipts.c.run_id == attempts.c.run_id, receipts.c.step_id == attempts.c.step_id, receipts.c.item == attempts.c.item)
     ended = (receipts.c.number == attempts.c.number) | (receipts.c.outcome == Outcome.SUCCEEDED.value)
     done = select(receipts.c.number).where(*same, ended)
-    query = select(attempts).where(attempts.c.run_id == run_id, attempts.c.effect == "write", ~done.exists())
+    query = which.where(attempts.c.effect == "write", ~done.exists())
     return [attempt_of(row) for row in connection.execute(query.order_by(attempts.c.started_at, attempts.c.id)).mappings()]
 
 

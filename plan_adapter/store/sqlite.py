@@ -13,7 +13,7 @@ from typing import TypeAlias, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 
-from plan_adapter.errors import StoreError
+from plan_adapter.errors import StoreError, StoreLostError
 from plan_adapter.private_files import UnsafePathError, make_folder, open_file, refuse_world_writable, tighten_file
 from plan_adapter.store import schema
 from plan_adapter.store.changes import Changes
@@ -38,14 +38,14 @@ class OpenFiles:
         self._sizes = dict[str, int]()
 
     def connect(self, timeout: float) -> sqlite3.Connection:
-        """Open the database, which must exist; raises StoreError where it is another file than the one of an earlier connection."""
+        """Open the database, which must exist; raises StoreLostError where it is another file than the one of an earlier connection."""
         for end in LOG:  # they went with the earlier connection
             self._known.pop(end, None)
         before = self._identity("")
         connection = sqlite3.connect(f"{self._path.as_uri()}?mode=rw", uri=True, timeout=timeout)
         try:
             self._take("", before)
-        except StoreError:
+        except StoreLostError:
             connection.close()
             raise
         return connection
@@ -57,7 +57,7 @@ class OpenFiles:
                 self._take(end, self._identity(end))
 
     def check(self) -> None:
-        """Raise StoreError unless every file is the one that is open, with all that it held."""
+        """Raise StoreLostError unless every file is the one that is open, with all that it held."""
         is_shorter = False
         sizes = dict[str, int]()
         for end, known in self._known.items():
@@ -103,9 +103,9 @@ class OpenFiles:
         if found != [("ok",)]:
             raise self._lost("", what)
 
-    def _lost(self, end: str, what: str) -> StoreError:
+    def _lost(self, end: str, what: str) -> StoreLostError:
         name = f"the file {self._path.name}{end} of the store {self._path}" if end else f"the store {self._path}"
-        return StoreError(
+        return StoreLostError(
             f"{name} was {what} while it was in use, so nothing more is recorded, and no further step is called. "
             f"Put the file back, with {self._path.name}-wal and {self._path.name}-shm if they were beside it, then `plan resume RUN`; "
             "if it is lost, find out what the steps have done before you start a new run"

@@ -301,6 +301,10 @@ class PlanStore:
         """Return the writes of a run that were begun and of which nobody knows whether they were done, in their order."""
         return await self._read_of_run(run_id, outcomes.unknown_of)
 
+    async def unknown_of_all(self) -> list[Attempt]:
+        """Return the same of all runs that have not completed; a process may be executing some of them."""
+        return await self._database.read(partial(outcomes.unknown_of_all, tenant=self.tenant_id))
+
     async def start_of(self, attempt: Attempt) -> str | None:
         """Return in words the start of the run, and its process, that made `attempt`; None where the record does not tell."""
         return await self._database.read(partial(outcomes.start_of, attempt=attempt))

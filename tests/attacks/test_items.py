@@ -226,10 +226,10 @@ async def test_an_item_is_meant_by_its_label_or_its_number_from_1_and_never_by_a
         run = await arun_plan(nodes_plan(labels, on_error="continue"), tools=nodes.tools, store=store, offline=True)
         for word, item in MEANT[labels].items():
             if item is not None:
-                assert (await item_of(Place(run.id, "restart", word), run.id, store))[0] == item
+                assert (await item_of(Place(run.id, "restart", word), run, store))[0] == item
                 continue
             with pytest.raises(UsageError):
-                await item_of(Place(run.id, "restart", word), run.id, store)
+                await item_of(Place(run.id, "restart", word), run, store)
 
 
 @pytest.mark.parametrize("table", ["attempts", "gates"])

@@ -237,8 +237,9 @@ def test_plan_run_ends_with_an_error_when_a_step_loses_its_store(home: Path, tmp
     (tmp_path / "plan.yaml").write_text(text, encoding="utf-8")
     command = [PLAN, "run", "plan.yaml", "--offline"]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ran.returncode == 2, ran.stdout + ran.stderr
-    assert "while it was in use" in ran.stderr
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    assert "while it was in use, so nothing more is recorded, and no further step is called" in ran.stderr
+    assert "resumes it" not in ran.stderr
     assert "Traceback" not in ran.stderr
     assert "completed" not in ran.stdout
     assert not (tmp_path / "called").exists()

@@ -61,6 +61,16 @@ def test_a_wrong_digest_is_refused_with_the_one_that_is_there_now(plan: Plan) ->
     assert plan("approve", run_id, "--digest", now).code == 0
 
 
+def test_a_digest_that_no_gate_of_the_run_ever_had_is_not_called_a_change(plan: Plan) -> None:
+    run_id = revised(plan)
+    now = digest_of(plan, run_id)[:12]
+    said = plan("approve", run_id, "--digest", "0" * 12)
+    message = (
+        f"no gate of this run has a digest beginning with 000000000000; the open one is {now}; `plan approve {run_id} --show` prints it"
+    )
+    assert (said.code, message in said.err, "changed" in said.err) == (6, True, False), said.err
+
+
 def test_without_a_terminal_content_that_changed_is_not_approved_unnamed(plan: Plan) -> None:
     run_id = revised(plan)
     said = plan("approve", run_id)

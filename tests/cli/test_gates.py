@@ -53,7 +53,7 @@ def test_what_waits_is_listed_newest_first_with_all_that_an_answer_needs(plan: P
     assert rows[0].split()[0] == second
     assert re.search(r" in (10 min|9 min 5\d s) ", rows[0])
     assert "ana, bo, with ssh_signature" in rows[0]
-    assert "none: plan resume" in rows[0]
+    assert rows[0].split()[-1] == "-"
     assert len(plan("gates", "--json", "--limit", "1").lines) == 1
 
 
@@ -213,11 +213,22 @@ def test_an_answer_with_which_no_process_goes_on_is_told(plan: Plan) -> None:
 def test_a_run_that_somebody_wants_changed_says_so_wherever_it_is_met(plan: Plan) -> None:
     run_id = waiting(plan)
     plan("reject", run_id, "--changes", "--note", "greet everybody")
-    both = f"`plan revise {run_id} FILE` submits a new version; `plan resume {run_id} --offline` at a terminal asks about this one again"
+    both = f"`plan revise {run_id} FILE` submits a new version; `plan resume {run_id} --offline` asks about this one again"
     assert "greet everybody" in plan("show", run_id).out
     assert "changes requested, not resumed yet" in plan("runs").out
-    for arguments in (("show", run_id), ("approve", run_id), ("resume", run_id, "--detach", "--offline", *TOOLS)):
+    for arguments in (("show", run_id), ("approve", run_id)):
         assert both in plan(*arguments).err
+
+
+def test_a_resume_without_a_terminal_asks_again_about_the_plan_that_somebody_wants_changed(plan: Plan) -> None:
+    run_id = waiting(plan)
+    plan("reject", run_id, "--changes", "--note", "greet everybody")
+    resumed = plan("resume", run_id, "--offline", *TOOLS)
+    answer = f"plan approve {run_id} --digest {digest_of(plan, run_id)[:12]}"
+    assert (resumed.code, f"`{answer}`, then `plan resume {run_id} --offline`" in resumed.err) == (6, True), resumed.err
+    assert "greet everybody" in plan("approve", run_id, "--show").out
+    assert plan(*answer.split()[1:]).code == 0
+    assert plan("resume", run_id, "--offline", *TOOLS).code == 0
 
 
 def test_the_doctor_looks_at_the_allowed_signers(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,3 +170,58 @@ def test_output_that_cannot_be_written_is_one_plain_line(arguments: tuple[str, .
     with Path("/dev/full").open("w") as full:
         said = subprocess.run([*PLAN, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (said.returncode, said.stderr) == (2, "plan: the output cannot be written: No space left on device\n")
+
+
+def test_the_command_for_an_unknown_outcome_of_an_item_names_the_item(plan: Plan) -> None:
+    said = plan("run", document(step("each", "get_lost", for_each="${{ ['web-1'] }}")), "--offline", *TOOLS)
+    run_id = plan("runs", "--json").lines[0]["id"]
+    assert f"`plan resolve {run_id} each done|again|abort --item web-1`, then `plan resume {run_id} --offline`" in said.err
+
+
+@pytest.mark.parametrize("option", ["--skip", "--from"])
+def test_an_item_cannot_be_skipped_or_run_from_and_the_message_says_what_can_be_done(option: str, plan: Plan) -> None:
+    run_id = plan("run", document(step("each", "fail", for_each="${{ ['web-1'] }}")), "--offline", *TOOLS, "--json").run["id"]
+    because = ("--because", "x") if option == "--skip" else ()
+    refused = plan("resume", run_id, "--offline", *TOOLS, option, "each[web-1]", *because)
+    message = (
+        "`each[web-1]` is one item of `each`, and only whole steps are skipped or run from: name `each`; if somebody did the item by hand"
+    )
+    assert (refused.code, f"{message}, `plan resolve RUN each done --item web-1` records that" in refused.err) == (2, True), refused.err
+
+
+def stopped_in_the_middle(plan: Plan) -> str:
+    """The id of a run whose first item has succeeded, whose second has an unknown outcome, and whose third did not start."""
+    names = step("names", "greet", parameters={"who": "x"})
+    lost = [sys.executable, "-c", "import sys, time; time.sleep(60 if sys.argv[1] == 'web-2' else 0)", "${{ item }}"]
+    items = "${{ ['web-1', 'web-2', steps.names.result.text] }}"
+    each = step("each", "run_command", for_each=items, parameters={"argv": lost}, timeout_ms=1500)
+    said = plan("run", document(names, each), "--offline", *TOOLS, "--json")
+    assert said.code == 7, said.err
+    return said.run["id"]
+
+
+def test_the_preview_of_a_resume_says_what_becomes_of_each_item(plan: Plan) -> None:
+    run_id = stopped_in_the_middle(plan)
+    said = plan("preview", "--resume", run_id, *TOOLS)
+    assert said.out.splitlines()[-3:] == [
+        "each: items kept: web-1",
+        "each: items whose outcome is unknown: web-2",
+        "each: items that run: 你好, x",
+    ]
+    names, each = plan("preview", "--resume", run_id, *TOOLS, "--json").run["steps"]
+    choices = [(item["item"], item["label"], item["fate"]) for item in each["items"]]
+    assert (names["items"], choices) == ([], [(0, "web-1", "carried"), (1, "web-2", "unknown"), (2, "你好, x", "run")])
+    plan("resolve", run_id, "each", "done", "--item", "web-2")
+    assert plan("preview", "--resume", run_id, *TOOLS).out.splitlines()[-2:] == [
+        "each: items kept: web-1, web-2",
+        "each: items that run: 你好, x",
+    ]
+
+
+def test_an_unknown_label_is_answered_with_all_items_also_those_that_did_not_start(plan: Plan) -> None:
+    run_id = stopped_in_the_middle(plan)
+    refused = plan("resolve", run_id, "each", "done", "--item", "web-9")
+    assert (refused.code, "no item of `each` is called `web-9`; its items: `web-1`, `web-2`, `你好, x`" in refused.err) == (2, True)
+    for label in ("web-2", "你好, x"):
+        assert plan("resolve", run_id, "each", "done", "--item", label).code == 0
+    assert plan("preview", "--resume", run_id, *TOOLS).out.splitlines()[-1] == "each: items kept: web-1, web-2, 你好, x"

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from plan_adapter.gates.approval import os_user
 from tests.cli.conftest import Plan
 from tests.cli.test_run import TOOLS, document, step
 
@@ -23,6 +24,10 @@ def test_each_step_tells_its_resolved_parameters_its_attempts_and_how_long_they_
         "outcome": "succeeded",
         "duration_ms": 0,
         "label": None,
+        "resolution": None,
+        "by": None,
+        "known_by": None,
+        "note": None,
     }
     assert greeted["duration_ms"] >= 0
     assert (failed["parameters"], failed["attempts"], failed["max_attempts"]) == ({"text": "坏了"}, 3, 3)
@@ -45,6 +50,18 @@ def test_each_item_of_a_step_tells_its_own(plan: Plan) -> None:
     shown = plan("show", run_id).out
     assert '   - item n3: parameters: `{"who": "n3"}`\n' in shown
     assert f"   - … 5 more items: `plan show {run_id} --json`\n" in shown
+
+
+def test_an_item_that_a_person_resolved_names_them(plan: Plan) -> None:
+    each = step("each", "get_lost", for_each="${{ ['web-1', 'web-2'] }}", on_error="continue")
+    run_id = plan("run", document(each), "--offline", "--json", *TOOLS).run["id"]
+    assert plan("resolve", run_id, "each", "done", "--item", "web-1", "--note", "看过了").code == 0
+    assert plan("resolve", run_id, "each", "again", "--item", "web-2").code == 0
+    shown, calls = plan("show", run_id).out, plan("show", run_id, "--json").run["steps"][0]["calls"]
+    assert f"   - item web-1: attempt 1 of 1, succeeded\n   - item web-1: `done`, recorded by {os_user()} (os_user): 看过了\n" in shown
+    assert f"   - item web-2: `again`, recorded by {os_user()} (os_user)\n" in shown
+    named = [(call["resolution"], call["by"], call["known_by"], call["note"]) for call in calls]
+    assert named == [("done", os_user(), "os_user", "看过了"), ("again", os_user(), "os_user", None)]
 
 
 def test_an_item_without_a_label_is_told_by_its_number_from_1(plan: Plan) -> None:

@@ -1,11 +1,15 @@
 """What `plan show`, `resolve` and `cancel` say of a run that stopped with something in doubt, and what they name to type."""
 
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from plan_adapter.gates.approval import os_user
+from plan_adapter.readable import moment
 from tests.cli.conftest import Plan
+from tests.cli.test_run import TOOLS, document, step
 from tests.cli.test_waiting import Processes, line_with, processes
 
 __all__ = ["processes"]
@@ -49,6 +53,30 @@ def test_of_a_run_that_was_killed_the_next_command_is_shown(effect: str, process
     assert hint == (
         f"its process is gone, and whether `slow` was done is unknown: record it with "
         f"`plan resolve {run_id} slow done|again|abort`, then `plan resume {run_id} --offline`\n"
+    )
+
+
+def test_an_unknown_outcome_that_no_process_waits_for_is_listed_with_the_command_that_answers(processes: Processes, plan: Plan) -> None:
+    process = processes.begin("run", slow(), "--offline")
+    line_with(process.stderr, "slow: started")
+    assert plan("gates", "--json").lines == []  # its process knows how it ends
+    process.kill()
+    process.wait()
+    run_id = plan("runs", "--json").lines[0]["id"]
+    (listed,) = plan("gates", "--json").lines
+    assert (listed["id"], listed["asks"], listed["step"], listed["attended"]) == (None, "outcome", "slow", False)
+    assert listed["command"] == f"plan resolve {run_id} slow done|again|abort --digest {listed['digest'][:12]}"
+    assert f"{run_id} slow: `{listed['command']}` records the outcome\n" in plan("gates").out
+    answer = listed["command"].replace("done|again|abort", "done").split()[1:]
+    assert (plan(*answer).code, plan("gates", "--json").lines) == (0, [])
+
+
+def test_an_unknown_outcome_of_an_item_is_listed_with_its_label(plan: Plan) -> None:
+    each = step("each", "get_lost", for_each="${{ ['web-1', 'web-2'] }}")
+    run_id = plan("run", document(each), "--offline", "--json", *TOOLS).run["id"]
+    lines = plan("gates").out.splitlines()
+    assert any(
+        line.startswith(f"{run_id} each[web-1]: `plan resolve {run_id} each done|again|abort --item web-1 --digest ") for line in lines
     )
 
 
@@ -144,3 +172,29 @@ def test_a_rollback_of_which_nobody_knows_whether_it_was_done_waits_for_a_person
     assert plan("cancel", run_id, "--rollback", "--offline").code == 7
     assert plan("resolve", run_id, "rollback prep", "done").code == 0
     assert plan("cancel", run_id, "--rollback", "--offline").code == 0
+
+
+def says_it_was_cancelled(plan: Plan, run_id: str, why: str) -> None:
+    """The resume of a run whose outcome is known by now begins with who cancelled it, when and why."""
+    ended = datetime.fromisoformat(plan("show", run_id, "--json").run["completed_at"])
+    resumed = plan("resume", run_id, "--offline", *TOOLS)
+    first = f"run {run_id} was cancelled at {moment(ended)}: {why}; it is resumed now"
+    assert (resumed.code, resumed.err.splitlines()[0]) == (0, first)
+
+
+def test_a_resume_of_a_cancelled_run_says_first_who_cancelled_it_and_when(processes: Processes, plan: Plan) -> None:
+    process = processes.begin("run", slow(), "--offline")
+    line_with(process.stderr, "slow: started")
+    process.kill()
+    process.wait()
+    run_id = plan("runs", "--json").lines[0]["id"]
+    plan("cancel", run_id, "--reason", "太晚了")
+    plan("resolve", run_id, "slow", "done")
+    says_it_was_cancelled(plan, run_id, f"太晚了 (by {os_user()})")
+
+
+def test_a_resume_of_a_run_that_was_aborted_says_first_who_aborted_it(plan: Plan) -> None:
+    run_id = plan("run", document(step("each", "get_lost", for_each="${{ ['web-1'] }}")), "--offline", "--json", *TOOLS).run["id"]
+    for resolution in ("abort", "done"):
+        assert plan("resolve", run_id, "each", resolution, "--item", "web-1").code == 0
+    says_it_was_cancelled(plan, run_id, f"{os_user()} recorded `abort` for `each[web-1]`")

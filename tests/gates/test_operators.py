@@ -6,14 +6,16 @@ from typing import Any
 import pytest
 
 from plan_adapter import ExecutionPlan, NotApprovedError, PlanRun, PlanStatus, ToolRegistry, acancel_run, aresolve_step, arevise_run, tool
-from plan_adapter.gates.approval import os_user, refuse_operation
-from plan_adapter.gates.policy import policy_in_force
+from plan_adapter.gates.approval import os_user, refusal, refuse_operation, rules_of
+from plan_adapter.gates.policy import Policy, policy_in_force
 from plan_adapter.plan import ApprovalPolicy
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.settings import Settings
 from tests.gates.world import World
 
 GROUPS = {"sre": ["bo", "李雷"], "all": ["ana", "bo", "李雷"]}
+
+EXCLUDED = "the environment variable PLAN_ADAPTER_OPERATORS excludes all that the plan and the store's policy allow"
 
 WHO: dict[str, tuple[list[str], tuple[str, ...], str, str | None]] = {  # of the plan, of the settings, who, who may
     "nobody_is_named": ([], (), "ana", None),
@@ -28,7 +30,7 @@ WHO: dict[str, tuple[list[str], tuple[str, ...], str, str | None]] = {  # of the
     "only_by_the_settings": (["bo"], ("ana", "bo"), "ana", "bo"),
     "not_in_the_group": (["sre"], (), "ana", "bo, 李雷"),
     "by_the_name_of_the_group": (["sre"], (), "sre", "bo, 李雷"),
-    "the_two_exclude_each_other": (["bo"], ("ana",), "ana", "nobody: the plan and the policy exclude each other"),
+    "the_settings_exclude_all": (["bo"], ("ana",), "ana", f"nobody: {EXCLUDED}"),
     "a_name_that_looks_the_same": (["ana"], (), "аna", "ana"),
     "another_deployment": (["run-plan/nightly"], (), "run-plan/hourly", "run-plan/nightly"),
     "nobody_at_all": (["ana"], (), "", "ana"),
@@ -45,6 +47,35 @@ def test_the_stricter_of_plan_and_settings_holds(of_plan: list[str], of_settings
     with pytest.raises(NotApprovedError) as refused:
         refuse_operation(plan, policy, by=by, operation="resume")
     assert str(refused.value) == f"{by} may not resume runs of `发布`; who may: {who}"
+
+
+def test_a_plan_and_a_stored_policy_that_exclude_each_other_blame_no_environment_variable() -> None:
+    plan = ExecutionPlan(description="x", name="发布", approval=ApprovalPolicy(operators=["bo"]))
+    for settings in (Settings(), Settings(operators=("bo",))):
+        with pytest.raises(NotApprovedError, match="who may: nobody: the plan and the policy exclude each other"):
+            refuse_operation(plan, policy_in_force(settings, Policy(operators=["ana"]), number=1), by="ana", operation="resume")
+
+
+@pytest.mark.parametrize(
+    ("policy", "settings", "why"),
+    [
+        (
+            {"approvers": ["bo"]},
+            {"approvers": ("ana",)},
+            "ana may not answer here: nobody may: the environment variable PLAN_ADAPTER_APPROVERS",
+        ),
+        (
+            {"known_by": ["totp"]},
+            {"known_by": ("os_user",)},
+            "needs a proof that nobody can give: the environment variable PLAN_ADAPTER_KNOWN_BY",
+        ),
+    ],
+    ids=["approvers", "known_by"],
+)
+def test_nobody_may_answer_because_of_an_environment_variable_which_is_named(policy: Any, settings: Any, why: str) -> None:
+    plan = ExecutionPlan(description="x", approval=ApprovalPolicy(**policy))
+    rules = rules_of(plan, policy_in_force(Settings(**settings)), requested_by="")
+    assert f"{why} excludes all" in (refusal(rules, by="ana", known_by="os_user", decision="approve") or "")
 
 
 def failing(*, policy: ApprovalPolicy) -> tuple[ExecutionPlan, ToolRegistry]:

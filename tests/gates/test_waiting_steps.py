@@ -13,7 +13,7 @@ from plan_adapter.execution.history import RunHistory
 from plan_adapter.gates.gate import GateForms
 from plan_adapter.hooks import Event
 from plan_adapter.plan import ApprovalPolicy
-from plan_adapter.record import Answer, RunReason
+from plan_adapter.record import Answer, Gate, RunReason
 from plan_adapter.runs.approval import end_overdue
 from plan_adapter.runs.reconcile import reconcile
 from plan_adapter.runs.resume import execute_resume
@@ -143,6 +143,23 @@ async def test_a_wish_for_changes_of_a_run_that_was_left_is_asked_about_again_or
     assert (await resumed(world, run.id)).status is PlanStatus.PENDING_APPROVAL
     again = await world.gate(step="strike")
     assert again.id != gate.id
+    assert "bo asks for changes: look twice" in (await world.store.gate(again.id)).text
+
+
+async def test_a_wish_for_changes_that_stands_in_the_form_of_the_plan_opens_a_new_gate(world: World) -> None:
+    run, gate = await world.detached()
+    await world.store.show_gate(gate.id, flow_run_id="f", keyset="k")
+    form, run_request = FormAnswers(()), replace(world.run_request(), waits=False)
+
+    async def collected(_gate: Gate) -> Answer:
+        return Answer("request_changes", "bo", "look twice", channel="form")
+
+    forms = GateForms(form.ask, collected, lambda *_: None, form.publish, form.resume_released, form.is_private)
+    left = await perform(
+        world.bound(), run, world.store, run_request, history=RunHistory(), backend=Backend(DirectStepRunner(), forms=forms)
+    )
+    again = await world.gate()
+    assert (left.status, again.id != gate.id, again.attended) == (PlanStatus.PENDING_APPROVAL, True, False)
     assert "bo asks for changes: look twice" in (await world.store.gate(again.id)).text
 
 

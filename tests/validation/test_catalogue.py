@@ -41,6 +41,9 @@ def test_a_problem_is_one_line_that_editors_link() -> None:
 
 def test_a_suggestion_is_the_nearest_name_or_what_there_is() -> None:
     assert did_you_mean("Drian", ["drain", "check"]) == "did you mean `drain`?"
+    assert did_you_mean("env", ["drain", "environment"]) == "did you mean `environment`?"
+    assert did_you_mean("environment", ["drain", "env"]) == "did you mean `env`?"
+    assert did_you_mean("d", ["drain", "check"]) == "known: `check`, `drain`"
     assert did_you_mean("xyz", ["drain", "check"]) == "known: `check`, `drain`"
     assert did_you_mean("xyz", []) == ""
     many = frozenset(f"step_{number}" for number in range(1000))

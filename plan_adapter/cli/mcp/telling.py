@@ -105,7 +105,7 @@ def _step_output(step: StepRun) -> dict[str, Any]:
 def _next(state: ApprovalState, *, is_mine: bool, is_running: bool, failure: str | None) -> str:
     run = state.run
     if run.completed_at is not None:
-        return next_command(run)
+        return state.hint() or next_command(run)
     if state.gates:
         then = "; once they have answered, resume_run works, too" if is_mine else ""
         return f"only a person can answer, tell them: {state.hint()}{then}"

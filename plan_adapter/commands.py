@@ -1,17 +1,14 @@
-"""The commands that messages tell a person to type next."""
+"""The commands that messages tell people to type about a run, its gates and its calls."""
 
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from plan_adapter.readable import item_option
+from plan_adapter.plan import CallKind
+from plan_adapter.readable import call_name, item_option, listed
 from plan_adapter.record import GateKind, PlanRun
 
-
-def resolve_command(run_id: str, unit: tuple[str, int | None], words: str = "done|again|abort", *, label: str | None = None) -> str:
-    """Return the command that records the outcome of an interrupted write; `unit` is the step, and the item from 0 or None."""
-    step_id, item = unit
-    name = f'"{step_id}"' if " " in step_id else step_id
-    return f"plan resolve {run_id} {name} {words}{item_option(item, label)}"
-
+NAMED = 20
+"""How many steps are named in one list."""
 
 SHOWN_DIGITS = 12
 """How much of a digest a command shows: enough to tell two contents of one gate apart, short enough to read."""
@@ -32,6 +29,26 @@ class Question(Protocol):
     def approval_digest(self) -> str: ...  # noqa: D102
     @property
     def kind(self) -> GateKind: ...  # noqa: D102
+    @property
+    def call_kind(self) -> CallKind: ...  # noqa: D102
+
+
+def unit_names(units: Iterable[tuple[str, int | None]], labels: Mapping[tuple[str, int | None], str]) -> list[str]:
+    """Return steps, and items of steps by their labels, as code."""
+    return [f"`{call_name(*unit, labels.get(unit))}`" for unit in units]
+
+
+def names(step_ids: Iterable[str]) -> str:
+    """Return the ids as code, with commas; of many the first ones."""
+    return listed([f"`{step_id}`" for step_id in step_ids], NAMED)
+
+
+def resolve_command(
+    run_id: str, unit: tuple[str, int | None], words: str = "done|again|abort", *, label: str | None = None, kind: CallKind = "step"
+) -> str:
+    """Return the command that records how a call ended of which nobody knows it."""
+    step_id, item = unit
+    return f"plan resolve {run_id} {step_id} {words}{item_option(item, label)}{' --rollback' if kind == 'rollback' else ''}"
 
 
 def answer_command(asked: Question, *, verb: str = "approve", api: bool = False) -> str:
@@ -41,7 +58,8 @@ def answer_command(asked: Question, *, verb: str = "approve", api: bool = False)
     """
     option, digest = " --api" if api else "", f" --digest {asked.approval_digest[:SHOWN_DIGITS]}"
     if asked.kind == "outcome":
-        return resolve_command(str(asked.run_id), (asked.step_id or "", asked.item), label=asked.label) + option + digest
+        unit = (asked.step_id or "", asked.item)
+        return resolve_command(str(asked.run_id), unit, label=asked.label, kind=asked.call_kind) + option + digest
     return f"plan {verb} {asked.run_id}{option}{_place(asked)}{digest}"
 
 
@@ -64,20 +82,20 @@ def _place(asked: Question) -> str:
 
 
 def resume_command(run: PlanRun, *, offline: bool = False) -> str:
-    """Return the command that resumes `run` where it ran; `offline` adds the option even where the run has not started yet."""
+    """Return the command that resumes `run` where it ran; `offline`: known to be without Prefect before it has begun."""
     return f"plan resume {run.id}{' --offline' if offline else offline_option(run)}"
 
 
 def resume_asked(run: PlanRun) -> str:
-    """Return the command that resumes `run`, which waits at a gate; without a flow run it runs without Prefect."""
+    """Return the command that resumes `run`, at whose gate somebody was asked: one without a flow run by then has none."""
     return resume_command(run, offline=run.flow_run_id is None)
 
 
 def rollback_command(run: PlanRun) -> str:
-    """Return the command that rolls back `run` where it ran."""
+    """Return the command that rolls `run` back, where it ran."""
     return f"plan cancel {run.id} --rollback{offline_option(run)}"
 
 
 def offline_option(run: PlanRun) -> str:
-    """Return ` --offline` for a run that started without Prefect, else nothing."""
+    """Return the option without which a run that began without Prefect would go on in it; nothing for any other run."""
     return " --offline" if run.started_at is not None and run.flow_run_id is None else ""

@@ -47,7 +47,7 @@ class StepCallRecord:
 def calls_of(run: PlanRun, attempts: Sequence[Attempt], receipts: Sequence[Receipt]) -> dict[str, list[StepCallRecord]]:
     """Return the calls of each step of `run` that was called, by its id, items in their order."""
     last, counts = dict[tuple[str, int | None], Attempt](), Counter[tuple[str, int | None]]()
-    for attempt in attempts:
+    for attempt in (attempt for attempt in attempts if attempt.kind == "step"):
         unit = (attempt.step_id, attempt.item)
         counts[unit] += 1
         if unit not in last or attempt.number > last[unit].number:

@@ -15,6 +15,9 @@ from plan_adapter.problems import Problem
 
 Effect: TypeAlias = Literal["read", "idempotent_write", "write"]
 Isolation: TypeAlias = Literal["thread", "process"]
+CallKind: TypeAlias = Literal["step", "rollback"]
+"""What a call does: the step itself, or one item of it; or what undoes that."""
+
 InputType: TypeAlias = Literal["string", "integer", "number", "boolean", "array", "object"]
 KnownBy: TypeAlias = Literal["ssh_signature", "totp", "os_user", "form", "unverified"]
 """How the person who answers is known, from the best proof to none: a signature, a one-time code, the account at the operating system

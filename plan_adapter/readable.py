@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
+    from plan_adapter.plan import CallKind
+
 MASK = "***"
 """What stands in place of a secret."""
 
@@ -80,9 +82,13 @@ def one_line(text: str) -> str:
     return visible(" ".join(text.split()))
 
 
-def call_name(step_id: str, item: int | None, label: str | None = None) -> str:
-    """Return what a call is named for people: `restart`, or `restart[web-2]` for an item; without a label its number from 1."""
-    return step_id if item is None else f"{step_id}[{label or item + 1}]"
+def call_name(step_id: str, item: int | None, label: str | None = None, *, kind: "CallKind" = "step") -> str:
+    """Return what a call is named for people: `restart`, `rollback restart`, `restart[web-2]` for an item.
+
+    An item without a label has its number from 1.
+    """
+    name = step_id if kind == "step" else f"rollback {step_id}"
+    return name if item is None else f"{name}[{label or item + 1}]"
 
 
 def item_option(item: int | None, label: str | None = None) -> str:

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 from pydantic import JsonValue
 
 from plan_adapter.errors import RunFailedError
-from plan_adapter.plan import Effect, PlanStatus, StepStatus
+from plan_adapter.plan import CallKind, Effect, PlanStatus, StepStatus
 
 LEAST_ID_CHARACTERS = 4
 """How much of a run's id names the run: at least so much, so that no slip of a finger does."""
@@ -72,6 +72,7 @@ class Attempt:
     approval_digest: str | None = None  # of that call, as it is made now
     code_digest: str | None = None  # of the source of the tool that was called; no approval binds to it
     label: str | None = None  # what the item is called, where not by its number
+    kind: CallKind = "step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ class Receipt:
     by: str | None = None  # whose word it is, where not the tool has told the outcome: a person's, or the tool's probe's
     known_by: str | None = None  # a `KnownBy`, or `probe`
     note: str | None = None
+    kind: CallKind = "step"
 
     @property
     def is_abort(self) -> bool:
@@ -173,6 +175,14 @@ class RunFolder:
         return {"path": self.path, "files_root": self.files_root, "inodes": self.inodes}
 
 
+@dataclass(frozen=True, slots=True)
+class RollbackStatus:
+    """How the last rollback of a run ended; the run's message says it in words, too."""
+
+    cause: str | None  # the run's message without those words
+    can_continue: bool  # whether another rollback would undo more
+
+
 @dataclass(slots=True)
 class PlanRun:
     """One execution of a plan. Written by the engine only; what it returns is the record."""
@@ -205,6 +215,7 @@ class PlanRun:
     rejection_note: str | None = None
     metadata: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
     folder: RunFolder | None = None
+    rollback: RollbackStatus | None = None
 
     @property
     def is_approved(self) -> bool:
@@ -367,6 +378,7 @@ class Gate:
     attended: bool | None = None  # whether a process waits at it; None: one on another host, of which nothing is known
     kind: GateKind = "approval"
     label: str | None = None  # what the item is called, where not by its number
+    call_kind: CallKind = "step"
 
     @property
     def is_released(self) -> bool:
@@ -397,6 +409,7 @@ class ApprovalRequest:
     kind: GateKind = "approval"
     operator_request: OperatorRequestKind | None = None  # what somebody asks for by themselves, at no gate; their answer approves it
     label: str | None = None  # what the item is called, where not by its number
+    call_kind: CallKind = "step"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from plan_adapter.drafts import Draft
 from plan_adapter.gates.approval import Approver, requires_approval
 from plan_adapter.gates.approvers import PrefectApprover
 from plan_adapter.hooks import Hooks
-from plan_adapter.plan import ExecutionPlan
-from plan_adapter.readable import one_line
+from plan_adapter.plan import CallKind, ExecutionPlan
+from plan_adapter.readable import call_name, one_line
 from plan_adapter.record import Approval, PlanRun, Resolution, RunContext
 from plan_adapter.runs.approval import open_detached
 from plan_adapter.runs.folders import in_folder
@@ -211,6 +211,7 @@ async def aresolve_step(
     item: int | None = None,
     result: JsonValue = None,
     note: str = "",
+    rollback: bool = False,
     store: PlanStore | None = None,
 ) -> PlanRun:
     """Say how a write ended of which nobody knows it, and return the run, which `resume_run` then goes on with.
@@ -218,14 +219,15 @@ async def aresolve_step(
     `done`: it was done, with this `result`; `again`: it was not, and is to be done; `abort`: the run ends as cancelled. The word is kept as
     the receipt of the attempt, with who gave it; a process that waits for it, in a form or at its terminal, goes on at once. Raises
     NotApprovedError for somebody who may not answer at the gates of this plan, and RunConflictError where a process executes the run
-    that does not ask about it, or nothing of the step is unknown.
+    that does not ask about it, or nothing of the step is unknown. With `rollback` it is said of the rollback of the step.
     """
     settings = Settings()
     async with opened_store(store, settings) as opened:
         run = await opened.run(run_id)
-        plan, doing = await opened.get(run.digest), f"`{one_line(step_id)}` is not resolved"
+        kind: CallKind = "rollback" if rollback else "step"
+        plan, doing = await opened.get(run.digest), f"`{one_line(call_name(step_id, None, kind=kind))}` is not resolved"
         await require_approver(plan, run, opened, settings, by=by, known_by=known_by, decision="reject", doing=doing)
-        await opened.resolve(run.id, step_id, Word(resolution, by, known_by, note, result), item=item)
+        await opened.resolve(run.id, step_id, Word(resolution, by, known_by, note, result), item=item, kind=kind)
         return await opened.run(run.id)
 
 
@@ -239,11 +241,14 @@ def resolve_step(
     item: int | None = None,
     result: JsonValue = None,
     note: str = "",
+    rollback: bool = False,
     store: PlanStore | None = None,
 ) -> PlanRun:
     """Say how a write ended of which nobody knows it, and return the run; see `aresolve_step`."""
     return _complete(
-        aresolve_step(run_id, step_id, resolution, by=by, known_by=known_by, item=item, result=result, note=note, store=store),
+        aresolve_step(
+            run_id, step_id, resolution, by=by, known_by=known_by, item=item, result=result, note=note, rollback=rollback, store=store
+        ),
         twin="aresolve_step",
     )
 

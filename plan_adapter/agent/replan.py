@@ -8,7 +8,7 @@ from typing import TypeAlias, cast
 
 from pydantic import JsonValue
 
-from plan_adapter.execution.history import RunHistory, is_rollback
+from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.secrets import Redactor
 from plan_adapter.expressions.references import Code, UnclosedError, pieces, references
 from plan_adapter.graph import ancestors_of
@@ -45,7 +45,7 @@ class Rest:
         ancestors = ancestors_of(validated.dependencies)
         kept = begun.union(*(ancestors[step_id] for step_id in begun))
         needed = _referred(plan) - kept
-        attempted = {step_id for step_id, _ in history.attempts if not is_rollback(step_id)}
+        attempted = {step_id for step_id, _ in history.attempts}
         replaced = [step for step in plan.steps if step.id not in kept]
         return cls(
             old=plan,

@@ -13,8 +13,7 @@ from plan_adapter.cli.records import gate_json, gate_place
 from plan_adapter.cli.servers import has_only_the_api, show_end
 from plan_adapter.cli.sources import find_run
 from plan_adapter.commands import SHOWN_DIGITS, Question, answer_command, resume_asked, show_command
-from plan_adapter.execution.history import undone_by
-from plan_adapter.plan import PlanStatus
+from plan_adapter.plan import CallKind, PlanStatus
 from plan_adapter.readable import code, listed, means_item, one_line
 from plan_adapter.record import Decision, Resolution
 from plan_adapter.settings import Settings
@@ -43,6 +42,7 @@ class Place:
     step: str | None = None  # None: the gate of the plan, or the only open gate of a step, once confirmed at a terminal
     item: str | None = None  # its label or its number from 1
     digest: str | None = None  # the beginning of an approval digest: the answer counts for that content only
+    kind: CallKind = "step"  # of the call whose outcome is recorded
 
     def __post_init__(self) -> None:
         """Raise UsageError for a digest that is too short."""
@@ -146,7 +146,9 @@ async def _refused(run_id: str, reason: str, words: AnswerOptions, gate: "Gate",
     from plan_adapter.errors import NotApprovedError
     from plan_adapter.gates.approval import os_user
 
-    await store.note_refusal(run_id, f"{words.decision} is not taken: {reason}", by=words.by or os_user(), step_id=gate.step_id)
+    await store.note_refusal(
+        run_id, f"{words.decision} is not taken: {reason}", by=words.by or os_user(), step_id=gate.step_id, call_kind=gate.call_kind
+    )
     return NotApprovedError(reason)
 
 
@@ -271,7 +273,7 @@ async def item_of(place: Place, run: "PlanRun", store: "PlanStore") -> tuple[int
 
     if place.item is None:
         return None, None
-    step_id = undone_by(place.step or "")
+    step_id = place.step or ""
     declared = recorded_items(await store.get(run.digest), run, step_id)  # also those that were not started
     labels = {item: label for item, label in enumerate(declared) if label is not None}
     labels |= {item: label for (name, item), label in (await store.labels(run.id)).items() if name == step_id and item is not None}
@@ -356,7 +358,7 @@ async def _given(
         return await store.answer_gate(gate.id, approval), approval
     except NotApprovedError as error:
         said = f"{words.decision} is not taken: {error}"
-        await store.note_refusal(gate.run_id, said, by=words.by or os_user(), step_id=gate.step_id)
+        await store.note_refusal(gate.run_id, said, by=words.by or os_user(), step_id=gate.step_id, call_kind=gate.call_kind)
         raise
     except RunConflictError as error:
         run = await end_overdue(await store.run(gate.run_id), store)

@@ -48,9 +48,7 @@ async def code_with_rollbacks(run: "PlanRun", store: "PlanStore") -> ExitCode:
 
 async def has_unknown_rollback(run_id: str, store: "PlanStore") -> bool:
     """Return whether the outcome of any rollback of the run is unknown."""
-    from plan_adapter.execution.history import is_rollback
-
-    return any(is_rollback(lost.step_id) for lost in await store.unknown(run_id))
+    return any(lost.kind == "rollback" for lost in await store.unknown(run_id))
 
 
 def code_of_run(run: "PlanRun") -> ExitCode:

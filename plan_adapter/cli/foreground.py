@@ -21,9 +21,7 @@ from plan_adapter.cli.records import run_end, run_json
 from plan_adapter.commands import resolve_command, resume_command, rollback_command
 from plan_adapter.errors import LeaseLostError, RunConflictError, StoreError, StoreLostError
 from plan_adapter.execution.cancellation import Leave
-from plan_adapter.execution.history import is_rollback
 from plan_adapter.execution.printing import captured_prints
-from plan_adapter.execution.standing import is_told, leaves_to_undo
 from plan_adapter.gates.terminal import Conversation
 from plan_adapter.hooks import Event
 from plan_adapter.plan import PlanStatus
@@ -279,14 +277,14 @@ def show_result(run: "PlanRun", *, as_json: bool, hint: str | None) -> None:
 
 def next_command(run: "PlanRun", unknown: "Sequence[Attempt]" = ()) -> str:
     """Return what to type next about `run`; `unknown` are its calls whose outcome is unknown."""
-    lost = next((attempt for attempt in unknown if not is_rollback(attempt.step_id)), None)
+    lost = next((attempt for attempt in unknown if attempt.kind == "step"), None)
     if lost is not None:
         return (
             f"a write whose outcome is unknown is never retried automatically: check it, record the outcome with "
             f"`{resolve_command(run.id, (lost.step_id, lost.item), label=lost.label)}`, then `{resume_command(run)}`"
         )
-    if any(step.rolled_back for step in run.steps) or is_told(run.message):
-        rest = f", `{rollback_command(run)}` rolls back the rest" if leaves_to_undo(run.message) else ""
+    if any(step.rolled_back for step in run.steps) or run.rollback is not None:
+        rest = f", `{rollback_command(run)}` rolls back the rest" if run.rollback is not None and run.rollback.can_continue else ""
         return f"`plan show {run.id}` shows what was rolled back{rest}; a run that was rolled back cannot be resumed: start a new one"
     if run.status in (PlanStatus.FAILED, PlanStatus.PARTIAL):
         return f"`plan show {run.id}` shows why; `{resume_command(run)}` resumes it"

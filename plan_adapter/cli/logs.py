@@ -14,7 +14,6 @@ from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.servers import answering_server
 from plan_adapter.cli.sources import open_store
 from plan_adapter.errors import NoServerError
-from plan_adapter.execution.standing import label_of
 from plan_adapter.readable import call_name, counted
 from plan_adapter.record import Outcome, PlanRun
 from plan_adapter.settings import Settings
@@ -67,7 +66,7 @@ async def _lines(run: PlanRun, store: "PlanStore", settings: Settings) -> tuple[
         except NoServerError as error:
             output.note(f"plan: {error}")
     labels = await store.labels(run.id)
-    named = [(receipt, label_of((receipt.step_id, receipt.item), labels)) for receipt in await store.receipts(run.id)]
+    named = [(receipt, labels.get((receipt.step_id, receipt.item))) for receipt in await store.receipts(run.id)]
     lines = [line for receipt, label in named for line in _from_receipt(receipt, label)]
     return lines, "the receipts of its steps"
 
@@ -81,7 +80,7 @@ async def _from_prefect(server: "Server", flow_run_id: str) -> list[Line]:
 
 
 def _from_receipt(receipt: "Receipt", label: str | None) -> Iterator[Line]:
-    name = call_name(receipt.step_id, receipt.item, label)
+    name = call_name(receipt.step_id, receipt.item, label, kind=receipt.kind)
     for text in _texts(receipt.result):
         yield Line(receipt.ended_at, name, text)
     if receipt.outcome is Outcome.FAILED:

@@ -13,7 +13,7 @@ from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.secrets import seen, sight_line
 from plan_adapter.cli.sources import input_texts, open_store, plan_of, policy_of_store, resume_options_of, tools_of
-from plan_adapter.execution.standing import NAMED, unit_names
+from plan_adapter.commands import NAMED, unit_names
 from plan_adapter.readable import listed
 from plan_adapter.settings import Settings
 
@@ -123,7 +123,7 @@ async def _preview_resume(run: str, asked: "ResumeOptions | None", *, tools: lis
             return _tell_rollback(found.id, units_to_roll_back(plan, history), history.labels, as_json=as_json)
         validated = bound.validated
         changes, notices = await changes_of_tools(validated, found, store), await code_notices(validated, found, store)
-        unknown = {attempt.step_id for attempt in await store.unknown(found.id)}
+        unknown = {attempt.step_id for attempt in await store.unknown(found.id) if attempt.kind == "step"}
     choices = choices_of(found, validated, history, asked)
     shown = {step_id: ("unknown" if step_id in unknown and fate.kind == "run" else fate.kind) for step_id, fate in choices.items()}
     items = {step_id: _items(plan, found, step_id, history) for step_id, fate in choices.items() if fate.kind == "run"}

@@ -59,6 +59,7 @@ def gate_json(gate: Gate) -> dict[str, Any]:
         "asks": gate.kind,
         "run_id": gate.run_id,
         "step": gate.step_id,
+        "call_kind": gate.call_kind,
         "item": gate.item,
         "label": gate.label,
         "name": gate.name,
@@ -80,7 +81,7 @@ def gate_json(gate: Gate) -> dict[str, Any]:
 
 def gate_place(gate: Gate) -> str:
     """Return where `gate` is: the plan, or a step and its item."""
-    return "plan" if gate.step_id is None else call_name(gate.step_id, gate.item, gate.label)
+    return "plan" if gate.step_id is None else call_name(gate.step_id, gate.item, gate.label, kind=gate.call_kind)
 
 
 def step_end(step: StepRun) -> str:

@@ -109,6 +109,7 @@ def _the_one(forms: "list[OpenForm]", place: Place, words: AnswerOptions | None)
         raise UsageError(f"`{place.run}` is too short for the id of a run: give at least {LEAST_ID_CHARACTERS} of its characters")
     of_run = [form for form in forms if form.run_id.startswith(place.run.lower()) or form.flow_run_id == place.run.lower()]
     of_step = [form for form in of_run if place.step is None or form.step_id == place.step]
+    of_step = [form for form in of_step if not gives_outcome or form.kind != "outcome" or form.call_kind == place.kind]
     fitting = [form for form in of_step if place.item is None or means_item(place.item, form.item, form.label)]
     if words is not None:
         asking, fitting = fitting, [form for form in fitting if (form.kind == "outcome") == gives_outcome]
@@ -161,6 +162,7 @@ def _request(form: "OpenForm", text: str) -> ApprovalRequest:
         gate_id=form.gate_id,
         rules=GateRules(known_by=form.known_by),
         kind=form.kind,
+        call_kind=form.call_kind,
     )
 
 
@@ -170,6 +172,7 @@ def _form_json(form: "OpenForm", server: "Server") -> dict[str, Any]:
         "asks": form.kind,
         "run_id": form.run_id,
         "step": form.step_id,
+        "call_kind": form.call_kind,
         "item": form.item,
         "label": form.label,
         "name": form.name,
@@ -193,7 +196,7 @@ def _row(form: "OpenForm", now: datetime) -> tuple[str, ...]:
 
 
 def _step(form: "OpenForm") -> str:
-    return call_name(str(form.step_id), form.item, form.label)
+    return call_name(str(form.step_id), form.item, form.label, kind=form.call_kind)
 
 
 def _command(form: "OpenForm", decision: Decision | Resolution = "approve") -> str:

@@ -9,6 +9,7 @@ from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import run_end, run_json
 from plan_adapter.cli.sources import find_run, open_store
 from plan_adapter.commands import resolve_command, resume_command, rollback_command
+from plan_adapter.readable import call_name
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ async def resolve(
     digest: str | None = None,
     result: str | None = None,
     note: str = "",
+    rollback: bool = False,
     sign: bool = False,
     code: str | None = None,
     by: str | None = None,
@@ -47,6 +49,7 @@ async def resolve(
         digest: The digest that `plan gates` prints, or at least its first 8 characters: the answer counts for that attempt only.
         result: With `done`: the step's result as JSON, which later steps can refer to; default: null.
         note: How you know; it is recorded with your name.
+        rollback: The outcome is that of the step's rollback.
         sign: Sign the answer, and the result, with your SSH key.
         code: Your one-time code.
         by: Who is answering (with `--sign` or `--code`); default: your account.
@@ -58,7 +61,7 @@ async def resolve(
     if result is not None and resolution != "done":
         raise UsageError("--result goes with `done` only")
     refuse_item(item)
-    settings, place = Settings(), Place(run, step, item, digest)
+    settings, place = Settings(), Place(run, step, item, digest, "rollback" if rollback else "step")
     words = AnswerOptions(resolution, note=note, sign=sign, code=code, by=by, result=_value(result))
     if api:
         from plan_adapter.cli.remote import answer_remotely
@@ -76,13 +79,12 @@ async def resolve(
     if is_executed:
         output.note("the waiting process " + ("ends the run" if resolution == "abort" else "continues now"))
     elif unknown:
-        command = resolve_command(found.id, (unknown[0].step_id, unknown[0].item), label=unknown[0].label)
+        command = resolve_command(found.id, (unknown[0].step_id, unknown[0].item), label=unknown[0].label, kind=unknown[0].kind)
         output.note(f"another outcome is unknown: `{command}`")
     elif hint is not None:
         output.note(hint)
     elif resolution != "abort":
-        is_undo = step.startswith("rollback ")
-        output.note(f"`{rollback_command(found)}` continues the rollback" if is_undo else f"`{resume_command(found)}` resumes the run")
+        output.note(f"`{rollback_command(found)}` continues the rollback" if rollback else f"`{resume_command(found)}` resumes the run")
     return ExitCode.DONE
 
 
@@ -96,14 +98,17 @@ async def _record(place: Place, words: AnswerOptions, store: "PlanStore", settin
     assert words.decision in ("done", "again", "abort")
     run = await find_run(place.run, store)
     item, label = await item_of(place, run, store)
-    request = await resolution_request(run, place.step, words.decision, store, settings, item=item, label=label)
+    request = await resolution_request(run, place.step, words.decision, store, settings, item=item, label=label, kind=place.kind)
     if not place.is_of(request.approval_digest):
-        reason = f"you answered about {place.digest}, and another attempt of `{place.step}` waits now; `plan gates` lists what waits"
-        await store.note_refusal(run.id, f"{words.decision} is not taken: {reason}", by=words.by or os_user(), step_id=place.step)
+        call = call_name(place.step, None, kind=place.kind)
+        reason = f"you answered about {place.digest}, and another attempt of `{call}` waits now; `plan gates` lists what waits"
+        await store.note_refusal(
+            run.id, f"{words.decision} is not taken: {reason}", by=words.by or os_user(), step_id=place.step, call_kind=place.kind
+        )
         raise NotApprovedError(reason)
     answer = proofs(words, request, settings)
     resolution = await resolution_by(answer, request, store, settings)
-    await store.resolve(run.id, place.step, resolution, item=item)
+    await store.resolve(run.id, place.step, resolution, item=item, kind=place.kind)
     return await store.run(run.id)
 
 

@@ -12,7 +12,6 @@ from plan_adapter.cli.codes import UsageError, code_of_run
 from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server, show_result
 from plan_adapter.cli.sources import open_store, resume_options_of, tools_of
 from plan_adapter.commands import answer_command
-from plan_adapter.execution.standing import label_of
 from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import call_name, moment, one_line
 from plan_adapter.record import RunReason
@@ -123,7 +122,7 @@ async def _why_cancelled(run: "PlanRun", store: "PlanStore") -> str:
     if aborted is None:
         return run.message or "no reason was given"
     unit = (aborted.step_id, aborted.item)
-    return f"{aborted.by} recorded `abort` for `{call_name(*unit, label_of(unit, await store.labels(run.id)))}`"
+    return f"{aborted.by} recorded `abort` for `{call_name(*unit, (await store.labels(run.id)).get(unit), kind=aborted.kind)}`"
 
 
 async def owner_of(run_id: str, store: "PlanStore") -> str | None:

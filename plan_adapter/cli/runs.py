@@ -116,8 +116,7 @@ def _tell_verdict(found: "Verification", checked: list[dict[str, Any]]) -> None:
             output.line(f"{counted(found.entries, 'entry', 'entries')}, intact: digest {found.digest}")
         else:
             output.line(
-                "not verifiable: the run has no audit log, so nothing shows whether its record was altered; "
-                "a version without an audit log ran it, or the entries were deleted"
+                "not verifiable: the run has no audit log, so nothing shows whether its record was altered; its entries were deleted"
             )
     for line in checked:
         if not line["checked"]:
@@ -146,7 +145,7 @@ def _checked(signed: "Signed", policy: "PolicyInForce") -> dict[str, Any]:
     from plan_adapter.errors import NotApprovedError
     from plan_adapter.gates.signatures import allowed_signers, signer
 
-    told: dict[str, Any] = {"table": signed.table, "id": signed.key, "step": signed.step_id, "by": signed.by}
+    told: dict[str, Any] = {"table": signed.table, "id": signed.key, "step": signed.step_id, "call_kind": signed.call_kind, "by": signed.by}
     if signed.signature is None:
         return told | {"checked": True, "problem": "it is recorded as signed, and there is no signature"}
     if policy.allowed_signers is None:

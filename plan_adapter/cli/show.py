@@ -11,7 +11,6 @@ from plan_adapter.cli.approval_state import ApprovalState, approval_state_of
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.records import gate_json, run_json
 from plan_adapter.cli.sources import STDIN, STORED, is_stored, open_store, plan_of
-from plan_adapter.execution.history import is_rollback
 from plan_adapter.gates.tool_drift import CodeChange, code_changes
 from plan_adapter.readable import code, counted, unescaped
 from plan_adapter.settings import Settings
@@ -105,7 +104,7 @@ def _show_run(found: ShownRun, *, as_json: bool) -> None:
 def _earlier_steps(run: "PlanRun", attempts: "list[Attempt]", receipts: "list[Receipt]") -> list[dict[str, Any]]:
     """Return the steps that started and that the plan of `run` no longer has, in the order of their start."""
     steps, errors = {step.id for step in run.steps}, {receipt.step_id: receipt.error for receipt in receipts}
-    gone = [attempt for attempt in attempts if attempt.step_id not in steps and not is_rollback(attempt.step_id)]
+    gone = [attempt for attempt in attempts if attempt.step_id not in steps and attempt.kind == "step"]
     counts = Counter(attempt.step_id for attempt in gone)
     tools = {attempt.step_id: attempt.tool_name for attempt in gone}
     return [{"id": name, "tool_name": tools[name], "attempts": counts[name], "error": errors.get(name)} for name in counts]

@@ -14,6 +14,7 @@ from prefect.events import emit_event
 from prefect.logging.loggers import flow_run_logger
 
 from plan_adapter.commands import answer_command
+from plan_adapter.plan import CallKind
 from plan_adapter.readable import call_name, one_line
 from plan_adapter.record import Approval, ApprovalRequest, Gate, GateKind, PlanRun
 
@@ -31,7 +32,7 @@ def teller(flow: FlowRunContext) -> Tell:
 
 def place_of(request: ApprovalRequest) -> str:
     """Return the step that is asked about, and its item."""
-    return call_name(str(request.step_id), request.item, request.label)
+    return call_name(str(request.step_id), request.item, request.label, kind=request.call_kind)
 
 
 _IN_THE_UI = "answer with the button Resume (in Prefect's newer UI: in the menu ⋮)"
@@ -68,6 +69,7 @@ class GateLabels:
     refused: str | None  # why the answer before was not taken
     kind: GateKind
     label: str | None  # what the item is called, where not by its number
+    call_kind: CallKind
 
 
 def labels_of(request: ApprovalRequest, keyset: str, refused: str | None) -> dict[str, str | int | float | bool]:
@@ -86,6 +88,7 @@ def labels_of(request: ApprovalRequest, keyset: str, refused: str | None) -> dic
         "refused": refused,
         "kind": request.kind,
         "label": request.label,
+        "call_kind": request.call_kind,
     }
     # Prefect merges labels: what does not hold any more must be written over.
     return {PREFIX + name: (value or "")[:MAX_LABEL_CHARACTERS] for name, value in labels.items()}
@@ -111,6 +114,7 @@ def read_labels(labels: Mapping[str, Any]) -> GateLabels | None:
             refused=texts.get("refused") or None,
             kind="outcome" if texts.get("kind") == "outcome" else "approval",
             label=one_line(texts["label"]) if texts.get("label") else None,
+            call_kind="rollback" if texts.get("call_kind") == "rollback" else "step",
         )
     except ValueError:
         return None
@@ -150,6 +154,7 @@ def emit(
                 "plan": one_line(gate.name),
                 "asks": gate.kind,
                 "step": gate.step_id,
+                "call_kind": gate.call_kind,
                 "item": gate.item,
                 "label": gate.label,
                 "run_id": run.id,
@@ -188,5 +193,5 @@ def key_of(name: str) -> str:
 
 
 def _title(gate: Gate) -> str:
-    call = f": {call_name(gate.step_id, gate.item, gate.label)}" if gate.step_id is not None else ""
+    call = f": {call_name(gate.step_id, gate.item, gate.label, kind=gate.call_kind)}" if gate.step_id is not None else ""
     return f"{one_line(gate.name)}{call}"[:MAX_KEY_CHARACTERS]

@@ -14,7 +14,8 @@ from plan_adapter.errors import ExpressionError, ToolError
 from plan_adapter.execution.ports import AttemptEnd
 from plan_adapter.execution.scope import RunScope, step_logger
 from plan_adapter.expressions import Template, Variables
-from plan_adapter.plan import Effect, Step
+from plan_adapter.plan import CallKind, Effect, Step
+from plan_adapter.readable import call_name
 from plan_adapter.record import Attempt, StepRun
 from plan_adapter.tools.tool import Tool, ToolContext
 from plan_adapter.validation import ValidatedPlan
@@ -51,9 +52,9 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """What a call makes: under which id its attempts are kept, which tool it calls with what, and how often."""
+    """What a call makes: which tool it calls with what, and how often, for which step; `kind` tells what undoes the step from the step."""
 
-    id: str
+    step_id: str
     tool: Tool[..., Any]
     parameters: Template
     effect: Effect
@@ -61,13 +62,19 @@ class Called:
     upstream: tuple[str, ...]
     done_when: Template | None = None
     result: JsonValue = None  # what the parameters of a rollback may use as `result`
+    kind: CallKind = "step"
+
+    @property
+    def name(self) -> str:
+        """What it is called in Prefect, in hooks and in messages."""
+        return call_name(self.step_id, None, kind=self.kind)
 
     @classmethod
     def by(cls, step: Step, validated: ValidatedPlan) -> "Called":
         """Return what `step` itself calls; its effect is what it declares, else that of its tool."""
         tool = validated.tools[step.id]
         return cls(
-            id=step.id,
+            step_id=step.id,
             tool=tool,
             parameters=validated.parameters[step.id],
             effect=step.effect or tool.effect,
@@ -114,15 +121,17 @@ class CallArguments:
         """Return what the tool may know of an attempt with `parameters`, of this number, which may take `timeout_seconds` from now."""
         run = self._scope.run
         # Of the call alone: whoever is called sees a repeat also where a new version changed the rest of the plan.
-        seed = json.dumps([run.id, self._called.id, self._item, self._called.tool.name, parameters], sort_keys=True)
-        history, unit = self._scope.history, (self._called.id, self._item)
+        called = self._called
+        seed = json.dumps([run.id, called.kind, called.step_id, self._item, called.tool.name, parameters], sort_keys=True)
+        history, unit = self._scope.history.calls(called.kind), (called.step_id, self._item)
         begun = history.repeatable.get(unit) or history.cut_reads.get(unit)
         limits = [time.monotonic() + timeout_seconds] if timeout_seconds else []
         if self._scope.clock is not None and self._scope.clock.deadline is not None:
             limits.append(self._scope.clock.deadline)
         return ToolContext(
             run_id=run.id,
-            step_id=self._called.id,
+            step_id=called.step_id,
+            kind=called.kind,
             attempt=attempt,
             idempotency_key=hashlib.sha256(seed.encode()).hexdigest() if begun is None else begun.idempotency_key,
             agent_id=run.agent_id,

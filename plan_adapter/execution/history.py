@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 
 from plan_adapter import graph
 from plan_adapter.errors import RunConflictError
+from plan_adapter.plan import CallKind
 from plan_adapter.record import Attempt, Outcome, Receipt, StepEnd
 
 
@@ -117,44 +118,66 @@ def _why_left(asked: ResumeOptions) -> str:
 
 
 Unit: TypeAlias = tuple[str, int | None]
-"""A step, or one item of its `for_each`; or the rollback of one."""
-
-_ROLLBACK = "rollback "  # a blank cannot stand in a step's id
-
-
-def rollback_id(step_id: str) -> str:
-    """Return the id under which the attempts that undo a step are kept."""
-    return _ROLLBACK + step_id
-
-
-def undone_by(step_id: str) -> str:
-    """Return the id of the step that is undone by the attempts kept under `step_id`; of a step itself its own."""
-    return step_id.removeprefix(_ROLLBACK)
-
-
-def is_rollback(step_id: str) -> bool:
-    """Return whether the attempts that are kept under `step_id` are those of a rollback."""
-    return step_id.startswith(_ROLLBACK)
+"""A step, or one item of its `for_each`."""
 
 
 @dataclass(frozen=True, slots=True)
-class RunHistory:
-    """The earlier attempts of a run by unit; empty for a first start."""
+class PastCalls:
+    """The earlier attempts of the calls of one kind, by unit."""
 
     succeeded: dict[Unit, Receipt] = field(default_factory=dict[Unit, Receipt])
     attempts: dict[Unit, int] = field(default_factory=dict[Unit, int])
     unknown: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])
+    repeatable: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # idempotent writes that may have been done
+    cut_reads: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # reads without a receipt, which are repeated
+    aborted: set[Unit] = field(default_factory=set[Unit])  # writes that may have been done: a person ended the run, and did not say
+
+    def take(self, attempts: Iterable[Attempt], receipts: Iterable[Receipt]) -> None:
+        """Add what `attempts` and `receipts` say: a write without a receipt is unknown; a read without one may be repeated.
+
+        What a person says of an idempotent write holds for its earlier attempts, too. Attempts that have receipts may be left out.
+        """
+        told, ended = dict[Unit, int](), set[tuple[Unit, int]]()
+        for receipt in receipts:
+            unit, number = (receipt.step_id, receipt.item), receipt.number
+            self.attempts[unit] = max(self.attempts.get(unit, 0), number)
+            ended.add((unit, number))
+            if receipt.outcome is Outcome.SUCCEEDED:
+                self.succeeded[unit] = receipt
+            elif receipt.is_abort:
+                self.aborted.add(unit)
+            else:  # somebody has looked since
+                self.aborted.discard(unit)
+                told[unit] = max(told.get(unit, 0), number if receipt.by is not None else 0)
+        for attempt in attempts:
+            unit = (attempt.step_id, attempt.item)
+            self.attempts[unit] = max(self.attempts.get(unit, 0), attempt.number)
+            if (unit, attempt.number) in ended or unit in self.succeeded:
+                continue
+            if attempt.effect != "idempotent_write":
+                (self.unknown if attempt.effect == "write" else self.cut_reads)[unit] = attempt
+            elif attempt.number > told.get(unit, 0):
+                self.repeatable[unit] = attempt
+        self.aborted.difference_update(self.succeeded)
+
+
+@dataclass(frozen=True, slots=True)
+class RunHistory(PastCalls):
+    """What earlier starts of a run left, empty for a first start: the calls of its steps, and of their `rollbacks`."""
+
+    rollbacks: PastCalls = field(default_factory=PastCalls)
     choices: Mapping[str, StepChoice] = field(
         default_factory=dict[str, StepChoice]
     )  # of steps about which a person asked for something, ever or now
-    repeatable: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # idempotent writes that may have been done
-    cut_reads: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # reads without a receipt, which are repeated
     ends: Mapping[str, StepEnd] = field(
         default_factory=dict[str, StepEnd]
     )  # of completed steps, unless the process died before it wrote one
     asked: frozenset[str] = frozenset()  # steps that have ended in the last start, and that somebody was asked about
     labels: Mapping[Unit, str] = field(default_factory=dict[Unit, str])  # what items are called, as far as the record has to name them
-    aborted: set[Unit] = field(default_factory=set[Unit])  # writes that may have been done: a person ended the run, and did not say
+
+    def calls(self, kind: CallKind) -> PastCalls:
+        """Return the calls of this kind."""
+        return self if kind == "step" else self.rollbacks
 
     @property
     def left(self) -> list[str]:
@@ -175,46 +198,24 @@ class RunHistory:
     @property
     def has_rollbacks(self) -> bool:
         """Whether the run began to undo what it had done: then no step of it starts any more."""
-        return any(step_id.startswith(_ROLLBACK) for step_id, _ in self.attempts)
+        return bool(self.rollbacks.attempts)
 
     @property
     def failed(self) -> list[Unit]:
-        """The steps, and items, that were begun, have not succeeded, and of which the record says so; rollbacks apart."""
+        """The steps, and items, that were begun, have not succeeded, and of which the record says so."""
         doubted = {*self.succeeded, *self.unknown, *self.repeatable, *self.cut_reads, *self.aborted}
-        return [unit for unit in self.attempts if unit not in doubted and not is_rollback(unit[0])]
+        return [unit for unit in self.attempts if unit not in doubted]
 
     @property
     def unknown_steps(self) -> list[str]:
-        """The steps of which nobody knows whether they, or an item of theirs, were done; rollbacks apart."""
-        return list(dict.fromkeys(step_id for step_id, _ in self.unknown if not is_rollback(step_id)))
+        """The steps of which nobody knows whether they, or an item of theirs, were done."""
+        return list(dict.fromkeys(step_id for step_id, _ in self.unknown))
 
     @classmethod
     def of(cls, attempts: Iterable[Attempt], receipts: Iterable[Receipt]) -> "RunHistory":
-        """Return what `attempts` and `receipts` say: a write without a receipt is unknown; a read without one may be repeated.
-
-        What a person says of an idempotent write holds for its earlier attempts, too. Attempts that have receipts may be left out.
-        """
-        history, told, ended, tried = cls(), dict[Unit, int](), set[tuple[Unit, int]](), list(attempts)
-        made, succeeded = history.attempts, history.succeeded
-        for receipt in receipts:
-            unit, number = (receipt.step_id, receipt.item), receipt.number
-            made[unit] = max(made.get(unit, 0), number)
-            ended.add((unit, number))
-            if receipt.outcome is Outcome.SUCCEEDED:
-                succeeded[unit] = receipt
-            elif receipt.is_abort:
-                history.aborted.add(unit)
-            else:  # somebody has looked since
-                history.aborted.discard(unit)
-                told[unit] = max(told.get(unit, 0), number if receipt.by is not None else 0)
-        for attempt in tried:
-            unit = (attempt.step_id, attempt.item)
-            history.attempts[unit] = max(history.attempts.get(unit, 0), attempt.number)
-            if (unit, attempt.number) in ended or unit in history.succeeded:
-                continue
-            if attempt.effect != "idempotent_write":
-                (history.unknown if attempt.effect == "write" else history.cut_reads)[unit] = attempt
-            elif attempt.number > told.get(unit, 0):
-                history.repeatable[unit] = attempt
-        history.aborted.difference_update(history.succeeded)
+        """Return what `attempts` and `receipts` say; attempts that have receipts may be left out."""
+        history, tried, ended = cls(), list(attempts), list(receipts)
+        kinds: tuple[CallKind, ...] = ("step", "rollback")
+        for kind in kinds:
+            history.calls(kind).take((row for row in tried if row.kind == kind), (row for row in ended if row.kind == kind))
         return history

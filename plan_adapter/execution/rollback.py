@@ -7,19 +7,19 @@ from functools import partial
 from pydantic import JsonValue
 
 from plan_adapter import graph
-from plan_adapter.commands import resolve_command
+from plan_adapter.commands import NAMED, resolve_command, unit_names
 from plan_adapter.errors import ExpressionError
 from plan_adapter.execution.call_arguments import Called, RetryPolicy
 from plan_adapter.execution.cancellation import Stop
-from plan_adapter.execution.history import RunHistory, Unit, is_rollback, rollback_id, undone_by
+from plan_adapter.execution.history import RunHistory, Unit
 from plan_adapter.execution.items import item_labels
 from plan_adapter.execution.ports import AttemptEnd, Said, StepRunner, UnknownOutcome
+from plan_adapter.execution.rollback_status import CHECK_BY_HAND, ROLLBACK_NEVER_KNOWN, RollbackReport, perhaps_done, report_of
 from plan_adapter.execution.scope import RunScope
-from plan_adapter.execution.standing import CHECK_BY_HAND, NAMED, ROLLBACK_NEVER_KNOWN, label_of, perhaps_done, standing, unit_names
 from plan_adapter.execution.step import Call
 from plan_adapter.execution.task_set import TaskSet
 from plan_adapter.plan import ExecutionPlan, Step, StepStatus
-from plan_adapter.readable import listed
+from plan_adapter.readable import call_name, listed
 from plan_adapter.record import Attempt, Outcome, Receipt, StepRun
 
 SHOWN_CHARACTERS = 300
@@ -33,7 +33,7 @@ def units_to_roll_back(plan: ExecutionPlan, history: RunHistory) -> list[Unit]:
     undoable = {step.id for step in plan.steps if step.rollback is not None}
     also_failed = {step.id for step in plan.steps if step.rollback is not None and step.rollback_failed}
     units = [*(unit for unit in history.succeeded if unit[0] in undoable), *(unit for unit in history.failed if unit[0] in also_failed)]
-    return [unit for unit in units if (rollback_id(unit[0]), unit[1]) not in history.succeeded]
+    return [unit for unit in units if unit not in history.rollbacks.succeeded]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Rollback:
     """Undoes one run whose steps have ended; belongs to one event loop.
 
     What no step stands on that is still to be undone is undone at once, as many calls at a time as the plan allows, later steps first.
-    Each call has intents and receipts of its own under `rollback <step id>`. What was undone before is not undone again, and of one whose
+    Each call has intents and receipts of its own, of the kind `rollback`. What was undone before is not undone again, and of one whose
     outcome is unknown the tool's probe is asked, and then a person, where one is there; another one waits for `plan resolve`. While the
     outcome of a step itself is unknown nothing is undone. Once a call has failed, or `halt` is set, no further one is made, nobody is asked
     any more, and those that are under way go on to their end.
@@ -89,7 +89,7 @@ class Rollback:
         self._not_started = list[Unit]()
         self._undoable = [step_id for step_id in reversed(self._validated.order) if self._is_undoable(step_id)]
         self._causes = dict[Unit, str]()  # of what was not undone, why
-        self._undone = {(undone_by(step_id), item) for step_id, item in history.succeeded if is_rollback(step_id)}
+        self._undone = set(history.rollbacks.succeeded)
         self._behind = dict[str, str]()  # by step: the one that had to be undone first and was not
         self._failed = ""
         self._asked = list[UnknownOutcome]()  # what people are asked about
@@ -117,11 +117,11 @@ class Rollback:
 
     @property
     def unknown_outcome(self) -> str | None:
-        """Why nothing may be undone now, None where it may."""
+        """Why nothing may be rolled back now, None where it may."""
         if not self._history.unknown_steps:
             return None
         run_id = self.scope.run.id
-        units = [unit for unit in self._history.unknown if not is_rollback(unit[0])]
+        units = list(self._history.unknown)
         command = resolve_command(run_id, units[0], label=self._labels.get(units[0]))
         return (
             f"rolled back: nothing, because whether {', '.join(unit_names(units, self._labels))} was done is unknown: `{command}`, "
@@ -188,16 +188,16 @@ class Rollback:
             self._tasks.spawn(self._close(undoing))
 
     def _request(self, undoing: _Undoing, receipt: Receipt | _Failed) -> None:
-        unit = (rollback_id(undoing.step.id), receipt.item)
-        if unit in self._history.aborted:  # what may have been done is not called again before somebody says more
-            command = resolve_command(self.scope.run.id, unit, "done|again", label=label_of(unit, self._labels))
+        unit = (undoing.step.id, receipt.item)
+        if unit in self._history.rollbacks.aborted:  # what may have been done is not called again before somebody says more
+            command = resolve_command(self.scope.run.id, unit, "done|again", label=self._labels.get(unit), kind="rollback")
             error = f"{ROLLBACK_NEVER_KNOWN}: look, then `{command}` and `plan cancel {self.scope.run.id} --rollback`"
             return self._note(undoing, receipt.item, AttemptEnd("failed", 0, error=error, can_retry=False), cause=error)
         try:
             call = self._call_of(undoing, receipt)
         except ExpressionError as error:
             return self._note(undoing, receipt.item, AttemptEnd("failed", 0, error=str(error), can_retry=False), halts=True)
-        if (lost := self._history.unknown.get(unit)) is not None:
+        if (lost := self._history.rollbacks.unknown.get(unit)) is not None:
             return self._tasks.spawn(self._find_out(undoing, call, lost))
         return self._offer(undoing, call)
 
@@ -336,7 +336,8 @@ class Rollback:
         """Return the call that undoes a step or an item; raises ExpressionError where its item cannot be told any more."""
         step, rollback = undoing.step, self._validated.rollbacks[undoing.step.id]
         called = Called(
-            id=rollback_id(step.id),
+            step_id=step.id,
+            kind="rollback",
             tool=rollback.tool,
             parameters=rollback.parameters,
             effect=rollback.tool.effect,
@@ -362,7 +363,7 @@ class Rollback:
     def _cause(self, step: Step, item: int | None, end: AttemptEnd) -> str:
         if self._is_unknown(step, end):
             run_id = self.scope.run.id
-            command = resolve_command(run_id, (rollback_id(step.id), item), label=self._labels.get((step.id, item)))
+            command = resolve_command(run_id, (step.id, item), label=self._labels.get((step.id, item)), kind="rollback")
             return f"whether its rollback was done is unknown: `{command}`, then `plan cancel {run_id} --rollback`"
         error = end.error or "no reason was given"
         shown = error if len(error) <= SHOWN_CHARACTERS else error[:SHOWN_CHARACTERS] + "…"
@@ -376,7 +377,7 @@ class Rollback:
         """Return what shows the rollback of `step`; it is no step of the run."""
         rollback = self._validated.rollbacks[step.id]
         return StepRun(
-            id=rollback_id(step.id),
+            id=_name(step.id),
             index=step.index,
             tool_name=rollback.tool.name,
             description=f"Undo: {step.description}" if step.description else f"Undo `{step.id}`",
@@ -386,29 +387,34 @@ class Rollback:
         )
 
     def _upstream(self, step: Step) -> tuple[str, ...]:
-        return (step.id, *(rollback_id(after) for after in self._after[step.id] if after in self._validated.rollbacks))
+        return (step.id, *(_name(after) for after in self._after[step.id] if after in self._validated.rollbacks))
 
     # Where things stand.
 
-    def standing(self) -> str:
-        """Return in words what is undone, what is not and why, and what cannot be."""
+    def report(self) -> RollbackReport:
+        """Return what is rolled back, what is not and why, and what cannot be."""
         if self.unknown_outcome is not None:
-            return self.unknown_outcome
+            return RollbackReport(self.unknown_outcome, can_continue=False)
         whys = dict[Unit, str]()
         for step_id in self._undoable:
             for receipt in self._done[step_id]:
                 unit = (step_id, receipt.item)
                 whys[unit] = "" if unit in self._undone else self._causes.get(unit, "not reached")
         failed = [unit for unit in self._failed_units if unit not in whys]
-        parts = standing({**whys, **dict.fromkeys(failed, CHECK_BY_HAND)}, self._labels, self._not_started)
-        parts += [f"cannot be rolled back: {listed(self._final(), NAMED)} (writes, declares no rollback)"] if self._final() else []
-        return "; ".join([*parts, *perhaps_done(self._validated.plan, self._history)])
+        notes = [f"cannot be rolled back: {listed(self._final(), NAMED)} (writes, declares no rollback)"] if self._final() else []
+        notes += perhaps_done(self._validated.plan, self._history)
+        return report_of({**whys, **dict.fromkeys(failed, CHECK_BY_HAND)}, self._labels, not_started=self._not_started, notes=notes)
 
     def _final(self) -> list[str]:
         """Return the steps that changed something for good."""
         effects = {step_id: self._steps[step_id].effect or tool.effect for step_id, tool in self._validated.tools.items()}
         without = [step_id for step_id in self._validated.order if step_id not in self._validated.rollbacks]
         return [step_id for step_id in without if self._done.get(step_id) and effects[step_id] != "read"]
+
+
+def _name(step_id: str) -> str:
+    """Return what shows the rollback of a step."""
+    return call_name(step_id, None, kind="rollback")
 
 
 def _by_step(succeeded: Mapping[Unit, Receipt | _Failed]) -> dict[str, list[Receipt | _Failed]]:

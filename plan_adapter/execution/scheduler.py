@@ -10,8 +10,8 @@ from plan_adapter.errors import ExpressionError, error_text
 from plan_adapter.execution.items import Items, item_labels
 from plan_adapter.execution.limits import RunClock
 from plan_adapter.execution.ports import AttemptEnd, GatedCall, GateRefusal, Said, StepGates, StepRunner, UnknownOutcome
+from plan_adapter.execution.rollback_status import NEVER_KNOWN
 from plan_adapter.execution.scope import RunScope
-from plan_adapter.execution.standing import NEVER_KNOWN
 from plan_adapter.execution.status import NOT_APPROVED
 from plan_adapter.execution.step import Call
 from plan_adapter.execution.task_set import TaskSet

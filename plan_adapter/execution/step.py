@@ -59,7 +59,7 @@ class Call:
         self._without_prefect = False
         self._tries = 0
         self._judged: tuple[AttemptEnd, float | None] | None = None
-        self._number = scope.history.attempts.get((self._called.id, item), 0)
+        self._number = scope.history.calls(self._called.kind).attempts.get((step.id, item), 0)
         self.approval: Approval | None = None  # of exactly this call, where its step has a gate of its own
         self.lost: Attempt | None = None  # the last attempt, where nobody knows how it ended
 
@@ -71,12 +71,12 @@ class Call:
     @property
     def name(self) -> str:
         """The id of what is called; with `for_each` followed by the item's label."""
-        return call_name(self._called.id, self.item, self._label)
+        return call_name(self.step.id, self.item, self._label, kind=self._called.kind)
 
     @property
     def key(self) -> str:
         """What tells the call from the others of its run, whatever its item is called: a name of a file, and of a task run."""
-        return self._called.id if self.item is None else f"{self._called.id}[{self.item}]"
+        return self._called.name if self.item is None else f"{self._called.name}[{self.item}]"
 
     @property
     def timeout_seconds(self) -> float | None:
@@ -103,7 +103,7 @@ class Call:
     @property
     def _place(self) -> str:
         """What the call does, in words that tell what undoes a step from a step."""
-        return self.effect if self._called.id == self.step.id else f"rollback {self.effect}"
+        return self.effect if self._called.kind == "step" else f"rollback {self.effect}"
 
     async def gated(self) -> GatedCall:
         """Return the call as it would be made now, to be asked about; raises ToolError, which says what keeps it from being made at all."""
@@ -303,7 +303,8 @@ class Call:
         return Attempt(
             id=new_id(),
             run_id=self.run.id,
-            step_id=self._called.id,
+            step_id=self.step.id,
+            kind=self._called.kind,
             item=self.item,
             number=self._number,
             tool_name=self._tool.name,
@@ -322,6 +323,7 @@ class Call:
             attempt_id=intent.id,
             run_id=intent.run_id,
             step_id=intent.step_id,
+            kind=intent.kind,
             item=intent.item,
             number=intent.number,
             outcome=Outcome.SUCCEEDED if end.outcome == "succeeded" else Outcome.FAILED,

@@ -114,11 +114,11 @@ def outcome_text(bound: BoundPlan, step: Step, lost: Attempt, *, why: str, made_
 
     `made_by` is the start of the run, and its process, that made the attempt; `why` says why nobody knows how it ended.
     """
-    validated, undoes = bound.validated, lost.step_id != step.id
+    validated, undoes = bound.validated, lost.kind == "rollback"
     template = validated.rollbacks[step.id].parameters if undoes else validated.parameters[step.id]
     values = Values.of(bound, expressions=bool(template.secrets))
     description = f"Undo: {step.description}" if undoes and step.description else step.description
-    first = opening(f"How did {words(call_name(lost.step_id, lost.item, lost.label))} end?", description)
+    first = opening(f"How did {words(call_name(lost.step_id, lost.item, lost.label, kind=lost.kind))} end?", description)
     asked = [f"Attempt {lost.number} is a write, and nobody knows whether it was done. It called {code(lost.tool_name)} with:", ""]
     answers = ["Look at what it was to change, then answer: **done**, **again** (it was not done) or **abort**.", ""]
     handed = values.parameters(lost.tool_name, lost.parameters)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from plan_adapter.gates.approval import Asking
-from plan_adapter.plan import new_id
+from plan_adapter.plan import CallKind, new_id
 from plan_adapter.readable import duration
 from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, GateKind, GateRules, PlanRun, Receipt
 
@@ -52,6 +52,7 @@ def new_gate(
     item: int | None = None,
     label: str | None = None,
     kind: GateKind = "approval",
+    call_kind: CallKind = "step",
 ) -> Gate:
     """Return a gate that is to be opened; its times are those of the store."""
     return Gate(
@@ -67,6 +68,7 @@ def new_gate(
         rules=rules,
         opened_at=run.created_at,
         kind=kind,
+        call_kind=call_kind,
     )
 
 
@@ -86,6 +88,7 @@ def request_of(gate: Gate) -> ApprovalRequest:
         expires_at=gate.expires_at,
         rules=gate.rules,
         kind=gate.kind,
+        call_kind=gate.call_kind,
     )
 
 

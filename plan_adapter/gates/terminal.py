@@ -179,7 +179,7 @@ def gate_summary(request: ApprovalRequest) -> str:
         shown += [line for line in rest if ALWAYS_SHOWN in line.casefold()]
         shown.append(f"… {len(rest)} more lines; all of it: v" + (f", or `plan approve {request.run_id} --show`" if is_approval else ""))
     if not lines:
-        call = f", step {call_name(request.step_id, request.item, request.label)}" if request.step_id else ""
+        call = f", step {call_name(request.step_id, request.item, request.label, kind=request.call_kind)}" if request.step_id else ""
         shown.append(one_line(f"{request.name}{call}: {request.description}"))
     shown += ["", f"approval digest: `{request.approval_digest}`"] if is_approval else []
     if request.expires_at is not None:
@@ -331,7 +331,7 @@ class TerminalApprover:
 
 def step_name(request: ApprovalRequest) -> str:
     """Return the step that is asked about, with the label of its item."""
-    return f"`{call_name(str(request.step_id), request.item, request.label)}`"
+    return f"`{call_name(str(request.step_id), request.item, request.label, kind=request.call_kind)}`"
 
 
 def _other_ways(request: ApprovalRequest) -> str:

@@ -194,4 +194,4 @@ def _attempt(attempt: Attempt) -> str:
 
 
 def _place(attempt: Attempt) -> str:
-    return code(call_name(attempt.step_id, attempt.item, attempt.label))
+    return code(call_name(attempt.step_id, attempt.item, attempt.label, kind=attempt.kind))

@@ -65,7 +65,7 @@ class GateAnswers:
         """
         if gate.kind == "approval" or gate.step_id is None:
             return await self.store.answer_gate(gate.id, await self._taken(answer, request))
-        await self.store.resolve(gate.run_id, gate.step_id, await self._resolution(answer, request), item=gate.item)
+        await self.store.resolve(gate.run_id, gate.step_id, await self._resolution(answer, request), item=gate.item, kind=gate.call_kind)
         return await self.store.gate(gate.id)
 
     async def prove(self, approval: Approval, asked: ApprovalRequest | Gate) -> None:
@@ -78,7 +78,8 @@ class GateAnswers:
         """Return the receipt that is what was said at `gate`, which asked how a call ended; None for any other one."""
         if gate.kind != "outcome" or gate.closed_at is None:
             return None
-        of_gate = [row for row in await self.store.receipts(gate.run_id) if (row.step_id, row.item) == (gate.step_id, gate.item)]
+        call = (gate.step_id, gate.item, gate.call_kind)
+        of_gate = [row for row in await self.store.receipts(gate.run_id) if (row.step_id, row.item, row.kind) == call]
         return next((row for row in of_gate if row.ended_at == gate.closed_at and row.by is not None), None)
 
     async def _taken(self, answer: Answer, request: ApprovalRequest) -> Approval:

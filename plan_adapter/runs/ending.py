@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from pydantic import JsonValue
 
@@ -14,7 +15,6 @@ from plan_adapter.execution.printing import redacted_prints
 from plan_adapter.execution.rollback import Rollback
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.secrets import hidden_in_logs
-from plan_adapter.execution.standing import with_rollback
 from plan_adapter.execution.status import conclude
 from plan_adapter.plan import PlanStatus
 from plan_adapter.record import PlanRun, RunReason
@@ -97,9 +97,11 @@ async def end_run(scope: RunScope, store: PlanStore, rollback: Rollback | None) 
     """Keep and tell the end of the run, whose status, reason and message are set; the message also tells where its rollback stands."""
     run, now, redactor = scope.run, scope.recorder.now(), scope.secrets.redactor
     if rollback is not None:
-        run.message = with_rollback(run.message, rollback.standing())
+        run.message, run.rollback = rollback.report().beside(run.message, run.rollback)
     if redactor:
         run.message = None if run.message is None else redactor.text(run.message)
+        if run.rollback is not None and run.rollback.cause is not None:
+            run.rollback = replace(run.rollback, cause=redactor.text(run.rollback.cause))
         run.outputs = {name: redactor.value(value) for name, value in run.outputs.items()}
     run.completed_at = run.updated_at = now
     run.total_duration_ms = round((now - (run.started_at or now)).total_seconds() * 1000)

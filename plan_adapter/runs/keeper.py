@@ -49,7 +49,7 @@ class OpenGate:
             self._set(await self._answers.close(self.gate, answer, self.request))
         except NotApprovedError as error:
             said = f"{answer.decision} is not taken: {error}"
-            await self._store.note_refusal(self.gate.run_id, said, by=answer.by, step_id=self.gate.step_id)
+            await self._store.note_refusal(self.gate.run_id, said, by=answer.by, step_id=self.gate.step_id, call_kind=self.gate.call_kind)
             if answer.channel == "form":  # who sits at a terminal is told by who asks them
                 told = f"the answer by {answer.by} is not taken: {error}"
                 tell(self._listener, Event("gate_refused", self._run, message=told, gate=self.gate))

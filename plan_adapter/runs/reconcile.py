@@ -5,13 +5,12 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Literal
 
-from plan_adapter.commands import resolve_command, resume_asked, resume_command, rollback_command
-from plan_adapter.execution.history import is_rollback
-from plan_adapter.execution.standing import aborted_rollbacks, aborted_steps, after_abort, after_aborted_rollback, names
+from plan_adapter.commands import names, resolve_command, resume_asked, resume_command, rollback_command
+from plan_adapter.execution.rollback_status import aborted_steps, after_abort, after_aborted_rollback
 from plan_adapter.gates.approval import rules_of
 from plan_adapter.gates.gate import new_gate
 from plan_adapter.plan import PlanStatus
-from plan_adapter.readable import one_line
+from plan_adapter.readable import call_name, one_line
 from plan_adapter.record import Approval, Gate, PlanRun, RunReason
 from plan_adapter.runs.approval import end_expired, end_rejected
 from plan_adapter.runs.cancel import end_cancelled
@@ -37,9 +36,10 @@ async def advice_on(run: PlanRun, store: PlanStore) -> UnknownOutcome | None:
         return None
     if unknown := await store.unknown(run.id):
         first = unknown[0]
-        message = ", and ".join([*gone, f"whether {names(dict.fromkeys(lost.step_id for lost in unknown))} was done is unknown"])
-        continues = rollback_command(run) if any(is_rollback(lost.step_id) for lost in unknown) else resume_command(run)
-        return UnknownOutcome(message, resolve_command(run.id, (first.step_id, first.item), label=first.label), continues)
+        called = names(dict.fromkeys(call_name(lost.step_id, None, kind=lost.kind) for lost in unknown))
+        message = ", and ".join([*gone, f"whether {called} was done is unknown"])
+        continues = rollback_command(run) if any(lost.kind == "rollback" for lost in unknown) else resume_command(run)
+        return UnknownOutcome(message, resolve_command(run.id, (first.step_id, first.item), label=first.label, kind=first.kind), continues)
     return UnknownOutcome("its process is gone; no outcome is unknown", resume_command(run), None) if is_gone else None
 
 
@@ -67,6 +67,7 @@ async def unasked_outcomes(store: PlanStore, settings: Settings, *, asked: Colle
             item=lost.item,
             label=lost.label,
             kind="outcome",
+            call_kind=lost.kind,
         )
         found.append(replace(gate, id="", opened_at=lost.started_at, attended=False))
     return found
@@ -91,7 +92,7 @@ async def hint_of(run: PlanRun, store: PlanStore) -> str | None:
     history = await store.history(run.id)
     if run.status is PlanStatus.CANCELLED and (units := aborted_steps(await store.get(run.digest), history)):
         return after_abort(run.id, units, history.labels, is_undone=history.has_rollbacks)
-    left = aborted_rollbacks(history)
+    left = list(history.rollbacks.aborted)
     return after_aborted_rollback(run.id, left[0], history.labels) if left else None
 
 
@@ -165,7 +166,7 @@ async def _expired(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[Fi
         await end_released(store)
     await end_expired(store)
     for gate in over:
-        place = "the plan" if gate.step_id is None else f"step `{gate.step_id}`"
+        place = "the plan" if gate.step_id is None else f"step `{call_name(gate.step_id, None, kind=gate.call_kind)}`"
         yield Finding("expired", gate.run_id, gate.name, f"nobody answered at the gate of {place} in time", is_corrected=True)
 
 

@@ -10,11 +10,11 @@ from plan_adapter.agent.configured import model_of
 from plan_adapter.agent.model import Model
 from plan_adapter.agent.planner import Asker, Budget, Planner
 from plan_adapter.agent.replan import Rest, told
-from plan_adapter.commands import resolve_command
+from plan_adapter.commands import resolve_command, unit_names
 from plan_adapter.drafts import Draft, ModelCall, PlanRequest
 from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import RunHistory
-from plan_adapter.execution.standing import aborted_steps, unit_names
+from plan_adapter.execution.rollback_status import aborted_steps
 from plan_adapter.plan import ExecutionPlan, PlanStatus
 from plan_adapter.record import PlanRun
 from plan_adapter.runs.secrets import hidden_from_models

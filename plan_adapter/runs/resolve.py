@@ -4,7 +4,8 @@ from plan_adapter.commands import resolve_command
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import rules_of
 from plan_adapter.gates.identity import Means, proved
-from plan_adapter.readable import one_line
+from plan_adapter.plan import CallKind
+from plan_adapter.readable import call_name, one_line
 from plan_adapter.record import Answer, ApprovalRequest, PlanRun, Resolution
 from plan_adapter.runs.permissions import proof_options
 from plan_adapter.settings import Settings
@@ -21,14 +22,15 @@ async def resolution_request(
     *,
     item: int | None = None,
     label: str | None = None,
+    kind: CallKind = "step",
 ) -> ApprovalRequest:
-    """Return what somebody is asked who says this of a step: what their answer binds to, and what it must fit.
+    """Return what somebody is asked who says this of a step, or of its rollback: what their answer binds to, and what it must fit.
 
     Raises RunConflictError where that cannot be said.
     """
     plan = await store.get(run.digest)
     return ApprovalRequest(
-        approval_digest=await store.resolution_digest(run.id, step_id, resolution, item=item),
+        approval_digest=await store.resolution_digest(run.id, step_id, resolution, item=item, kind=kind),
         name=run.name,
         description="",
         text="",
@@ -38,6 +40,7 @@ async def resolution_request(
         label=label,
         rules=rules_of(plan, await store.policy_in_force(settings), requested_by=run.requested_by or ""),
         kind="outcome",
+        call_kind=kind,
     )
 
 
@@ -50,9 +53,10 @@ async def resolution_by(answer: Answer, request: ApprovalRequest, store: PlanSto
     try:
         known_by = await proved(answer, request, Means(await store.policy_in_force(settings), settings, store))
     except NotApprovedError as error:
-        said = f"`{one_line(request.step_id or '')}` is not resolved: {error}"
+        said = f"`{one_line(call_name(request.step_id or '', None, kind=request.call_kind))}` is not resolved: {error}"
         await store.note_refusal(request.run_id or "", said, by=answer.by, known_by=answer.channel)
-        command = resolve_command(request.run_id or "", (request.step_id or "", request.item), answer.decision, label=request.label)
+        unit = (request.step_id or "", request.item)
+        command = resolve_command(request.run_id or "", unit, answer.decision, label=request.label, kind=request.call_kind)
         has_proof = answer.code is not None or answer.signature is not None
         ways = "" if has_proof else proof_options(request.rules, command, by=answer.by, decision="reject")
         raise NotApprovedError(said + ways) from error

@@ -5,10 +5,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from plan_adapter.commands import answer_command, resolve_command
+from plan_adapter.commands import answer_command, resolve_command, unit_names
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.history import ResumeOptions, RunHistory
-from plan_adapter.execution.standing import aborted_steps, leaves_to_undo, unit_names
+from plan_adapter.execution.rollback_status import aborted_steps
 from plan_adapter.gates.approval import approved_plan, refuse_operation
 from plan_adapter.plan import ExecutionPlan, PlanStatus
 from plan_adapter.record import PlanRun, RunReason
@@ -71,7 +71,7 @@ def rolled_back(run: PlanRun) -> RunConflictError:
     """Return the error that says why a run that was undone does not go on, and what can be done."""
     return RunConflictError(
         f"run {run.id} was rolled back and cannot be resumed: start a new run (`plan show {run.id}` shows what was rolled back"
-        + (f", `plan cancel {run.id} --rollback` rolls back the rest)" if leaves_to_undo(run.message) else ")")
+        + (f", `plan cancel {run.id} --rollback` rolls back the rest)" if run.rollback is not None and run.rollback.can_continue else ")")
     )
 
 

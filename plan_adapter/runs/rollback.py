@@ -6,7 +6,6 @@ from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.rollback import Rollback, units_to_roll_back
 from plan_adapter.execution.scope import RunScope
-from plan_adapter.execution.standing import without_rollback
 from plan_adapter.execution.status import ended_status
 from plan_adapter.gates.approval import approved_plan
 from plan_adapter.gates.policy import PolicyInForce
@@ -36,7 +35,8 @@ async def roll_back(session: RunSession) -> PlanRun:
     run, store = session.run, session.store
     approved = approved_plan(session.bound, await _used_approval(run, store), now=await store.now())
     reason = await store.reason_of(run.id) or RunReason.CANCELLED
-    run.transition(PlanStatus.EXECUTING, reason=reason, message=without_rollback(run.message))
+    run.transition(PlanStatus.EXECUTING, reason=reason, message=run.message if run.rollback is None else run.rollback.cause)
+    run.rollback = None
     await store.claim(run, keeps_ends=True)
     scope = scope_of(approved, session, await store.recorder(run))
     _end_steps(scope)

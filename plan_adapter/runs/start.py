@@ -114,6 +114,7 @@ async def _perform(approved: ApprovedPlan, keeper: GateKeeper) -> BoundPlan | No
     session, run, store = keeper.session, keeper.run, keeper.store
     backend = session.backend
     run.transition(PlanStatus.EXECUTING)
+    run.rollback = None
     run.steps = _pending_steps(approved.bound.validated, session.history)
     run.started_at = run.started_at or await store.now()
     await store.claim(run)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.cancellation import Stop
-from plan_adapter.execution.history import is_rollback
 from plan_adapter.execution.ports import GatedCall, GateRefusal, Said, UnknownOutcome
 from plan_adapter.gates.approval import ApprovedPlan, needs_gate, rules_of
 from plan_adapter.gates.call_text import outcome_text, step_gate_text
@@ -220,11 +219,12 @@ class OutcomeGates:
             item=lost.item,
             label=lost.label,
             kind="outcome",
+            call_kind=lost.kind,
         )
 
     async def _show_unknown(self, unknown_outcome: UnknownOutcome, change: int) -> None:
         """Let the run say that it waits because an outcome is unknown, as long as it does; one that is undone keeps its reason."""
-        if is_rollback(unknown_outcome.lost.step_id):
+        if unknown_outcome.lost.kind == "rollback":
             return
         self._open += change
         run = self.keeper.run
@@ -237,10 +237,10 @@ class OutcomeGates:
         if closed.end not in ("done", "again", "abort"):
             return None
         word = await self.keeper.answers.resolution_at(closed)
+        call = call_name(closed.step_id or "", closed.item, closed.label, kind=closed.call_kind)
         if word is None:
             raise RunConflictError(
-                f"the gate of `{closed.step_id}` in run {closed.run_id} is closed with the word {closed.end}, and no receipt holds it"
+                f"the gate of `{call}` in run {closed.run_id} is closed with the word {closed.end}, and no receipt holds it"
             )
         note = f" ({word.note})" if word.note else ""
-        call = call_name(closed.step_id or "", closed.item, closed.label)
         return Said(closed.end, f"{word.by} says of `{call}`: {closed.end}{note}", word.result)

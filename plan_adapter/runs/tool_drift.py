@@ -89,7 +89,7 @@ def replaced_version(revisions: list[Revision], answers: list[Approval]) -> Revi
 
 def tool_drift_lines(bound: BoundPlan, run: PlanRun, replaced: Revision | None) -> list[str]:
     """Return for the text of a gate which tools changed since the version that was `replaced`."""
-    if replaced is None or replaced.definitions is None:
+    if replaced is None:
         return []
     done = {step.id for step in run.steps if step.status is StepStatus.COMPLETED}
     changes = tool_changes(replaced.definitions, bound.validated.definitions)

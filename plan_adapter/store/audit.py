@@ -5,6 +5,7 @@ from datetime import datetime
 
 from sqlalchemy import Connection, select
 
+from plan_adapter.plan import CallKind
 from plan_adapter.store import chain, entries
 from plan_adapter.store.columns import now_of
 from plan_adapter.store.digests import instant_text
@@ -26,10 +27,11 @@ class AuditEntry:
     by: str | None = None
     message: str | None = None
     known_by: str | None = None  # how `by` was known
+    call_kind: CallKind | None = None  # of the attempt, or the gate
 
 
 def entries_of(connection: Connection, run_id: str) -> list[AuditEntry]:
-    """Return what happened to a run, in the order in which it was recorded; nothing of what happened under a version without audit."""
+    """Return what happened to a run, in the order in which it was recorded."""
     query = select(audit).where(audit.c.run_id == run_id).order_by(audit.c.number)
     return [
         AuditEntry(
@@ -42,12 +44,23 @@ def entries_of(connection: Connection, run_id: str) -> list[AuditEntry]:
             by=row["by"],
             message=row["message"],
             known_by=row["known_by"],
+            call_kind=row["call_kind"],
         )
         for row in connection.execute(query).mappings()
     ]
 
 
-def note_refusal(connection: Connection, run_id: str, *, message: str, by: str, known_by: str | None, step_id: str | None) -> None:
+def note_refusal(
+    connection: Connection,
+    run_id: str,
+    *,
+    message: str,
+    by: str,
+    known_by: str | None,
+    step_id: str | None,
+    call_kind: CallKind | None,
+) -> None:
     """Append that somebody may not do what they tried."""
-    refusal = entries.of_refusal(instant_text(now_of(connection)), by=by, known_by=known_by, message=message, step_id=step_id)
+    at = instant_text(now_of(connection))
+    refusal = entries.of_refusal(at, by=by, known_by=known_by, message=message, step_id=step_id, call_kind=call_kind)
     chain.append(connection, run_id, [refusal])

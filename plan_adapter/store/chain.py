@@ -6,16 +6,16 @@ that its owner could still want.
 """
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pydantic import JsonValue
 from sqlalchemy import Connection, func, insert, select
 
 from plan_adapter.crash_points import reached
-from plan_adapter.store.digests import Plain, digest_of, instant_of, plain, row_digest
+from plan_adapter.store.digests import Plain, digest_of, instant_of, plain
 from plan_adapter.store.entries import Entry
-from plan_adapter.store.tables import attempts, audit, receipts, runs
+from plan_adapter.store.tables import audit, runs
 
 
 class _Head(NamedTuple):
@@ -52,8 +52,6 @@ def append(connection: Connection, run_id: str, entries: Sequence[Entry]) -> Non
             return
         run = plain(runs, row)
         head = _Head(0, beginning(run), *(run[name] for name in _WHOSE))  # pyright: ignore[reportArgumentType]  # columns of these types
-        if entries[0].kind != "run_created":
-            entries = [_adoption(connection, run, entries), *entries]
     whose = head[2:]
     number, before = head.number, head.digest
     rows = list[tuple[Any, ...]]()
@@ -84,23 +82,6 @@ def entry_digest(entry: Plain, before: str) -> str:
     """Return the digest that an entry of the table must have."""
     told: dict[str, JsonValue] = {name: value for name, value in entry.items() if name != "digest"}
     return digest_of({**told, "before": before})
-
-
-def digest_of_adopted(digests: Iterable[str]) -> str:
-    """Return one digest for those of the rows from before a run was audited; their order says nothing."""
-    return digest_of(list[JsonValue](sorted(digests)))
-
-
-def _adoption(connection: Connection, run: Plain, entries: Sequence[Entry]) -> Entry:
-    """Return the entry that takes over what is there of a run of an earlier version, but for the rows that `entries` tell of."""
-    told = {(entry.kind == "attempt_started", entry.row_id) for entry in entries}
-    found = list[str]()
-    for table, name in ((attempts, "id"), (receipts, "attempt_id")):
-        for row in connection.execute(select(table).where(table.c.run_id == run["id"])).mappings():
-            if (table is attempts, row[name]) not in told:
-                found.append(row_digest(table.name, plain(table, row)))
-    words = f"made by an earlier version; {len(found)} attempts and receipts are there"
-    return Entry(entries[0].at, "run_adopted", message=words, row_digest=digest_of_adopted(found))
 
 
 def _locked_head(connection: Connection, run_id: str) -> _Head | None:

@@ -22,14 +22,6 @@ _LEFT_OUT: dict[str, frozenset[str]] = {
     "runs": frozenset({"updated_at"}),
     "gates": frozenset({"openings", "owner", "flow_run_id", "keyset"}),  # who shows it where, which may change while it is open
 }
-_ADDED: dict[str, frozenset[str]] = {
-    "runs": frozenset({"folder"}),
-    "revisions": frozenset({"folder"}),
-    "attempts": frozenset({"label"}),
-    "gates": frozenset({"label"}),
-}
-"""Columns that rows of an earlier version do not have: where they hold nothing, the digest is that of a row without them."""
-
 _END_OF_GATE = frozenset({"closed_at", "end"})
 
 # A row holds texts, integers, booleans and None under ASCII names: of these json's own writer makes the bytes of RFC 8785, in a
@@ -57,11 +49,8 @@ def digest_of(value: JsonValue) -> str:
 
 def row_digest(table: str, row: Plain, *, open_gate: bool = False) -> str:
     """Return the digest of a row of `table`; with `open_gate` that of a gate as it was before it was closed."""
-    left_out, added = _LEFT_OUT.get(table, frozenset()), _ADDED.get(table, frozenset())
-    if not (left_out or added):
-        return digest_of(row)
-    left_out |= _END_OF_GATE if open_gate else frozenset()
-    return digest_of({name: value for name, value in row.items() if name not in left_out and (value is not None or name not in added)})
+    left_out = (_LEFT_OUT.get(table) or frozenset[str]()) | (_END_OF_GATE if open_gate else frozenset[str]())
+    return digest_of({name: value for name, value in row.items() if name not in left_out} if left_out else row)
 
 
 def instant_text(at: datetime) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
+from plan_adapter.plan import CallKind
 from plan_adapter.record import OperatorRequestKind
 from plan_adapter.store.columns import readable_words
 from plan_adapter.store.digests import Plain, row_digest
@@ -10,7 +11,6 @@ from plan_adapter.store.rows import NO_ITEM
 
 AuditKind: TypeAlias = Literal[
     "run_created",
-    "run_adopted",  # a run that an earlier version made goes on: from here on it is audited
     "approved",
     "rejected",
     "changes_requested",
@@ -69,6 +69,7 @@ class Entry(NamedTuple):
     step_id: str | None = None
     item: int = NO_ITEM
     attempt: int | None = None
+    call_kind: CallKind | None = None
     by: str | None = None
     known_by: str | None = None
     message: str | None = None
@@ -90,13 +91,13 @@ def of_run_end(row: Plain) -> Entry:
 def of_attempt(row: Plain) -> Entry:
     """Return the entry about an intent."""
     what, digest = f"{row['tool_name']} ({row['effect']})", row_digest("attempts", row)
-    where = cast("tuple[str, int, int]", (row["step_id"], row["item"], row["number"]))
+    where = _call(row)
     return Entry(_text(row["started_at"]), "attempt_started", *where, message=what, row_id=_text(row["id"]), row_digest=digest)
 
 
 def of_receipt(row: Plain) -> Entry:
     """Return the entry about the end of an attempt."""
-    where = cast("tuple[str, int, int]", (row["step_id"], row["item"], row["number"]))
+    where = _call(row)
     return Entry(
         _text(row["ended_at"]),
         "attempt_succeeded" if row["outcome"] == "succeeded" else "attempt_failed",
@@ -148,7 +149,7 @@ def of_revision(row: Plain) -> Entry:
 
 def of_signature(receipt: Plain, signature: str) -> Entry:
     """Return the entry about the signature of the word that `receipt` is."""
-    where = cast("tuple[str, int, int]", (receipt["step_id"], receipt["item"], receipt["number"]))
+    where = _call(receipt)
     by, known_by = _optional(receipt["by"]), _optional(receipt["known_by"])
     return Entry(_text(receipt["ended_at"]), "word_signed", *where, by=by, known_by=known_by, message=signature)
 
@@ -168,9 +169,15 @@ def of_operator_request_signature(kind: Entry, signature: str) -> Entry:
     return Entry(kind.at, "word_signed", by=kind.by, known_by=kind.known_by, message=signature, row_id=kind.row_id)
 
 
-def of_refusal(at: str, *, by: str, known_by: str | None, message: str, step_id: str | None) -> Entry:
+def of_refusal(at: str, *, by: str, known_by: str | None, message: str, step_id: str | None, call_kind: CallKind | None) -> Entry:
     """Return the entry about somebody who may not do what they tried with the run."""
-    return Entry(at, "refused", step_id=step_id, by=readable_words(by), known_by=known_by, message=readable_words(message))
+    who, why = readable_words(by), readable_words(message)
+    return Entry(at, "refused", step_id=step_id, call_kind=call_kind, by=who, known_by=known_by, message=why)
+
+
+def _call(row: Plain) -> tuple[str, int, int, CallKind]:
+    """Return the fields of an entry that name an attempt."""
+    return cast("tuple[str, int, int, CallKind]", (row["step_id"], row["item"], row["number"], row["kind"]))
 
 
 def in_time(entries: Sequence[Entry]) -> list[Entry]:
@@ -194,7 +201,10 @@ def _about_approval(row: Plain, kind: AuditKind, at: str, message: str | None) -
 
 def _about_gate(row: Plain, kind: AuditKind, at: str, message: str | None, *, is_open: bool) -> Entry:
     step_id, digest = _optional(row["step_id"] or None), row_digest("gates", row, open_gate=is_open)
-    return Entry(at, kind, step_id, cast("int", row["item"]), message=message, row_id=_text(row["id"]), row_digest=digest)
+    call_kind = cast("CallKind", row["call_kind"])
+    return Entry(
+        at, kind, step_id, cast("int", row["item"]), call_kind=call_kind, message=message, row_id=_text(row["id"]), row_digest=digest
+    )
 
 
 def _text(value: Any) -> str:

@@ -72,7 +72,7 @@ def parts_of(connection: Connection, run_id: str) -> dict[str, Any]:
     # In the database, not by what was read: a digest that somebody altered need not be text that can be asked for.
     digests = union_all(select(runs.c.digest).where(runs.c.id == run_id), select(revisions.c.digest).where(revisions.c.run_id == run_id))
     tenant = select(runs.c.tenant_id).where(runs.c.id == run_id).scalar_subquery()
-    steps = select(runs.c.steps).where(runs.c.id == run_id).scalar_subquery()
+    implied = select(runs.c.implied_dependencies_digest).where(runs.c.id == run_id).scalar_subquery()
     newest = select(audit.c.number).where(audit.c.run_id == run_id).order_by(audit.c.number.desc()).limit(1).scalar_subquery()
     head = Rows(connection, audit, and_(audit.c.run_id == run_id, audit.c.number == newest)).first()
     listed = (approvals, gates, attempts, receipts, step_runs, revisions, audit)
@@ -81,7 +81,7 @@ def parts_of(connection: Connection, run_id: str) -> dict[str, Any]:
         "run": Rows(connection, runs, runs.c.id == run_id).first(),
         "plans": Rows(connection, plans, and_(plans.c.tenant_id == tenant, plans.c.digest.in_(digests))),
         "implied_dependencies": Rows(
-            connection, implied_dependencies, and_(implied_dependencies.c.tenant_id == tenant, implied_dependencies.c.digest == steps)
+            connection, implied_dependencies, and_(implied_dependencies.c.tenant_id == tenant, implied_dependencies.c.digest == implied)
         ),
         "lease": Rows(connection, leases, leases.c.run_id == run_id).first(),
         **{table.name: Rows(connection, table, table.c.run_id == run_id) for table in listed},

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, func, insert, or_, select, update
 
-from plan_adapter.commands import resolve_command
+from plan_adapter.commands import answer_command
 from plan_adapter.errors import NotApprovedError, PlanAdapterError, RunConflictError
 from plan_adapter.readable import call_name, one_line
 from plan_adapter.record import Approval, Gate, GateEnd, GateRules
@@ -33,6 +33,7 @@ def open_gate(connection: Connection, tenant: str | None, gate: Gate, *, timeout
     at = and_(
         gates.c.run_id == gate.run_id,
         gates.c.step_id == (gate.step_id or ""),
+        gates.c.call_kind == gate.call_kind,
         gates.c.item == item_column(gate.item),
         gates.c.closed_at.is_(None),
     )
@@ -200,7 +201,7 @@ def _run_locked(connection: Connection, tenant: str | None, run_id: str) -> Row:
 def _gate_row(connection: Connection, gate: Gate, timeout_ms: int) -> dict[str, Any]:
     now = now_of(connection)
     return {
-        **{name: getattr(gate, name) for name in ("id", "run_id", "approval_digest", "name", "description", "text", "kind", "label")},
+        **{name: getattr(gate, name) for name in _WRITTEN},
         "step_id": gate.step_id or "",
         "item": item_column(gate.item),
         "rules": _rules_text(gate.rules),
@@ -237,15 +238,15 @@ def _why_not_taken(connection: Connection, tenant: str | None, gate_id: str, app
         return missing
     if gate.kind == "outcome" and gate.closed_at is None:
         return NotApprovedError(
-            f"this gate asks how `{gate.step_id}` ended, and takes no approval: "
-            f"`{resolve_command(gate.run_id, (gate.step_id or '', gate.item), label=gate.label)}` answers it"
+            f"this gate asks how `{call_name(gate.step_id or '', gate.item, gate.label, kind=gate.call_kind)}` ended, and takes no "
+            f"approval: `{answer_command(gate)}` answers it"
         )
     if gate.closed_at is None:
         return NotApprovedError(
             f"the answer is to other content ({approval.approval_digest[:12]}…) than the gate asks about ({gate.approval_digest[:12]}…): "
             "look at it again and answer that"
         )
-    what = "the plan" if gate.step_id is None else f"step `{call_name(gate.step_id, gate.item, gate.label)}`"
+    what = "the plan" if gate.step_id is None else f"step `{call_name(gate.step_id, gate.item, gate.label, kind=gate.call_kind)}`"
     at = gate.closed_at.isoformat(timespec="seconds")
     return RunConflictError(f"the gate of {what} is closed: {_how_it_closed(connection, gate, at)}")
 
@@ -296,7 +297,9 @@ def _rules_of(text: str) -> GateRules:
 
 
 _ENDED = ("completed", "failed", "cancelled", "partial")
+_WRITTEN = ("id", "run_id", "approval_digest", "name", "description", "text", "kind", "call_kind", "label")
+
 _PLAIN = (
     "id", "run_id", "approval_digest", "name", "description", "opened_at", "expires_at", "closed_at", "end", "flow_run_id", "keyset",
-    "openings", "kind", "label",
+    "openings", "kind", "call_kind", "label",
 )  # fmt: skip

@@ -36,7 +36,7 @@ GRANT UPDATE, DELETE ON plans, versions, implied_dependencies, runs, leases, ste
 GRANT INSERT ON approvals, standing_approvals, used_codes, receipts, audit, policy_history, totp_history TO plan_operator;
 GRANT UPDATE (closed_at, "end") ON gates TO plan_operator;
 GRANT UPDATE (revoked_at, revoked_by) ON standing_approvals TO plan_operator;
-GRANT UPDATE (status, reason, message, updated_at, completed_at, cancel_reason, cancel_requested_at, cancel_rollback) ON runs
+GRANT UPDATE (status, reason, message, rollback, updated_at, completed_at, cancel_reason, cancel_requested_at, cancel_rollback) ON runs
     TO plan_operator;
 GRANT UPDATE (status, outcome, error, reason) ON step_runs TO plan_operator;
 GRANT UPDATE (owner) ON leases TO plan_operator;

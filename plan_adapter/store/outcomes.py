@@ -7,22 +7,22 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import JsonValue
-from sqlalchemy import Connection, Select, func, insert, select, update
+from sqlalchemy import Connection, Select, insert, select, update
 
 from plan_adapter.errors import RunConflictError
-from plan_adapter.execution.history import is_rollback, undone_by
-from plan_adapter.execution.standing import NEVER_KNOWN, label_of
-from plan_adapter.plan import PlanStatus, StepStatus, new_id
+from plan_adapter.execution.history import Unit
+from plan_adapter.execution.rollback_status import NEVER_KNOWN
+from plan_adapter.plan import CallKind, PlanStatus, StepStatus, new_id
 from plan_adapter.readable import call_name
 from plan_adapter.record import ABORTED, Attempt, Outcome, Receipt, Resolution, RunReason
 from plan_adapter.store import chain, entries, gates, plans, runs, undoing
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.digests import plain
-from plan_adapter.store.rows import Row, attempt_of, attempt_row, context_of, item_column, receipt_row, whose
+from plan_adapter.store.rows import Row, attempt_of, attempt_row, context_of, receipt_row, whose
 from plan_adapter.store.steps import history_of, labels_of
 from plan_adapter.store.tables import attempts, audit, receipts, step_runs
 from plan_adapter.store.tables import runs as run_table
@@ -46,21 +46,37 @@ def outcome_digest(attempt_id: str) -> str:
     return hashlib.sha256(f"plan_adapter.outcome {attempt_id}".encode()).hexdigest()
 
 
-def by_hand_digest(*, run_id: str, step_id: str, item: int | None, number: int) -> str:
-    """Return what a word binds to that takes the place of an attempt: of this step, or item, and of this number."""
-    return hashlib.sha256(f"plan_adapter.by_hand {run_id} {number} {'' if item is None else item} {step_id}".encode()).hexdigest()
+class CallPlace(NamedTuple):
+    """A call of a run: the step, or an item of it, or the rollback of either."""
+
+    step_id: str
+    item: int | None
+    kind: CallKind
+
+    @property
+    def unit(self) -> Unit:
+        """The step, or the item."""
+        return self.step_id, self.item
+
+    def name(self) -> str:
+        """Return what the step, or its rollback, is called, without the item."""
+        return call_name(self.step_id, None, kind=self.kind)
 
 
-def resolution_digest(
-    connection: Connection, tenant: str | None, run_id: str, step_id: str, item: int | None, resolution: Resolution
-) -> str:
-    """Return what this word about a step binds to, as `resolve` would keep it now; raises RunConflictError as that does."""
+def by_hand_digest(*, run_id: str, step_id: str, item: int | None, number: int, kind: CallKind) -> str:
+    """Return what a word binds to that takes the place of an attempt: of this call, and of this number."""
+    call = f"{run_id} {kind} {number} {'' if item is None else item} {step_id}"
+    return hashlib.sha256(f"plan_adapter.by_hand {call}".encode()).hexdigest()
+
+
+def resolution_digest(connection: Connection, tenant: str | None, run_id: str, call: CallPlace, resolution: Resolution) -> str:
+    """Return what this word about a call binds to, as `resolve` would keep it now; raises RunConflictError as that does."""
     run = _locked(connection, tenant, run_id)
-    return _subject(connection, tenant, run, step_id, item, resolution, at=now_of(connection))[1]
+    return _subject(connection, tenant, run, call, resolution, at=now_of(connection))[1]
 
 
 def start_of(connection: Connection, attempt: Attempt) -> str | None:
-    """Return in words the start of the run, and its process, that made the attempt; None for a run of a version that kept no audit."""
+    """Return in words the start of the run, and its process, that made the attempt; None where the audit tells of none."""
     same = (audit.c.run_id == attempt.run_id, audit.c.kind == "run_started", audit.c.at <= attempt.started_at)
     return connection.scalar(select(audit.c.message).where(*same).order_by(audit.c.number.desc()).limit(1))
 
@@ -77,14 +93,14 @@ def unknown_of_all(connection: Connection, tenant: str | None) -> list[Attempt]:
 
 
 def _unknown(connection: Connection, which: Select[Any]) -> list[Attempt]:
-    same = (receipts.c.run_id == attempts.c.run_id, receipts.c.step_id == attempts.c.step_id, receipts.c.item == attempts.c.item)
+    same = [receipts.c[name] == attempts.c[name] for name in ("run_id", "step_id", "kind", "item")]
     ended = (receipts.c.number == attempts.c.number) | (receipts.c.outcome == Outcome.SUCCEEDED.value)
     done = select(receipts.c.number).where(*same, ended)
     query = which.where(attempts.c.effect == "write", ~done.exists())
     return [attempt_of(row) for row in connection.execute(query.order_by(attempts.c.started_at, attempts.c.id)).mappings()]
 
 
-def resolve(connection: Connection, tenant: str | None, run_id: str, step_id: str, item: int | None, word: Word) -> Receipt:
+def resolve(connection: Connection, tenant: str | None, run_id: str, call: CallPlace, word: Word) -> Receipt:
     """Keep what a person says about the outcome of a step and return it as the receipt that it is.
 
     A step of which nothing is unknown and that has not succeeded can be said to be done, too: somebody did it by hand; and of one that
@@ -94,9 +110,11 @@ def resolve(connection: Connection, tenant: str | None, run_id: str, step_id: st
     else then, for other words about a step of which nothing is unknown, and where an item must be named.
     """
     run, ended_at = _locked(connection, tenant, run_id), now_of(connection)
-    attempt, digest = _subject(connection, tenant, run, step_id, item, word.resolution, at=ended_at)
+    attempt, digest = _subject(connection, tenant, run, call, word.resolution, at=ended_at)
     if word.digest not in (None, digest):
-        raise RunConflictError(f"another attempt of `{step_id}` in run {run['id']} is in doubt by now: look again, and say it of that one")
+        raise RunConflictError(
+            f"another attempt of `{call.name()}` in run {run['id']} is in doubt by now: look again, and say it of that one"
+        )
     told = list[entries.Entry]()
     if digest != outcome_digest(attempt.id):
         begun = {**whose(context_of(run)), **attempt_row(attempt)}
@@ -116,6 +134,7 @@ def resolve(connection: Connection, tenant: str | None, run_id: str, step_id: st
         by=word.by,
         known_by=word.known_by,
         note=word.note or None,
+        kind=attempt.kind,
     )
     row = {**whose(context_of(run)), **receipt_row(receipt)}
     connection.execute(insert(receipts).values(row))
@@ -135,7 +154,7 @@ def resolve(connection: Connection, tenant: str | None, run_id: str, step_id: st
 
 def resolution_of(attempt: Attempt, word: Word) -> str:
     """Return in words who said what of an attempt."""
-    call = call_name(attempt.step_id, attempt.item, attempt.label)
+    call = call_name(attempt.step_id, attempt.item, attempt.label, kind=attempt.kind)
     return f"{word.by} says of `{call}`: {word.resolution}" + (f" ({word.note})" if word.note else "")
 
 
@@ -148,90 +167,99 @@ def _locked(connection: Connection, tenant: str | None, run_id: str) -> Row:
 
 
 def _subject(
-    connection: Connection, tenant: str | None, run: Row, step_id: str, item: int | None, resolution: Resolution, *, at: datetime
+    connection: Connection, tenant: str | None, run: Row, call: CallPlace, resolution: Resolution, *, at: datetime
 ) -> tuple[Attempt, str]:
     """Return the attempt that a word is about, a new one where somebody did the step by hand, and the digest that the word binds to."""
     unknown = unknown_of(connection, run["id"])
     if (owner := runs.owner_of(connection, tenant, run["id"])) is not None:
         asked = gates.outcome_asked(connection, run["id"])
         unknown = [attempt for attempt in unknown if outcome_digest(attempt.id) in asked]  # the others may be under way
-        if all(attempt.step_id != step_id for attempt in unknown):
+        if not _of_call(unknown, call):
             raise RunConflictError(
                 f"run {run['id']} is executed by {owner}, which says itself how its steps end; wait for its end, or cancel it"
             )
-    if all(attempt.step_id != step_id for attempt in unknown) and (
-        resolution == "done" or (resolution == "again" and _is_left(connection, run["id"], step_id, item))
-    ):
-        by_hand = _by_hand(connection, run, step_id, item, at=at)
-        return by_hand, by_hand_digest(run_id=run["id"], step_id=step_id, item=item, number=by_hand.number)
-    attempt = _meant(unknown, run["id"], step_id, item)
+    if not _of_call(unknown, call) and (resolution == "done" or (resolution == "again" and _is_left(connection, run["id"], call))):
+        by_hand = _by_hand(connection, run, call, at=at)
+        return by_hand, by_hand_digest(run_id=run["id"], step_id=call.step_id, item=call.item, number=by_hand.number, kind=call.kind)
+    attempt = _meant(unknown, run["id"], call)
     return attempt, outcome_digest(attempt.id)
 
 
-def _by_hand(connection: Connection, run: Row, step_id: str, item: int | None, *, at: datetime) -> Attempt:
+def _of_call(unknown: Sequence[Attempt], call: CallPlace) -> list[Attempt]:
+    """Return those that are of the step, or of its rollback, whatever their item."""
+    return [attempt for attempt in unknown if (attempt.step_id, attempt.kind) == (call.step_id, call.kind)]
+
+
+def _by_hand(connection: Connection, run: Row, call: CallPlace, *, at: datetime) -> Attempt:
     """Return the attempt of a step, or of what undoes it, that a person made in place of its tool."""
-    step = next((step for step in plans.of_run(connection, run).steps if step.id == undone_by(step_id)), None)
+    step = next((step for step in plans.of_run(connection, run).steps if step.id == call.step_id), None)
     if step is None:
-        raise RunConflictError(f"no step of run {run['id']} is called `{undone_by(step_id)}`")
+        raise RunConflictError(f"no step of run {run['id']} is called `{call.step_id}`")
     tool_name = step.tool_name or ""
-    if is_rollback(step_id):
+    if call.kind == "rollback":
         if step.rollback is None:
             raise RunConflictError(f"`{step.id}` declares no rollback: there is nothing to say about one")
         tool_name = step.rollback.tool_name
-    if step.for_each is not None and item is None:
-        raise RunConflictError(f"`{step_id}` has a `for_each`: name an item with --item")
-    same = (attempts.c.run_id == run["id"], attempts.c.step_id == step_id, attempts.c.item == item_column(item))
-    if _has_succeeded(connection, run["id"], step_id, item):
-        raise RunConflictError(f"`{step_id}` has succeeded: there is nothing to say about it")
-    is_done = _has_succeeded(connection, run["id"], step.id, item) if is_rollback(step_id) else True
-    if not is_done and not (step.rollback_failed and (step.id, item) in history_of(connection, run["id"]).failed):
+    if step.for_each is not None and call.item is None:
+        raise RunConflictError(f"`{call.name()}` has a `for_each`: name an item with --item")
+    history = history_of(connection, run["id"])
+    made = history.calls(call.kind)
+    if call.unit in made.succeeded:
+        raise RunConflictError(f"`{call.name()}` has succeeded: there is nothing to say about it")
+    is_done = call.unit in history.succeeded or (step.rollback_failed and call.unit in history.failed)
+    if call.kind == "rollback" and not is_done:
         raise RunConflictError(f"`{step.id}` was not done: there is nothing to undo")
-    number = (connection.scalar(select(func.max(attempts.c.number)).where(*same)) or 0) + 1
-    label = label_of((step_id, item), labels_of(connection, run["id"]))
-    return Attempt(new_id(), run["id"], step_id, item, number, tool_name, "write", {}, "", at, label=label)
+    return Attempt(
+        id=new_id(),
+        run_id=run["id"],
+        step_id=call.step_id,
+        item=call.item,
+        number=made.attempts.get(call.unit, 0) + 1,
+        tool_name=tool_name,
+        effect="write",
+        parameters={},
+        idempotency_key="",
+        started_at=at,
+        label=labels_of(connection, run["id"]).get(call.unit),
+        kind=call.kind,
+    )
 
 
-def _has_succeeded(connection: Connection, run_id: str, step_id: str, item: int | None) -> bool:
-    same = (receipts.c.run_id == run_id, receipts.c.step_id == step_id, receipts.c.item == item_column(item))
-    return connection.scalar(select(receipts.c.number).where(*same, receipts.c.outcome == Outcome.SUCCEEDED.value)) is not None
+def _is_left(connection: Connection, run_id: str, call: CallPlace) -> bool:
+    """Return whether nobody has said more of a call since the run was ended over it, or an idempotent write was cut off."""
+    made = history_of(connection, run_id).calls(call.kind)
+    return call.unit in made.aborted or call.unit in made.repeatable
 
 
-def _is_left(connection: Connection, run_id: str, step_id: str, item: int | None) -> bool:
-    """Return whether nobody has said more of a step, or an item, since the run was ended over it, or an idempotent write was cut off."""
-    history = history_of(connection, run_id)
-    return (step_id, item) in history.aborted or (step_id, item) in history.repeatable
-
-
-def _meant(unknown: Sequence[Attempt], run_id: str, step_id: str, item: int | None) -> Attempt:
-    of_step = [attempt for attempt in unknown if attempt.step_id == step_id]
-    meant = [attempt for attempt in of_step if item is None or attempt.item == item]
+def _meant(unknown: Sequence[Attempt], run_id: str, call: CallPlace) -> Attempt:
+    meant = [attempt for attempt in _of_call(unknown, call) if call.item is None or attempt.item == call.item]
     if len(meant) == 1:
         return meant[0]
     if meant:
-        items = ", ".join(call_name(step_id, attempt.item, attempt.label) for attempt in meant)
-        raise RunConflictError(f"of several items of `{step_id}` the outcome is unknown ({items}): name one with --item")
-    names = ", ".join(f"`{call_name(a.step_id, a.item, a.label)}`" for a in unknown)
-    raise RunConflictError(f"the outcome of `{step_id}` in run {run_id} is not unknown" + (f"; that of {names} is" if names else ""))
+        items = ", ".join(call_name(a.step_id, a.item, a.label, kind=a.kind) for a in meant)
+        raise RunConflictError(f"of several items of `{call.name()}` the outcome is unknown ({items}): name one with --item")
+    names = ", ".join(f"`{call_name(a.step_id, a.item, a.label, kind=a.kind)}`" for a in unknown)
+    raise RunConflictError(f"the outcome of `{call.name()}` in run {run_id} is not unknown" + (f"; that of {names} is" if names else ""))
 
 
 def _tell_run(connection: Connection, run: Row, attempt: Attempt, word: Word) -> list[entries.Entry]:
     """Let the run and its step say what was decided, and return what the audit is told; the next start goes on from the receipts."""
     left = unknown_of(connection, run["id"])
     said = resolution_of(attempt, word)
-    changed: dict[str, object] = {"message": said, "updated_at": database_now()}
-    if is_rollback(attempt.step_id):  # why the run ended stays as it is, and with `abort` only its rollback ends
+    changed: dict[str, object] = {"message": said, "rollback": None, "updated_at": database_now()}
+    if attempt.kind == "rollback":  # why the run ended stays as it is, and with `abort` only its rollback ends
         changed |= undoing.told(connection, run, said, ends=word.resolution == "abort")
     elif word.resolution == "abort":
         changed |= {"status": PlanStatus.CANCELLED.value, "reason": RunReason.CANCELLED.value, "completed_at": database_now()}
     elif left:
-        names = ", ".join(sorted({f"`{other.step_id}`" for other in left}))
+        names = ", ".join(sorted({f"`{call_name(other.step_id, None, kind=other.kind)}`" for other in left}))
         changed["message"] = f"{said}; whether {names} was done is still unknown"
     elif run["reason"] == RunReason.UNKNOWN.value:
         changed["reason"] = RunReason.INTERRUPTED.value
     renewed = update(run_table).where(run_table.c.id == run["id"]).values(**changed).returning(run_table)
     now = plain(run_table, connection.execute(renewed).mappings().one())
     told = list[entries.Entry]()
-    if all(other.step_id != attempt.step_id for other in left):
+    if attempt.kind == "step" and all((other.step_id, other.kind) != (attempt.step_id, "step") for other in left):
         ended = (step_runs.c.run_id == run["id"], step_runs.c.step_id == attempt.step_id, step_runs.c.status == StepStatus.FAILED.value)
         steps = update(step_runs).where(*ended).values(**_end_of_step(attempt, word, said)).returning(step_runs)
         told = [entries.of_step(plain(step_runs, row)) for row in connection.execute(steps).mappings()]

@@ -82,10 +82,10 @@ def plan_is_approved(run_id: str, rows: Sequence[PlanApproval]) -> str | None:
 
 def call_is_approved(attempt: Attempt, row: CallApproval | None) -> str | None:
     """Return None if `row` is an approval of this very call that has not expired and still stands, else what is missing."""
-    step = f"step `{call_name(attempt.step_id, attempt.item, attempt.label)}`"
+    step = f"step `{call_name(attempt.step_id, attempt.item, attempt.label, kind=attempt.kind)}`"
     if row is None:
         return f"{step} has a gate of its own and no approval: have it approved"
-    if (row.run_id, row.step_id, row.item) != (attempt.run_id, attempt.step_id, item_column(attempt.item)):
+    if (row.run_id, row.step_id, row.item, "step") != (attempt.run_id, attempt.step_id, item_column(attempt.item), attempt.kind):
         return f"the approval by {one_line(row.by)} is of another run, step or item: have {step} approved"
     if row.decision != "approve":
         return f"{one_line(row.by)} did not approve {step}: {row.decision}"

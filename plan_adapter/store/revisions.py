@@ -34,8 +34,7 @@ _LIMITS = frozenset({"timeout_ms", "max_retries", "retry_delay_ms", "retry_backo
 class Revision:
     """A version of a run's plan that was replaced: which content it was (numbers count from 1), and who replaced it, why and when.
 
-    What took its place is the revision with the next number, or what the run has now. `definitions` are those of its tools; None of one
-    that an earlier version of this package replaced.
+    What took its place is the revision with the next number, or what the run has now. `definitions` are those of its tools.
     """
 
     number: int
@@ -44,7 +43,7 @@ class Revision:
     by: str
     note: str
     at: datetime
-    definitions: list[dict[str, JsonValue]] | None = None
+    definitions: list[dict[str, JsonValue]]
     folder: RunFolder | None = None  # where the run worked
 
 
@@ -85,14 +84,13 @@ def revise(
 def put_back(connection: Connection, tenant: str | None, run_id: str, version: Revision, validated: "ValidatedPlan", *, by: str) -> PlanRun:
     """Put a version that was replaced back into a run that has ended, which stays as it ended, so that it can be undone; return the run.
 
-    `validated` is its plan. Raises RunConflictError for a run that has not ended, and for a version whose tools were not kept.
+    `validated` is its plan. Raises RunConflictError for a run that has not ended.
     """
     run = _locked(connection, tenant, run_id)
     if run["approval_digest"] == version.approval_digest:
         return runs.find(connection, tenant, run["id"])
-    if run["completed_at"] is None or version.definitions is None:
-        why = "it has not ended" if run["completed_at"] is None else "what its tools were is not known any more"
-        raise RunConflictError(f"version {version.number} of the plan cannot be put back into run {run['id']}: {why}")
+    if run["completed_at"] is None:
+        raise RunConflictError(f"version {version.number} of the plan cannot be put back into run {run['id']}: it has not ended")
     content = _content(connection, run, validated, version.approval_digest) | {
         "definitions": dump_json([*version.definitions]),
         "updated_at": database_now(),
@@ -121,13 +119,18 @@ def revisions_of(connection: Connection, run_id: str) -> list[Revision]:
     """Return the versions of a run's plan that were replaced, oldest first."""
     query = select(revisions).where(revisions.c.run_id == run_id).order_by(revisions.c.number)
     return [
-        Revision(row["number"], row["digest"], row["approval_digest"], row["by"], row["note"], row["at"], _definitions(row), folder_of(row))
+        Revision(
+            number=row["number"],
+            digest=row["digest"],
+            approval_digest=row["approval_digest"],
+            by=row["by"],
+            note=row["note"],
+            at=row["at"],
+            definitions=load_json(row["definitions"]),
+            folder=folder_of(row),
+        )
         for row in connection.execute(query).mappings()
     ]
-
-
-def _definitions(row: Row) -> list[dict[str, JsonValue]] | None:
-    return None if row["definitions"] is None else load_json(row["definitions"])
 
 
 def _locked(connection: Connection, tenant: str | None, run_id: str) -> Row:
@@ -185,7 +188,7 @@ def _content(connection: Connection, run: Row, validated: "ValidatedPlan", appro
         "approval_digest": approval_digest,
         "name": plan.name,
         "description": plan.description,
-        "steps": steps["digest"],
+        "implied_dependencies_digest": steps["digest"],
         "definitions": dump_json(list(validated.definitions)),
         "metadata": dump_json(dict(plan.metadata)),
     }
@@ -193,5 +196,15 @@ def _content(connection: Connection, run: Row, validated: "ValidatedPlan", appro
 
 def _unended() -> dict[str, Any]:
     """Return with what a run waits for its approval that may have ended before."""
-    ends = ("reason", "message", "completed_at", "approved_at", "approved_by", "rejection_note", "cancel_reason", "cancel_requested_at")
+    ends = (
+        "reason",
+        "message",
+        "rollback",
+        "completed_at",
+        "approved_at",
+        "approved_by",
+        "rejection_note",
+        "cancel_reason",
+        "cancel_requested_at",
+    )
     return {**dict.fromkeys(ends), "status": PlanStatus.PENDING_APPROVAL.value, "updated_at": database_now()}

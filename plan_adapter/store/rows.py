@@ -8,7 +8,7 @@ from pydantic import JsonValue
 from sqlalchemy import RowMapping
 
 from plan_adapter.plan import StepStatus
-from plan_adapter.record import Approval, Attempt, Outcome, Receipt, RunContext, RunFolder, StepRun
+from plan_adapter.record import Approval, Attempt, Outcome, Receipt, RollbackStatus, RunContext, RunFolder, StepRun
 
 Row: TypeAlias = RowMapping
 
@@ -72,6 +72,7 @@ def attempt_row(attempt: Attempt) -> dict[str, Any]:
         "approval_digest": attempt.approval_digest,
         "code_digest": attempt.code_digest,
         "label": attempt.label,
+        "kind": attempt.kind,
     }
 
 
@@ -92,6 +93,7 @@ def attempt_of(row: Row) -> Attempt:
         approval_digest=row["approval_digest"],
         code_digest=row["code_digest"],
         label=row["label"],
+        kind=row["kind"],
     )
 
 
@@ -111,6 +113,7 @@ def receipt_row(receipt: Receipt) -> dict[str, Any]:
         "by": receipt.by,
         "known_by": receipt.known_by,
         "note": receipt.note,
+        "kind": receipt.kind,
     }
 
 
@@ -130,6 +133,7 @@ def receipt_of(row: Row) -> Receipt:
         by=row["by"],
         known_by=row["known_by"],
         note=row["note"],
+        kind=row["kind"],
     )
 
 
@@ -179,6 +183,16 @@ def folder_column(folder: RunFolder | None) -> str | None:
 def folder_of(row: Row) -> RunFolder | None:
     """Return the folder that `folder_column` wrote."""
     return None if row["folder"] is None else RunFolder(**load_json(row["folder"]))
+
+
+def rollback_column(status: RollbackStatus | None) -> str | None:
+    """Return how the rollback status of a run is kept."""
+    return None if status is None else dump_json(asdict(status))
+
+
+def rollback_of(row: Row) -> RollbackStatus | None:
+    """Return the rollback status that `rollback_column` wrote."""
+    return None if row["rollback"] is None else RollbackStatus(**load_json(row["rollback"]))
 
 
 def approval_row(approval: Approval) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from plan_adapter.store.columns import Clock, database_now, now_of
 from plan_adapter.store.digests import plain
 from plan_adapter.store.owner import Owner
 from plan_adapter.store.plans import put_implied, put_plan, seen_by
-from plan_adapter.store.rows import Row, dump_json, folder_column, folder_of, load_json, whose
+from plan_adapter.store.rows import Row, dump_json, folder_column, folder_of, load_json, rollback_column, rollback_of, whose
 from plan_adapter.store.steps import step_runs_of
 from plan_adapter.store.tables import runs, step_runs
 
@@ -46,12 +46,11 @@ def run_row(run: PlanRun, validated: "ValidatedPlan", steps: dict[str, Any]) -> 
         "approval_digest": run.approval_digest,
         "requested_by": run.requested_by,
         "inputs": dump_json(run.inputs),
-        "steps": steps["digest"],
+        "implied_dependencies_digest": steps["digest"],
         "definitions": dump_json(list(validated.definitions)),
         "folder": folder_column(run.folder),
         "created_at": run.created_at,
         "updated_at": run.updated_at,
-        "audited": True,
         **_changing(run),
     }
 
@@ -255,6 +254,7 @@ def _changing(run: PlanRun) -> dict[str, Any]:
         "status": run.status.value,
         "reason": run.reason and run.reason.value,
         "message": run.message,
+        "rollback": rollback_column(run.rollback),
         "outputs": dump_json(run.outputs),
         "metadata": dump_json(run.metadata),
         "flow_run_id": run.flow_run_id,
@@ -278,6 +278,7 @@ def _assembled(connection: Connection, rows: Sequence[Row], *, with_results: boo
             outputs=load_json(row["outputs"]),
             metadata=load_json(row["metadata"]),
             folder=folder_of(row),
+            rollback=rollback_of(row),
             steps=steps.get(row["id"], []),
             status=PlanStatus(row["status"]),
             reason=RunReason.INTERRUPTED if row["id"] in interrupted else _kept_reason(row),

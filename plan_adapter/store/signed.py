@@ -29,6 +29,7 @@ class Signed:
     text: str
     signature: str | None
     step_id: str | None = None
+    call_kind: str | None = None  # of a receipt: whether the call is the step, or its rollback
 
 
 def signed_of(document: Mapping[str, Any]) -> Iterator[Signed]:
@@ -48,7 +49,7 @@ def signed_of(document: Mapping[str, Any]) -> Iterator[Signed]:
             yield Signed("audit", request_id, str(first["by"]), text, signature, subjects[0].step_id)
 
 
-_Key = tuple[Any, Any, Any]
+_Key = tuple[Any, Any, Any, Any]
 
 
 def _told(audit: Any) -> tuple[dict[_Key, str], dict[str, list[Plain]], dict[str, str]]:
@@ -60,25 +61,25 @@ def _told(audit: Any) -> tuple[dict[_Key, str], dict[str, list[Plain]], dict[str
         elif entry["kind"] == "word_signed" and entry["row_id"] is not None:
             signatures[entry["row_id"]] = str(entry["message"])
         elif entry["kind"] == "word_signed":
-            words[_key(entry, entry["attempt"])] = str(entry["message"])
+            words[_key(entry, entry["attempt"], entry["call_kind"])] = str(entry["message"])
     return words, operator_requests, signatures
 
 
 def _words(document: Mapping[str, Any], run_id: str, signatures: Mapping[_Key, str]) -> Iterator[Signed]:
-    signed = {_key(row, row["number"]): row for row in document["receipts"] if row["known_by"] == "ssh_signature"}
+    signed = {_key(row, row["number"], row["kind"]): row for row in document["receipts"] if row["known_by"] == "ssh_signature"}
     if not signed:
         return
     for attempt in document["attempts"]:
-        if (row := signed.get(key := _key(attempt, attempt["number"]))) is None:
+        if (row := signed.get(key := _key(attempt, attempt["number"], attempt["kind"]))) is None:
             continue
         # Who says that they did a step by hand makes the attempt with their word: it has no key.
         is_by_hand = attempt["idempotency_key"] == ""
         item = None if attempt["item"] == NO_ITEM else attempt["item"]
-        by_hand = by_hand_digest(run_id=run_id, step_id=attempt["step_id"], item=item, number=attempt["number"])
+        by_hand = by_hand_digest(run_id=run_id, step_id=attempt["step_id"], item=item, number=attempt["number"], kind=attempt["kind"])
         digest = by_hand if is_by_hand else outcome_digest(attempt["id"])
         word = "done" if row["outcome"] == "succeeded" else "abort" if row["error"] == ABORTED else "again"
         text = signed_resolution(digest=digest, word=word, result=json.loads(row["result"]), run_id=run_id)
-        yield Signed("receipts", str(attempt["id"]), str(row["by"]), text, signatures.get(key), str(row["step_id"]))
+        yield Signed("receipts", str(attempt["id"]), str(row["by"]), text, signatures.get(key), str(row["step_id"]), str(row["kind"]))
 
 
 def _answer(row: Plain) -> Signed:
@@ -91,8 +92,8 @@ def _answer(row: Plain) -> Signed:
     return Signed("approvals", str(row["id"]), str(row["by"]), text, _optional(row["signature"]), _optional(row["step_id"]))
 
 
-def _key(row: Mapping[str, Any], number: Any) -> _Key:
-    return (row["step_id"], row["item"], number)
+def _key(row: Mapping[str, Any], number: Any, kind: Any) -> _Key:
+    return (row["step_id"], kind, row["item"], number)
 
 
 def _optional(value: Any) -> str | None:

@@ -58,13 +58,11 @@ def step_runs_of(
 def _planned_steps(connection: Connection, rows: Sequence[Row]) -> dict[str, list[dict[str, Any]]]:
     """Return by run id the steps as the plan of the run writes them, each with all that it waits for as `depends_on`."""
     documents = _texts(connection, plans, plans.c.document, {(row["tenant_id"], row["digest"]) for row in rows})
-    implied = _texts(connection, implied_dependencies, implied_dependencies.c.steps, {(row["tenant_id"], row["steps"]) for row in rows})
+    wanted = {(row["tenant_id"], row["implied_dependencies_digest"]) for row in rows}
+    implied = _texts(connection, implied_dependencies, implied_dependencies.c.steps, wanted)
     read, found = dict[tuple[str, str, str], list[dict[str, Any]]](), dict[str, list[dict[str, Any]]]()
     for row in rows:
-        if row["steps"].startswith("["):  # a run of an earlier version holds the steps themselves
-            found[row["id"]] = [{**step, "for_each": ""} if step["is_list"] else step for step in load_json(row["steps"])]
-            continue
-        key = (row["tenant_id"], row["digest"], row["steps"])
+        key = (row["tenant_id"], row["digest"], row["implied_dependencies_digest"])
         if key not in read:
             document, others = documents.get(key[:2]), implied.get((key[0], key[2]))
             if document is None or others is None:
@@ -103,7 +101,8 @@ def history_of(connection: Connection, run_id: str) -> RunHistory:
     if not history.attempts:
         return history
     is_same_step = and_(step_runs.c.run_id == gates.c.run_id, step_runs.c.step_id == gates.c.step_id)
-    asked = select(gates.c.step_id).join_from(gates, step_runs, is_same_step).where(gates.c.run_id == run_id)
+    asked = select(gates.c.step_id).join_from(gates, step_runs, is_same_step)
+    asked = asked.where(gates.c.run_id == run_id, gates.c.call_kind == "step")
     return replace(
         history,
         ends=_completed_ends(connection, run_id),
@@ -153,14 +152,15 @@ def _current_attempts(connection: Connection, rows: Sequence[Row]) -> list[Row]:
     if not since:
         return []
     columns = (attempts.c.run_id, attempts.c.step_id, attempts.c.item, attempts.c.effect, attempts.c.started_at, receipts.c.outcome)
-    query = select(*columns).outerjoin_from(attempts, receipts).where(attempts.c.run_id.in_(since)).order_by(attempts.c.started_at)
+    of_steps = (attempts.c.run_id.in_(since), attempts.c.kind == "step")
+    query = select(*columns).outerjoin_from(attempts, receipts).where(*of_steps).order_by(attempts.c.started_at)
     return [row for row in connection.execute(query).mappings() if row["started_at"] >= since[row["run_id"]]]
 
 
 def _read_results(connection: Connection, found: dict[str, _Found]) -> None:
     columns = (receipts.c.run_id, receipts.c.step_id, receipts.c.item, receipts.c.result)
-    succeeded = receipts.c.outcome == Outcome.SUCCEEDED.value
-    query = select(*columns).where(receipts.c.run_id.in_(found), succeeded).order_by(receipts.c.item, receipts.c.number)
+    succeeded = (receipts.c.kind == "step", receipts.c.outcome == Outcome.SUCCEEDED.value)
+    query = select(*columns).where(receipts.c.run_id.in_(found), *succeeded).order_by(receipts.c.item, receipts.c.number)
     for run_id, step_id, item, result in connection.execute(query):
         found[run_id].results[step_id][item] = result
 

@@ -15,7 +15,7 @@ from plan_adapter.canonical import plan_digest
 from plan_adapter.errors import PlanAdapterError, RunConflictError, StoreError
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.gates.policy import PolicyInForce, policy_in_force
-from plan_adapter.plan import ExecutionPlan, PlanStatus
+from plan_adapter.plan import CallKind, ExecutionPlan, PlanStatus
 from plan_adapter.record import (
     Approval,
     Attempt,
@@ -52,7 +52,7 @@ from plan_adapter.store.database import Database
 from plan_adapter.store.drafts import Drafts
 from plan_adapter.store.export import document_of, parts_of
 from plan_adapter.store.operator_requests import OperatorRequest
-from plan_adapter.store.outcomes import Word
+from plan_adapter.store.outcomes import CallPlace, Word
 from plan_adapter.store.owner import Owner
 from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.plans import PlanVersion
@@ -228,12 +228,21 @@ class PlanStore:
         return await self._read_of_run(run_id, runs.definitions)
 
     async def audit(self, run_id: str) -> list[AuditEntry]:
-        """Return what happened to a run, in the order in which it was recorded; what an earlier version ran has no entries."""
+        """Return what happened to a run, in the order in which it was recorded."""
         return await self._read_of_run(run_id, entries_of)
 
-    async def note_refusal(self, run_id: str, message: str, *, by: str, known_by: str | None = None, step_id: str | None = None) -> None:
+    async def note_refusal(
+        self,
+        run_id: str,
+        message: str,
+        *,
+        by: str,
+        known_by: str | None = None,
+        step_id: str | None = None,
+        call_kind: CallKind | None = None,
+    ) -> None:
         """Keep in the audit of a run that somebody may not do what they tried with it."""
-        note = partial(audit.note_refusal, message=message, by=by, known_by=known_by, step_id=step_id)
+        note = partial(audit.note_refusal, message=message, by=by, known_by=known_by, step_id=step_id, call_kind=call_kind)
         await self._database.write(lambda connection: note(connection, self._id_of(connection, run_id)))
 
     async def export(self, run_id: str) -> dict[str, JsonValue]:
@@ -250,7 +259,7 @@ class PlanStore:
     async def verify(self, run_id: str) -> Verification:
         """Return whether the record of a run is as it was written, else the first row that is not.
 
-        It reads a row at a time. A run without audit entries, as of a version that kept no audit, is `not_verifiable`, and not `ok`.
+        It reads a row at a time. A run without audit entries is `not_verifiable`, and not `ok`.
         """
         return await self.read_export(run_id, verify)
 
@@ -309,18 +318,21 @@ class PlanStore:
         """Return in words the start of the run, and its process, that made `attempt`; None where the record does not tell."""
         return await self._database.read(partial(outcomes.start_of, attempt=attempt))
 
-    async def resolve(self, run_id: str, step_id: str, word: Word, *, item: int | None = None) -> Receipt:
+    async def resolve(self, run_id: str, step_id: str, word: Word, *, item: int | None = None, kind: CallKind = "step") -> Receipt:
         """Keep what a person says about the unknown outcome of a step, or of one of its items, and return the receipt that it is.
 
+        With `kind` "rollback" it is said of the rollback of the step.
         The run goes on from there: at once where a process waits for this word at a gate, which is closed by it, else when it is resumed.
         `abort` ends it as cancelled. Raises RunConflictError where a process executes the run that does not ask about it, and where no
         such outcome is unknown.
         """
-        return await self._write(outcomes.resolve, run_id=run_id, step_id=step_id, item=item, word=word)
+        return await self._write(outcomes.resolve, run_id=run_id, call=CallPlace(step_id, item, kind), word=word)
 
-    async def resolution_digest(self, run_id: str, step_id: str, resolution: Resolution, *, item: int | None = None) -> str:
+    async def resolution_digest(
+        self, run_id: str, step_id: str, resolution: Resolution, *, item: int | None = None, kind: CallKind = "step"
+    ) -> str:
         """Return what this word about a step binds to, which `Word.digest` holds and a signature is of; raises as `resolve` does."""
-        return await self._write(outcomes.resolution_digest, run_id=run_id, step_id=step_id, item=item, resolution=resolution)
+        return await self._write(outcomes.resolution_digest, run_id=run_id, call=CallPlace(step_id, item, kind), resolution=resolution)
 
     async def record_operator_request(self, run_id: str, request: OperatorRequest) -> datetime:
         """Keep what a person asks for of a run, and return the time that the run now holds as that of its last change.

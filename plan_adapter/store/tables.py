@@ -23,7 +23,7 @@ from sqlalchemy import (
 
 from plan_adapter.store.columns import Instant, Words
 
-REVISION = "0007"
+REVISION = "0001"
 """The newest migration; a test holds that it is."""
 
 REVISION_TABLE = "plan_adapter_revision"
@@ -112,7 +112,7 @@ runs = Table(
     Column("digest", Text, nullable=False),
     Column("approval_digest", Text, nullable=False),
     Column("inputs", Text, nullable=False),
-    Column("steps", Text, nullable=False),  # the digest of implied dependencies; of an earlier version what is known of its steps
+    Column("implied_dependencies_digest", Text, nullable=False),
     Column("definitions", Text, nullable=False),  # of the tools, as the approval digest covers them
     Column("metadata", Text, nullable=False),
     Column("status", Text, nullable=False),
@@ -133,8 +133,8 @@ runs = Table(
     Column("cancel_reason", Words),
     Column("cancel_requested_at", Instant),
     Column("cancel_rollback", Boolean),  # whether what was done is to be undone then
-    Column("folder", Text),  # where it works; None for a run of a version that recorded none
-    Column("audited", Boolean),  # whether its audit begins with its creation; None for a run of a version that kept none
+    Column("folder", Text),  # where it works, if that was recorded
+    Column("rollback", Text),  # how its last rollback ended
     ForeignKeyConstraint(["tenant_id", "digest"], ["plans.tenant_id", "plans.digest"]),
     Index(None, "created_at"),
     Index(None, "flow_run_id"),
@@ -163,6 +163,7 @@ audit = Table(
     Column("step_id", Text),
     Column("item", Integer, nullable=False),
     Column("attempt", Integer),
+    Column("call_kind", Text),  # of the attempt, or the gate
     Column("by", Words),
     Column("known_by", Text),
     Column("message", Words),
@@ -192,7 +193,7 @@ step_runs = Table(
     Column("retry_count", Integer, nullable=False),
     Column("attempts", Integer, nullable=False),
     Column("carried", Boolean, nullable=False),
-    Column("rolled_back", Boolean, nullable=False, server_default=text("false")),
+    Column("rolled_back", Boolean, nullable=False),
     Column("started_at", Instant),
     Column("completed_at", Instant),
     Column("duration_ms", BigInteger, nullable=False),
@@ -205,6 +206,7 @@ def _attempt_key() -> list[Column[Any]]:
     return [
         Column("run_id", Text, primary_key=True),
         Column("step_id", Text, primary_key=True),
+        Column("kind", Text, primary_key=True),  # step, or rollback: what undoes the step
         Column("item", Integer, primary_key=True, autoincrement=False),  # -1 for a step without `for_each`
         Column("number", Integer, primary_key=True, autoincrement=False),
     ]
@@ -244,7 +246,8 @@ receipts = Table(
     Column("known_by", Text),
     Column("note", Words),
     ForeignKeyConstraint(
-        ["run_id", "step_id", "item", "number"], ["attempts.run_id", "attempts.step_id", "attempts.item", "attempts.number"]
+        ["run_id", "step_id", "kind", "item", "number"],
+        ["attempts.run_id", "attempts.step_id", "attempts.kind", "attempts.item", "attempts.number"],
     ),
     sqlite_with_rowid=False,
 )
@@ -264,7 +267,7 @@ approvals = Table(
     Column("run_id", Text),  # the run that it was given for, or that used it
     Column("used_at", Instant),
     Column("step_id", Text),  # None: of the whole plan
-    Column("item", Integer, nullable=False, server_default=text("-1")),  # -1: of a plan, or of a step without `for_each`
+    Column("item", Integer, nullable=False),  # -1: of a plan, or of a step without `for_each`
     Column("gate_id", Text),
     Column("standing_id", Text),
     Column("signature", Text),
@@ -295,10 +298,11 @@ gates = Table(
     Column("keyset", Text),
     Column("openings", Integer, nullable=False),
     Column("owner", Text),  # the process that waits at it
-    Column("kind", Text, nullable=False, server_default=text("'approval'")),
+    Column("kind", Text, nullable=False),
+    Column("call_kind", Text, nullable=False),
     Column("label", Words),  # what the item is called, where not by its number
     Column("text", Words, nullable=False),  # last: SQLite reads a row from its beginning, and this may be long
-    Index("ix_gates_open", "run_id", "step_id", "item", unique=True, sqlite_where=_IS_OPEN, postgresql_where=_IS_OPEN),
+    Index("ix_gates_open", "run_id", "step_id", "call_kind", "item", unique=True, sqlite_where=_IS_OPEN, postgresql_where=_IS_OPEN),
     Index(None, "run_id"),
 )
 
@@ -345,7 +349,7 @@ revisions = Table(
     Column("by", Words, nullable=False),
     Column("note", Words, nullable=False),
     Column("at", Instant, nullable=False),
-    Column("definitions", Text),  # of its tools; None for one that an earlier version of this package replaced
+    Column("definitions", Text, nullable=False),  # of its tools
     Column("folder", Text),  # where the run worked
 )
 

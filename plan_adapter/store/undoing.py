@@ -5,13 +5,13 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from plan_adapter.execution.history import RunHistory
-from plan_adapter.execution.standing import recorded_standing, with_rollback
+from plan_adapter.execution.rollback_status import recorded_report
 from plan_adapter.execution.status import ended_status
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import RunReason
 from plan_adapter.store import plans
 from plan_adapter.store.columns import database_now
-from plan_adapter.store.rows import Row
+from plan_adapter.store.rows import Row, rollback_column, rollback_of
 from plan_adapter.store.steps import history_of
 from plan_adapter.store.tables import runs, step_runs
 
@@ -28,17 +28,18 @@ def told(connection: Connection, run: Row, said: str, *, ends: bool) -> dict[str
     history = history_of(connection, run["id"])
     if ends and run["completed_at"] is None:
         return _ended(connection, run, history, said)
-    return {"message": _message(connection, run, history, said)}
+    return _told(connection, run, history, said)
 
 
 def _ended(connection: Connection, run: Row, history: RunHistory, why: str) -> dict[str, Any]:
     reason = RunReason(run["reason"]) if run["reason"] else RunReason.CANCELLED
     done = (step_runs.c.run_id == run["id"], step_runs.c.status == StepStatus.COMPLETED.value)
     status: PlanStatus = ended_status(reason, completed=connection.execute(select(step_runs.c.step_id).where(*done)).first() is not None)
-    message = _message(connection, run, history, why)
-    return {"status": status.value, "reason": reason.value, "message": message, "completed_at": database_now()}
+    told = _told(connection, run, history, why)
+    return {**told, "status": status.value, "reason": reason.value, "completed_at": database_now()}
 
 
-def _message(connection: Connection, run: Row, history: RunHistory, said: str) -> str:
-    plan = plans.of_run(connection, run)
-    return with_rollback(run["message"], f"{recorded_standing(plan, history)}; {said}")
+def _told(connection: Connection, run: Row, history: RunHistory, said: str) -> dict[str, Any]:
+    report = recorded_report(plans.of_run(connection, run), history)
+    message, status = report.beside(run["message"], rollback_of(run))
+    return {"message": f"{message}; {said}", "rollback": rollback_column(status)}

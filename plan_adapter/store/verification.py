@@ -3,7 +3,7 @@
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from itertools import islice
 from types import TracebackType
@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from plan_adapter.readable import one_line
 from plan_adapter.store import entries
-from plan_adapter.store.chain import beginning, digest_of_adopted, entry_digest
+from plan_adapter.store.chain import beginning, entry_digest
 from plan_adapter.store.digests import Plain, row_digest
 from plan_adapter.store.entries import RUN_KINDS, Entry
 from plan_adapter.store.rows import NO_ITEM
@@ -85,12 +85,15 @@ class Alteration:
     item: int | None = None
     attempt: int | None = None
     entry: int | None = None  # the number of the audit's entry that it is, or that tells of it
+    call_kind: str | None = None  # `rollback`: of the call that undoes the step
 
     def __str__(self) -> str:
         """Return the alteration in a line."""
         where = [self.table]
         where += [f"entry {self.entry}"] if self.table == "audit" and self.entry is not None else []
-        where += [f"step `{one_line(self.step_id)}`"] if self.step_id is not None else []
+        where += (
+            [f"{'rollback of ' if self.call_kind == 'rollback' else ''}step `{one_line(self.step_id)}`"] if self.step_id is not None else []
+        )
         where += [f"item {self.item + 1}"] if self.item is not None else []
         where += [f"attempt {self.attempt}"] if self.attempt is not None else []
         return f"{', '.join(where)}: {one_line(self.message)}"
@@ -120,8 +123,8 @@ class Verification:
 def verify(document: Mapping[str, Any]) -> Verification:
     """Return whether an exported run is as it was written; `document` is one of `export.parts_of`, or from whatever file.
 
-    Its lists are read a row at a time. A run without audit entries, as of a version that kept no audit, is not verifiable. Who can write
-    the whole database can write a whole new audit, too: what that cannot fake is a digest of the newest entry kept elsewhere.
+    Its lists are read a row at a time. A run without audit entries is not verifiable. Who can write the whole database can write a whole
+    new audit, too: what that cannot fake is a digest of the newest entry kept elsewhere.
     """
     with Newest() as newest:
         told = _Told(newest)
@@ -145,7 +148,6 @@ class _Told:
 
     newest: Newest
     count: int = 0
-    first: Plain = field(default_factory=dict[str, JsonValue])
     of_run: Plain | None = None  # the newest about the run itself
     started: Plain | None = None  # the newest start of the run
     restarts: int = 0  # the newest entry with which what had not completed was forgotten
@@ -153,8 +155,6 @@ class _Told:
     def take(self, entry: Plain) -> None:
         """Gather an entry whose digest is what it must be."""
         self.count += 1
-        if self.count == 1:
-            self.first = entry
         if entry["kind"] in RUN_KINDS:
             self.of_run = entry
         if entry["kind"] == "run_started":
@@ -172,8 +172,6 @@ def _problems(document: Mapping[str, Any], told: _Told) -> Iterator[Alteration]:
         return
     yield from _of_chain(run, document["audit"], document["head"], told)
     if not told.count:
-        if run["audited"] is not None:
-            yield Alteration("audit", "all entries are missing: the run was audited from its beginning")
         return
     yield from _of_plans(document)
     yield from _of_dependencies(document)
@@ -194,12 +192,12 @@ def _of_chain(run: Plain, audit: Iterable[Plain], head: JsonValue, told: _Told) 
         if entry_digest(entry, before) != entry["digest"]:
             first = ", or what the run was created with" if expected == 1 else ""
             yield _altered_entry(entry, f"it was altered{first}: its digest is not that of its content and of the entry before it")
+        if expected == 1 and entry["kind"] != "run_created":
+            yield _altered_entry(entry, "it is the first entry, and does not tell of the creation of the run")
         before = str(entry["digest"])
         told.take(entry)
     if head != (before if told.count else None):
         yield Alteration("audit", "the newest entries are missing: the newest digest is not that of the last entry")
-    if told.count and run["audited"] and told.first["kind"] != "run_created":
-        yield _altered_entry(told.first, "it does not tell of the creation of the run, which was audited from its beginning")
 
 
 def _of_plans(document: Mapping[str, Any]) -> Iterator[Alteration]:
@@ -213,9 +211,7 @@ def _of_plans(document: Mapping[str, Any]) -> Iterator[Alteration]:
 
 
 def _of_dependencies(document: Mapping[str, Any]) -> Iterator[Alteration]:
-    wanted: str = document["run"]["steps"]
-    if wanted.startswith("["):  # a run of an earlier version holds the steps themselves
-        return
+    wanted: str = document["run"]["implied_dependencies_digest"]
     kept = [row["steps"] for row in document["implied_dependencies"] if row["digest"] == wanted]
     if not kept:
         yield Alteration("implied_dependencies", f"what steps wait for because they refer to it is missing ({wanted})")
@@ -233,7 +229,7 @@ class Kept:
 
 
 def _of_attempt(row: Plain) -> Key:
-    return (row["step_id"], row["item"], row["number"])
+    return (row["step_id"], row["kind"], row["item"], row["number"])
 
 
 def _tell_of_approval(row: Plain) -> Entry:
@@ -259,7 +255,7 @@ _KEPT = {
 
 def _place_of(entry: Plain) -> Place | None:
     """Return the table, and the key in it, of the row that an entry tells of; None for the run itself."""
-    kind, attempt = str(entry["kind"]), (entry["step_id"], entry["item"], entry["attempt"])
+    kind, attempt = str(entry["kind"]), (entry["step_id"], entry["call_kind"], entry["item"], entry["attempt"])
     if kind == "attempt_started":
         return "attempts", attempt
     if kind in ("attempt_succeeded", "attempt_failed"):
@@ -277,13 +273,11 @@ def _of_rows(document: Mapping[str, Any], told: _Told) -> Iterator[Alteration]:
     """Yield the first row that the newest entry about it does not tell of as it is, or that is missing; then the untold ones."""
     altered: tuple[int, Kept, Plain] | None = None  # the one whose entry is the earliest
     untold: tuple[Kept, Plain] | None = None
-    earlier = list[str]()  # the digests of attempts and receipts that nothing tells of
     for kept in _KEPT.values():
         for row in document[kept.table]:
             found = told.newest.take((kept.table, kept.key(row)))
             if found is None:
                 untold = untold or (kept, row)
-                earlier += [row_digest(kept.table, row)] if kept.table in ("attempts", "receipts") else []
             elif kept.tell(row).row_digest != found.row_digest and (altered is None or found.number < altered[0]):
                 altered = (found.number, kept, row)
     # What had not completed is forgotten when a run starts again, or gets a new version.
@@ -295,10 +289,7 @@ def _of_rows(document: Mapping[str, Any], told: _Told) -> Iterator[Alteration]:
         number, kept, row = altered
         entry = _entry(document, number)
         yield _alteration(kept.table, entry, _difference(kept.tell(row), entry))
-    if told.first["kind"] == "run_adopted":
-        if digest_of_adopted(earlier) != told.first["row_digest"]:
-            yield Alteration("attempts", "the attempts and receipts of before the run was audited were altered, or others were inserted")
-    elif untold is not None:
+    if untold is not None:
         yield _inserted(*untold)
 
 
@@ -310,7 +301,8 @@ def _entry(document: Mapping[str, Any], number: int) -> Plain:
 def _inserted(kept: Kept, row: Plain) -> Alteration:
     told = kept.tell(row)
     words = "no entry of the audit tells of this row: it was inserted behind its back, or the end of the audit is missing"
-    return Alteration(kept.table, words, told.step_id, None if told.item == NO_ITEM else told.item, told.attempt)
+    item = None if told.item == NO_ITEM else told.item
+    return Alteration(kept.table, words, told.step_id, item, told.attempt, call_kind=told.call_kind)
 
 
 def _of_run(run: Plain, told: _Told) -> Iterator[Alteration]:
@@ -329,7 +321,7 @@ def _of_lease(lease: Plain | None, told: _Told) -> Iterator[Alteration]:
     if started is not None and (lease is None or str(lease["epoch"]) != started["row_id"]):
         found = "is missing" if lease is None else f"has the epoch {lease['epoch']}"
         yield Alteration("leases", f"the lease {found}, and the newest start of the run has {started['row_id']}", entry=_number(started))
-    elif lease is not None and started is None and told.first["kind"] == "run_created":
+    elif lease is not None and started is None:
         yield Alteration("leases", "the run has a lease, and no entry of the audit tells of a start: the end of the audit is missing")
 
 
@@ -339,10 +331,11 @@ _SAID = {"done": "succeeded", "again": "failed", "abort": "failed"}
 
 def _of_gates(document: Mapping[str, Any]) -> Iterator[Alteration]:
     answers = {row["gate_id"]: row["at"] for row in document["approvals"] if row["gate_id"] is not None}
-    words = {(row["step_id"], row["item"], row["ended_at"]): row["outcome"] for row in document["receipts"] if row["by"] is not None}
+    said = (row for row in document["receipts"] if row["by"] is not None)
+    words = {(row["step_id"], row["kind"], row["item"], row["ended_at"]): row["outcome"] for row in said}
     for gate in document["gates"]:
         given = answers.get(gate["id"])
-        outcome = words.get((gate["step_id"], gate["item"], gate["closed_at"]))
+        outcome = words.get((gate["step_id"], gate["call_kind"], gate["item"], gate["closed_at"]))
         if gate["end"] in _SAID and (gate["kind"] != "outcome" or outcome != _SAID[gate["end"]]):
             yield Alteration("gates", f"it is closed with the word {gate['end']}, and no receipt of that moment says so", gate["step_id"])
         if gate["end"] == "answered" and (given is None or given != gate["closed_at"]):
@@ -381,6 +374,7 @@ def _alteration(table: str, entry: Plain, words: str) -> Alteration:
         item=item if isinstance(item, int) and item != NO_ITEM else None,
         attempt=attempt if isinstance(attempt, int) else None,
         entry=_number(entry),
+        call_kind=None if entry["call_kind"] is None else str(entry["call_kind"]),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 from pydantic import ConfigDict, JsonValue, TypeAdapter, ValidationError
 
 from plan_adapter.errors import ToolDefinitionError, ToolError
-from plan_adapter.plan import EFFECTS, Effect, Isolation
+from plan_adapter.plan import EFFECTS, CallKind, Effect, Isolation
 from plan_adapter.problems import did_you_mean
 from plan_adapter.tools.probing import misfits
 from plan_adapter.tools.signature import Misfit, parameter_descriptions, read_signature
@@ -55,6 +55,7 @@ class ToolContext:
     logger: logging.Logger
     deadline: float | None  # seconds on time.monotonic()'s clock; None: no limit
     redaction: Redaction | None = field(default=None, repr=False, compare=False)
+    kind: CallKind = "step"  # `rollback`: the call undoes the step
 
     def redact(self, text: str) -> str:
         """Return `text` with `***` for every secret of the run. Call it before you cut text: half a secret is not found any more."""

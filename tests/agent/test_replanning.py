@@ -313,7 +313,13 @@ async def test_attempts_of_a_step_that_was_left_out_are_shown_and_verified_and_t
     again = await aresume_run(run.id, tools=world.tools, store=store, offline=True)
     assert (again.status, [one.id for one in again.steps]) == (PlanStatus.PARTIAL, ["check", "first", "other"])
     assert world.did[-1] == "undo 1"
-    assert {one.step_id for one in await store.attempts(run.id)} == {"check", "first", "second", "other", "rollback first"}
+    assert {(one.kind, one.step_id) for one in await store.attempts(run.id)} == {
+        ("step", "check"),
+        ("step", "first"),
+        ("step", "second"),
+        ("step", "other"),
+        ("rollback", "first"),
+    }
     assert (await store.verify(run.id)).problem is None
 
 

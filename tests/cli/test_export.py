@@ -56,7 +56,6 @@ def _without_audit(home: Path) -> None:
     with sqlite3.connect(home / "plans.db") as database:
         database.execute("DROP TRIGGER audit_refuses_delete")
         database.execute("DELETE FROM audit")
-        database.execute("UPDATE runs SET audited = NULL")
 
 
 def test_a_run_without_audit_entries_is_not_verifiable(plan: Plan, run_id: str, home: Path):

@@ -170,7 +170,7 @@ def test_a_rollback_of_which_nobody_knows_whether_it_was_done_waits_for_a_person
     assert (said.code, said.run["status"], said.run["reason"]) == (7, "partial", "step_failed"), said.err
     run_id = said.run["id"]
     assert plan("cancel", run_id, "--rollback", "--offline").code == 7
-    assert plan("resolve", run_id, "rollback prep", "done").code == 0
+    assert plan("resolve", run_id, "prep", "done", "--rollback").code == 0
     assert plan("cancel", run_id, "--rollback", "--offline").code == 0
 
 

@@ -65,6 +65,7 @@ async def test_an_answer_becomes_an_event_that_automations_can_use() -> None:
         "step": "部署",
         "item": None,
         "label": None,
+        "call_kind": "step",
         "run_id": run.id,
         "age_seconds": 60,
         "digest": "a" * 64,

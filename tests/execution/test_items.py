@@ -119,7 +119,7 @@ async def test_what_was_rolled_back_is_said_per_item_by_its_label() -> None:
     run = await execution.go()
     rollback = rollback_of(execution)
     await rollback.undo()
-    assert rollback.standing() == "rolled back: web-1; not rolled back: broken-2 (failed, check by hand); not started: web-3"
+    assert rollback.report().words == "rolled back: web-1; not rolled back: broken-2 (failed, check by hand); not started: web-3"
     assert [undone["item"] for undone in world.undone] == ["web-1"]
     assert (run.step("restart").status, run.step("restart").rolled_back) == (StepStatus.FAILED, False)
     assert [attempt.label for attempt in execution.recorder.attempts] == ["web-1", "broken-2", "web-1"]
@@ -131,7 +131,7 @@ async def test_with_rollback_failed_the_item_that_failed_is_rolled_back_too_with
     run = await execution.go()
     rollback = rollback_of(execution)
     await rollback.undo()
-    assert rollback.standing() == "rolled back: web-1, broken-2; not started: web-3"
+    assert rollback.report().words == "rolled back: web-1, broken-2; not started: web-3"
     assert world.undone == [
         {"item": "broken-2", "result": None},
         {"item": "web-1", "result": {"name": "web-1", "id": "web-1-1"}},
@@ -151,7 +151,7 @@ async def test_with_rollback_failed_a_step_that_failed_is_rolled_back_too() -> N
     run = await execution.go()
     rollback = rollback_of(execution)
     await rollback.undo()
-    assert (world.undone, rollback.standing()) == (["restart", "drain"], "rolled back: restart, drain")
+    assert (world.undone, rollback.report().words) == (["restart", "drain"], "rolled back: restart, drain")
     assert [step.rolled_back for step in run.steps] == [True, True]
 
 
@@ -166,7 +166,7 @@ async def test_where_several_steps_are_concerned_each_item_is_named_with_its_ste
     await execution.go()
     rollback = rollback_of(execution)
     await rollback.undo()
-    assert rollback.standing() == (
+    assert rollback.report().words == (
         "rolled back: restart[web-1], drain; not rolled back: restart[broken-2] (failed, check by hand); not started: restart[web-3]"
     )
 
@@ -181,7 +181,7 @@ async def test_an_outcome_that_nobody_knows_is_never_rolled_back_by_itself() -> 
     await rollback.undo()
     assert world.undone == []
     run_id = execution.run.id
-    assert rollback.standing() == (
+    assert rollback.report().words == (
         f"rolled back: nothing, because whether `restart[slow]` was done is unknown: `plan resolve {run_id} restart done|again|abort "
         f"--item slow`, then `plan cancel {run_id} --rollback`"
     )
@@ -195,4 +195,6 @@ async def test_of_many_items_the_first_ones_are_named() -> None:
     rollback = rollback_of(execution)
     await rollback.undo()
     shown = ", ".join(names[:20])
-    assert rollback.standing() == (f"rolled back: {shown} and 10 more; not rolled back: broken (failed, check by hand); not started: last")
+    assert rollback.report().words == (
+        f"rolled back: {shown} and 10 more; not rolled back: broken (failed, check by hand); not started: last"
+    )

@@ -43,7 +43,7 @@ class World:
         async def undo(name: Any, context: ToolContext) -> str:
             """Undo what has this name."""
             self.undone.append(name)
-            self.keys[context.step_id] = context.idempotency_key
+            self.keys[f"{context.kind} {context.step_id}"] = context.idempotency_key
             self.held.set()
             if name in failing:
                 raise ValueError(f"{name} is stuck: 卡住了")
@@ -87,14 +87,21 @@ async def test_what_was_done_is_undone_in_the_reverse_order_of_dependencies(allo
     execution, rollback = await run_and_undo(undoable(DIAMOND, allow_parallel=allow_parallel), world)
     assert (world.done, world.undone) == (["a", "b", "c", "d"], ["d", "c", "b", "a"])
     assert {step.id: step.rolled_back for step in execution.run.steps} == {"a": True, "b": True, "c": True, "d": True, "broken": False}
-    assert rollback.standing() == "rolled back: d, c, b, a; not rolled back: broken (failed, check by hand)"
+    assert rollback.report().words == "rolled back: d, c, b, a; not rolled back: broken (failed, check by hand)"
 
 
 async def test_each_rollback_has_an_intent_a_receipt_a_key_and_events_of_its_own() -> None:
     world = World()
     execution, _ = await run_and_undo(undoable({"a": [], "broken": ["a"]}), world)
     attempt = execution.recorder.attempts[-1]
-    assert (attempt.step_id, attempt.item, attempt.number, attempt.tool_name, attempt.effect) == ("rollback a", None, 1, "undo", "write")
+    assert (attempt.kind, attempt.step_id, attempt.item, attempt.number, attempt.tool_name, attempt.effect) == (
+        "rollback",
+        "a",
+        None,
+        1,
+        "undo",
+        "write",
+    )
     assert attempt.parameters == {"name": "a"}
     receipt = execution.recorder.receipts[-1]
     assert (receipt.attempt_id, receipt.outcome, receipt.result) == (attempt.id, Outcome.SUCCEEDED, "a is gone")
@@ -112,11 +119,11 @@ async def test_of_a_loop_each_item_that_succeeded_is_undone_with_its_own_result_
     )  # fmt: skip
     execution, rollback = await run_and_undo(plan, world)
     assert world.undone == ["三-1/三", "二-1/二", "一-1/一"]
-    assert [(attempt.step_id, attempt.item) for attempt in execution.recorder.attempts[4:]] == [
-        ("rollback all", 3), ("rollback all", 1), ("rollback all", 0),
+    assert [(attempt.kind, attempt.step_id, attempt.item) for attempt in execution.recorder.attempts[4:]] == [
+        ("rollback", "all", 3), ("rollback", "all", 1), ("rollback", "all", 0),
     ]  # fmt: skip
     assert not execution.run.step("all").rolled_back  # one of its items failed, and nobody knows what of it was done
-    assert rollback.standing() == "rolled back: 一, 二, 三; not rolled back: broken (failed, check by hand)"
+    assert rollback.report().words == "rolled back: 一, 二, 三; not rolled back: broken (failed, check by hand)"
 
 
 async def test_of_a_loop_the_items_that_could_not_be_undone_are_named() -> None:
@@ -129,7 +136,7 @@ async def test_of_a_loop_the_items_that_could_not_be_undone_are_named() -> None:
     execution, rollback = await run_and_undo(plan, world)
     assert world.undone == ["三", "二"]
     assert not execution.run.step("all").rolled_back
-    assert rollback.standing() == (
+    assert rollback.report().words == (
         "rolled back: 三; not rolled back: 一 (left out, because the rollback of `all` failed), 二 (its rollback failed: "
         "ValueError: 二 is stuck: 卡住了)"
     )
@@ -194,7 +201,7 @@ async def test_what_no_step_stands_on_is_undone_at_the_same_time_within_the_limi
     await going
     assert (crowd.most, crowd.begun[-1], len(crowd.ended)) == (2, "base", 5)
     assert all(execution.run.step(name).rolled_back for name in ("base", "a", "b", "c", "top"))
-    assert rollback.standing() == "rolled back: top, c, b, a, base; not rolled back: broken (failed, check by hand)"
+    assert rollback.report().words == "rolled back: top, c, b, a, base; not rolled back: broken (failed, check by hand)"
 
 
 async def test_after_one_that_failed_no_further_one_begins_and_those_under_way_go_on() -> None:
@@ -210,7 +217,7 @@ async def test_after_one_that_failed_no_further_one_begins_and_those_under_way_g
     crowd.gates["top"].set()
     await going
     assert (crowd.begun, crowd.ended) == (["top", "c"], ["c", "top"])
-    assert rollback.standing() == (
+    assert rollback.report().words == (
         "rolled back: top; not rolled back: c (its rollback failed: ValueError: c is stuck), b (left out, because the rollback of `c` "
         "failed), a (left out, because the rollback of `c` failed), base (`a` must be rolled back first), broken (failed, check by hand)"
     )
@@ -231,7 +238,7 @@ async def test_whoever_halts_it_lets_what_is_under_way_end_and_nothing_begin() -
     await going
     assert crowd.ended == ["c"]
     assert (
-        rollback.standing()
+        rollback.report().words
         == "rolled back: c; not rolled back: b (enough (by ana)), a (`b` must be rolled back first), broken (failed, check by hand)"
     )
 
@@ -251,7 +258,7 @@ async def test_of_any_plan_each_step_is_undone_after_all_that_stand_on_it(seed: 
     late = [(name, below) for name in places for below in ancestors(edges, name) & set(places) if places[below] < places[name]]
     assert not late
     assert limit > 1 or world.undone == [name for name in reversed(world.done) if name in places]
-    assert "not undone" not in rollback.standing()
+    assert "not undone" not in rollback.report().words
 
 
 async def test_hooks_can_tell_a_rollback_from_a_step() -> None:
@@ -277,7 +284,7 @@ async def test_a_failed_rollback_holds_up_what_stands_below_it() -> None:
     world = World(failing=("left",))
     execution, rollback = await run_and_undo(undoable(edges, without=("leaf",)), world)
     assert world.undone == ["other", "right", "left"]
-    assert rollback.standing() == (
+    assert rollback.report().words == (
         "rolled back: other, right; not rolled back: left (its rollback failed: ValueError: left is stuck: 卡住了), "
         "base (`left` must be rolled back first), broken (failed, check by hand); "
         "cannot be rolled back: leaf (writes, declares no rollback)"
@@ -290,7 +297,7 @@ async def test_what_stands_on_an_undone_step_through_one_without_rollback_must_b
     world = World(failing=("c",))
     _, rollback = await run_and_undo(undoable({"a": [], "b": ["a"], "c": ["b"], "broken": ["c"]}, without=("b",)), world)
     assert world.undone == ["c"]
-    assert "a (`c` must be rolled back first)" in rollback.standing()
+    assert "a (`c` must be rolled back first)" in rollback.report().words
 
 
 async def test_a_rollback_is_tried_once_whatever_its_step_says() -> None:
@@ -307,15 +314,15 @@ async def test_a_rollback_without_an_answer_in_time_is_unknown_and_waits_for_a_p
     plan.step("b").timeout_ms = 30
     execution, rollback = await run_and_undo(plan, world)
     run_id = execution.run.id
-    told = f'`plan resolve {run_id} "rollback b" done|again|abort`, then `plan cancel {run_id} --rollback`'
-    assert rollback.standing() == (
+    told = f"`plan resolve {run_id} b done|again|abort --rollback`, then `plan cancel {run_id} --rollback`"
+    assert rollback.report().words == (
         f"rolled back: nothing; not rolled back: b (whether its rollback was done is unknown: {told}), "
         "a (`b` must be rolled back first), broken (failed, check by hand)"
     )
     again = rollback_of(execution)
     await again.undo()
     assert world.undone == ["b"]  # it is not called again
-    assert again.standing() == rollback.standing()
+    assert again.report().words == rollback.report().words
 
 
 async def test_what_was_undone_before_is_not_undone_again_and_what_failed_is_tried_again() -> None:
@@ -329,8 +336,8 @@ async def test_what_was_undone_before_is_not_undone_again_and_what_failed_is_tri
     assert rollback.left == [("a", None), ("b", None)]
     await rollback.undo()
     assert (world.undone, mended.undone) == ([], ["b", "a"])
-    assert [attempt.number for attempt in execution.recorder.attempts if attempt.step_id == "rollback b"] == [1, 2]
-    assert rollback.standing() == "rolled back: c, b, a; not rolled back: broken (failed, check by hand)"
+    assert [attempt.number for attempt in execution.recorder.attempts if (attempt.kind, attempt.step_id) == ("rollback", "b")] == [1, 2]
+    assert rollback.report().words == "rolled back: c, b, a; not rolled back: broken (failed, check by hand)"
     assert all(execution.run.step(name).rolled_back for name in "abc")
 
 
@@ -346,7 +353,7 @@ async def test_while_the_outcome_of_a_step_is_unknown_nothing_is_undone() -> Non
     plan.step("slow").timeout_ms = 20
     execution, rollback = await run_and_undo(plan, world)
     assert (execution.run.reason, world.undone) == (RunReason.UNKNOWN, [])
-    assert rollback.standing() == (
+    assert rollback.report().words == (
         f"rolled back: nothing, because whether `slow` was done is unknown: `plan resolve {execution.run.id} slow done|again|abort`, "
         f"then `plan cancel {execution.run.id} --rollback`"
     )
@@ -360,7 +367,7 @@ async def test_what_was_carried_is_undone_too_with_the_result_it_had() -> None:
     history = RunHistory.of(first.recorder.attempts, first.recorder.receipts)
     execution, rollback = await run_and_undo(plan, world, history=history, recorder=first.recorder)
     assert execution.run.step("a").carried
-    assert (world.undone, rollback.standing()) == (["a"], "rolled back: a; not rolled back: broken (failed, check by hand)")
+    assert (world.undone, rollback.report().words) == (["a"], "rolled back: a; not rolled back: broken (failed, check by hand)")
 
 
 async def test_a_rollback_goes_on_after_the_stop_of_its_run_and_has_a_stop_of_its_own() -> None:
@@ -376,7 +383,7 @@ async def test_a_rollback_goes_on_after_the_stop_of_its_run_and_has_a_stop_of_it
     rollback.scope.stop.set("cancelled", "enough (by ana)")
     await going
     assert world.undone == ["c", "b"]
-    assert rollback.standing().startswith("rolled back: c; not rolled back: b (whether its rollback was done is unknown: ")
+    assert rollback.report().words.startswith("rolled back: c; not rolled back: b (whether its rollback was done is unknown: ")
 
 
 @pytest.mark.parametrize(
@@ -396,5 +403,5 @@ async def test_a_rollback_whose_parameters_cannot_be_computed_says_so_and_calls_
     plan.step("a").rollback = RollbackCall(tool_name="undo", parameters={"name": "${{ result.gone }}"})
     execution, rollback = await run_and_undo(plan, world)
     assert world.undone == []
-    assert rollback.standing().startswith("rolled back: nothing; not rolled back: a (its rollback failed: `result.gone`: ")
+    assert rollback.report().words.startswith("rolled back: nothing; not rolled back: a (its rollback failed: `result.gone`: ")
     assert execution.kinds("rollback a") == ["step_failed"]

@@ -107,7 +107,17 @@ def _receipts_come_first() -> None:
     async def intent(self: Any, attempt: Attempt) -> None:
         await begin(self, attempt)
         early = Receipt(
-            attempt.id, attempt.run_id, attempt.step_id, attempt.item, attempt.number, Outcome.SUCCEEDED, None, None, self.now(), 0
+            attempt.id,
+            attempt.run_id,
+            attempt.step_id,
+            attempt.item,
+            attempt.number,
+            Outcome.SUCCEEDED,
+            None,
+            None,
+            self.now(),
+            0,
+            kind=attempt.kind,
         )
         end(self, early)
         await self.flush()

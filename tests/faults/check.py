@@ -12,6 +12,7 @@ from plan_adapter import ExecutionPlan, PlanRun, PlanStatus
 from plan_adapter.canonical import call_digest
 from plan_adapter.graph import successors
 from plan_adapter.plan import Step, StepStatus
+from plan_adapter.readable import call_name
 from plan_adapter.record import RunReason, StandingApproval
 from plan_adapter.store.verification import verify
 from plan_adapter.tools.registry import ToolRegistry
@@ -277,4 +278,5 @@ def _moment(text: str) -> datetime:
 
 
 def _unit(row: Row) -> Unit:
-    return row["step_id"], None if row["item"] == -1 else row["item"]
+    kind = row["call_kind"] if "call_kind" in row else row.get("kind", "step")  # an entry of the audit has a kind of its own
+    return call_name(row["step_id"], None, kind=kind), None if row["item"] == -1 else row["item"]

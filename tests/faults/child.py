@@ -21,7 +21,8 @@ from plan_adapter import crash_points
 from plan_adapter.crash_points import CrashPoint
 from plan_adapter.gates.approval import approve
 from plan_adapter.gates.approvers import CallbackApprover
-from plan_adapter.record import PlanRun, RunContext
+from plan_adapter.readable import call_name
+from plan_adapter.record import Attempt, PlanRun, RunContext
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.rollback import rollback_run
 from plan_adapter.runs.session import RunRequest
@@ -231,11 +232,16 @@ async def resolve(store: PlanStore, run_id: str, world: Path) -> list[Unit]:
     done = {line.unit: line for line in lines_of(world) if line.run == run_id}
     unknown = await store.unknown(run_id)
     for attempt in unknown:
-        line = done.get((attempt.step_id, attempt.item))
+        line = done.get(_unit(attempt))
         result = None if line is None else {"token": line.token}
         word = Word("again" if line is None else "done", BY, "unverified", "the world says so", result)
-        await store.resolve(run_id, attempt.step_id, word, item=attempt.item)
-    return [(attempt.step_id, attempt.item) for attempt in unknown]
+        await store.resolve(run_id, attempt.step_id, word, item=attempt.item, kind=attempt.kind)
+    return [_unit(attempt) for attempt in unknown]
+
+
+def _unit(attempt: Attempt) -> Unit:
+    """Return the unit that the world knows the attempt by."""
+    return call_name(attempt.step_id, None, kind=attempt.kind), attempt.item
 
 
 # Loaded once, by the server that forks: expressions, and the tables' statements.

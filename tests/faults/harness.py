@@ -199,12 +199,13 @@ class Trial:
     async def _revise(self, run: PlanRun) -> None:
         """Let a step that has not begun say something else."""
         answers = [row for row in await self.store.approvals(run.id) if row.step_id is not None and row.used_at is None]
-        begun = {attempt.step_id for attempt in await self.store.attempts(run.id)}
+        attempts = await self.store.attempts(run.id)
+        begun = {attempt.step_id for attempt in attempts}
         plan: ExecutionPlan = await self.store.get(run.digest)
         candidates = [step.id for step in plan.steps] if self.scenario.revises == "anything" else [row.step_id for row in answers]
         fresh = next((step_id for step_id in candidates if step_id is not None and step_id not in begun), None)
         is_enough = len(await self.store.revisions(run.id)) >= MOST_REVISIONS
-        if fresh is None or is_enough or run.status is PlanStatus.COMPLETED or any(step.startswith(ROLLBACK) for step in begun):
+        if fresh is None or is_enough or run.status is PlanStatus.COMPLETED or any(attempt.kind == "rollback" for attempt in attempts):
             return
         step = plan.step(fresh)
         step.parameters = {**step.parameters, "body": f"{fresh}-{new_id()} {str(step.parameters['body']).partition(' ')[2]}".rstrip()}

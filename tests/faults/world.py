@@ -12,9 +12,10 @@ from typing import Any, TypeAlias
 from plan_adapter import ToolContext, ToolRegistry, tool
 from plan_adapter.crash_points import reached
 from plan_adapter.plan import Effect
+from plan_adapter.readable import call_name
 
 ROLLBACK = "rollback "
-"""How the id begins under which the calls that undo a step are kept."""
+"""How the name of a call begins that undoes a step."""
 
 Unit: TypeAlias = tuple[str, int | None]
 
@@ -24,7 +25,7 @@ class Line:
     """One effect, as the world saw it."""
 
     run: str
-    step: str
+    step: str  # its name; that of what undoes it begins with ROLLBACK
     item: int | None
     attempt: int
     effect: Effect
@@ -70,10 +71,10 @@ class World:
         context.logger.info("%s uses %s", context.step_id, secret)
         if context.attempt <= fails:
             raise RefusedError(f"{secret} is refused, attempt {context.attempt}")
-        reached("mid-effect", ROLLBACK + effect if context.step_id.startswith(ROLLBACK) else effect)
+        reached("mid-effect", ROLLBACK + effect if context.kind == "rollback" else effect)
         line = Line(
             run=context.run_id,
-            step=context.step_id,
+            step=call_name(context.step_id, None, kind=context.kind),
             item=item,
             attempt=context.attempt,
             effect=effect,

@@ -137,9 +137,9 @@ async def test_a_form_asks_how_a_rollback_ended_and_the_rest_is_undone_then(answ
     assert (run.status, run.reason, run.message) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED, UNDONE)
     assert (world.calls, form.told) == (calls, [None])
     [gate] = await world.store.gates(run_id=run.id, open_only=False)
-    assert (gate.kind, gate.end, gate.step_id) == ("outcome", answer.decision, "rollback two")
+    assert (gate.kind, gate.end, gate.step_id, gate.call_kind) == ("outcome", answer.decision, "two", "rollback")
     word = next(row for row in await world.store.receipts(run.id) if row.by is not None)
-    assert (word.step_id, word.by, word.known_by, word.note) == ("rollback two", "ana", "form", answer.note or None)
+    assert (word.kind, word.step_id, word.by, word.known_by, word.note) == ("rollback", "two", "ana", "form", answer.note or None)
     assert (await world.store.verify(run.id)).ok
 
 
@@ -156,7 +156,7 @@ async def test_while_it_is_asked_the_run_keeps_its_reason_and_the_question_says_
         "- `node`: `two`",
     ):
         assert part in gate.text
-    await aresolve_step(run.id, "rollback two", "done", by="ana", store=world.store)
+    await aresolve_step(run.id, "two", "done", by="ana", rollback=True, store=world.store)
     assert (await going).message == UNDONE
 
 
@@ -172,10 +172,13 @@ async def test_who_cancels_while_it_is_asked_ends_the_rollback_and_the_question(
 
 async def test_the_person_at_the_terminal_is_asked_too_also_about_what_an_earlier_start_lost(world: Undoing) -> None:
     run = await world.run()
-    assert f'`plan resolve {run.id} "rollback two" done|again|abort`' in (run.message or "")
+    assert f"`plan resolve {run.id} two done|again|abort --rollback`" in (run.message or "")
     person = Person([Answer("again", "runner", channel="os_user")])
     later = await world.undo(run, person)
-    assert ([request.step_id for request in person.asked], world.calls) == (["rollback two"], ["two", "two", "one"])
+    assert ([(request.step_id, request.call_kind) for request in person.asked], world.calls) == (
+        [("two", "rollback")],
+        ["two", "two", "one"],
+    )
     assert (later.message, later.step("two").rolled_back) == (UNDONE, True)
 
 
@@ -196,11 +199,11 @@ async def test_after_abort_nothing_further_is_undone_and_it_is_not_called_again_
     said = "two (ana says of `rollback two`: abort; whether its rollback was done was never known)"
     assert f"not rolled back: {said}, one (`two` must be rolled back first)" in (run.message or "")
     later = await world.undo(run, Person([]))
-    command = f'`plan resolve {run.id} "rollback two" done|again` and `plan cancel {run.id} --rollback`'
+    command = f"`plan resolve {run.id} two done|again --rollback` and `plan cancel {run.id} --rollback`"
     assert (world.calls, command in (later.message or "")) == (["two"], True)
-    await aresolve_step(run.id, "rollback two", "again", by="bo", store=world.store)
+    await aresolve_step(run.id, "two", "again", by="bo", rollback=True, store=world.store)
     with pytest.raises(RunConflictError, match="is not unknown"):
-        await aresolve_step(run.id, "rollback two", "again", by="bo", store=world.store)
+        await aresolve_step(run.id, "two", "again", by="bo", rollback=True, store=world.store)
     assert (await world.undo(run)).message == UNDONE
     assert world.calls == ["two", "two", "one"]
     assert (await world.store.verify(run.id)).ok
@@ -213,8 +216,8 @@ async def test_what_somebody_undid_by_hand_is_not_undone_by_its_tool(world: Undo
         run = await world.run()
     assert "its rollback failed: RuntimeError: 卡住了" in (run.message or "")
     with pytest.raises(RunConflictError, match="`last` declares no rollback"):
-        await aresolve_step(run.id, "rollback last", "done", by="ana", store=world.store)
-    await aresolve_step(run.id, "rollback two", "done", by="ana", store=world.store)
+        await aresolve_step(run.id, "last", "done", by="ana", rollback=True, store=world.store)
+    await aresolve_step(run.id, "two", "done", by="ana", rollback=True, store=world.store)
     assert (await world.undo(run)).message == UNDONE
     assert world.calls == ["one"]
 
@@ -232,7 +235,7 @@ async def test_a_rollback_that_was_interrupted_asks_when_it_goes_on(world: Undoi
     person = Person([Answer("done", "runner", channel="os_user")])
     later = await execute_resume(run.id, tools=world.tools(), run_request=world.run_request(person), store=world.store, offline=True)
     assert (later.message, world.calls, len(person.asked)) == (UNDONE, ["two", "one"], 1)
-    assert all(row.outcome is Outcome.SUCCEEDED for row in await world.store.receipts(run.id) if row.step_id.startswith("rollback"))
+    assert all(row.outcome is Outcome.SUCCEEDED for row in await world.store.receipts(run.id) if row.kind == "rollback")
 
 
 async def test_a_rollback_on_request_asks_in_the_form_of_its_flow_run(world: Undoing) -> None:

@@ -22,10 +22,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from plan_adapter import ExecutionPlan, PlanRun, PlanStatus, PlanStore, RunConflictError, ToolRegistry, crash_points, tool
 from plan_adapter.canonical import plan_digest
 from plan_adapter.errors import NotApprovedError, PlanAdapterError, StoreError
-from plan_adapter.execution.history import rollback_id
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.plan import Rollback, StepStatus
-from plan_adapter.record import ApprovalRequest, Outcome, RunReason
+from plan_adapter.readable import call_name
+from plan_adapter.record import ApprovalRequest, Attempt, Outcome, Receipt, RunReason
 from plan_adapter.runner import acancel_run, aresolve_step, arevise_run
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
@@ -60,6 +60,11 @@ class EndedError(Exception):
     """The process is no more."""
 
 
+def name_of(called: ToolContext | Attempt | Receipt) -> str:
+    """Return what a step is called, or what undoes it."""
+    return call_name(called.step_id, None, kind=called.kind)
+
+
 @dataclass
 class World:
     """What was really done, by run and step (`rollback x` for what undoes a step), and the keys that it was done with."""
@@ -68,7 +73,7 @@ class World:
     keys: dict[tuple[str, str], set[str]] = field(default_factory=dict)
 
     def do(self, context: ToolContext) -> None:
-        unit = (context.run_id, context.step_id)
+        unit = (context.run_id, name_of(context))
         self.done[unit] += 1
         self.keys.setdefault(unit, set()).add(context.idempotency_key)
 
@@ -126,7 +131,7 @@ def tools_of(world: World, life: Life, failing: frozenset[str]) -> ToolRegistry:
         """Do what `step` says, or fail before anything is done."""
         if life.has_ended:
             raise EndedError
-        if context.step_id in failing:
+        if name_of(context) in failing:
             raise ValueError(f"{step} fails")
         world.do(context)
         life.reach("mid-effect")
@@ -321,9 +326,13 @@ class Machine(RuleBasedStateMachine):
             return
         attempt = data.draw(st.sampled_from(open_writes), "which write")
         # Whoever looks at the world says what is true there.
-        said: Any = word if word == "abort" else "done" if self.world.done[known.id, attempt.step_id] else "again"
+        said: Any = word if word == "abort" else "done" if self.world.done[known.id, name_of(attempt)] else "again"
         life = Life(*end)
-        run = self.live(lambda store, _tools: aresolve_step(known.id, attempt.step_id, said, by="ana", result="it was", store=store), life)
+        of_rollback = attempt.kind == "rollback"
+        run = self.live(
+            lambda store, _: aresolve_step(known.id, attempt.step_id, said, by="ana", result="it was", rollback=of_rollback, store=store),
+            life,
+        )
         if run is not None and not life.has_ended:
             happened[f"resolved {said}"] += 1
             known.aborted = known.aborted or said == "abort"
@@ -390,9 +399,9 @@ class Machine(RuleBasedStateMachine):
 
         async def work(store: PlanStore) -> tuple[PlanRun, set[str], set[str], bool]:
             receipts, attempts = await store.receipts(known.id), await store.attempts(known.id)
-            succeeded = {receipt.step_id for receipt in receipts if receipt.outcome is Outcome.SUCCEEDED}
-            unknown = {attempt.step_id for attempt in await store.unknown(known.id)}
-            return await store.run(known.id), succeeded, unknown, any(attempt.step_id.startswith("rollback ") for attempt in attempts)
+            succeeded = {name_of(receipt) for receipt in receipts if receipt.outcome is Outcome.SUCCEEDED}
+            unknown = {name_of(attempt) for attempt in await store.unknown(known.id)}
+            return await store.run(known.id), succeeded, unknown, any(attempt.kind == "rollback" for attempt in attempts)
 
         return self.read(work)
 
@@ -436,8 +445,8 @@ class Machine(RuleBasedStateMachine):
         if known.shown is not None:
             assert (run.status, run.reason) == known.shown, "nobody has changed the run since"
         assert run.status is not PlanStatus.EXECUTING or run.reason is RunReason.INTERRUPTED, "no process is there that could execute it"
-        effect_of = {attempt.step_id: attempt.effect for attempt in attempts}
-        succeeded = Counter(receipt.step_id for receipt in receipts if receipt.outcome is Outcome.SUCCEEDED)
+        effect_of = {name_of(attempt): attempt.effect for attempt in attempts}
+        succeeded = Counter(name_of(receipt) for receipt in receipts if receipt.outcome is Outcome.SUCCEEDED)
         for step_id, effect in effect_of.items():
             done = self.world.done[known.id, step_id]
             assert succeeded[step_id] <= 1, "what has succeeded is not run again"
@@ -450,7 +459,7 @@ class Machine(RuleBasedStateMachine):
             assert all(succeeded[step.id] == 1 for step in run.steps)
         for step in run.steps:
             assert step.status is not StepStatus.COMPLETED or succeeded[step.id] == 1
-            assert step.rolled_back <= succeeded[rollback_id(step.id)]
+            assert step.rolled_back <= succeeded[f"rollback {step.id}"]
 
 
 def expected_statuses(plan: ExecutionPlan, failing: frozenset[str], succeeded: set[str], unknown: set[str]) -> dict[str, StepStatus]:

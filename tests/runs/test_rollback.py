@@ -41,8 +41,8 @@ from plan_adapter.gates.call_text import step_gate_text
 from plan_adapter.gates.plan_text import plan_gate_text
 from plan_adapter.plan import ApprovalPolicy, Rollback
 from plan_adapter.preview import preview_plan, preview_text
-from plan_adapter.record import Outcome, RunReason
-from plan_adapter.runs import session as performing
+from plan_adapter.record import Outcome, RollbackStatus, RunReason
+from plan_adapter.runs import start
 from plan_adapter.runs.resume import action_left
 from plan_adapter.runs.rollback import roll_back
 from plan_adapter.validation import bind_inputs, validate
@@ -146,10 +146,11 @@ async def test_a_run_that_a_step_fails_undoes_itself_and_does_not_go_on(either: 
     assert world.put_back == ["节点-2", "web-1"]
     kept = await either.run(run.id)
     assert (kept.message, undone(kept)) == (run.message, {"one": True, "two": True, "last": False})
+    assert kept.rollback == run.rollback == RollbackStatus("`last` failed: ValueError: nothing answers", can_continue=False)
     assert format_plan(kept).count("   - rolled back\n") == 2
-    assert [(row.step_id, row.parameters) for row in (await either.attempts(run.id))[-2:]] == [
-        ("rollback two", {"node": "节点-2"}),
-        ("rollback one", {"node": "web-1"}),
+    assert [(row.kind, row.step_id, row.parameters) for row in (await either.attempts(run.id))[-2:]] == [
+        ("rollback", "two", {"node": "节点-2"}),
+        ("rollback", "one", {"node": "web-1"}),
     ]
     assert await either.owner(run.id) is None
     with pytest.raises(RunConflictError, match="was rolled back and cannot be resumed: start a new run"):
@@ -184,7 +185,8 @@ async def test_a_failed_rollback_says_where_things_stand_and_is_tried_again_on_r
         "`last` failed: ValueError: nothing answers; rolled back: nothing; not rolled back: two (its rollback failed: "
         "ValueError: 节点-2 卡住了), one (`two` must be rolled back first)"
     )
-    with pytest.raises(RunConflictError, match="was rolled back"):
+    assert run.rollback == RollbackStatus("`last` failed: ValueError: nothing answers", can_continue=True)
+    with pytest.raises(RunConflictError, match=r"`plan cancel .* --rollback` rolls back the rest"):
         await aresume_run(run.id, tools=world.tools, store=store, offline=True)
     world.stuck.clear()
     later = await acancel_run(run.id, rollback=True, tools=world.tools, store=store)
@@ -225,7 +227,7 @@ def undoing(monkeypatch: pytest.MonkeyPatch) -> list[Undo]:
             super().__init__(*args)
             made.append(self)
 
-    monkeypatch.setattr(performing, "Rollback", Seen)
+    monkeypatch.setattr(start, "Rollback", Seen)
     return made
 
 
@@ -447,7 +449,7 @@ async def test_of_a_rollback_that_was_killed_only_the_rollback_ends_and_the_run_
         run = (await store.runs())[0]
         assert (run.status, run.reason) == (PlanStatus.EXECUTING, RunReason.INTERRUPTED)
         if word == "abort":
-            ended = await aresolve_step(run.id, "rollback two", "abort", by="ana", note="我去看", store=store)
+            ended = await aresolve_step(run.id, "two", "abort", by="ana", note="我去看", rollback=True, store=store)
             said, two = "ana says of `rollback two`: abort (我去看)", "whether its rollback was done was never known"
         else:
             ended = await acancel_run(run.id, reason="leave it (by ana)", store=store)
@@ -456,6 +458,7 @@ async def test_of_a_rollback_that_was_killed_only_the_rollback_ends_and_the_run_
         assert ended.message == (
             f"`last` failed: ValueError: nothing answers; rolled back: three; not rolled back: two ({two}), one (not reached); {said}"
         )
+        assert ended.rollback == RollbackStatus("`last` failed: ValueError: nothing answers", can_continue=True)
         found = await store.verify(run.id)
         assert found.ok, str(found.problem)
         assert await store.owner(run.id) is None
@@ -467,7 +470,7 @@ async def test_abort_about_the_rollback_of_a_run_that_has_ended_changes_nothing_
     plan.step("two").timeout_ms = 50
     run = await arun_plan(plan, tools=world.tools, store=store, offline=True)
     assert "whether its rollback was done is unknown" in (run.message or "")
-    ended = await aresolve_step(run.id, "rollback two", "abort", by="ana", store=store)
+    ended = await aresolve_step(run.id, "two", "abort", by="ana", rollback=True, store=store)
     assert (ended.status, ended.reason, ended.completed_at) == (run.status, run.reason, run.completed_at)
     assert ended.message == (
         "`last` failed: ValueError: nothing answers; rolled back: nothing; "
@@ -500,17 +503,17 @@ async def test_a_rollback_that_was_killed_goes_on_and_nothing_is_undone_twice(
         assert (gone_on.status, gone_on.reason) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED)
         if effect == "write":
             assert undoing == []
-            assert f'`plan resolve {run.id} "rollback two" done|again|abort`' in (gone_on.message or "")
+            assert f"`plan resolve {run.id} two done|again|abort --rollback`" in (gone_on.message or "")
             assert undone(gone_on) == {"one": False, "two": False, "three": True, "last": False}
-            await aresolve_step(run.id, "rollback two", "done", by="ana", note="我看过了", store=store)
+            await aresolve_step(run.id, "two", "done", by="ana", note="我看过了", rollback=True, store=store)
             gone_on = await acancel_run(run.id, rollback=True, tools=tools, store=store)
         assert undoing == (["one"] if effect == "write" else ["two", "one"])
         assert (tmp_path / "undone").read_text() == "three\n"
         assert undone(gone_on) == {"one": True, "two": True, "three": True, "last": False}
         assert (gone_on.message or "").endswith("rolled back: three, two, one")
-        keys = {row.idempotency_key for row in await store.attempts(run.id) if row.step_id == "rollback two"}
+        keys = {row.idempotency_key for row in await store.attempts(run.id) if (row.kind, row.step_id) == ("rollback", "two")}
         assert len(keys) == 1
-        assert all(row.outcome is Outcome.SUCCEEDED for row in await store.receipts(run.id) if row.step_id.startswith("rollback"))
+        assert all(row.outcome is Outcome.SUCCEEDED for row in await store.receipts(run.id) if row.kind == "rollback")
 
 
 def test_the_command_line_undoes_a_run_that_nobody_executes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

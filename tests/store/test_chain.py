@@ -22,7 +22,7 @@ from plan_adapter.store import digests
 from plan_adapter.store.export import document_of
 from plan_adapter.store.outcomes import Word
 from plan_adapter.store.store import PlanStore
-from plan_adapter.store.verification import Verification, verify
+from plan_adapter.store.verification import verify
 from tests.store.builders import a_gate, a_plan, a_receipt, an_answer, an_approval, an_attempt, begun, created, ended, validated
 
 
@@ -120,7 +120,7 @@ async def test_a_run_that_goes_on_after_its_end_verifies(store: PlanStore):
 _CHECK = "run_id = '{run}' AND step_id = 'check'"
 _SECOND = "(SELECT min(number) FROM audit WHERE run_id = '{run}' AND kind = 'attempt_succeeded')"
 _COPY = (
-    "INSERT INTO receipts SELECT run_id, step_id, item, {number}, tenant_id, agent_id, org_id, task_id, attempt_id, outcome, result, "
+    "INSERT INTO receipts SELECT run_id, step_id, kind, item, {number}, tenant_id, agent_id, org_id, task_id, attempt_id, outcome, result, "
     'error, ended_at, duration_ms, "by", known_by, note FROM receipts WHERE ' + _CHECK
 )
 ALTERED: dict[str, tuple[str, str, str]] = {
@@ -146,6 +146,8 @@ ALTERED: dict[str, tuple[str, str, str]] = {
     "the parameters of an attempt": (f"UPDATE attempts SET parameters = '[]' WHERE {_CHECK}", "attempts", "only its digest covers"),
     "the tool of an attempt": (f"UPDATE attempts SET tool_name = 'other' WHERE {_CHECK}", "attempts", "its words"),
     "the key of an attempt": (f"UPDATE attempts SET idempotency_key = 'x' WHERE {_CHECK}", "attempts", "altered"),
+    "whether an attempt undoes its step": (f"UPDATE attempts SET kind = 'rollback' WHERE {_CHECK}", "attempts", "the row is missing"),
+    "whether a receipt undoes its step": (f"UPDATE receipts SET kind = 'rollback' WHERE {_CHECK}", "receipts", "the row is missing"),
     "attempts that are deleted": ("DELETE FROM attempts WHERE run_id = '{run}'", "attempts", "step `check`, attempt 1: the row is missing"),
     "who approved": ("UPDATE approvals SET \"by\" = 'bo' WHERE run_id = '{run}' AND gate_id IS NULL", "approvals", "by whom"),
     "what was approved": (
@@ -198,19 +200,19 @@ ALTERED: dict[str, tuple[str, str, str]] = {
     ),
     "what steps wait for": (
         "UPDATE implied_dependencies SET steps = replace(steps, 'steps', 'other') "
-        "WHERE digest = (SELECT steps FROM runs WHERE id = '{run}')",
+        "WHERE digest = (SELECT implied_dependencies_digest FROM runs WHERE id = '{run}')",
         "implied_dependencies",
         "altered",
     ),
     "what steps wait for, deleted": (
-        "DELETE FROM implied_dependencies WHERE digest = (SELECT steps FROM runs WHERE id = '{run}')",
+        "DELETE FROM implied_dependencies WHERE digest = (SELECT implied_dependencies_digest FROM runs WHERE id = '{run}')",
         "implied_dependencies",
         "missing",
     ),
-    "what is known of the steps, in the row of the run": (
-        "UPDATE runs SET steps = '[]' WHERE id = '{run}'",
-        "runs",
-        "altered",
+    "what steps wait for, in the row of the run": (
+        "UPDATE runs SET implied_dependencies_digest = 'f' WHERE id = '{run}'",
+        "implied_dependencies",
+        "missing",
     ),
     "the epoch of the lease": ("UPDATE leases SET epoch = 9 WHERE run_id = '{run}'", "leases", "has the epoch 9"),
     "a lease that is deleted": ("DELETE FROM leases WHERE run_id = '{run}'", "leases", "is missing"),
@@ -237,8 +239,8 @@ ALTERED: dict[str, tuple[str, str, str]] = {
         "entry 10",
     ),
     "an entry that is inserted": (
-        'INSERT INTO audit SELECT run_id, 20, tenant_id, agent_id, org_id, task_id, at, kind, step_id, item, attempt, "by", known_by, '
-        "message, row_id, row_digest, digest FROM audit WHERE run_id = '{run}' AND number = 19",
+        'INSERT INTO audit SELECT run_id, 20, tenant_id, agent_id, org_id, task_id, at, kind, step_id, item, attempt, call_kind, "by", '
+        "known_by, message, row_id, row_digest, digest FROM audit WHERE run_id = '{run}' AND number = 19",
         "audit",
         "entry 20: it was altered",
     ),
@@ -248,7 +250,6 @@ ALTERED: dict[str, tuple[str, str, str]] = {
         "receipts|step_runs|gates",
         "no entry of the audit tells",
     ),
-    "all entries that are deleted": ("DELETE FROM audit WHERE run_id = '{run}'", "audit", "all entries are missing"),
     "the run that is deleted": ("DELETE FROM runs WHERE id = '{run}'", "runs", "missing"),
 }
 
@@ -383,30 +384,20 @@ async def test_processes_that_write_at_once_make_one_chain(store: PlanStore, sto
     assert (found.ok, found.entries) == (True, 4 + 24 + 18 + 1), str(found.problem)
 
 
-async def test_a_run_of_an_earlier_version_has_no_entries_and_is_audited_once_it_goes_on(store: PlanStore):
-    run = await begun(store)
-    recorder = await store.recorder(run)
-    await recorder.intent(attempt := an_attempt(run, at=recorder.now()))
-    recorder.receipt(a_receipt(attempt, at=recorder.now(), error="no"))
-    run.status = PlanStatus.PARTIAL
-    await recorder.flush()
-    await store.update_run(run)
-    await _do(store, "DELETE FROM audit", "UPDATE runs SET audited = NULL")
-    assert (await store.verify(run.id), await store.audit(run.id)) == (Verification(0, None), [])
+async def test_a_run_whose_entries_were_deleted_is_altered_once_it_goes_on(store: PlanStore):
+    run = await created(store)
+    await _do(store, "DELETE FROM audit")
     run.status = PlanStatus.EXECUTING
     await store.claim(run)
-    again = await store.recorder(run)
-    await again.intent(an_attempt(run, at=recorder.now(), number=2))
+    assert [entry.kind for entry in await store.audit(run.id)] == ["run_started"]
     found = await store.verify(run.id)
-    assert found.ok, str(found.problem)
-    assert [entry.kind for entry in await store.audit(run.id)] == ["run_adopted", "run_started", "attempt_started"]
-    await _do(store, f"UPDATE attempts SET parameters = '[]' WHERE run_id = '{run.id}' AND number = 1")
-    assert "before the run was audited" in str((await store.verify(run.id)).problem)
+    assert (found.verdict, found.ok) == ("altered", False)
+    assert "does not tell of the creation of the run" in str(found.problem)
 
 
 async def test_a_run_without_audit_entries_is_not_verifiable_and_never_intact(store: PlanStore):
     run = await begun(store)
-    await _do(store, "DELETE FROM audit", "UPDATE runs SET audited = NULL")
+    await _do(store, "DELETE FROM audit")
     found = await store.verify(run.id)
     assert (found.verdict, found.ok, found.problem) == ("not_verifiable", False, None)
 

@@ -7,7 +7,6 @@ import stat
 import subprocess
 import sys
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import inspect
+from sqlalchemy import MetaData, Table, inspect
 
 from plan_adapter.errors import StoreError
 from plan_adapter.plan import PlanStatus
@@ -23,24 +22,34 @@ from plan_adapter.store import schema
 from plan_adapter.store.store import PlanStore
 from plan_adapter.store.tables import REVISION, REVISION_TABLE, metadata
 from tests.postgres import PostgresServer
-from tests.store.builders import a_plan, begun, created, validated
+from tests.store.builders import a_plan, begun
 
 
-async def test_the_migrations_make_exactly_the_tables_that_a_new_store_has(store: PlanStore):
+@pytest.fixture(params=["sqlite", "postgresql"])
+def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of a database without tables."""
+    return f"sqlite:///{tmp_path / 'new.db'}" if request.param == "sqlite" else request.getfixturevalue("postgres_database")
+
+
+async def test_the_migrations_make_exactly_the_tables_that_a_new_store_has(new_url: str):
     options = {"version_table": REVISION_TABLE, "compare_type": True}
 
     def differences(connection) -> list:
         return compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
 
     def migrate(connection) -> None:
-        command.downgrade(schema._config(connection), "base")
+        for table in (*reversed(metadata.sorted_tables), Table(REVISION_TABLE, MetaData())):
+            table.drop(connection)
         command.upgrade(schema._config(connection), "head")
 
-    made = await store._database.read(_described)
-    assert await store._database.read(differences) == []
-    await store._database.write(migrate)
-    assert await store._database.read(_described) == made
-    assert await store._database.read(differences) == []
+    async with PlanStore(new_url) as store:
+        await store.upgrade()
+        made = await store._database.read(_described)
+        assert await store._database.read(differences) == []
+        await store._database.write(migrate)
+        assert await store._database.read(_described) == made
+        assert await store._database.read(differences) == []
+        assert (await begun(store)).status is PlanStatus.EXECUTING
 
 
 def _described(connection) -> dict:
@@ -65,94 +74,6 @@ def _sorted(found) -> str:
     if isinstance(found, dict):
         return str(sorted((key, _sorted(value)) for key, value in found.items()))
     return str(sorted(map(_sorted, found))) if isinstance(found, list) else str(found)
-
-
-async def test_a_file_of_the_first_revision_is_migrated_with_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    path = tmp_path / "plans.db"
-    await _make_first(f"sqlite:///{path}", monkeypatch)
-    async with PlanStore(f"sqlite:///{path}") as store:
-        await _is_migrated(store)
-    with sqlite3.connect(path) as database:
-        assert "WITHOUT ROWID" in database.execute("SELECT sql FROM sqlite_master WHERE name = 'attempts'").fetchone()[0]
-
-
-async def test_a_server_of_the_first_revision_is_migrated_with_what_it_holds(postgres_database: str, monkeypatch: pytest.MonkeyPatch):
-    await _make_first(postgres_database, monkeypatch)
-    async with PlanStore(postgres_database) as store:
-        with pytest.raises(StoreError, match=f"has revision 0001, revision {REVISION} is needed"):
-            await store.runs()
-        await store.upgrade()
-        await _is_migrated(store)
-
-
-async def test_the_newest_migration_can_be_taken_back(store: PlanStore):
-    await store.now()
-    await store._database.write(lambda connection: command.downgrade(schema._config(connection), "0001"))
-    await store._database.write(lambda connection: command.upgrade(schema._config(connection), "head"))
-    run = await begun(store)
-    assert (await store.run(run.id)).id == run.id
-
-
-async def test_a_run_of_a_version_that_recorded_no_folder_still_verifies(store: PlanStore):
-    run = await created(store)
-    revised = await store.revise_run(run.id, validated(a_plan("new")), "e" * 64, by="ana", note="")
-    for which, change in (("0006", command.downgrade), ("head", command.upgrade)):
-        await store._database.write(lambda connection, change=change, which=which: change(schema._config(connection), which))
-    assert (await store.run(run.id)).folder is None and revised.folder is None
-    assert (await store.revisions(run.id))[0].folder is None
-    assert (await store.verify(run.id)).ok
-
-
-async def test_a_run_keeps_its_steps_over_a_downgrade_and_back(store: PlanStore):
-    run = await begun(store)
-    for which, change in (
-        ("0004", command.downgrade),
-        ("head", command.upgrade),
-    ):  # in the row of the run, as in those that were made by that revision
-        await store._database.write(lambda connection, change=change, which=which: change(schema._config(connection), which))
-        kept = await store._database.read(lambda connection: connection.exec_driver_sql("SELECT steps FROM runs").scalar_one())
-        assert kept.startswith("[")
-    assert (await store.run(run.id)).steps == run.steps
-
-
-async def _make_first(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a store of revision 0001 with a run, an attempt and an approval."""
-    monkeypatch.setattr(schema, "REVISION", "0001")
-    monkeypatch.setattr(schema, "_make", lambda connection: command.upgrade(schema._config(connection), "0001"))
-    async with PlanStore(url) as store:
-        await store.upgrade()
-        await store._database.write(lambda connection: [connection.exec_driver_sql(statement) for statement in FIRST_ROWS] and None)
-    monkeypatch.undo()
-
-
-async def _is_migrated(store: PlanStore) -> None:
-    run = await store.run("r-1")
-    assert (run.status, run.requested_by) == (PlanStatus.FAILED, None)
-    (attempt,) = await store.attempts("r-1")
-    assert (attempt.step_id, attempt.approval_id, attempt.approval_digest) == ("check", None, None)
-    (approval,) = await store.approvals("r-1")
-    assert (approval.by, approval.step_id, approval.item, approval.gate_id, approval.standing_id) == ("ana", None, None, None, None)
-    assert await store.gates() == await store.standing() == await store.revisions("r-1") == []
-    again = replace(run, status=PlanStatus.EXECUTING)
-    await store.claim(again)
-    recorder = await store.recorder(again)
-    await recorder.intent(replace(attempt, id="a-2", number=2))
-    assert len(await store.attempts("r-1")) == 2
-
-
-_AT = "'2026-01-02 03:04:05.678900'"
-_WHOSE = "tenant_id, agent_id, org_id, task_id"
-FIRST_ROWS = (
-    f"INSERT INTO plans ({_WHOSE}, digest, name, description, document, created_at) "
-    f"VALUES ('', NULL, NULL, NULL, 'p', 'n', 'd', '{{}}', {_AT})",
-    f"INSERT INTO runs (id, {_WHOSE}, plan_id, name, description, digest, approval_digest, inputs, steps, definitions, metadata, status, "
-    "outputs, created_at, updated_at, total_duration_ms) VALUES ('r-1', '', NULL, NULL, NULL, 'p', 'n', 'd', 'p', 'x', '{}', '[]', '[]', "
-    f"'{{}}', 'failed', '{{}}', {_AT}, {_AT}, 0)",
-    f"INSERT INTO attempts (run_id, step_id, item, number, {_WHOSE}, id, tool_name, effect, parameters, idempotency_key, started_at) "
-    f"VALUES ('r-1', 'check', -1, 1, '', NULL, NULL, NULL, 'a-1', 'note', 'read', '{{}}', 'k', {_AT})",
-    f'INSERT INTO approvals (id, {_WHOSE}, approval_digest, decision, "by", known_by, at, note, run_id, used_at) '
-    f"VALUES ('o-1', '', NULL, NULL, NULL, 'x', 'approve', 'ana', 'os_user', {_AT}, '', 'r-1', {_AT})",
-)
 
 
 def test_the_revision_that_is_needed_is_the_newest_migration():
@@ -197,7 +118,7 @@ async def test_upgrading_a_file_says_which_revision_it_has(tmp_path: Path):
 FIRST_USE = """
 import asyncio, sys
 from plan_adapter.store.store import PlanStore
-from tests.store.builders import a_plan, begun, created, validated
+from tests.store.builders import a_plan
 
 async def main():
     async with PlanStore(sys.argv[1]) as store:

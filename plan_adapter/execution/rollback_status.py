@@ -1,0 +1,112 @@
+"""How far the rollback of a run got, in the words of its status message; and what a person does about calls left in doubt."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from plan_adapter.commands import NAMED, resolve_command, unit_names
+from plan_adapter.execution.history import RunHistory, Unit
+from plan_adapter.plan import ExecutionPlan
+from plan_adapter.readable import call_name, listed
+from plan_adapter.record import RollbackStatus
+
+NEVER_KNOWN = "whether it was done was never known"
+"""What is said of a write about which a person only said that the run is to end."""
+
+ROLLBACK_NEVER_KNOWN = "whether its rollback was done was never known"
+"""The same of the call that undoes a step."""
+
+CHECK_BY_HAND = "failed, check by hand"
+"""Why a step, or an item, is not rolled back that failed: part of it may have been done."""
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackReport:
+    """What a rollback did, in words, and whether another rollback would undo more."""
+
+    words: str
+    can_continue: bool
+
+    def beside(self, message: str | None, before: RollbackStatus | None) -> tuple[str, RollbackStatus]:
+        """Return the message and the rollback status of a run that had these `before`."""
+        cause = message if before is None else before.cause
+        return f"{cause or 'the run has ended'}; {self.words}", RollbackStatus(cause, self.can_continue)
+
+
+def report_of(
+    whys: Mapping[Unit, str], labels: Mapping[Unit, str], *, not_started: Sequence[Unit] = (), notes: Sequence[str] = ()
+) -> RollbackReport:
+    """Return what is rolled back, what is not and why, and which items were not started; `notes` come last.
+
+    `whys` are the steps and items that did something, each with why it is not rolled back: empty for one that is.
+    """
+    names = _unit_names([*whys, *not_started], labels)
+    gone = [names[unit] for unit, why in whys.items() if not why]
+    kept = [f"{names[unit]} ({why})" for unit, why in whys.items() if why]
+    left = [names[unit] for unit in not_started]
+    parts = ["rolled back: " + (listed(gone, NAMED) or "nothing")]
+    parts += ["not rolled back: " + listed(kept, NAMED)] if kept else []
+    parts += ["not started: " + listed(left, NAMED)] if left else []
+    return RollbackReport("; ".join([*parts, *notes]), any(why not in ("", CHECK_BY_HAND) for why in whys.values()))
+
+
+def _unit_names(units: Sequence[Unit], labels: Mapping[Unit, str]) -> dict[Unit, str]:
+    """Return what units are called: the items of one step by their labels alone."""
+    if len({step_id for step_id, _ in units}) == 1 and all(unit in labels for unit in units):
+        return {unit: labels[unit] for unit in units}
+    return {unit: call_name(*unit, labels.get(unit)) for unit in units}
+
+
+def recorded_report(plan: ExecutionPlan, history: RunHistory) -> RollbackReport:
+    """Return how far the rollback of a run got by its record alone, without a reason for each step that is not rolled back."""
+    steps = {step.id: step for step in plan.steps if step.rollback is not None}
+    whys, rollbacks = dict[Unit, str](), history.rollbacks
+    for unit in reversed([*history.succeeded, *history.failed]):
+        step_id, _ = unit
+        if step_id not in steps:
+            continue
+        if unit in rollbacks.succeeded:
+            whys[unit] = ""
+        elif unit not in history.succeeded and not steps[step_id].rollback_failed:
+            whys[unit] = CHECK_BY_HAND
+        elif unit in rollbacks.unknown or unit in rollbacks.aborted:
+            whys[unit] = "whether its rollback was done is unknown" if unit in rollbacks.unknown else ROLLBACK_NEVER_KNOWN
+        else:
+            whys[unit] = "not reached"
+    return report_of(whys, history.labels, notes=perhaps_done(plan, history))
+
+
+def perhaps_done(plan: ExecutionPlan, history: RunHistory) -> list[str]:
+    """Return what may have been changed and is not undone, because nobody said whether it was done; nothing where that is said of all."""
+    units = [*aborted_steps(plan, history), *history.repeatable]
+    return [f"begun, and perhaps done: {listed(unit_names(units, history.labels), NAMED)}"] if units else []
+
+
+def aborted_steps(plan: ExecutionPlan, history: RunHistory) -> list[Unit]:
+    """Return the steps, and items, that a person left in doubt when they ended the run, in the order of the plan."""
+    if not history.aborted:
+        return []
+    places = {step.id: place for place, step in enumerate(plan.steps)}
+    return sorted((unit for unit in history.aborted if unit[0] in places), key=lambda unit: (places[unit[0]], unit[1] or 0))
+
+
+def after_abort(run_id: str, units: Sequence[Unit], labels: Mapping[Unit, str], *, is_undone: bool) -> str:
+    """Return what a person may do about `units`, which are left in doubt in a run that has ended; `is_undone`: it was rolled back."""
+    known = f"whether {listed(unit_names(units, labels), NAMED)} was done was never known"
+    undoes = f"`plan cancel {run_id} --rollback` rolls it back, if it declares a rollback"
+    if is_undone:
+        command = resolve_command(run_id, units[0], "done", label=labels.get(units[0]))
+        return f"{known}, and it is not rolled back: check it; if it was done, `{command}` records that, and {undoes}"
+    command = resolve_command(run_id, units[0], "done|again", label=labels.get(units[0]))
+    return (
+        f"{known}, and it is neither rolled back nor repeated: check it, record the outcome with `{command}`, then `plan resume {run_id}`; "
+        f"if it was done, {undoes}"
+    )
+
+
+def after_aborted_rollback(run_id: str, unit: Unit, labels: Mapping[Unit, str]) -> str:
+    """Return what a person may do about the rollback of `unit`, which they left in doubt."""
+    command = resolve_command(run_id, unit, "done|again", label=labels.get(unit), kind="rollback")
+    return (
+        f"{ROLLBACK_NEVER_KNOWN}, that of {unit_names([unit], labels)[0]}, and it is not repeated: check it, record the outcome with "
+        f"`{command}`, then `plan cancel {run_id} --rollback` rolls back the rest"
+    )

@@ -5,6 +5,8 @@ through its own door. What stands under `if TYPE_CHECKING:` is for type checkers
 """
 
 import ast
+import itertools
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "plan_adapter"
+HOUSE = ROOT.parent / "shared" / "design" / "HOUSE.md"
 
 # From the lowest to the highest; a name stands for a module, or for a package with all that is in it.
 ROWS: tuple[frozenset[str], ...] = tuple(
@@ -24,8 +27,8 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "problems graph readable crash_points",
         "errors values",
         "plan expressions",
-        "settings private_files credentials",
-        "canonical documents record drafts imported listing tools secrets",
+        "settings private_files credentials record",
+        "canonical documents drafts imported listing tools secrets",
         "commands",
         "validation hooks pictures formatting",
         "preview",
@@ -144,6 +147,23 @@ def test_a_module_imports_only_from_rows_below_its_own(module: str) -> None:
     others = {name for name in map(own, imported(source(module))) if name is not None and part(name) != part(module)}
     wrong = sorted(name for name in others if not name or row(name) >= row(module))
     assert not wrong, f"{module} (row {row(module)}) imports {wrong}"
+
+
+def layers_of_the_design() -> list[set[str]]:
+    """The rooms of each layer in the design's table, from the lowest to the highest."""
+    lines = HOUSE.read_text(encoding="utf-8").splitlines()
+    rows = [line.split("|")[2] for line in lines if re.match(r"\| \d+ \|", line)]
+    return [set(re.findall(r"\w+", row.replace("siblings, joined by the protocols of execution/ports.py and gates", ""))) for row in rows]
+
+
+@pytest.mark.skipif(not HOUSE.is_file(), reason="the design is not beside this checkout (../shared/design/HOUSE.md)")
+def test_the_rows_keep_the_layers_of_the_design() -> None:
+    layers = [{room for room in layer if any(room in members for members in ROWS)} for layer in layers_of_the_design()]
+    assert len(layers) == 10
+    assert all(layers)
+    for lower, higher in itertools.pairwise(layers):
+        wrong = [(low, high) for low in sorted(lower) for high in sorted(higher) if row(low) >= row(high)]
+        assert not wrong, f"the design has the first of each pair below the second: {wrong}"
 
 
 def test_the_package_has_no_import_cycle() -> None:

@@ -127,7 +127,15 @@ def test_what_somebody_did_by_hand_is_known_by_their_signature(plan: Plan) -> No
     (receipt,) = [row for row in json.loads(plan("export", run_id).out)["receipts"] if row["by"] is not None]
     assert (word["step_id"], receipt["by"], receipt["known_by"]) == ("check", "ana", "ssh_signature")
     assert plan("runs", "verify", run_id, "--json").run["signatures"] == [
-        {"table": "receipts", "id": receipt["attempt_id"], "step": "check", "by": "ana", "checked": True, "problem": None}
+        {
+            "table": "receipts",
+            "id": receipt["attempt_id"],
+            "step": "check",
+            "call_kind": "step",
+            "by": "ana",
+            "checked": True,
+            "problem": None,
+        }
     ]
 
 

@@ -13,8 +13,8 @@ from tests.cli.conftest import Plan
 ROOT = Path(__file__).parent.parent.parent
 SECURITY = (ROOT / "plan_adapter/guide/security.md").read_text(encoding="utf-8")
 PROMISES = [line for line in re.sub(r"\n  +", " ", SECURITY).splitlines() if line.startswith("- ") and "tests/" in line]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-NAMED = sorted(set(re.findall(r"tests/\w[\w/]*(?:\.py(?:::\w+)?)?", SECURITY + README)))
+GENERAL = (ROOT / "plan_adapter/guide/promises.md").read_text(encoding="utf-8")
+NAMED = sorted(set(re.findall(r"tests/\w[\w/]*(?:\.py(?:::\w+)?)?", SECURITY + GENERAL)))
 PAGES = sorted((ROOT / "plan_adapter/guide").glob("*.md"))
 PLANS = [
     block for page in PAGES for block in re.findall(r"^```yaml\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
@@ -42,6 +42,12 @@ def test_every_promise_of_the_security_page_names_a_test() -> None:
     without = [line for line in re.sub(r"\n  +", " ", promises).splitlines() if line.startswith("- ") and "tests/" not in line]
     assert len(PROMISES) >= 25
     assert without == []
+
+
+def test_every_other_promise_names_a_test() -> None:
+    promises = GENERAL.split("## What is not promised")[0].split("\n- ")[1:]
+    assert len(promises) >= 24
+    assert [promise for promise in promises if "tests/" not in promise] == []
 
 
 def test_the_guide_lists_its_pages(plan: Plan) -> None:

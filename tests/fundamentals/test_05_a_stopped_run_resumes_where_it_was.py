@@ -1,45 +1,60 @@
-"""Resuming carries what has a succeeded receipt; only the rest is run."""
+"""Resuming keeps completed steps; only the rest runs."""
 
 import pytest
 
-from plan_adapter import ExecutionPlan, PlanStore, RunConflictError, ToolError, ToolRegistry, approve, resume_run, run_plan, tool
-
-called: list[str] = []
-broken = True
+from plan_adapter import ExecutionPlan, PlanStore, RunConflictError, ToolError, ToolRegistry, resume_run, run_plan, tool
 
 
-@tool(effect="read")
-def build(part: str) -> str:
-    """Build a part."""
-    called.append(part)
-    if part == "backend" and broken:
-        raise ToolError("the disk is full")
-    return f"{part}.tar"
+class Workshop:
+    """A tool that fails until the disk has room, and a list of its calls."""
+
+    def __init__(self) -> None:
+        self.called: list[str] = []
+        self.disk_is_full = True
+
+        @tool(effect="read")
+        def build(part: str) -> str:
+            """Build a part."""
+            self.called.append(part)
+            if part == "backend" and self.disk_is_full:
+                raise ToolError("the disk is full")
+            return f"{part}.tar"
+
+        self.tools = ToolRegistry([build])
 
 
-def test_what_is_done_is_not_done_again() -> None:
-    global broken
-    broken = True
-    called.clear()
+def plan_of_three_steps() -> ExecutionPlan:
     plan = ExecutionPlan(description="Build two parts, then ship them")
+    plan.options.require_approval = False
     plan.add_step("build", "Build the front end", {"part": "frontend"}, id="frontend")
     plan.add_step("build", "Build the back end", {"part": "backend"}, id="backend")
     plan.add_step("build", "Ship", {"part": "${{ steps.frontend.result + steps.backend.result }}"}, id="ship")
-    tools = ToolRegistry([build])
+    return plan
 
-    stopped = run_plan(plan, tools=tools, approval=approve(plan, tools=tools, by="ana"), offline=True)
-    assert (stopped.status, called) == ("partial", ["frontend", "backend"])
 
-    broken = False
-    run = resume_run(stopped.id, tools=tools, offline=True)
+def test_completed_steps_are_not_run_again() -> None:
+    workshop = Workshop()
+    stopped = run_plan(plan_of_three_steps(), tools=workshop.tools, offline=True)
+    assert (stopped.status, workshop.called) == ("partial", ["frontend", "backend"])
+
+    workshop.disk_is_full = False
+    run = resume_run(stopped.id, tools=workshop.tools, offline=True)
     assert run.id == stopped.id
-    assert (run.status, called) == ("completed", ["frontend", "backend", "backend", "frontend.tarbackend.tar"])
+    assert (run.status, workshop.called) == ("completed", ["frontend", "backend", "backend", "frontend.tarbackend.tar"])
     assert [step.carried for step in run.steps] == [True, False, False]
 
     with pytest.raises(RunConflictError, match="has completed"):
-        resume_run(run.id, tools=tools, offline=True)
+        resume_run(run.id, tools=workshop.tools, offline=True)
 
 
 async def test_the_store_keeps_every_attempt() -> None:
+    from plan_adapter import aresume_run, arun_plan
+
+    workshop = Workshop()
+    stopped = await arun_plan(plan_of_three_steps(), tools=workshop.tools, offline=True)
+    workshop.disk_is_full = False
+    await aresume_run(stopped.id, tools=workshop.tools, offline=True)
     async with PlanStore() as store:
-        assert await store.runs() == []
+        assert [run.id for run in await store.runs()] == [stopped.id]
+        attempts = [(attempt.step_id, attempt.number) for attempt in await store.attempts(stopped.id)]
+    assert attempts == [("frontend", 1), ("backend", 1), ("backend", 2), ("ship", 1)]

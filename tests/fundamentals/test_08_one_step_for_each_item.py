@@ -1,0 +1,33 @@
+"""`for_each` calls a tool once for each item of a list; every item has a label, a result and attempts of its own."""
+
+from plan_adapter import ExecutionPlan, Input, PlanStore, ToolError, ToolRegistry, aresume_run, arun_plan, tool
+
+
+async def test_an_item_that_succeeded_is_not_called_again() -> None:
+    called: list[str] = []
+    broken = {"web-2"}
+
+    @tool(effect="read")
+    def check(node: str) -> str:
+        """Check one node."""
+        called.append(node)
+        if node in broken:
+            raise ToolError(f"{node} does not answer")
+        return f"{node} is up"
+
+    plan = ExecutionPlan(description="Check every node")
+    plan.options.require_approval = False
+    plan.inputs["nodes"] = Input(type="array")
+    plan.add_step("check", "Check a node", {"node": "${{ item }}"}, id="check", for_each="${{ inputs.nodes }}")
+    tools = ToolRegistry([check])
+
+    run = await arun_plan(plan, tools=tools, inputs={"nodes": ["web-1", "web-2", "web-3"]}, offline=True)
+    assert (run.status, run.step("check").error) == ("failed", "item web-2: web-2 does not answer; 1 of 3 items were not started")
+
+    called.clear()
+    broken.clear()
+    run = await aresume_run(run.id, tools=tools, offline=True)
+    assert run.step("check").result == ["web-1 is up", "web-2 is up", "web-3 is up"]
+    assert called == ["web-2", "web-3"]
+    async with PlanStore() as store:
+        assert [(row.label, row.number) for row in await store.attempts(run.id) if row.item == 1] == [("web-2", 1), ("web-2", 2)]

@@ -72,7 +72,9 @@ def open_form_notice(asked: Question) -> str:
 
 
 def show_command(asked: Question, *, api: bool = False) -> str:
-    """Return the command that prints everything that a gate asks about, and answers nothing."""
+    """Return the command that prints everything a gate asks about and answers nothing; of an outcome gate, the run with its calls."""
+    if asked.kind == "outcome":
+        return f"plan show {asked.run_id}"
     return f"plan approve {asked.run_id}{' --api' if api else ''}{_place(asked)} --show"
 
 

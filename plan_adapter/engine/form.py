@@ -7,9 +7,9 @@ from typing import Any, Literal, cast, get_args
 from prefect.input import RunInput
 from pydantic import Field, JsonValue, create_model
 
-from plan_adapter.commands import SHOWN_DIGITS, open_form_notice
+from plan_adapter.commands import SHOWN_DIGITS, open_form_notice, show_command
 from plan_adapter.gates.text import split_text, without_picture
-from plan_adapter.readable import counted, item_option, prose
+from plan_adapter.readable import counted, prose
 from plan_adapter.record import Answer, ApprovalRequest, Decision, GateKind, GateRules, Resolution
 
 MAX_NAME_CHARACTERS = 200
@@ -227,15 +227,10 @@ def _cut(text: str, request: ApprovalRequest) -> str:
     if fence := _open_fence(kept):
         kept += f"\n{fence}"
     rest = counted(len(text) - len(kept), "character")
-    where = f"`{_show(request)}`" if request.step_id is not None else f"`{_show(request)}`, or the artifact `{ARTIFACT}` of this flow run"
+    shown = f"`{show_command(request)}`"
+    where = shown if request.step_id is not None else f"{shown}, or the artifact `{ARTIFACT}` of this flow run"
     return f"{kept}\n\n**Cut here: {rest} more.** Read all of it before you approve: {where}."
 
-
-def _show(request: ApprovalRequest) -> str:
-    """Return the command that shows the whole text of a gate."""
-    verb = "resolve" if request.kind == "outcome" else "approve"
-    step = "" if request.step_id is None else f" --step {request.step_id}{item_option(request.item, request.label)}"
-    return f"plan {verb} {request.run_id or 'RUN'}{step} --show"
 
 
 def _open_fence(text: str) -> str | None:

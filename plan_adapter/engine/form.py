@@ -232,7 +232,6 @@ def _cut(text: str, request: ApprovalRequest) -> str:
     return f"{kept}\n\n**Cut here: {rest} more.** Read all of it before you approve: {where}."
 
 
-
 def _open_fence(text: str) -> str | None:
     """Return the line that closes the code block that `text` leaves open; indented as the block, or it would begin another one."""
     opened: tuple[str, str] | None = None

@@ -3,7 +3,6 @@
 import asyncio
 from typing import Any
 
-import plan_adapter.approvers
 import pytest
 
 from plan_adapter.errors import NotApprovedError
@@ -115,10 +114,3 @@ async def test_what_no_rule_fits_is_asked_of_another() -> None:
     policy = PolicyApprover([Rule(plan="nightly-*")], otherwise=CallbackApprover(lambda _: "request_changes", by="ana"))
     answer = await policy.ask(request(name="restart"))
     assert (answer.decision, answer.by) == ("request_changes", "ana")
-
-
-def test_every_approver_is_found_by_its_name() -> None:
-    for name in plan_adapter.approvers.__all__:
-        assert getattr(plan_adapter.approvers, name).__name__ == name
-    with pytest.raises(AttributeError):
-        _ = plan_adapter.approvers.Nobody  # type: ignore[attr-defined]

@@ -199,7 +199,7 @@ VARIANTS: dict[str, tuple[Scenario, dict[str, Any]]] = {
     ),
     "the rules are not looked at": (
         somebody_who_may_not_approves,
-        {f"plan_adapter.runs.{module}.refusal": lambda *_, **__: None for module in ("open_gate", "lapsing")},
+        {f"plan_adapter.runs.{module}.refusal": lambda *_, **__: None for module in ("keeper", "answers")},
     ),
     "signatures are not verified": (a_wrong_signature_is_given, {"plan_adapter.gates.identity.signer": lambda *_, **__: "ana"}),
     "a closed gate takes answers": (an_answer_comes_after_the_gate_was_answered, {f"{GATES}._is_open": true}),

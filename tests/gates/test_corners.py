@@ -177,7 +177,7 @@ def test_a_limit_that_is_no_timedelta_is_refused_with_what_to_give(world: World)
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("where", ["command", "prefect"])
 async def test_a_gate_that_a_cancellation_closes_says_why(where: str, gated: bool, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("open_gate.CANCELLATION_SECONDS", "watching.PREFECT_POLL_SECONDS"):
+    for name in ("keeper.CANCELLATION_SECONDS", "ending.PREFECT_POLL_SECONDS"):
         monkeypatch.setattr(f"plan_adapter.runs.{name}", 0.05)
     told, said = list[Event](), list[str]()
 

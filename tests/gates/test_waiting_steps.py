@@ -155,9 +155,7 @@ async def test_a_wish_for_changes_that_stands_in_the_form_of_the_plan_opens_a_ne
         return Answer("request_changes", "bo", "look twice", channel="form")
 
     forms = GateForms(form.ask, collected, lambda *_: None, form.publish, form.resume_released, form.is_private)
-    left = await perform(
-        world.bound(), run, world.store, run_request, history=RunHistory(), backend=Backend(DirectStepRunner(), forms=forms)
-    )
+    left = await perform(RunSession(world.bound(), run, world.store, run_request, RunHistory(), Backend(forms=forms)))
     again = await world.gate()
     assert (left.status, again.id != gate.id, again.attended) == (PlanStatus.PENDING_APPROVAL, True, False)
     assert "bo asks for changes: look twice" in (await world.store.gate(again.id)).text

@@ -1,4 +1,4 @@
-"""The Prefect block types of this package; Prefect finds them by the entry point group `prefect.collections`."""
+"""Prefect block types for the drafting model and the plan store, registered under the entry point group `prefect.collections`."""
 
 from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, SecretStr
@@ -8,7 +8,7 @@ from plan_adapter.store.store import PlanStore
 
 
 class LanguageModel(Block):
-    """The model that drafts plans, behind OpenAI or any server that speaks its chat completions.
+    """The model that drafts plans, at OpenAI or any server with an OpenAI-compatible chat completions API.
 
     Example:
         Load the model that a deployment drafts with:
@@ -32,14 +32,14 @@ class LanguageModel(Block):
     stream: bool = Field(default=False, description="Ask for answers piece by piece, where a gateway cuts connections that are idle.")
 
     def get_model(self) -> OpenAIModel:
-        """Return the model, of which nothing was asked yet; close it with `aclose`."""
+        """Return the model. Nothing is sent to it yet. Close it with `aclose`."""
         key = self.api_key.get_secret_value() if self.api_key is not None else None
         timeout, stream = self.timeout_seconds, self.stream
         return OpenAIModel(self.model, base_url=self.base_url, api_key=key, timeout_seconds=timeout, stream=stream)
 
 
 class PlanStoreDatabase(Block):
-    """The database that plans, runs, approvals and receipts are kept in.
+    """The database that stores plans, runs, approvals and receipts.
 
     Example:
         Load the store that a deployment uses:
@@ -61,5 +61,5 @@ class PlanStoreDatabase(Block):
     tenant_id: str | None = Field(default=None, description="The only tenant whose rows are seen and written; empty for all.")
 
     def get_store(self) -> PlanStore:
-        """Return the store, not yet connected; use it as an async context manager, or close it with `aclose`."""
+        """Return the store, not yet connected. Use it as an async context manager, or close it with `aclose`."""
         return PlanStore(self.url.get_secret_value(), tenant_id=self.tenant_id)

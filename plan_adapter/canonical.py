@@ -1,4 +1,4 @@
-"""The canonical form of a plan, the digests taken of it, and what differs between two plans."""
+"""The canonical form of a plan, the digests computed from it, and the differences between two plans."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
@@ -17,9 +17,9 @@ _Document: TypeAlias = dict[str, JsonValue]
 
 
 def canonical_document(plan: ExecutionPlan) -> dict[str, JsonValue]:
-    """Return the plan as its digest sees it: a document without defaults, in which the order of dependencies says nothing.
+    """Return the plan in the form that its digest covers: without defaults, and with dependencies in a fixed order.
 
-    Raises InvalidPlanError for a plan that came with problems from its document: what is left of it is not what was written.
+    Raises InvalidPlanError for a plan whose document had problems, because it is not what the author wrote.
     """
     if plan._problems:  # pyright: ignore[reportPrivateUsage]  # set by the reader of the document
         raise InvalidPlanError(plan._problems)  # pyright: ignore[reportPrivateUsage]
@@ -37,7 +37,7 @@ def _canonical_step(step: dict[str, JsonValue]) -> dict[str, JsonValue]:
 
 
 def canonical_json(value: JsonValue | Mapping[str, JsonValue]) -> bytes:
-    """Return `value` as RFC 8785 writes it; raises InvalidPlanError for what has no such form (NaN, integers over 2^53, surrogates)."""
+    """Return `value` in RFC 8785 form. Raises InvalidPlanError if it has none (NaN, integers over 2^53, surrogates)."""
     try:
         return rfc8785.dumps(cast("Any", value))
     except (ValueError, RecursionError):
@@ -55,9 +55,9 @@ def approval_digest(
     definitions: Iterable[Mapping[str, JsonValue]],
     folder: Mapping[str, str] | None = None,
 ) -> str:
-    """Return the SHA-256, in hex, of what an approval binds to: the plan, the inputs of the run and the tools' definitions.
+    """Return the SHA-256, in hex, of what an approval covers: the plan, the inputs of the run and the tools' definitions.
 
-    With `folder` also of the folder that the run was moved to.
+    With `folder`, it also covers the folder that the run was moved to.
     """
     tools = {str(definition["name"]): dict(definition) for definition in definitions}
     content: dict[str, JsonValue] = {"plan": plan_digest, "inputs": dict(inputs), "tools": cast("dict[str, JsonValue]", tools)}
@@ -73,10 +73,10 @@ def call_digest(
     definition: Mapping[str, JsonValue],
     folder: Mapping[str, str] | None = None,
 ) -> str:
-    """Return the SHA-256, in hex, of what the approval of a step binds to: the step, the resolved parameters, the tool's definition.
+    """Return the SHA-256, in hex, of what a step's approval covers: the step, the resolved parameters and the tool's definition.
 
-    It holds nothing of the rest of the plan: a new version leaves the approvals of steps that it does not touch as they are. With
-    `folder` it also binds to the folder that the run was moved to.
+    It does not cover the rest of the plan, so a new version keeps the approvals of steps that it does not change. With `folder`, it also
+    covers the folder that the run was moved to.
     """
     written = _canonical_step(step_document(step))
     call = {"step": written, "item": item, "parameters": dict(parameters), "tool": dict(definition)}
@@ -84,29 +84,29 @@ def call_digest(
 
 
 def runbook_digest(plan_digest: str, definitions: Iterable[Mapping[str, JsonValue]]) -> str:
-    """Return the SHA-256, in hex, of what a standing approval binds to: an approval digest's content without the inputs."""
+    """Return the SHA-256, in hex, of what a standing approval covers: the content of an approval digest without the inputs."""
     tools = {str(definition["name"]): dict(definition) for definition in definitions}
     return sha256(canonical_json({"runbook": plan_digest, "tools": cast("dict[str, JsonValue]", tools)})).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A place whose value differs; None stands for what one of the two does not write."""
+    """A path whose value differs. None means that the plan does not set it."""
 
-    at: str  # below a step: `check.parameters.url`; elsewhere as in a document: `options.allow_parallel`
+    at: str  # for a step: `check.parameters.url`; otherwise as in a document: `options.allow_parallel`
     old: JsonValue
     new: JsonValue
 
 
 @dataclass(frozen=True, slots=True)
 class PlanDiff:
-    """What differs between two plans; steps are known by their ids. False where nothing does."""
+    """The differences between two plans. Steps are matched by id. False if there are none."""
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     changed: tuple[Change, ...] = ()
-    reordered: tuple[str, ...] = ()  # steps that stand elsewhere among those that both plans have
-    raised: tuple[str, ...] = ()  # steps that may do more than before
+    reordered: tuple[str, ...] = ()  # steps of both plans whose relative order changed
+    raised: tuple[str, ...] = ()  # steps that may have a stronger effect than before
 
     def __bool__(self) -> bool:
         """Return whether anything differs."""
@@ -114,7 +114,7 @@ class PlanDiff:
 
 
 def diff_plans(old: ExecutionPlan, new: ExecutionPlan) -> PlanDiff:
-    """Return what `new` does otherwise than `old`; nothing differs exactly where the digests are equal."""
+    """Return the changes from `old` to `new`. There are none exactly if the digests are equal."""
     frame_before, before = _parts(old)
     frame_after, after = _parts(new)
     kept = [name for name in after if name in before]
@@ -131,7 +131,7 @@ def diff_plans(old: ExecutionPlan, new: ExecutionPlan) -> PlanDiff:
 
 
 def _parts(plan: ExecutionPlan) -> tuple[_Document, dict[str, _Document]]:
-    """Return the canonical document without its steps, and the steps by id; one that always runs is called `finally.<id>`."""
+    """Return the canonical document without its steps, and the steps by id. Steps of `finally` are called `finally.<id>`."""
     document: dict[str, Any] = canonical_document(plan)
     steps = {step["id"]: step for step in document.pop("steps", [])}
     return document, steps | {f"finally.{step['id']}": step for step in document.pop("finally", [])}
@@ -149,9 +149,9 @@ def _changes(old: _Document, new: _Document, at: str) -> list[Change]:
 
 
 def _moved(before: list[str], after: list[str]) -> tuple[str, ...]:
-    """Return the fewest names that must be moved to turn the order `before` into `after`: all but a longest run in order."""
+    """Return the fewest names that must move to turn the order `before` into `after`: all but a longest increasing run."""
     position = {name: index for index, name in enumerate(before)}
-    ends: list[int] = []  # the smallest position in which a run of this length may end
+    ends: list[int] = []  # the smallest position at which a run of this length can end
     length: dict[str, int] = {}
     for name in after:
         length[name] = bisect_left(ends, position[name])
@@ -167,6 +167,6 @@ def _moved(before: list[str], after: list[str]) -> tuple[str, ...]:
 
 
 def _is_raised(old: JsonValue, new: JsonValue) -> bool:
-    """Return whether a step's own word allows more than before; without a word it is what its tool may do."""
+    """Return whether a step may have a stronger effect than it declared before. Without a declaration, it may do whatever its tool does."""
     rank = {effect: index for index, effect in enumerate(EFFECTS)}
     return old is not None and rank.get(cast("Any", new), len(rank)) > rank[cast("Any", old)]

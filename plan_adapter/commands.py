@@ -1,4 +1,4 @@
-"""The commands that messages tell people to type about a run, its gates and its calls."""
+"""The commands that messages tell people to type. Look here to change how a message refers to a run, a gate or a call."""
 
 from collections.abc import Iterable, Mapping
 from typing import Protocol
@@ -8,10 +8,10 @@ from plan_adapter.readable import call_name, item_option, listed
 from plan_adapter.record import GateKind, PlanRun
 
 NAMED = 20
-"""How many steps are named in one list."""
+"""The most steps that one list names."""
 
 SHOWN_DIGITS = 12
-"""How much of a digest a command shows: enough to tell two contents of one gate apart, short enough to read."""
+"""How many characters of a digest a command shows: enough to tell two versions of a gate's content apart, and short enough to read."""
 
 
 class Question(Protocol):
@@ -34,27 +34,27 @@ class Question(Protocol):
 
 
 def unit_names(units: Iterable[tuple[str, int | None]], labels: Mapping[tuple[str, int | None], str]) -> list[str]:
-    """Return steps, and items of steps by their labels, as code."""
+    """Return the names of steps, and of items by their labels, formatted as code."""
     return [f"`{call_name(*unit, labels.get(unit))}`" for unit in units]
 
 
 def names(step_ids: Iterable[str]) -> str:
-    """Return the ids as code, with commas; of many the first ones."""
+    """Return the ids as code, separated by commas. A long list is cut after `NAMED` ids."""
     return listed([f"`{step_id}`" for step_id in step_ids], NAMED)
 
 
 def resolve_command(
     run_id: str, unit: tuple[str, int | None], words: str = "done|again|abort", *, label: str | None = None, kind: CallKind = "step"
 ) -> str:
-    """Return the command that records how a call ended of which nobody knows it."""
+    """Return the command that records the outcome of a call whose outcome is unknown."""
     step_id, item = unit
     return f"plan resolve {run_id} {step_id} {words}{item_option(item, label)}{' --rollback' if kind == 'rollback' else ''}"
 
 
 def answer_command(asked: Question, *, verb: str = "approve", api: bool = False) -> str:
-    """Return the command that answers at a gate, bound by `--digest` to the content that the gate asks about.
+    """Return the command that answers a gate. `--digest` binds the answer to the content that the gate shows.
 
-    A gate that asks how a call ended is answered by `plan resolve`. With `api` the command needs Prefect's API alone.
+    An outcome gate is answered with `plan resolve`. With `api`, the command needs only Prefect's API.
     """
     option, digest = " --api" if api else "", f" --digest {asked.approval_digest[:SHOWN_DIGITS]}"
     if asked.kind == "outcome":
@@ -64,7 +64,7 @@ def answer_command(asked: Question, *, verb: str = "approve", api: bool = False)
 
 
 def open_form_notice(asked: Question) -> str:
-    """Return why no one-time code counts in the form of a Prefect server that demands no authentication, and where to give it instead."""
+    """Return why a form on a Prefect server without authentication accepts no one-time code, and where to give the code instead."""
     return (
         "This Prefect server demands no authentication: whoever reaches it can read and send forms, so a one-time code in a form proves "
         f"nobody. Answer with `{answer_command(asked)} --code CODE`."
@@ -84,20 +84,23 @@ def _place(asked: Question) -> str:
 
 
 def resume_command(run: PlanRun, *, offline: bool = False) -> str:
-    """Return the command that resumes `run` where it ran; `offline`: known to be without Prefect before it has begun."""
+    """Return the command that resumes `run` where it ran before.
+
+    `offline` means that the run, which may not have started yet, is known to run without Prefect.
+    """
     return f"plan resume {run.id}{' --offline' if offline else offline_option(run)}"
 
 
 def resume_asked(run: PlanRun) -> str:
-    """Return the command that resumes `run`, at whose gate somebody was asked: one without a flow run by then has none."""
+    """Return the command that resumes `run` after somebody was asked at its gate. A run that has no flow run by then never gets one."""
     return resume_command(run, offline=run.flow_run_id is None)
 
 
 def rollback_command(run: PlanRun) -> str:
-    """Return the command that rolls `run` back, where it ran."""
+    """Return the command that rolls `run` back where it ran."""
     return f"plan cancel {run.id} --rollback{offline_option(run)}"
 
 
 def offline_option(run: PlanRun) -> str:
-    """Return the option without which a run that began without Prefect would go on in it; nothing for any other run."""
+    """Return ` --offline` if `run` started without Prefect, which a resume would otherwise use. Return an empty text for any other run."""
     return " --offline" if run.started_at is not None and run.flow_run_id is None else ""

@@ -1,34 +1,34 @@
-"""The places at which it matters that a process may end there; the fault tests end it exactly at one of them.
+"""The points at which a process must be able to die safely. Fault tests end the process exactly at one of them.
 
-Nothing happens at them otherwise: no setting and no variable of the environment reaches `listener`.
+Otherwise nothing happens there: no setting and no environment variable sets `listener`.
 """
 
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 CrashPoint: TypeAlias = Literal[
-    "gate-opened",  # a gate's row is there, nobody was asked yet
-    "gate-answered",  # the answer is a row, the run does not go on yet
-    "claimed",  # the lease is this process's
+    "gate-opened",  # the gate's row exists, and nobody was asked yet
+    "gate-answered",  # the answer is recorded, and the run has not resumed yet
+    "claimed",  # this process owns the lease
     "before-intent",
-    "in-transaction",  # everything of a commit about a run is written, its audit last, and nothing of it is committed
+    "in-transaction",  # a commit about a run is fully written, its audit entry last, and not committed yet
     "after-intent",
-    "mid-effect",  # inside the tool, which says so itself
+    "mid-effect",  # inside the tool, which calls `reached` itself
     "after-effect",  # the tool has returned
     "after-receipt",
     "after-prefect-state",  # Prefect shows the end of the step
     "before-end",  # all steps have ended
-    "after-end",  # so has the run
+    "after-end",  # the run has ended as well
 ]
 
 listener: Callable[[CrashPoint, str], None] | None = None
-"""What is told of each place that is reached, from whatever thread; a test's own."""
+"""Called at each point that is reached, from any thread. Only tests set it."""
 
 
 def reached(point: CrashPoint, detail: str = "") -> None:
-    """Tell `listener` that this place is reached.
+    """Report to `listener` that this point is reached.
 
-    `detail` is of a call its effect, for what undoes a step after the word `rollback`; of a transaction the newest entry of the audit.
+    For a call, `detail` is its effect, preceded by the word `rollback` for a rollback. For a transaction, it is the newest audit log entry.
     """
     if listener is not None:
         listener(point, detail)

@@ -1,4 +1,4 @@
-"""Credentials of this package and of Prefect in the environment: no command inherits them, and no text shows them."""
+"""Keeps this package's and Prefect's credentials in the environment away from commands, and finds their values to redact them."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from typing import Any, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 SHORTEST = 8
-"""Characters of a value that is hidden although no plan names it: a shorter one may well be a common word."""
+"""The shortest value to redact if no plan names it: a shorter one may be a common word."""
 
 LARGEST_BYTES = 64 * 1024
 
@@ -18,35 +18,35 @@ _SECRET = re.compile(
 """Variables whose value is a secret."""
 
 _URL = re.compile(r"(?:PLAN_ADAPTER|PREFECT|OPENAI)_.*URL")
-"""Variables whose value is a URL, which may hold a password."""
+"""Variables whose value is a URL, which may contain a password."""
 
 _OF_DATABASES = re.compile(r"PLAN_ADAPTER_DATABASE_URL|PREFECT_(?:API|SERVER)_(?:DATABASE_.*|DOCKET_URL)")
 _OF_OURS = re.compile(r"PLAN_ADAPTER_.*|OPENAI_.*")
 
 
 def without_credentials(environment: Mapping[str, str], *, keeps_settings: bool = False) -> dict[str, str]:
-    """Return `environment` as a command inherits it: without PLAN_ADAPTER_*, OPENAI_* and the credentials of Prefect.
+    """Return `environment` for a command: without PLAN_ADAPTER_*, OPENAI_* and Prefect's credentials.
 
-    All else is the user's own and stays: PATH, HOME, AWS_ACCESS_KEY_ID. `keeps_settings`: a process that runs our code needs those of our
-    variables that hold no credential.
+    All other variables belong to the user and stay: PATH, HOME, AWS_ACCESS_KEY_ID. With `keeps_settings`, for a process that runs this
+    package's code, the package's variables without credentials stay as well.
     """
     return {name: value for name, value in environment.items() if not _is_withheld(name.upper(), value, keeps_settings)}
 
 
 def credential_values(environment: Mapping[str, str]) -> list[str]:
-    """Return the values of all credentials in `environment` that are long enough to be hidden; those of URLs with their passwords."""
+    """Return the values of all credentials in `environment` that are long enough to redact, including URLs with their passwords."""
     return [value for name, text in environment.items() for value in _values(name.upper(), text) if is_worth_hiding(value)]
 
 
 def is_worth_hiding(value: str) -> bool:
-    """Return whether a value that no plan names is to be hidden: a short one would take common words out of all text."""
+    """Return whether to redact a value that no plan names. Redacting a short one would remove common words from all text."""
     try:
         return len(value) >= SHORTEST and len(value.encode()) <= LARGEST_BYTES
     except UnicodeEncodeError:
         return False
 
 
-# Prefect and our settings read the names of variables in any case, so these functions take them in capitals.
+# Prefect and this package's settings ignore the case of variable names, so these functions take names in upper case.
 
 
 def _is_withheld(name: str, value: str, keeps_settings: bool) -> bool:
@@ -66,7 +66,7 @@ def _values(name: str, text: str) -> Iterator[str]:
 
 
 def _passwords(url: str) -> Iterator[str]:
-    """Give the passwords of a URL, as they are written and as they are meant."""
+    """Yield the passwords of a URL, as written and decoded."""
     try:
         parts = urlsplit(url)
         in_query = [value for name, value in parse_qsl(parts.query) if "password" in name.lower()]
@@ -77,7 +77,7 @@ def _passwords(url: str) -> Iterator[str]:
 
 
 def _header_values(text: str) -> Iterator[str]:
-    """Give the values of headers written as JSON, and what follows their scheme: `Bearer …`."""
+    """Yield the values of headers written as JSON, and the part after their scheme: `Bearer …`."""
     try:
         headers: Any = json.loads(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A draft in Markdown: the plan, how it keeps the constraints, what was asked and what it cost."""
+"""A draft as Markdown: the plan, how it keeps the constraints, what the model was asked, and the cost."""
 
 from dataclasses import replace
 
@@ -7,19 +7,19 @@ from plan_adapter.formatting import format_plan
 from plan_adapter.readable import code, counted, fenced, moment, one_line, prose, words
 
 TASK_CHARACTERS = 500
-"""How much of the task a gate shows."""
+"""How many characters of the task a gate shows."""
 
 TO_JUDGE = "An order is checked as the model reads the constraint. Whether it means that, and what is not checked, is for people to judge."
 _CHANGED = "the plan was changed"
 
 
 def draft_line(draft: Draft) -> str:
-    """Return a draft in one line: its id, when it was made, by which model, and its task."""
+    """Return a draft in one line: id, creation time, model and task."""
     return f"{draft.id}  {moment(draft.created_at)}  {one_line(draft.model)}  {one_line(draft.request.task)[:80]}"
 
 
 def draft_text(draft: Draft, *, whole: bool = False) -> str:
-    """Return a draft; texts of models and people are shown as text, whatever stands in them. `whole`: with every question and answer."""
+    """Return a draft as Markdown. Text from models and people is escaped. `whole` adds every prompt and answer."""
     parts = [f"# {words(draft.request.task[:200])}", _standing(draft)]
     if draft.constraints:
         parts.append("\n".join(["## Constraints", "", *(_constraint(kept) for kept in draft.constraints), "", TO_JUDGE]))
@@ -36,7 +36,7 @@ def draft_text(draft: Draft, *, whole: bool = False) -> str:
 
 
 def origin_lines(draft: Draft, *, is_as_drafted: bool) -> list[str]:
-    """Return the section of a gate that says what a model was asked for, and what is known of how its plan keeps it.
+    """Return the section of a gate that shows the task, the model, and how the plan keeps each constraint.
 
     `is_as_drafted`: whether the plan is still the one that was drafted.
     """
@@ -52,12 +52,12 @@ def origin_lines(draft: Draft, *, is_as_drafted: bool) -> list[str]:
 
 
 def summary_of(kept: KeptConstraint) -> str:
-    """Return in words whether a constraint was checked: nothing but an order can be."""
+    """Return whether a constraint was checked, in words. Only an order can be."""
     return "order checked" if kept.checked else "not checked"
 
 
 def cost_of(draft: Draft) -> str:
-    """Return in words what a draft cost: `2 rounds, 1 correction, 1,234 tokens, 3.2 s`."""
+    """Return the cost of a draft in words: `2 rounds, 1 correction, 1,234 tokens, 3.2 s`."""
     seconds = sum(call.seconds for call in draft.calls)
     corrections = f", {counted(draft.repairs, 'correction')}" if draft.repairs else ""
     return f"{counted(len(draft.calls), 'round')}{corrections}, {draft.usage.total:,} tokens, {seconds:.1f} s"

@@ -1,4 +1,4 @@
-"""Drafts of plans: what is asked for, what a model answered, and what came of it. Values; the planner makes them, the store keeps them."""
+"""The values of a draft: the request, the model's calls, and the result. The planner creates them, the store keeps them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,13 +16,13 @@ Rung: TypeAlias = Literal["strict_schema", "schema", "json_object", "tool_call",
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What is to be planned.
+    """What to plan.
 
-    `context` is a text, or facts by name.
+    `context` is a text, or a mapping of facts by name.
 
-    `available_tools` narrows the planner's tools, by name; None: all that were named to the planner. `available_secrets` are the names that
-    may stand in `${{ secrets.name }}`; a model never sees a value. `options` and `metadata` become the plan's; that it needs an approval is
-    not up to either.
+    `available_tools` restricts the planner to these tools, by name; None: all of its tools. `available_secrets` are the names that the plan
+    may use in `${{ secrets.name }}`; a model never sees a value. `options` and `metadata` become the plan's. Neither can waive the approval
+    that a drafted plan needs.
     """
 
     task: str
@@ -35,7 +35,7 @@ class PlanRequest:
     metadata: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
 
     def __post_init__(self) -> None:
-        """Refuse a text where a list of texts is wanted: each of its characters would be one."""
+        """Raise TypeError for a text where a list of texts is expected. Each of its characters would become an item."""
         for name in ("constraints", "available_tools", "available_secrets"):
             if isinstance(text := getattr(self, name), str):
                 raise TypeError(f"PlanRequest.{name} is a list of texts, not one text: write {name}=[{text[:60]!r}]")
@@ -43,14 +43,14 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens, as the server counts them; 0 where it does not say."""
+    """Token counts as the server reports them, 0 if it does not."""
 
     prompt: int = 0
     completion: int = 0
 
     @property
     def total(self) -> int:
-        """Both together."""
+        """The sum of both."""
         return self.prompt + self.completion
 
     def __add__(self, other: "Usage") -> "Usage":
@@ -59,24 +59,24 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """One question to the model and its answer; texts as they were sent and came, passwords in URLs taken out."""
+    """One question to the model and its answer. Passwords in URLs are redacted."""
 
     number: int
     model: str
     rung: Rung
     prompt_digest: str
-    prompt: str  # the messages that were added since the call before
+    prompt: str  # the messages added since the previous call
     answer: str
     usage: Usage
     seconds: float
     phase: str  # quick | deep
     problems: tuple[str, ...] = ()
-    is_whole: bool = True  # whether nothing was taken out of the answer
+    is_whole: bool = True  # whether nothing was redacted from the answer
 
 
 @dataclass(frozen=True, slots=True)
 class KeptConstraint:
-    """A constraint, and what is known of it: `checked` where the plan's own edges keep it, else in words why nobody can tell."""
+    """A constraint and what is known about it. `checked`: the plan's own edges keep it. Otherwise `how` says why nobody can tell."""
 
     number: int
     text: str
@@ -86,7 +86,7 @@ class KeptConstraint:
 
 @dataclass(slots=True)
 class Draft:
-    """The story of one task from the request to a plan, or to why there is none."""
+    """One drafting attempt, from the request to a plan, or to the reason why there is none."""
 
     request: PlanRequest
     model: str
@@ -97,9 +97,9 @@ class Draft:
     calls: list[ModelCall] = field(default_factory=list[ModelCall])
     constraints: list[KeptConstraint] = field(default_factory=list[KeptConstraint])
     notes: list[str] = field(default_factory=list[str])
-    problems: list[Problem] = field(default_factory=list[Problem])  # of the last answer, where no plan came of it
+    problems: list[Problem] = field(default_factory=list[Problem])  # of the last answer, if there is no plan
     failure: str | None = None
-    created_at: datetime | None = None  # by the store's clock, once it is kept
+    created_at: datetime | None = None  # by the store's clock, once it is stored
 
     @property
     def usage(self) -> Usage:

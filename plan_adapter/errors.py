@@ -1,20 +1,20 @@
-"""What this package raises; one class per decision that a caller can take.
+"""The errors of this package: one class per decision that a caller can make.
 
 PlanAdapterError
-├── InvalidPlanError      mend the plan or its inputs: every problem is on `.problems`
-├── NotApprovedError      have the plan approved, or give an approver
+├── InvalidPlanError      correct the plan or its inputs: every problem is in `.problems`
+├── NotApprovedError      have the plan approved, or pass an approver
 ├── NoServerError         start or reach a Prefect server, or run with `offline=True`
-├── RunConflictError      the run is in another state, or another process holds it
+├── RunConflictError      the run is in another state, or another process owns it
 ├── StoreError            the database cannot be used; the message says why and what to do
 │   ├── LeaseLostError    … for this run, because another process has taken it over
-│   └── StoreLostError    … because its file was deleted, moved, replaced or truncated while it was in use
-├── ToolDefinitionError   mend the function that is to be a tool, or the import string that names it
-├── ToolError             a tool's own way to say that it failed
-│   └── UnknownOutcomeError   … or that it cannot tell whether it did what it was asked to
+│   └── StoreLostError    … because its file was deleted, moved, replaced or truncated while in use
+├── ToolDefinitionError   correct the function that should be a tool, or the import string that names it
+├── ToolError             raised by a tool that failed
+│   └── UnknownOutcomeError   … or that cannot tell whether it did its work
 ├── ModelError            a language model cannot be asked; the message says why and what to do
-├── DraftError            no valid plan came of a task; why, and every round, is on `.draft`
-├── ExpressionError       an expression failed at run time; it fails its step
-└── RunFailedError        only from `run.raise_for_status()`; the run is on `.run`
+├── DraftError            no valid plan came of a task; the reason and every round are in `.draft`
+├── ExpressionError       an expression failed at run time; its step fails
+└── RunFailedError        only from `run.raise_for_status()`; the run is in `.run`
 """
 
 from collections.abc import Callable, Sequence
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 class PlanAdapterError(Exception):
-    """Base of everything that this package raises on purpose."""
+    """Base class of every error that this package raises deliberately."""
 
 
 class InvalidPlanError(PlanAdapterError):
-    """The plan, or what was given to it, cannot run; `problems` holds every finding."""
+    """The plan or its inputs are invalid. `problems` holds every finding."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
-        """Keep `problems` and show each on a line of its own."""
+        """Store `problems`, and show each on a separate line."""
         self.problems: list[Problem] = list(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
@@ -45,14 +45,14 @@ class NotApprovedError(PlanAdapterError):
 
 
 class NoServerError(PlanAdapterError):
-    """No Prefect server can be used; the message names the ways out."""
+    """No Prefect server can be used. The message says what the options are."""
 
 
 class RunConflictError(PlanAdapterError):
-    """The run does not exist, has ended, or is held by another process; `ended` is the reason of one that has ended, where that matters."""
+    """The run does not exist, has ended, or is owned by another process. `ended` is the reason of a run that has ended, if known."""
 
     def __init__(self, message: str, *, ended: str | None = None) -> None:
-        """Keep why the run ended."""
+        """Store why the run ended."""
         self.ended = ended
         super().__init__(message)
 
@@ -62,34 +62,34 @@ class StoreError(PlanAdapterError):
 
 
 class LeaseLostError(StoreError):
-    """Another process has taken the run over: this one writes nothing more about it and starts no further step."""
+    """Another process has taken over the run. This one writes nothing more about it and starts no further step."""
 
 
 class StoreLostError(StoreError):
-    """The file of the store is no longer the one that was opened: nothing more is recorded, and no further step is called."""
+    """The store's file is no longer the one that was opened. Nothing more is recorded, and no further step is called."""
 
 
 class ToolDefinitionError(PlanAdapterError):
-    """Something cannot be offered as a tool: a signature without a schema, a missing import, a name that is taken."""
+    """Something cannot be a tool: a signature has no schema, an import is missing, a name is taken."""
 
 
 class ToolError(PlanAdapterError):
-    """Raise it in a tool to fail the attempt with a message of your own."""
+    """Raise this in a tool to fail the attempt with a message."""
 
 
 class UnknownOutcomeError(ToolError):
-    """Raise it in a tool that began to write and cannot tell whether it was done; of a tool that only reads it is a failure."""
+    """Raise this in a tool that began to write and cannot tell whether it finished. For a tool that only reads, it is a failure."""
 
 
 class ModelError(PlanAdapterError):
-    """A language model gives no answer: its server cannot be reached, refuses, or does not speak the protocol."""
+    """A language model gave no answer: its server is unreachable, refuses, or does not follow the protocol."""
 
 
 class DraftError(PlanAdapterError):
-    """A model made no valid plan of a task; `draft` is the whole story, with the problems of the last answer."""
+    """A model made no valid plan from a task. `draft` holds every round and the problems of the last answer."""
 
     def __init__(self, message: str, draft: "Draft") -> None:
-        """Keep `draft`, and name what was wrong with the last answer."""
+        """Store `draft`, and list the problems of the last answer."""
         self.draft = draft
         super().__init__(message + "".join(f"\n  {problem}" for problem in draft.problems))
 
@@ -99,10 +99,10 @@ class ExpressionError(PlanAdapterError):
 
 
 class RunFailedError(PlanAdapterError):
-    """A run did not end as completed; `run` is its record."""
+    """A run did not complete. `run` is its record."""
 
     def __init__(self, run: "PlanRun") -> None:
-        """Keep `run` and say how it ended and why."""
+        """Store `run`, and say how it ended and why."""
         self.run = run
         failed = [f"{step.id}: {step.error}" for step in run.steps if step.error]
         reason = f" ({run.reason})" if run.reason else ""
@@ -113,13 +113,13 @@ MAX_ERROR_CHARACTERS = 4000
 
 
 def error_text(error: BaseException, redact: Callable[[str], str] | None = None) -> str:
-    """Return what was raised in words, cut between characters; `redact` hides secrets before the cut, which could halve one."""
+    """Return the error as text of limited length. `redact` hides secrets before the cut, which could split one."""
     text = error_message(error) if redact is None else redact(error_message(error))
     return text if len(text) <= MAX_ERROR_CHARACTERS else text[:MAX_ERROR_CHARACTERS] + "…"
 
 
 def error_message(error: BaseException) -> str:
-    """Return what was raised in words, however many: its class unless it is ours, and its message."""
+    """Return the error as text of any length: its message, with the class unless it is one of this package's."""
     try:
         message = str(error)
     except Exception:  # an exception whose own __str__ raises

@@ -1,4 +1,4 @@
-"""The flows that deployments offer: entrypoints are `plan_adapter.flows.run_plan`, `.draft_plan` and `.reconcile`."""
+"""The flows to deploy: `plan_adapter.flows.run_plan`, `.draft_plan` and `.reconcile` are their entrypoints."""
 
 import asyncio
 import re
@@ -33,31 +33,30 @@ if TYPE_CHECKING:
     from plan_adapter.runs.reconcile import Finding
 
 LOOK_SECONDS = 15.0
-"""How often `reconcile` looks while it watches. Of the 60 s within which Prefect shows that a host has died, a lease of 20 s and its grace
-of 15 s leave 25. A flow run for each look would cost 4 s of a processor: it imports Prefect."""
+"""Seconds between two checks while `reconcile` watches. Prefect has to show within 60 s that a host has died: a lease of 20 s and its grace
+of 15 s leave 25 s. A separate flow run per check would cost 4 s of CPU time to import Prefect."""
 
 _STORED = re.compile(r"store:(?P<name>[^\n]+?)(?:@(?P<version>[0-9]+))?|(?:sha256:)?(?P<digest>[0-9a-f]{8,64})")
 
 
-@flow(name="run-plan", persist_result=False, validate_parameters=False)  # the plan says what does not fit, without a traceback
+@flow(name="run-plan", persist_result=False, validate_parameters=False)  # validation reports bad inputs without a traceback
 async def run_plan(plan: str, inputs: dict[str, Any] | None = None, tools: list[str] | None = None, database: str | None = None) -> State:
-    """Run a plan: its steps are the task runs of this flow run, and a retry of the flow run carries what has succeeded.
+    """Run a plan. Its steps are the task runs of this flow run. A retry of the flow run carries completed steps.
 
     Args:
-        plan: A stored plan (its digest, or store:name@version), the path of a plan document, or a document's text.
+        plan: A stored plan (its digest, or store:name@version), the path of a plan document, or the text of one.
         inputs: The inputs of the run, by name.
-        tools: Import strings package.module:name of tools beside the built-in ones.
-        database: Name of a Plan Store Database block; without one the worker's settings name the store.
-
+        tools: Import strings (package.module:name) of tools beside the built-in ones.
+        database: Name of a Plan Store Database block. By default the worker's settings name the store.
     """
-    if inputs is not None and not isinstance(inputs, dict):  # pyright: ignore[reportUnnecessaryIsInstance]  # a deployment need not check
+    if inputs is not None and not isinstance(inputs, dict):  # pyright: ignore[reportUnnecessaryIsInstance]  # a deployment may skip validation
         return Failed(message='`inputs` is no mapping: give the inputs by name, as in {"environment": "prod"}')
     try:
         async with await _open_store(database) as store:
             await end_released(store)
             registry = ToolRegistry.from_settings([*Settings().tools, *(tools or [])])
             compiled = compile_plan(validate(await _find_plan(plan, store), registry), tools=registry, store=store)
-            # Called as a function: as a subflow the steps would be those of one more flow run, which a retry of this one would not find.
+            # Not as a subflow: its steps would belong to another flow run, and a retry of this one would not find them.
             return cast("State", await compiled.fn(**(inputs or {})))
     except PlanAdapterError as error:
         return Failed(message=str(error))
@@ -75,22 +74,22 @@ async def draft_plan(
     model: str | None = None,
     database: str | None = None,
 ) -> State:
-    """Draft a plan for a task in words, and keep it with every round: each question to the model is a task run.
+    """Draft a plan for a task, and store it with all its rounds. Each question to the model is a task run.
 
-    A retry of the flow run asks nothing again that has an answer. The plan runs nothing by itself: `run-plan` takes its digest, and a
-    person approves it there.
+    A retry of the flow run asks only the questions that have no answer yet. Drafting runs no step: pass the plan's digest to `run-plan`,
+    where a person approves it.
 
     Args:
-        task: What is to be done, in words.
+        task: What the plan should do, in words.
         context: Facts that the plan may need, by name.
-        constraints: What the plan has to keep, each in a sentence.
-        max_steps: The most steps that it may have.
-        available_tools: Names of built-in tools that it may use beside `tools`; where one of those is named, it is given no other of them.
-        available_secrets: Names of the secrets that it may use.
-        tools: Import strings package.module:name of tools or registries.
-        model: Name of a Language Model block; without one the worker's settings name the model.
-        database: Name of a Plan Store Database block; without one the worker's settings name the store.
-
+        constraints: Rules that the plan has to follow, one sentence each.
+        max_steps: The maximum number of steps.
+        available_tools: Names of built-in tools that the plan may use beside `tools`. If a name is one of `tools`,
+            the plan may use no other of those.
+        available_secrets: Names of the secrets that the plan may use.
+        tools: Import strings (package.module:name) of tools or registries.
+        model: Name of a Language Model block. By default the worker's settings name the model.
+        database: Name of a Plan Store Database block. By default the worker's settings name the store.
     """
     registry = ToolRegistry.for_drafts([*Settings().tools, *(tools or [])], available_tools or [])
     request = PlanRequest(
@@ -121,12 +120,11 @@ async def _ask_as_task_run(model: Model, question: Question) -> ModelAnswer:
 
 @flow(name="reconcile", persist_result=False)
 async def reconcile(database: str | None = None, watch_seconds: int = 0) -> State:
-    """Find what ended processes left behind, mend what needs nobody's word, and say in the state's message what a person must do.
+    """Find runs whose process died, correct their state in Prefect, and list in the state's message what a person has to do.
 
     Args:
-        database: Name of a Plan Store Database block; without one the worker's settings name the store.
-        watch_seconds: For how long runs whose process is gone are looked for again, every 15 seconds; 0 looks once.
-
+        database: Name of a Plan Store Database block. By default the worker's settings name the store.
+        watch_seconds: How long to keep checking for runs whose process died, every 15 seconds. With 0 there is one check.
     """
     from plan_adapter.runs.reconcile import find_interrupted
     from plan_adapter.runs.reconcile import reconcile as reconcile_runs
@@ -167,7 +165,7 @@ async def _open_store(block: str | None) -> PlanStore:
 
 
 async def _find_plan(source: str, store: PlanStore) -> ExecutionPlan:
-    """Return the plan that `source` means, in the words of the command line."""
+    """Return the plan that `source` names, in the same notation as on the command line."""
     stored = _STORED.fullmatch(source.strip())
     if stored is None:
         return load_plan(source)

@@ -1,4 +1,4 @@
-"""`format_plan`: a plan, or what became of it, as Markdown."""
+"""`format_plan`: a plan or a run as Markdown."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,30 +13,30 @@ from plan_adapter.readable import as_text, code, counted, duration, masked, mome
 from plan_adapter.record import AUTHOR, Attempt, Outcome, PlanRun, Receipt, Resolution, RunReason, StandingApproval, StepRun
 
 SHOWN_ITEMS = 20
-"""How many items of a step's `for_each` a text shows."""
+"""How many items of a step's `for_each` are shown."""
 
 SHOWN_CHARACTERS = 400
-"""How much of a result or an error a text shows; the store keeps all of it."""
+"""How much of a result or an error is shown. The store keeps all of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCallRecord:
-    """The calls of a step, or of one item of its `for_each`, as recorded: with what it was called last, how often, for how long."""
+    """The recorded calls of a step, or of one item of its `for_each`: last parameters, number of attempts, duration, outcome."""
 
     item: int | None
-    parameters: JsonValue  # resolved; secrets masked
-    attempts: int  # of all starts of the run
-    max_attempts: int  # in one start
-    outcome: str | None  # of the last attempt; None while nothing is recorded of its end
+    parameters: JsonValue  # resolved; secrets redacted
+    attempts: int  # in all starts of the run
+    max_attempts: int  # per start of the run
+    outcome: str | None  # of the last attempt; None if its end is not recorded
     duration_ms: int | None  # of the last attempt
-    label: str | None = None  # what the item is called, where not by its number
-    resolution: Resolution | None = None  # what a person, or the tool's probe, said about the last attempt
-    by: str | None = None  # who said it
-    known_by: str | None = None  # and how they were known
+    label: str | None = None  # the item's label, None if it is known by number
+    resolution: Resolution | None = None  # the resolution of the last attempt by a person or the tool's probe
+    by: str | None = None  # who resolved it
+    known_by: str | None = None  # how their identity was proved
     note: str | None = None
 
     def __str__(self) -> str:
-        """Return them in a few words."""
+        """Return a short summary of the calls."""
         tries = f"attempt {self.attempts} of {self.max_attempts}"
         if self.attempts > self.max_attempts:
             tries = f"attempt {self.attempts} (at most {self.max_attempts} each time the run starts)"
@@ -45,7 +45,7 @@ class StepCallRecord:
 
 
 def calls_of(run: PlanRun, attempts: Sequence[Attempt], receipts: Sequence[Receipt]) -> dict[str, list[StepCallRecord]]:
-    """Return the calls of each step of `run` that was called, by its id, items in their order."""
+    """Return the calls of each step of `run` that was called, by step id, with items in order."""
     last, counts = dict[tuple[str, int | None], Attempt](), Counter[tuple[str, int | None]]()
     for attempt in (attempt for attempt in attempts if attempt.kind == "step"):
         unit = (attempt.step_id, attempt.item)
@@ -72,9 +72,10 @@ def format_plan(
     standing: StandingApproval | None = None,
     calls: Mapping[str, Sequence[StepCallRecord]] | None = None,
 ) -> str:
-    """Return a plan with every dependency, those made by references marked, or a run with its steps' ends, as Markdown.
+    """Return a plan with its dependencies, implied ones marked, or a run with the results of its steps, as Markdown.
 
-    `standing` is the standing approval that a run has used, which its record does not name; `calls` are its calls by step.
+    `standing` is the standing approval that the run used, because the run's record does not contain it. `calls` are the run's calls by
+    step.
     """
     is_plan = isinstance(plan_or_run, ExecutionPlan)
     lines = _plan_lines(plan_or_run) if is_plan else _run_lines(plan_or_run, standing, calls or {})
@@ -83,19 +84,19 @@ def format_plan(
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """What a step waits for: what it names, and `implied`, what it only refers to."""
+    """The dependencies of a step: `named` ones, and `implied` ones, which it only references."""
 
     named: tuple[str, ...]
     implied: tuple[str, ...]
 
     @property
     def all(self) -> tuple[str, ...]:
-        """Both, those that are named first."""
+        """Both, named ones first."""
         return (*self.named, *self.implied)
 
 
 def dependencies_of(plan: ExecutionPlan) -> dict[str, Dependencies]:
-    """Return each step's dependencies, as far as the plan is sound; implied ones in plan order."""
+    """Return each step's dependencies, as far as the plan is valid. Implied ones are in plan order."""
     declarations = Declarations(steps={step.id: step for step in plan.steps}, inputs=plan.inputs, item=True, result=True)
     return {step.id: _dependencies(step, declarations) for step in plan.steps}
 
@@ -205,7 +206,7 @@ def _step_run_lines(step: StepRun, *, is_interrupted: bool) -> list[str]:
         how = "interrupted; it can be called again without harm, and is when the run goes on"
     elif step.status is StepStatus.FAILED and step.reason in ("cancelled", "timed_out"):
         how = step.reason.replace("_", " ")
-    is_said = step.status is StepStatus.COMPLETED and step.reason is not None  # somebody's word: its time is that of a try that failed
+    is_said = step.status is StepStatus.COMPLETED and step.reason is not None  # resolved: its times are those of a failed attempt
     took = f" in {duration(step.duration_ms)}" if step.started_at is not None and step.completed_at is not None and not is_said else ""
     tries = f", {counted(step.retry_count, 'retry', 'retries')}" if step.retry_count else ""
     lines = [f"{step.index + 1}. **{prose(step.id)}** {code(step.tool_name)}: {how}{took}{tries}"]
@@ -225,7 +226,7 @@ def _call_lines(calls: Sequence[StepCallRecord], run_id: str) -> list[str]:
     for call in calls[:SHOWN_ITEMS]:
         item = "" if call.item is None else f"item {prose(call.label or str(call.item + 1))}: "
         lines.append(f"   - {item}{call}")
-        if call.item is not None and call.by is not None:  # the line of a step names them itself
+        if call.item is not None and call.by is not None:  # for a step without items, its own line names the resolution
             note = f": {prose(call.note)}" if call.note else ""
             lines.append(f"   - {item}`{call.resolution}`, recorded by {prose(call.by)} ({call.known_by}){note}")
         lines.append(f"   - {item}parameters: {code(_cut(as_text(call.parameters)))}")

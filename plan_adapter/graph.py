@@ -1,6 +1,6 @@
-"""Order, critical path, cycles, reach and reduced edges of `{id: dependencies}`; knows no plans.
+"""Graph algorithms on `{id: dependencies}`: order, critical path, cycles, reachability, transitive reduction. Independent of plans.
 
-Every function takes a mapping of id to the ids it depends on. Unknown dependencies are ignored here: validation names them.
+Every function takes a mapping of ids to the ids that they depend on. Unknown dependencies are ignored here; validation reports them.
 """
 
 import heapq
@@ -21,7 +21,7 @@ def successors(graph: Graph) -> dict[str, list[str]]:
 
 
 def topological_order(graph: Graph) -> list[str]:
-    """Return the ids so that each comes after its dependencies, the earliest in `graph` first; those of a cycle are left out."""
+    """Return the ids in topological order, the earliest in `graph` first. Ids in a cycle, or behind one, are left out."""
     if _is_in_order(graph):
         return list(graph)
     position = {node: index for index, node in enumerate(graph)}
@@ -41,12 +41,12 @@ def topological_order(graph: Graph) -> list[str]:
 
 
 def find_cycle(graph: Graph) -> list[str]:
-    """Return one cycle as a path that ends where it begins (`[a, b, a]`), or an empty list."""
+    """Return one cycle as a path that ends where it starts (`[a, b, a]`), or an empty list."""
     sound = set(topological_order(graph))
     rest = {node: [d for d in dict.fromkeys(graph[node]) if d in graph and d not in sound] for node in graph if node not in sound}
     if not rest:
         return []
-    # Every id left has a dependency that is left too, or lies behind a cycle: walking dependencies must come round.
+    # Every remaining id has a dependency that also remains, or lies behind a cycle. So following dependencies must lead into a cycle.
     walk, seen = [next(node for node, ds in rest.items() if ds)], dict[str, int]()
     while walk[-1] not in seen:
         seen[walk[-1]] = len(walk) - 1
@@ -55,7 +55,7 @@ def find_cycle(graph: Graph) -> list[str]:
 
 
 def waves(graph: Graph, order: Collection[str]) -> list[list[str]]:
-    """Return `order` grouped by depth: a group's ids depend only on earlier groups. For display; nothing runs in waves."""
+    """Return `order` grouped by depth: each group depends only on earlier groups. For display; nothing runs in waves."""
     depth: dict[str, int] = {}
     groups: list[list[str]] = []
     for node in order:
@@ -67,8 +67,8 @@ def waves(graph: Graph, order: Collection[str]) -> list[list[str]]:
 
 
 def path_lengths(graph: Graph, order: Collection[str], weights: Mapping[str, float] | None = None) -> dict[str, float]:
-    """Return for each id the weight of the heaviest path from it to an end, itself included; a weight is 1 where none is given."""
-    below = dict.fromkeys(order, 0.0)  # of what depends on it
+    """Return for each id the weight of the heaviest path from it to an end, including the id. The default weight is 1."""
+    below = dict.fromkeys(order, 0.0)  # the heaviest path of its dependents
     length: dict[str, float] = {}
     for node in reversed(list(order)):
         length[node] = own = below[node] + (1.0 if weights is None else weights.get(node, 1.0))
@@ -101,7 +101,7 @@ def transitive_reduction(graph: Graph, order: Collection[str]) -> dict[str, tupl
 
 
 def _is_in_order(graph: Graph) -> bool:
-    """Return whether each id stands after its dependencies, as in most plans."""
+    """Return whether each id comes after its dependencies, as in most plans."""
     before = set[str]()
     for node, dependencies in graph.items():
         if not before.issuperset(dependencies):
@@ -111,7 +111,7 @@ def _is_in_order(graph: Graph) -> bool:
 
 
 def _may_imply(graph: Graph, order: Collection[str]) -> bool:
-    """Return whether an id may have dependencies that it need not: only those at unequal depths can stand on each other."""
+    """Return whether an id may have redundant dependencies. Only dependencies at different depths can imply each other."""
     depth: dict[str, int] = {}
     for node in order:
         dependencies, above = graph[node], -1
@@ -127,7 +127,7 @@ def _may_imply(graph: Graph, order: Collection[str]) -> bool:
 
 
 def ancestors_of(graph: Graph) -> dict[str, frozenset[str]]:
-    """Return for each id everything that it depends on, directly or not; ids of a cycle are left out."""
+    """Return for each id everything that it depends on, directly or indirectly. Ids in a cycle are left out."""
     above: dict[str, frozenset[str]] = {}
     for node in topological_order(graph):
         direct = [dependency for dependency in graph[node] if dependency in above]
@@ -136,7 +136,7 @@ def ancestors_of(graph: Graph) -> dict[str, frozenset[str]]:
 
 
 def reachable(graph: Graph, starts: Collection[str]) -> set[str]:
-    """Return `starts` and every id that they lead to in `graph`, directly or not."""
+    """Return `starts` and every id reachable from them in `graph`."""
     found, pending = set[str](), list(starts)
     while pending:
         node = pending.pop()

@@ -1,7 +1,7 @@
-"""`Hooks`: the caller's functions, told of what happens; and `Event`, what the command line shows.
+"""`Hooks`: functions that the caller passes to follow a run. `Event`: what the command line displays.
 
-Hooks and listeners get copies: what they write into a run, a step or a gate reaches nobody else. One that raises is logged and changes
-nothing; KeyboardInterrupt and SystemExit end the process as they do anywhere, and the run can be resumed.
+Hooks and listeners receive copies, so their changes to a run, step or gate affect nobody else. An exception in one is logged and changes
+nothing. KeyboardInterrupt and SystemExit end the process as usual, and the run can be resumed.
 """
 
 import asyncio
@@ -17,25 +17,25 @@ from plan_adapter.record import Gate, PlanRun, StepRun
 log = logging.getLogger(__name__)
 
 EventKind: TypeAlias = Literal[
-    "run_started",  # the run exists in the store; with a server its flow_run_id is known
+    "run_started",  # the run is in the store; with a server, its flow_run_id is known
     "step_started",  # the first attempt of a step begins
-    "attempt_failed",  # an attempt failed and another follows; `message` is the error, `delay_ms` the wait
+    "attempt_failed",  # another attempt follows; `message` is the error, `delay_ms` the wait
     "step_completed",
     "step_failed",
     "step_skipped",
-    "gate_opened",  # somebody is asked: about the step, or about the whole plan where `step` is None; `gate` says what
-    "gate_shown",  # the form of a step's gate is on a page of its own: that of the flow run that `gate` names
-    "gate_refused",  # an answer given in a form is not taken, and is asked for again; `message` says whose and why
+    "gate_opened",  # a person is asked about the step, or about the whole plan if `step` is None; see `gate`
+    "gate_shown",  # a step gate's form has its own page: that of the flow run named in `gate`
+    "gate_refused",  # an answer given in a form was refused and is asked for again; `message` says whose and why
     "gate_answered",  # the gate is closed; `gate` says how, `message` by whom and their note
     "log",  # a line of a step's log (a command's output, the tool's own logger)
-    "replanning",  # a failed step has ended the run, and a model drafts what is left anew; `message` says what failed
+    "replanning",  # a failed step has ended the run, and a model drafts the remaining steps again; `message` is the failure
     "run_ended",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened in a run, in the order in which it happened."""
+    """One event of a run. Events arrive in the order in which they happened."""
 
     kind: EventKind
     run: PlanRun
@@ -43,12 +43,12 @@ class Event:
     message: str | None = None
     delay_ms: int | None = None
     gate: Gate | None = None
-    name: str | None = None  # of the call of a step that it is about: `restart[web-2]`
-    in_form: bool = False  # of a gate that opened: whether a form on the run's page asks, too
+    name: str | None = None  # of the step's call that the event is about: `restart[web-2]`
+    in_form: bool = False  # for `gate_opened`: whether a form on the run's page asks, too
 
 
 Listener: TypeAlias = Callable[[Event], None]
-"""Takes events; must not block. Internal: the command line's display."""
+"""Receives events and must not block. Internal: the command line's display."""
 
 RunHook: TypeAlias = Callable[[PlanRun], Awaitable[None] | None]
 StepHook: TypeAlias = Callable[[PlanRun, StepRun], Awaitable[None] | None]
@@ -58,12 +58,11 @@ GateHook: TypeAlias = Callable[[PlanRun, StepRun | None, Gate], Awaitable[None] 
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """The caller's functions, sync or async; each is given the run, then the step run, then the error or the gate, all as copies.
+    """The caller's hooks, sync or async. Each receives the run, then the step run, then the error or the gate, all as copies.
 
-    At the gate of a whole plan the step run is None. What undoes a step is told by the same hooks as steps are: its step run is none of
-    the run's, its `undoes` is the id of the step, which of a step itself is None.
-
-    Sync hooks are called on the event loop: keep them short.
+    At a plan gate, the step run is None. Rollbacks use the same hooks: their step run is not one of the run's, and its `undoes` is the id
+    of the step being rolled back. For a regular step, `undoes` is None.
+    Sync hooks run on the event loop, so keep them short.
     """
 
     on_step_start: StepHook | None = None
@@ -75,7 +74,7 @@ class Hooks:
 
 
 def tell(listener: Listener | None, event: Event) -> None:
-    """Hand a copy of `event` to the listener; one that raises is logged and changes nothing."""
+    """Pass a copy of `event` to the listener. An exception is logged and changes nothing."""
     if listener is not None:
         try:
             listener(replace(event, run=_copy(event.run), step=_copy(event.step), gate=_copy(event.gate)))
@@ -84,7 +83,7 @@ def tell(listener: Listener | None, event: Event) -> None:
 
 
 async def call_hook(hook: Callable[..., object] | None, *arguments: object) -> None:
-    """Call one of the caller's hooks with copies of `arguments`; one that raises is logged and changes nothing."""
+    """Call a hook with copies of `arguments`. An exception is logged and changes nothing."""
     if hook is None:
         return
     try:
@@ -93,7 +92,7 @@ async def call_hook(hook: Callable[..., object] | None, *arguments: object) -> N
             await answer
     except asyncio.CancelledError:
         task = asyncio.current_task()
-        if task is not None and task.cancelling():  # somebody cancels the run; else only something that the hook awaited was cancelled
+        if task is not None and task.cancelling():  # the run itself is cancelled; otherwise only something the hook awaited
             raise
         log.exception("hook %s failed", getattr(hook, "__name__", hook))
     except Exception:
@@ -113,7 +112,7 @@ def _copy(value: Any) -> Any:
 
 
 class _RunCopy(PlanRun):
-    """A copy of a run. It copies the steps when a hook first looks at them: a run of thousands of steps tells of each."""
+    """A copy of a run. Its steps are copied on first access, because a run of thousands of steps calls hooks for each."""
 
     original: PlanRun
 

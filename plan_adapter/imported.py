@@ -1,4 +1,4 @@
-"""A plan that another program wrote, as a plan of one's own: its ids stay, and what it says of an execution becomes history."""
+"""Imports a plan that another program wrote: ids are kept, and its claims about an execution become history."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from plan_adapter.readable import counted, masked, one_line
 from plan_adapter.values import join
 
 HISTORY = "history"
-"""The key of a plan's metadata under which it stands."""
+"""The metadata key that holds the history."""
 
 MEANING = "what that file said of an execution elsewhere; here it is neither an approval nor a receipt"
 
@@ -21,17 +21,17 @@ _NOTHING_HAPPENED: tuple[JsonValue, ...] = (False, 0, [], {}, "draft", "pending"
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """The plan, and in words what became otherwise of what was written, and what somebody should look at."""
+    """The plan, and notes about what was changed and what a person should check."""
 
     plan: ExecutionPlan
     notes: tuple[str, ...]
 
 
 def imported(plan: ExecutionPlan, *, source: str, name: str | None = None, results: bool = False) -> Imported:
-    """Return `plan`, read from a document called `source`, with its history in its metadata, outside everything that counts.
+    """Return `plan`, read from a document called `source`, with its history in its metadata, where it has no effect.
 
-    What the steps gave back, and their errors, are left out unless `results`: nobody knows which of it is secret. What is known to be,
-    by its name or as the password of a URL, is masked in any case. Fields with problems are left out, as by `read_document`.
+    Results and errors of steps are left out unless `results` is set, because they may contain secrets. Known secrets, by name or as the
+    password of a URL, are always redacted. Fields with problems are left out, as by `read_document`.
     """
     document = plan.to_document()
     said, left_out = _said(plan.history, results=results)
@@ -49,7 +49,7 @@ def imported(plan: ExecutionPlan, *, source: str, name: str | None = None, resul
 
 
 def _said(history: Mapping[str, JsonValue], *, results: bool) -> tuple[dict[str, JsonValue], list[str]]:
-    """Return what of `history` says that something happened, and the steps whose results are left out."""
+    """Return the parts of `history` that say that something happened, and the steps whose results are left out."""
     said = {key: value for key, value in history.items() if key != "steps" and value not in _NOTHING_HAPPENED}
     steps, left_out = dict[str, JsonValue](), list[str]()
     for step_id, fields in cast("dict[str, dict[str, JsonValue]]", history.get("steps", {})).items():
@@ -76,7 +76,7 @@ def _notes(plan: ExecutionPlan, said: Mapping[str, Any], left_out: list[str]) ->
 
 
 def written_secrets(plan: ExecutionPlan) -> Iterator[str]:
-    """Yield in words each place of the plan's calls where a secret seems to be written out; never its value."""
+    """Yield a note for each place in the plan's calls that seems to contain a secret, without its value."""
     for step in plan.steps:
         given = {f"{step.id}.parameters": step.parameters}
         if step.rollback is not None:

@@ -1,4 +1,4 @@
-"""A step, and the policy of approvals, as lines of a Markdown list: what the text of a plan and a preview of its run have in common."""
+"""Steps and gate policies as lines of a Markdown list, shared by the texts of plans and of previews."""
 
 from collections.abc import Collection, Mapping
 
@@ -23,9 +23,10 @@ def step_listing(
     gate: bool = False,
     rollback: tuple[Effect | None, Mapping[str, JsonValue]] | None = None,
 ) -> list[str]:
-    """Return the lines of one step; `implied` are the dependencies that only a reference makes, `patience` how long it is tried.
+    """Return the lines of one step.
 
-    `gate`: the step waits at a gate of its own. `rollback` is the effect, where it is known, and the parameters of what undoes it.
+    `implied` are the dependencies that only a reference makes. `patience` describes timeout and retries. `gate` means that the step has its
+    own gate. `rollback` is the effect, if known, and the parameters of its rollback.
     """
     what = code(step.tool_name) if step.tool_name is not None else f"goal: {prose(step.goal or '')}"
     head = f"{number}. **{prose(step.id)}** {what}" + (f" ({effect})" if effect else "")
@@ -56,7 +57,7 @@ def _rollback_lines(step: Step, effect: Effect | None, parameters: Mapping[str, 
 
 
 def step_patience(step: Step, timeout_ms: int) -> str:
-    """Return how long one attempt of `step` may take and how often it is tried again; `timeout_ms` 0 is no limit."""
+    """Return a phrase for the timeout and retries of `step`. A `timeout_ms` of 0 means no limit."""
     timeout = f"timeout {duration(timeout_ms)}" if timeout_ms else "no timeout"
     if not step.max_retries:
         return timeout
@@ -67,10 +68,10 @@ def step_patience(step: Step, timeout_ms: int) -> str:
 
 
 def policy_facts(plan: ExecutionPlan, *, asks: bool, gate_effects: Collection[Effect] = ()) -> list[str]:
-    """Return who may operate and approve, how they must be known, how long is waited and what happens then, in words, a fact a line.
+    """Return the gate policy, one fact per line: who may operate and approve, the required identity, timeout and expiry.
 
-    Of approvals nothing where nobody is asked: `asks` says whether the plan or a step of it waits for one. What the settings demand
-    beyond the plan is theirs, but for `gate_effects`.
+    Approvals are left out if nobody is asked: `asks` says whether the plan or one of its steps waits for one. Of the settings' own demands,
+    only `gate_effects` is included.
     """
     policy, timeout = plan.approval or ApprovalPolicy(), plan.options.approval_timeout_ms
     facts = [operators_fact(policy)] if policy.operators else []
@@ -86,7 +87,7 @@ def policy_facts(plan: ExecutionPlan, *, asks: bool, gate_effects: Collection[Ef
 
 
 def operators_fact(policy: ApprovalPolicy) -> str:
-    """Return who may operate, where the policy names them."""
+    """Return who is allowed to operate, according to the policy."""
     return f"who may run, resume, revise, cancel and roll back: {' or '.join(code(name) for name in policy.operators)}"
 
 

@@ -1,4 +1,4 @@
-"""`mermaid`: a plan as a Mermaid flowchart, in which no text of the plan can be anything but a label."""
+"""`mermaid`: a plan as a Mermaid flowchart. Text of the plan can only appear as a label."""
 
 import unicodedata
 from collections.abc import Collection, Mapping, Sequence
@@ -8,16 +8,17 @@ from plan_adapter.plan import EFFECTS, Effect, Step
 from plan_adapter.readable import counted, one_line
 
 NODES = 60
-"""How many steps are drawn one by one; a picture of more says nothing."""
+"""How many steps are drawn one by one. A larger picture would not help."""
 
 EDGES = 300
-"""Above that many lines the steps are drawn by stage, too; Mermaid itself refuses 500."""
+"""With more edges than this, steps are grouped by stage, too. Mermaid itself refuses 500."""
 
 _LABEL_CHARACTERS = 40
-# Mermaid looks at labels again once the numbers are signs: for `\\n`, `$$ … $$` and `fa:fa-car`. An invisible sign behind these parts them.
+# Mermaid parses labels again after it has decoded the numbers: for `\\n`, `$$ … $$` and `fa:fa-car`. An invisible character after these
+# breaks them up.
 _JOINED_SIGNS = frozenset("\\$:")
 _WORD_JOINER = "#8288;"
-_INNER_SIGNS = frozenset("ﬂ¶")  # with which Mermaid writes entities for itself
+_INNER_SIGNS = frozenset("ﬂ¶")  # Mermaid uses these to encode entities
 _STYLES: dict[Effect, str] = {
     "read": "fill:#e3eefb,stroke:#3b6ea5,color:#10263d",
     "idempotent_write": "fill:#fdf0d0,stroke:#b07a10,color:#3d2a05",
@@ -33,9 +34,9 @@ def mermaid(
     gated: Collection[str],
     limit: int = NODES,
 ) -> str:
-    """Return a flowchart of `steps`, in order: one node each, an arrow from each dependency that no other implies.
+    """Return a flowchart of `steps`, in order: one node each, with an arrow from each dependency in the transitive reduction.
 
-    A node's class is its step's effect; one with a gate of its own is a hexagon. Above `limit` steps a node stands for each stage.
+    A node's class is its step's effect. A step with its own gate is a hexagon. With more than `limit` steps, each node is a stage.
     """
     if len(steps) <= limit and sum(len(reduced[step.id]) for step in steps) <= EDGES:
         nodes = {step.id: f"s{number}" for number, step in enumerate(steps, start=1)}
@@ -65,7 +66,7 @@ def _wave_lines(
     limit: int,
 ) -> list[str]:
     waves = graph.waves(reduced, [step.id for step in steps])
-    # Of a long chain the beginning and the end are drawn, and what lies between is one node.
+    # In a long chain, draw the start and the end, and combine the rest into one node.
     head = len(waves) if len(waves) <= limit else limit - limit // 3 - 1
     tail = 0 if head == len(waves) else limit // 3
     groups = [(f"stage {number}", wave) for number, wave in enumerate(waves, start=1)]
@@ -87,7 +88,7 @@ def _wave_node(node: str, name: str, wave: Sequence[str], effects: Mapping[str, 
 
 
 def _label(text: str) -> str:
-    """Return the beginning of `text` so that Mermaid reads nothing in it: each sign but letters and digits by its number."""
+    """Return the start of `text`, with everything except letters and digits encoded, so that Mermaid interprets nothing."""
     shown = one_line(text[: _LABEL_CHARACTERS * 4])
     cut = shown if len(shown) <= _LABEL_CHARACTERS else shown[: _LABEL_CHARACTERS - 1].rstrip() + "…"
     return "".join(map(_sign, cut))

@@ -16,25 +16,28 @@ from plan_adapter.problems import Problem
 Effect: TypeAlias = Literal["read", "idempotent_write", "write"]
 Isolation: TypeAlias = Literal["thread", "process"]
 CallKind: TypeAlias = Literal["step", "rollback"]
-"""What a call does: the step itself, or one item of it; or what undoes that."""
+"""What a call is: a step or one item of it, or the rollback of either."""
 
 InputType: TypeAlias = Literal["string", "integer", "number", "boolean", "array", "object"]
 KnownBy: TypeAlias = Literal["ssh_signature", "totp", "os_user", "form", "unverified"]
-"""How the person who answers is known, from the best proof to none: a signature, a one-time code, the account at the operating system
-of who ran the command, a name written into a form, a name that a program gave."""
+"""How the person who answers is identified, from the best proof to none.
+
+In order: an SSH signature, a one-time code, the operating system account that ran the command, a name typed into a form, and a name that a
+program passed.
+"""
 
 EFFECTS: tuple[Effect, ...] = ("read", "idempotent_write", "write")
-"""From the least to the most."""
+"""All effects, from the weakest to the strongest."""
 
 STEP_ID = "[A-Za-z_][A-Za-z0-9_-]{0,63}"
-"""What a step's id looks like, as a regular expression of the whole id."""
+"""A regular expression that a whole step id must match."""
 
 RESERVED_IDS = ("false", "in", "null", "true")
-"""Words of the expression language."""
+"""Words of the expression language, which cannot be step ids."""
 
 MAX_TAG_CHARACTERS = 64
 TAGS_SCHEMA: dict[str, Any] = {"items": {"type": "string", "minLength": 1, "maxLength": MAX_TAG_CHARACTERS, "pattern": r"^\S(.*\S)?$"}}
-"""The schema of a list of tags; validation says in words what is wrong with one."""
+"""The JSON schema of a list of tags. Validation explains in words what is wrong with a tag."""
 
 LABEL_DESCRIPTION = (
     "What an item of the `for_each` is called in task runs, messages and gates: a text with `${{ item… }}`. Without one, the item itself "
@@ -45,9 +48,9 @@ WHOLE_EXPRESSION = r"^\s*\$\{\{[\s\S]*\}\}\s*$"
 
 
 class PlanStatus(StrEnum):
-    """Where a plan's run stands."""
+    """The status of a plan's run."""
 
-    DRAFT = "draft"  # written, not yet asked about
+    DRAFT = "draft"  # written, not yet submitted for approval
     PENDING_APPROVAL = "pending_approval"  # waits for an answer
     APPROVED = "approved"  # may start
     EXECUTING = "executing"  # has started and not ended
@@ -58,11 +61,11 @@ class PlanStatus(StrEnum):
 
     @property
     def has_ended(self) -> bool:
-        """Whether a run with this status has ended; unless it is completed, it can be resumed."""
+        """Whether a run with this status has ended. It can be resumed unless it is completed."""
         return self is PlanStatus.COMPLETED or self in _ENDED
 
     def can_become(self, status: "PlanStatus") -> bool:
-        """Return whether a run with this status may change to `status`; a completed run never changes again."""
+        """Return whether a run with this status may change to `status`. A completed run never changes."""
         return status is self or status in _NEXT[self]
 
 
@@ -76,11 +79,11 @@ _NEXT: dict[PlanStatus, frozenset[PlanStatus]] = {
     **dict.fromkeys(_ENDED, _RESUMED | _ENDED),
     PlanStatus.COMPLETED: frozenset(),
 }
-"""The statuses that a run may have next: an ended run that is not completed can be resumed or rolled back."""
+"""The statuses that may follow each status. An ended run that is not completed can be resumed or rolled back."""
 
 
 class StepStatus(StrEnum):
-    """Where a step stands."""
+    """The status of a step."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -90,20 +93,20 @@ class StepStatus(StrEnum):
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more comes of the step in this start of its run."""
+        """Whether the step has ended in this start of its run."""
         return self not in (StepStatus.PENDING, StepStatus.RUNNING)
 
 
 def new_id() -> str:
-    """Return a new UUIDv7 as text: unique, and sorted by the time of its making."""
+    """Return a new UUIDv7 as text: unique, and sortable by creation time."""
     return str(uuid7())
 
 
 class Marks(Protocol):
-    """Knows where each path of a document stands."""
+    """Locates the entries of a document."""
 
     def find(self, at: str) -> tuple[int, int]:
-        """Return line and column, from 1, of the entry at `at` or the nearest one around it."""
+        """Return the line and column, from 1, of the entry at `at`, or of the nearest entry around it."""
         ...
 
 
@@ -127,7 +130,7 @@ class Input(_Model):
 
     @property
     def is_required(self) -> bool:
-        """True where no default is written; `default: null` is no default."""
+        """Whether the input has no default. `default: null` is no default."""
         return self.default is None
 
 
@@ -200,13 +203,13 @@ class ExecutionOptions(_Model):
     total_timeout_ms: int = Field(default=0, ge=0, description="The limit of the whole run; 0: no limit.")
 
     def model_post_init(self, _context: Any, /) -> None:
-        """Let the error policy that was not written be the opposite of the one that was."""
+        """Set the error policy that was not written to the opposite of the one that was."""
         written = self.model_fields_set & {"stop_on_error", "continue_on_error"}
         if len(written) == 1:
             self._mirror(written.pop())
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set a field; setting one error policy turns the other unless that one was set, too."""
+        """Set a field. Setting one error policy flips the other, unless that one was set too."""
         super().__setattr__(name, value)
         if name in ("stop_on_error", "continue_on_error"):
             self._mirror(name)
@@ -214,11 +217,11 @@ class ExecutionOptions(_Model):
     def _mirror(self, written: str) -> None:
         other = "continue_on_error" if written == "stop_on_error" else "stop_on_error"
         if other not in self.model_fields_set:
-            object.__setattr__(self, other, not getattr(self, written))  # written by nobody, so not in model_fields_set
+            object.__setattr__(self, other, not getattr(self, written))  # not set by the user, so kept out of model_fields_set
 
     @property
     def on_error(self) -> Literal["stop", "continue"]:
-        """What a failed step without an `on_error` of its own does to the rest of the plan."""
+        """What a failed step without its own `on_error` does to the rest of the plan."""
         return "stop" if self.stop_on_error else "continue"
 
     @property
@@ -273,14 +276,14 @@ class Step(_Model):
     rollback_failed: bool = Field(default=False, description=ROLLBACK_FAILED_DESCRIPTION)
     metadata: dict[str, JsonValue] = Field(default_factory=dict, description="Anything about the step; not read by the engine.")
 
-    # Beside the fields, where a cached_property would be: to make a private attribute of each of thousands takes as long as to read them.
+    # Kept outside the fields, like a cached_property. A private attribute on each of thousands of steps would double their load time.
     @property
     def index(self) -> int:
-        """The step's place in its plan, from 0."""
+        """The step's index in its plan, from 0."""
         return vars(self).get("_index", 0)
 
     def put_at(self, index: int) -> None:
-        """Note the step's place in its plan; called by the plan."""
+        """Record the step's index in its plan. Called by the plan."""
         vars(self)["_index"] = index
 
 
@@ -306,57 +309,57 @@ class ExecutionPlan(_Model):
     tags: list[str] = Field(default_factory=list, description="Tags of the flow run.", json_schema_extra=TAGS_SCHEMA)
     metadata: dict[str, JsonValue] = Field(default_factory=dict, description="Anything about the plan; not read by the engine.")
 
-    # What came with the document; all of it outside digest and equality.
+    # Loaded with the document; excluded from digest and equality.
     _history: dict[str, JsonValue] = PrivateAttr(default_factory=dict)
-    _problems: tuple[Problem, ...] = PrivateAttr(default=())  # why the document cannot run; the fields concerned were left out
+    _problems: tuple[Problem, ...] = PrivateAttr(default=())  # why the document cannot run; the affected fields were dropped
     _marks: Marks | None = PrivateAttr(default=None)
     _file: str | None = PrivateAttr(default=None)
 
-    # For `add_step`, which would else look at every step for each that it adds.
+    # For `add_step`, which would otherwise scan all steps for each new one.
     _ids: set[str] = PrivateAttr(default_factory=set)
     _counted: int = PrivateAttr(default=0)
 
     def model_post_init(self, _context: Any, /) -> None:
-        """Make the name and the ids that are missing."""
+        """Fill in the name and any missing ids."""
         self.number_steps()
 
     def __eq__(self, other: object) -> bool:
-        """Compare by what is written; an id that was made, marks and history do not count."""
+        """Compare what was written. Generated ids, marks and history do not count."""
         return isinstance(other, ExecutionPlan) and self.to_document() == other.to_document()
 
     __hash__ = None  # type: ignore[assignment]  # a plan is mutable
 
     def to_document(self) -> dict[str, JsonValue]:
-        """Return the plan as a document writes it: defaults, an id that was made and the default name are left out."""
+        """Return the plan as a document, without defaults, a generated id and the default name."""
         document = _document(self)
         if "id" not in self.model_fields_set:
             document.pop("id", None)
         if self.name == self.default_name:
             document.pop("name", None)
-        if self.options.stop_on_error == self.options.continue_on_error:  # neither follows from the other
+        if self.options.stop_on_error == self.options.continue_on_error:  # neither is the default that follows from the other
             policies = {"stop_on_error": self.options.stop_on_error, "continue_on_error": self.options.continue_on_error}
             document["options"] = {**_document(self.options), **policies}
         return document
 
     @property
     def history(self) -> dict[str, JsonValue]:
-        """What the document said about an earlier execution, per step under `steps`; neither approval nor receipts."""
+        """What the document recorded about an earlier execution, per step under `steps`. Contains neither approval nor receipts."""
         return self._history
 
     @property
     def default_name(self) -> str:
-        """The name of a plan that writes none: the first line of its description, at most 80 characters."""
+        """The name of a plan without one: the first line of its description, at most 80 characters."""
         lines = self.description.strip().splitlines()
         return lines[0].strip()[:80].rstrip() if lines else ""
 
     def has_gate(
         self, step: Step, declared: Effect | None, *, rollback: Effect | None = None, gate_effects: Collection[Effect] = ()
     ) -> bool:
-        """Return whether `step` waits at a gate of its own; `gate_effects` are those that the settings add to the plan's own.
+        """Return whether `step` waits at a gate of its own. `gate_effects` are added by the settings to the plan's own.
 
-        `declared` is the effect of the step's tool, None where that is not known. A step cannot lower it here: its own `effect` counts
-        beside it only where it is more. `write` includes `idempotent_write`. `rollback` is the effect of the tool of its rollback, which
-        nobody is asked about later: a step that reads has a gate if what undoes it writes.
+        `declared` is the effect of the step's tool, or None if unknown. The step's own `effect` cannot lower it here; it counts only if it
+        is stronger. `write` includes `idempotent_write`. `rollback` is the effect of the rollback's tool. Nobody is asked before a
+        rollback, so a step that reads has a gate if its rollback writes.
         """
         asked_of = {*gate_effects, *(self.approval.effects if self.approval is not None else ())}
         if "write" in asked_of:
@@ -365,11 +368,11 @@ class ExecutionPlan(_Model):
         return step.requires_approval or not asked_of.isdisjoint({declared, own, rollback})
 
     def timeout_ms_of(self, step: Step) -> int:
-        """Return how long an attempt of `step` may take, 0 for no limit: what it says itself, else what the plan says for all."""
+        """Return the limit of one attempt of `step` in milliseconds: the step's own, else the plan's. 0 means no limit."""
         return self.options.step_timeout_ms if step.timeout_ms is None else step.timeout_ms
 
     def number_steps(self) -> None:
-        """Renumber the steps and make the ids and the name that are missing; called by validation after edits."""
+        """Renumber the steps, and fill in missing ids and the name. Called by validation after edits."""
         self.name = self.name or self.default_name
         taken = {step.id for step in (*self.steps, *self.finally_) if step.id}
         for prefix, steps in (("step", self.steps), ("finally", self.finally_)):
@@ -386,7 +389,7 @@ class ExecutionPlan(_Model):
         parameters: dict[str, JsonValue] | None = None,
         **fields: Any,
     ) -> Step:
-        """Append a step and return it, with its id made; `fields` are the other fields of `Step`."""
+        """Append a step with a generated id and return it. `fields` are the other fields of `Step`."""
         step = Step(tool_name=tool_name, description=description, parameters=parameters or {}, **fields)
         step.put_at(len(self.steps))
         taken = self._taken_ids()
@@ -398,18 +401,18 @@ class ExecutionPlan(_Model):
         return step
 
     def _taken_ids(self) -> set[str]:
-        """Return the ids in use, gathered anew where steps came or went otherwise than by `add_step`."""
+        """Return the ids in use. Collect them again if steps were added or removed other than by `add_step`."""
         count = len(self.steps) + len(self.finally_)
         if count != self._counted:
             self._ids, self._counted = {step.id for step in (*self.steps, *self.finally_)}, count
         return self._ids
 
     def get_step(self, index: int) -> Step | None:
-        """Return the step at `index`, from 0, or None where there is none; negative indices have none."""
+        """Return the step at `index`, from 0, or None if there is none. A negative index returns None."""
         return self.steps[index] if 0 <= index < len(self.steps) else None
 
     def step(self, step_id: str) -> Step:
-        """Return the step called `step_id`; raises KeyError, which names the steps that exist."""
+        """Return the step with the id `step_id`. Raise KeyError, which lists the existing steps, if there is none."""
         for step in self.steps:
             if step.id == step_id:
                 return step
@@ -418,7 +421,7 @@ class ExecutionPlan(_Model):
 
 
 def _document(model: BaseModel) -> dict[str, JsonValue]:
-    """Return what differs from the defaults, in the order of the fields; a part that only writes defaults is left out."""
+    """Return what differs from the defaults, in field order. A part that holds only defaults is omitted."""
     document: dict[str, JsonValue] = {}
     for name, (alias, default) in fields_of(type(model)).items():
         value = getattr(model, name)
@@ -437,13 +440,13 @@ def _document(model: BaseModel) -> dict[str, JsonValue]:
 
 
 def step_document(step: Step) -> dict[str, JsonValue]:
-    """Return the step as a document writes it: defaults are left out."""
+    """Return the step as a document, without defaults."""
     return _document(step)
 
 
 @cache
 def fields_of(model: type[BaseModel]) -> dict[str, tuple[str, Any]]:
-    """Return for each field its name in documents and its default."""
+    """Return each field's name in documents and its default."""
     return {name: (field.alias or name, field.get_default(call_default_factory=True)) for name, field in model.model_fields.items()}
 
 

@@ -1,4 +1,4 @@
-"""`Preview`: what a run of a plan would do, before anything runs: order, parameters, retries, effects, the longest it may take."""
+"""`Preview`: what a run of a plan would do, before anything runs: order, predicted parameters, retries, effects, worst-case duration."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
@@ -16,7 +16,7 @@ from plan_adapter.validation import ValidatedPlan
 
 @dataclass(frozen=True, slots=True)
 class RollbackPreview:
-    """The call that undoes a step; `parameters` has every expression resolved that uses nothing but inputs."""
+    """The call that rolls back a step. In `parameters`, expressions that use only inputs are resolved."""
 
     tool_name: str
     effect: Effect
@@ -25,21 +25,21 @@ class RollbackPreview:
 
 @dataclass(frozen=True, slots=True)
 class StepPreview:
-    """One step as it would be called; `parameters` has every expression resolved that uses nothing but inputs."""
+    """One step as it would be called. In `parameters`, expressions that use only inputs are resolved."""
 
     step: Step
     effect: Effect
     parameters: dict[str, JsonValue]
     depends_on: tuple[str, ...]
     implied: frozenset[str]  # the dependencies that only a reference makes
-    timeout_ms: int  # per attempt; 0 is no limit
-    items: int | None  # of its `for_each`, where inputs alone decide it; 1 without one
-    worst_case_ms: float | None  # every attempt takes its whole timeout; None is no limit
-    gate: bool = False  # whether it waits for an approval of its own; with `for_each`, each item does
+    timeout_ms: int  # per attempt; 0 means no limit
+    items: int | None  # of its `for_each`, None if the inputs do not determine it; 1 without a `for_each`
+    worst_case_ms: float | None  # if every attempt takes its full timeout; None means no limit
+    gate: bool = False  # whether it has its own gate; with `for_each`, whether each item has one
     rollback: RollbackPreview | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the step for `plan preview --json`: what is written and not default, and what follows from it."""
+        """Return the step for `plan preview --json`: its non-default fields, and what follows from them."""
         step = self.step
         written = step.model_dump(mode="json", exclude_defaults=True, exclude={"parameters", "input"})
         return {
@@ -64,24 +64,24 @@ class Preview:
 
     plan: ExecutionPlan
     digest: str
-    approval_digest: str | None  # None where inputs are still missing
+    approval_digest: str | None  # None while inputs are missing
     requires_approval: bool
     inputs: dict[str, JsonValue]
-    missing: tuple[str, ...]  # required inputs that were not given; expressions that use inputs are then left as they are
+    missing: tuple[str, ...]  # required inputs that were not given; expressions that use inputs then stay unresolved
     steps: tuple[StepPreview, ...]  # in order
-    waves: tuple[tuple[str, ...], ...]  # steps by depth; nothing waits for a wave
-    worst_case_ms: float | None  # without waiting for approvals; None is no limit
-    gate_effects: tuple[Effect, ...] = ()  # steps of these effects have a gate of their own by the settings, whatever the plan says
-    secrets: tuple[str, ...] = ()  # the names of those that are handed to tools
+    waves: tuple[tuple[str, ...], ...]  # steps by depth, for display only
+    worst_case_ms: float | None  # without waits for approvals; None means no limit
+    gate_effects: tuple[Effect, ...] = ()  # the settings give steps with these effects their own gate, whatever the plan says
+    secrets: tuple[str, ...] = ()  # the names of the secrets passed to tools
 
     @property
     def irreversible(self) -> list[StepPreview]:
-        """The steps that write and declare nothing that would undo it, those that may be repeated, too."""
+        """The steps that write and have no rollback, including those that can be repeated."""
         return [step for step in self.steps if step.effect != "read" and step.step.rollback is None]
 
     @property
     def effects(self) -> dict[Effect, int]:
-        """How many steps have which effect."""
+        """The number of steps by effect."""
         counts: dict[Effect, int] = dict.fromkeys(EFFECTS, 0)
         for step in self.steps:
             counts[step.effect] += 1
@@ -89,7 +89,7 @@ class Preview:
 
     @property
     def policy(self) -> dict[str, JsonValue] | None:
-        """The plan's approval policy with all its defaults, the effects of the settings among its own; None where none is written."""
+        """The plan's gate policy with all defaults and the settings' gate effects, or None if the plan has none."""
         if self.plan.approval is None:
             return None
         written = self.plan.approval
@@ -129,9 +129,10 @@ def preview_plan(
     missing: tuple[str, ...] = (),
     gate_effects: Collection[Effect] = (),
 ) -> Preview:
-    """Return what a run of `validated` would do; `inputs` None leaves every expression that uses an input as it is.
+    """Return what a run of `validated` would do. With `inputs` None, expressions that use inputs stay unresolved.
 
-    `gate_effects` are those of the settings: steps whose tools have one wait at a gate of their own, beside those that the plan names.
+    `gate_effects` come from the settings: steps whose tools have these effects get their own gate, in addition to those that the plan
+    names.
     """
     plan = validated.plan
     written = validated.steps
@@ -173,7 +174,7 @@ def _preview_step(step: Step, validated: ValidatedPlan, prediction: Prediction, 
 
 
 def preview_rollback(step_id: str, validated: ValidatedPlan, prediction: Prediction) -> RollbackPreview | None:
-    """Return the call that would undo a step, None where there is none."""
+    """Return the call that would roll back a step, or None if it has no rollback."""
     rollback = validated.rollbacks.get(step_id)
     if rollback is None:
         return None
@@ -200,8 +201,8 @@ def _delays(step: Step) -> float:
 
 
 def _longest_run(steps: Mapping[str, StepPreview], validated: ValidatedPlan, options: ExecutionOptions) -> float | None:
-    # A step starts when it is ready and a slot is free, so while a slot is idle the longest path goes on (Graham's bound for list
-    # scheduling); and nothing takes longer than everything in a row.
+    # A step starts once it is ready and a slot is free. So while a slot is idle, the longest path makes progress (Graham's bound for list
+    # scheduling). Nothing takes longer than all steps in sequence.
     limit = float(options.total_timeout_ms) if options.total_timeout_ms else None
     calls = {step_id: preview.worst_case_ms for step_id, preview in steps.items()}
     known = {step_id: longest for step_id, longest in calls.items() if longest is not None}
@@ -215,7 +216,7 @@ def _longest_run(steps: Mapping[str, StepPreview], validated: ValidatedPlan, opt
 
 
 def preview_text(preview: Preview) -> str:
-    """Return `preview` as Markdown, complete: what an approver reads. No text of the plan can break out of its place."""
+    """Return `preview` as complete Markdown for an approver. Text of the plan cannot break out of its place."""
     plan = preview.plan
     lines = [f"# {prose(plan.name)}", "", prose(plan.description), "", *_facts(preview), "", "## Steps", ""]
     for number, step in enumerate(preview.steps, start=1):

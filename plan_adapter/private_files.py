@@ -1,6 +1,6 @@
-"""Folders and files of this account alone: modes 0700 and 0600 whatever the umask, and a refusal where other users could have a hand in.
+"""Folders and files that only this account can use: modes 0700 and 0600 whatever the umask, and errors for paths others could change.
 
-Modes and owners count, as for `StrictModes` of sshd; access control lists are not read.
+Modes and owners are checked, as sshd does with `StrictModes`. Access control lists are not.
 """
 
 import errno
@@ -13,19 +13,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LINKS = 40
-"""Symbolic links on the way to a folder, at most."""
+"""The most symbolic links on the path to a folder."""
 
 
 class UnsafePathError(PermissionError):
-    """Other users could read or replace what is kept at a path; `strerror` says where, why and what to type."""
+    """Other users could read or replace the content of a path. `strerror` says where, why and what to type."""
 
     def __init__(self, path: Path, message: str) -> None:
-        """Keep the path and the message as any OSError has them."""
+        """Store path and message as in any OSError."""
         super().__init__(errno.EPERM, message, str(path))
 
 
 def check_folder(path: Path) -> None:
-    """Raise UnsafePathError unless this account alone decides what is in the folder `path`; one that does not exist yet is fine."""
+    """Raise UnsafePathError unless only this account can change the folder `path`. A missing folder is accepted."""
     path = path.absolute()
     _check_way(path)
     try:
@@ -44,7 +44,7 @@ def check_folder(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make the folder `path`, and the missing ones above it, with mode 0700; one of ours that others may read is closed to them.
+    """Create the folder `path` and its missing parents with mode 0700. Remove others' access to an existing one of this account.
 
     Raises UnsafePathError as `check_folder` does.
     """
@@ -53,18 +53,18 @@ def make_folder(path: Path) -> None:
     for folder in (*reversed(path.parents), path):
         try:
             folder.mkdir(mode=0o700)
-        except OSError as error:  # it exists, or stands where nothing can be made
+        except OSError as error:  # it exists, or its parent does not allow it
             if not folder.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(folder)) if folder.exists() else error  # noqa: B904
         else:
-            folder.chmod(0o700)  # the umask may have taken more away
-    check_folder(path)  # again: somebody else may have been quicker to make it
+            folder.chmod(0o700)  # the umask may have removed more
+    check_folder(path)  # again, because another process may have created it first
     if path.stat().st_mode & 0o077:
         path.chmod(0o700)
 
 
 def open_file(path: Path, flags: int) -> int:
-    """Return a descriptor of the file `path`, made with mode 0600 if it is missing; one that others may read is closed to them."""
+    """Return a descriptor of the file `path`. A missing file is created with mode 0600; others' access to an existing one is removed."""
     descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     if stat.S_IMODE(os.fstat(descriptor).st_mode) != 0o600:
         os.fchmod(descriptor, 0o600)
@@ -72,7 +72,7 @@ def open_file(path: Path, flags: int) -> int:
 
 
 def tighten_file(path: Path) -> None:
-    """Close the file `path` to others who may only read it; raises UnsafePathError for one that they may write."""
+    """Remove others' read access to the file `path`. Raises UnsafePathError if others can write to it."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -84,14 +84,14 @@ def tighten_file(path: Path) -> None:
 
 
 def refuse_world_writable(path: Path) -> None:
-    """Raise UnsafePathError for a file that everybody may write."""
+    """Raise UnsafePathError for a file that is writable by everyone."""
     found = path.stat()
     if found.st_mode & stat.S_IWOTH:
         raise UnsafePathError(path, _writable(path, found))
 
 
 def _check_way(path: Path) -> None:
-    """Raise UnsafePathError where somebody else could put another folder in the place of `path`, or of one above it."""
+    """Raise UnsafePathError if another user could replace `path` or one of its parents."""
     trusted = _trusted()
     for folder, entry in _way(path):
         found = folder.stat()
@@ -103,7 +103,7 @@ def _check_way(path: Path) -> None:
             )
         if not _others_may_write(found):
             continue
-        if found.st_mode & stat.S_ISVTX:  # as in /tmp: nobody but its owner moves an entry away
+        if found.st_mode & stat.S_ISVTX:  # as in /tmp: only its owner can move an entry
             owner = entry.lstat().st_uid if os.path.lexists(entry) else os.geteuid()
             if owner in trusted:
                 continue
@@ -116,7 +116,7 @@ def _check_way(path: Path) -> None:
 
 
 def _way(path: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield each existing folder that is looked into to find `path`, with the entry in it; symbolic links above `path` are followed."""
+    """Yield each existing folder on the way to `path`, with the entry in it. Symbolic links above `path` are followed."""
     here, names, links = Path(path.anchor), list(reversed(path.parts[1:])), 0
     while names:
         entry = here / names.pop()
@@ -132,7 +132,7 @@ def _way(path: Path) -> Iterator[tuple[Path, Path]]:
         elif entry.is_dir():
             here = entry
         else:
-            return  # missing, or no folder: that is said when it is made
+            return  # missing or not a folder: creating it raises the error
 
 
 def _others_may_write(found: os.stat_result) -> bool:
@@ -142,7 +142,7 @@ def _others_may_write(found: os.stat_result) -> bool:
 
 
 def _has_others(gid: int) -> bool:
-    """Whether somebody besides this account and root is in the group; many systems give each user a group of their own."""
+    """Whether the group has members besides this account and root. Many systems give each user a separate group."""
     trusted, accounts = _trusted(), pwd.getpwall()
     try:
         members = set(grp.getgrgid(gid).gr_mem)
@@ -153,7 +153,7 @@ def _has_others(gid: int) -> bool:
 
 
 def _trusted() -> set[int]:
-    return {0, os.geteuid(), Path("/").stat().st_uid}  # in a user namespace root may have no number: it owns /
+    return {0, os.geteuid(), Path("/").stat().st_uid}  # in a user namespace root may have no UID; then the owner of / counts
 
 
 def _account(uid: int) -> str:

@@ -1,4 +1,4 @@
-"""`Problem`: one finding about a plan document, and the catalogue of every code that `plan explain` knows."""
+"""`Problem`, a finding about a plan document, and the catalogue of all codes for `plan explain`."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ Severity: TypeAlias = Literal["error", "warning"]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One finding: its code, where it is, what is wrong and what would be right.
+    """A finding: its code, its location, what is wrong and how to fix it.
 
-    `at` is a path into the document (`steps[2].depends_on[0]`); `line` and `column` count from 1 and are None for
-    plans that come from no document.
+    `at` is a path in the document (`steps[2].depends_on[0]`). `line` and `column` count from 1 and are None for plans that come from no
+    document.
     """
 
     code: str
@@ -28,7 +28,7 @@ class Problem:
     file: str | None = None
 
     def __str__(self) -> str:
-        """Return the finding as one line in the form that editors and CI systems link: `file:line:column: severity[code] …`."""
+        """Return the finding on one line, in the form that editors and CI systems link: `file:line:column: severity[code] …`."""
         place = self.file or "plan"
         if self.line is not None:
             place += f":{self.line}:{self.column or 1}"
@@ -38,10 +38,10 @@ class Problem:
 
 
 def did_you_mean(word: str, known: Collection[str]) -> str:
-    """Return `did you mean …?` with the nearest of `known`, or what there is if nothing is near.
+    """Return `did you mean …?` with the nearest name in `known`, or a list of known names if none is near.
 
-    Near is also the beginning of a name. Among many, near is what one letter more, less, other or exchanged makes; give a frozenset,
-    whose index is then kept.
+    The start of a name also counts as near. In a large collection, only names that differ by one letter (added, missing, replaced or
+    swapped) count. Pass a frozenset, so that its index is cached.
     """
     if len(known) > 50:
         index = _one_letter_away(frozenset(known))
@@ -55,7 +55,7 @@ def did_you_mean(word: str, known: Collection[str]) -> str:
 
 
 def _shortened(word: str, known: Collection[str]) -> list[str]:
-    """Return the names that begin with `word`, or with which it begins: `env` for `environment`."""
+    """Return the names that start with `word`, or that `word` starts with: `env` for `environment`."""
     return [name for name in known if min(len(name), len(word)) > 1 and (name.startswith(word) or word.startswith(name))]
 
 
@@ -74,7 +74,7 @@ def _with_one_letter_less(word: str) -> list[str]:
     return [word, *(word[:place] + word[place + 1 :] for place in range(min(len(word), 64)))]
 
 
-# code -> what it means and how it is mended. A test holds that every code raised anywhere stands here.
+# code -> what it means and how to fix it. A test checks that every code in use is listed here.
 CATALOGUE: Mapping[str, str] = MappingProxyType(
     {
         # the document as text
@@ -153,7 +153,7 @@ CATALOGUE: Mapping[str, str] = MappingProxyType(
         "cycle": "Steps depend on each other in a circle, so none of them could start. The message shows the path.",
         "not-an-ancestor": "An expression uses a step that cannot have ended before this one starts.",
         "duplicate-dependency": "A dependency is written twice; it counts once.",
-        # of what a model drafts
+        # drafts of a model
         "dropped-dependency": "A corrected answer leaves out a dependency that the answer before had, and with which nothing was wrong.",
         "broken-constraint": "The plan does not keep the order that a constraint asks for. Let the later step depend on the earlier one.",
         "taken-id": (

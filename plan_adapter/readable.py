@@ -1,4 +1,4 @@
-"""Values as people read them: durations, ages, texts whose control characters show, Markdown that text cannot leave, secrets masked."""
+"""Makes values readable and safe to show: durations, ages, control characters made visible, Markdown escaped, secrets redacted."""
 
 import json
 import re
@@ -15,36 +15,36 @@ if TYPE_CHECKING:
     from plan_adapter.plan import CallKind
 
 MASK = "***"
-"""What stands in place of a secret."""
+"""The replacement for a secret."""
 
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
-_BLOCK = re.compile(r"[#>+=|-]|\*[ *]|`{3}|~{3}")  # what makes more than a paragraph at the beginning of a line
+_BLOCK = re.compile(r"[#>+=|-]|\*[ *]|`{3}|~{3}")  # starts of lines that make more than a paragraph
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-_JOINERS = frozenset("\u200c\u200d")  # emoji and several scripts need them, between two of their own letters
-_UNSEEN = re.compile(  # what nobody can see in a text that people read as ASCII: joiners, variation selectors, other marks without a form
+_JOINERS = frozenset("\u200c\u200d")  # emoji and several scripts need them between two of their own letters
+_UNSEEN = re.compile(  # invisible in text that people read as ASCII: joiners, variation selectors, other marks without a form
     r"[\u200c\u200d](?![^\x00-\x7f\u200c\u200d])|(?<![^\x00-\x7f\u200c\u200d])[\u200c\u200d]"
     r"|(?<=[\x00-\x7f])[\ufe00-\ufe0f](?!\u20e3)|[\u034f\u17b4\u17b5\u180b-\u180d\u180f\U000e0100-\U000e01ef]"
 )
-_BLANKS = frozenset("\u115f\u1160\u2800\u3164\uffa0")  # letters and symbols that nobody can see
+_BLANKS = frozenset("\u115f\u1160\u2800\u3164\uffa0")  # invisible letters and symbols
 _TICKS = re.compile(r"`+")
 _SPAN = re.compile(r"`([^`]+)`")
-_SPECIAL = re.compile(r"[\\*\[\]<|~`]|&(?=[#A-Za-z])|(?<![^\W_])_|_(?![^\W_])")  # an underscore inside a word is no emphasis
-_ACTIVE = re.compile(r"[\\<\[\]]|&(?=[#A-Za-z])")  # an entity would bring back the characters that `one_line` shows
-_ESCAPE = re.compile(r"(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)|\\([!-/:-@\[-`{-~])")  # inline code, or a character behind a backslash
+_SPECIAL = re.compile(r"[\\*\[\]<|~`]|&(?=[#A-Za-z])|(?<![^\W_])_|_(?![^\W_])")  # an underscore inside a word is not emphasis
+_ACTIVE = re.compile(r"[\\<\[\]]|&(?=[#A-Za-z])")  # an entity would restore the characters that `one_line` makes visible
+_ESCAPE = re.compile(r"(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)|\\([!-/:-@\[-`{-~])")  # inline code, or a character after a backslash
 _START = re.compile(r"(\d{0,9})([#>+=.)-])")  # of a heading, quote, list or rule
-_LINKED = re.compile(r"://|www\.|@|\b(?:mailto|xmpp):", re.IGNORECASE)  # GFM makes links of these by itself
+_LINKED = re.compile(r"://|www\.|@|\b(?:mailto|xmpp):", re.IGNORECASE)  # GFM turns these into links by itself
 _EXPRESSION = re.compile(r"\$\{\{.*?\}\}", re.DOTALL)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SECRET_STEMS = re.compile(
     "passw(?:or)?d|passphrase|passcode|secret|credential|authorization|cookie|apikey|privatekey|accesskey|密码|口令|令牌|密钥|秘密"
 )
 _SECRET_WORDS = frozenset({"auth", "bearer", "jwt", "pass", "pwd", "token"})
-_REFERENCES = 8  # that are followed from one schema to the next for the same value
-_SHORTEST_HIDDEN = 4  # characters: hiding a shorter text wherever it stands would hide half of the rest
+_REFERENCES = 8  # how many schema references to follow for one value
+_SHORTEST_HIDDEN = 4  # characters: redacting a shorter text everywhere would remove too much other text
 
 
 def duration(ms: float) -> str:
-    """Return `ms` milliseconds as the two largest units that count: `350 ms`, `2.5 s`, `2 min 5 s`, `1 h 3 min`."""
+    """Return `ms` milliseconds in at most two units: `350 ms`, `2.5 s`, `2 min 5 s`, `1 h 3 min`."""
     if ms < 1000:
         return f"{ms:.0f} ms"
     if ms < 60_000:
@@ -56,43 +56,43 @@ def duration(ms: float) -> str:
 
 
 def moment(at: datetime | None) -> str:
-    """Return `at` in the local time zone to the second, or a dash where nothing has happened."""
+    """Return `at` in the local time zone, to the second, or a dash if it is None."""
     return at.astimezone().strftime("%Y-%m-%d %H:%M:%S") if at is not None else "-"
 
 
 def counted(count: int, one: str, several: str = "") -> str:
-    """Return `count` with its noun: `1 step`, `2 steps`; `several` where it is not the noun with an s."""
+    """Return `count` with its noun: `1 step`, `2 steps`. Pass `several` if the plural is not the noun with an s."""
     return f"{count} {one if count == 1 else several or one + 's'}"
 
 
 def listed(texts: Sequence[str], most: int) -> str:
-    """Return the first `most` of some texts with commas, and how many more there are."""
+    """Return the first `most` texts, joined with commas, and how many more there are."""
     return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
 
 
 def visible(text: str) -> str:
-    r"""Return `text` with every character that could hide or move other text (ESC, bidi overrides, …) written as `\x1b` or `\u202e`."""
+    r"""Return `text` with every character that could hide or move text (ESC, bidi overrides, …) written as `\x1b` or `\u202e`."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(_shown(character) for character in _UNSEEN.sub(lambda found: _escaped(found[0]), text))
 
 
 def one_line(text: str) -> str:
-    """Return `text` visible, in one line, with runs of white space as one space."""
+    """Return `text` on one line, with invisible characters shown and runs of white space reduced to one space."""
     return visible(" ".join(text.split()))
 
 
 def call_name(step_id: str, item: int | None, label: str | None = None, *, kind: "CallKind" = "step") -> str:
-    """Return what a call is named for people: `restart`, `rollback restart`, `restart[web-2]` for an item.
+    """Return the name of a call: `restart`, `rollback restart`, or `restart[web-2]` for an item.
 
-    An item without a label has its number from 1.
+    An item without a label is identified by its number, from 1.
     """
     name = step_id if kind == "step" else f"rollback {step_id}"
     return name if item is None else f"{name}[{label or item + 1}]"
 
 
 def item_option(item: int | None, label: str | None = None) -> str:
-    """Return the option with which a command names an item, empty for none: its label where no shell takes that for anything else."""
+    """Return the command option that names an item, or "" for None. It uses the label if no shell would interpret it."""
     if item is None:
         return ""
     if label is None or label == str(item + 1) or not _PLAIN_LABEL.fullmatch(label):
@@ -101,7 +101,7 @@ def item_option(item: int | None, label: str | None = None) -> str:
 
 
 def means_item(word: str, item: int | None, label: str | None) -> bool:
-    """Return whether `word`, as the option `--item` gives it, means this item: its label, its number from 1, or `:` and the number."""
+    """Return whether `word`, the value of `--item`, means this item: its label, its number from 1, or `:` and the number."""
     return item is not None and (word == label or word in (str(item + 1), f":{item + 1}"))
 
 
@@ -109,21 +109,21 @@ _PLAIN_LABEL = re.compile(r"[\w.@/+][\w.@/+:-]*")
 
 
 def as_text(value: object) -> str:
-    """Return a JSON value in one line; text stands as it is, without quotes, where it cannot be taken for another value."""
+    """Return a JSON value on one line. Text is shown without quotes if it cannot be mistaken for another value."""
     if isinstance(value, str) and value and value == " ".join(value.split()) and not _reads_as_json(value):
         return visible(value)
     return visible(json.dumps(value, ensure_ascii=False))
 
 
 def without_passwords(text: str) -> str:
-    """Return `text` with the password of every URL in it as `***`."""
+    """Return `text` with the password of every URL in it replaced by `***`."""
     return re.sub(r"\S+", _without_password, text) if "://" in text and "@" in text else text
 
 
 def words(text: str) -> str:
-    """Return `text` in one line in which Markdown makes nothing but inline code of what stands between backticks.
+    """Return `text` on one line, with Markdown escaped except for inline code between backticks.
 
-    What GFM would make a link by itself (an address) becomes inline code, too.
+    Addresses, which GFM would turn into links, become inline code as well.
     """
     parts: list[str] = []
     for index, part in enumerate(_SPAN.split(one_line(text))):
@@ -133,7 +133,10 @@ def words(text: str) -> str:
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether a value under `name` is to be masked: it has a word for a secret in it, in any case, with `-`, `_` or neither."""
+    """Return whether a value called `name` must be redacted.
+
+    The name contains a word for a secret, in any case, with `-`, `_` or neither.
+    """
     return _secrecy(name)[0]
 
 
@@ -145,11 +148,13 @@ def masked(
     expressions: bool = True,
     literals: Collection[str] = (),
 ) -> "JsonValue":
-    """Return `value` with `***` for what is secret, as people may see it.
+    """Return `value` with `***` in place of secrets, to show to people.
 
-    Secret is what `schema`, the JSON Schema of `value`, calls writeOnly or a password; what stands under a name of a secret, at any
-    depth; the password of a URL; and each text of `hidden` that is long enough to be one, wherever it stands. `expressions`: `${{ … }}`
-    in such a place stays, as it holds no value; False where all have been resolved. `literals` stay beside it: they are no secret's half.
+    These count as secret: whatever `schema`, the JSON Schema of `value`, marks as writeOnly or a password; values under a secret's name, at
+    any depth; passwords in URLs; and every occurrence of the texts in `hidden` that are long enough.
+
+    With `expressions`, an expression `${{ … }}` in a secret place stays, because it contains no value. Pass False if all have been
+    resolved. `literals` stay next to such an expression: they are not part of a secret.
     """
     texts = sorted((text for text in hidden if len(text) >= _SHORTEST_HIDDEN), key=len, reverse=True)
     mask = _Mask(texts, expressions, schema or {}, literals)
@@ -157,7 +162,7 @@ def masked(
 
 
 def secret_parameters(schema: Mapping[str, Any]) -> set[str]:
-    """Return the names of a JSON Schema's properties whose values `masked` hides."""
+    """Return the names of a JSON Schema's properties whose values `masked` redacts."""
     mask, properties = _Mask([], True, schema), schema.get("properties", {})
     return {name for name, part in properties.items() if is_secret_name(name) or any(map(_says_secret, mask.resolved([part])))}
 
@@ -169,20 +174,20 @@ def fenced(text: str, language: str = "") -> str:
 
 
 def code(text: str) -> str:
-    """Return `text` as Markdown inline code, however many backticks it holds."""
+    """Return `text` as Markdown inline code, whatever backticks it contains."""
     shown = one_line(text)
     ticks = "`" * max(1, *(1 + len(run) for run in ("", *_TICKS.findall(shown))))
     return f"{ticks} {shown} {ticks}" if shown.startswith("`") or shown.endswith("`") else f"{ticks}{shown}{ticks}"
 
 
 def prose(text: str) -> str:
-    """Return `text` in one line that makes no block, link, HTML or other character in Markdown; emphasis and code cannot leave the line."""
+    """Return `text` on one line, unable to form a Markdown block, link, HTML or entity. Emphasis and code stay within the line."""
     shown = _ACTIVE.sub(r"\\\g<0>", one_line(text))
     return "\\" + shown if _BLOCK.match(shown) else shown
 
 
 def unescaped(markdown: str) -> str:
-    """Return Markdown without its escapes, for a terminal, which renders none of it; what stands in inline code stays as it is."""
+    """Return Markdown without its escapes, for a terminal, which does not render it. Inline code is unchanged."""
     return _ESCAPE.sub(lambda found: found[2] or found[0], markdown)
 
 
@@ -195,7 +200,7 @@ def _plain_words(text: str) -> list[str]:
 
 
 def _apart(parts: list[str]) -> list[str]:
-    """Return `parts` with a blank between two runs of backticks, which side by side would be one longer run."""
+    """Return `parts` with a space between two runs of backticks, which would otherwise join to a longer run."""
     return [
         part if not part.startswith("`") or not index or not parts[index - 1].endswith("`") else " " + part
         for index, part in enumerate(parts)
@@ -204,7 +209,7 @@ def _apart(parts: list[str]) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def _secrecy(name: str) -> tuple[bool, bool]:
-    """Return whether a name is one of a secret, and whether only texts under it are: `max_tokens` is a number."""
+    """Return whether a name is that of a secret, and whether this applies only to texts: `max_tokens` is a number."""
     split = [word for word in re.split(r"[\W_]+", _CAMEL.sub("_", unicodedata.normalize("NFKC", name)).casefold()) if word]
     squashed = "".join(split)
     if _SECRET_STEMS.search(squashed) or not _SECRET_WORDS.isdisjoint(split) or squashed.endswith("token"):
@@ -223,7 +228,7 @@ class _Mask:
         self._definitions: Mapping[str, Any] = root.get("$defs", {})
 
     def of(self, value: "JsonValue", schemas: _Schemas) -> "JsonValue":
-        """Return `value`, masked, which has all of `schemas`."""
+        """Return `value` redacted according to all of `schemas`."""
         if any(map(_says_secret, schemas)):
             return self._secret(value)
         if isinstance(value, str):
@@ -234,7 +239,7 @@ class _Mask:
         return self._object(value, schemas) if isinstance(value, dict) else value
 
     def resolved(self, schemas: Sequence[Any], depth: int = 0) -> _Schemas:
-        """Return `schemas` with all that they refer to or choose among, for the same value."""
+        """Return `schemas` with all schemas that they refer to or choose from, for the same value."""
         found: list[Mapping[str, Any]] = []
         for schema in schemas:
             if not isinstance(schema, Mapping) or depth > _REFERENCES:
@@ -247,7 +252,7 @@ class _Mask:
         return found
 
     def _object(self, value: "dict[str, JsonValue]", schemas: _Schemas) -> "JsonValue":
-        # {"name": "PASSWORD", "value": "…"}: so lists of variables are written.
+        # {"name": "PASSWORD", "value": "…"} is a common form for lists of variables.
         named = value.get("name", value.get("key"))
         shown: dict[str, JsonValue] = {}
         for key, member in value.items():
@@ -268,7 +273,7 @@ class _Mask:
             return value
         if not isinstance(value, str) or not self._expressions:
             return MASK
-        # What stands around expressions may be half of the secret. Up to the last end of one, so that none is looked for in vain.
+        # Text around expressions may be part of the secret. Search only up to the last end of an expression, to avoid useless attempts.
         head, end, rest = value.rpartition("}}")
         expressions = [*_EXPRESSION.findall(head + end), ""]
         around = _EXPRESSION.split(head + end)
@@ -286,7 +291,7 @@ def _property(schema: Mapping[str, Any], key: str) -> Any:
 
 
 def _without_password(word: re.Match[str]) -> str:
-    # Up to the last @ of the word, so that no attempt to match looks at what follows in vain.
+    # Match only up to the word's last @, to avoid useless attempts after it.
     head, at, rest = word[0].rpartition("@")
     return re.sub(r"(://[^:/@\s]*:)[^@\s]*@", rf"\1{MASK}@", head + at) + rest
 

@@ -1,6 +1,6 @@
-"""What happened: `PlanRun`, `StepRun`, `Attempt`, `Receipt`, `Approval`, `PlanSummary`; and `Recorder`, which keeps it.
+"""The record of a run: `PlanRun`, `StepRun`, `Attempt`, `Receipt`, `Approval`, `PlanSummary`; and `Recorder`, which keeps it.
 
-Times are aware datetimes in UTC by the store's clock; durations are milliseconds.
+Times are aware datetimes in UTC, by the store's clock. Durations are milliseconds.
 """
 
 from dataclasses import dataclass, field
@@ -14,30 +14,30 @@ from plan_adapter.errors import RunFailedError
 from plan_adapter.plan import CallKind, Effect, PlanStatus, StepStatus
 
 LEAST_ID_CHARACTERS = 4
-"""How much of a run's id names the run: at least so much, so that no slip of a finger does."""
+"""The fewest characters of a run's id that identify the run. Fewer would let a typo pick a run."""
 
 AUTHOR = "author"
-"""By whom a run is approved whose plan says that it needs no approval."""
+"""The approver of a run whose plan requires no approval."""
 
 
 ABORTED = "the run is to end here"
-"""The error of a receipt that says nothing of how the call ended, because a person had the run end instead."""
+"""The error of a receipt that records no outcome, because a person ended the run instead."""
 
 
 class RunReason(StrEnum):
-    """Why a run ended as it did, where its status alone does not say."""
+    """Why a run ended, where its status alone does not say."""
 
     STEP_FAILED = "step_failed"
     TIMED_OUT = "timed_out"  # the total timeout
     REJECTED = "rejected"
     EXPIRED = "expired"
     CANCELLED = "cancelled"
-    UNKNOWN = "unknown"  # a write began and nobody knows whether it happened
+    UNKNOWN = "unknown"  # a write began, and whether it happened is unknown
     INTERRUPTED = "interrupted"  # its process died
 
 
 class Outcome(StrEnum):
-    """How an attempt, and with it its step, came out."""
+    """The outcome of an attempt, and of its step."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -46,7 +46,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """Whose run it is; goes to every row and is never shown to a model."""
+    """The owner of a run. It is stored with every row and never shown to a model."""
 
     agent_id: str | None = None
     org_id: str | None = None
@@ -56,22 +56,22 @@ class RunContext:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The intent: one try of a step (or of one item of its `for_each`), written before the tool is called."""
+    """One try of a step, or of one item of its `for_each`. This is the intent, written before the tool is called."""
 
     id: str
     run_id: str
     step_id: str
     item: int | None
-    number: int  # from 1, per step and item, going on over resumes
+    number: int  # from 1, per step and item, continued across resumes
     tool_name: str
     effect: Effect
     parameters: dict[str, JsonValue]
     idempotency_key: str
     started_at: datetime
-    approval_id: str | None = None  # of a step that waited at a gate of its own
-    approval_digest: str | None = None  # of that call, as it is made now
-    code_digest: str | None = None  # of the source of the tool that was called; no approval binds to it
-    label: str | None = None  # what the item is called, where not by its number
+    approval_id: str | None = None  # set if the step has a gate of its own
+    approval_digest: str | None = None  # of the call as it is made now
+    code_digest: str | None = None  # of the source of the called tool; no approval binds to it
+    label: str | None = None  # the item's name; None: its number
     kind: CallKind = "step"
 
 
@@ -89,19 +89,19 @@ class Receipt:
     error: str | None
     ended_at: datetime
     duration_ms: int
-    by: str | None = None  # whose word it is, where not the tool has told the outcome: a person's, or the tool's probe's
+    by: str | None = None  # the person or probe that reported the outcome; None: the tool itself
     known_by: str | None = None  # a `KnownBy`, or `probe`
     note: str | None = None
     kind: CallKind = "step"
 
     @property
     def is_abort(self) -> bool:
-        """Whether a person ended the run by it, and did not say whether the call was done."""
+        """Whether a person ended the run here without saying if the call was done."""
         return self.by is not None and self.error == ABORTED
 
     @property
     def resolution(self) -> "Resolution | None":
-        """What a person, or the tool's probe, said about the attempt; None where its tool ended it."""
+        """How a person or the tool's probe resolved the attempt; None if the tool itself ended it."""
         if self.by is None:
             return None
         return "done" if self.outcome is Outcome.SUCCEEDED else "abort" if self.is_abort else "again"
@@ -109,7 +109,7 @@ class Receipt:
 
 @dataclass(slots=True)
 class StepRun:
-    """One execution of a step. `reason` says why it was skipped or failed; written by the engine only."""
+    """One execution of a step. `reason` says why the step was skipped or failed. Only the engine writes it."""
 
     id: str
     index: int
@@ -125,9 +125,9 @@ class StepRun:
     max_retries: int = 0
     retry_delay_ms: int = 0
     attempts: int = 0
-    carried: bool = False  # its result comes from an earlier start of the same run
-    rolled_back: bool = False  # all that it did was undone by its rollback
-    undoes: str | None = None  # of what is no step of the run, but the rollback of one, as hooks and events are given it: that step's id
+    carried: bool = False  # the result comes from an earlier start of the same run
+    rolled_back: bool = False  # its rollback undid everything it did
+    undoes: str | None = None  # set only for the rollback of a step, as hooks and events see it: the id of that step
     started_at: datetime | None = None
     completed_at: datetime | None = None
     duration_ms: int = 0
@@ -135,7 +135,7 @@ class StepRun:
 
 
 class StepEnd(NamedTuple):
-    """How a step was completed in an earlier start of the run."""
+    """How a step completed in an earlier start of the run."""
 
     reason: str | None
     retry_count: int
@@ -146,7 +146,7 @@ class StepEnd(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlanSummary:
-    """How far a run is; `progress` is 0..100: the share of steps that have ended."""
+    """The progress of a run. `progress` is 0..100, the share of steps that have ended."""
 
     id: str
     description: str
@@ -162,30 +162,30 @@ class PlanSummary:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Where a run works: commands and relative paths of its steps start here."""
+    """The folder of a run. Commands and relative paths of its steps start here."""
 
-    path: str  # the working directory, links followed
-    files_root: str  # the folder of `read_file` and `write_file`
-    inodes: str = ""  # device:inode of both: another folder may be put at the same path
-    is_moved: bool = False  # whether somebody moved the run here: its approval digest covers the folder then
+    path: str  # the working directory, with symbolic links resolved
+    files_root: str  # the root of `read_file` and `write_file`
+    inodes: str = ""  # device:inode of both, because another folder may appear at the same path
+    is_moved: bool = False  # whether somebody moved the run here; if so, its approval digest covers the folder
 
     @property
     def content(self) -> dict[str, str]:
-        """What an approval of a run that was moved here covers of the folder."""
+        """The part of the folder that an approval covers if the run was moved here."""
         return {"path": self.path, "files_root": self.files_root, "inodes": self.inodes}
 
 
 @dataclass(frozen=True, slots=True)
 class RollbackStatus:
-    """How the last rollback of a run ended; the run's message says it in words, too."""
+    """How the last rollback of a run ended. The status message says the same in words."""
 
-    cause: str | None  # the run's message without those words
+    cause: str | None  # the status message without the words about the rollback
     can_continue: bool  # whether another rollback would undo more
 
 
 @dataclass(slots=True)
 class PlanRun:
-    """One execution of a plan. Written by the engine only; what it returns is the record."""
+    """One execution of a plan. Only the engine writes it. The object that a run returns is its record."""
 
     id: str
     plan_id: str
@@ -199,10 +199,10 @@ class PlanRun:
     updated_at: datetime
     status: PlanStatus = PlanStatus.DRAFT
     reason: RunReason | None = None
-    message: str | None = None  # the reason in words: who cancelled and why, what timed out
+    message: str | None = None  # the reason in words, such as who cancelled and why, or what timed out
     outputs: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
     flow_run_id: str | None = None
-    requested_by: str | None = None  # who started it: the operating system's user, or the schedule or deployment
+    requested_by: str | None = None  # who started it: the operating system user, the schedule or the deployment
     task_id: str | None = None
     agent_id: str | None = None
     org_id: str | None = None
@@ -219,22 +219,22 @@ class PlanRun:
 
     @property
     def is_approved(self) -> bool:
-        """True if an approval of this content is recorded, or none was required."""
+        """Whether an approval of this content is recorded, or none was required."""
         return self.approved_at is not None or self.status in (PlanStatus.APPROVED, PlanStatus.EXECUTING, PlanStatus.COMPLETED)
 
     @property
     def can_execute(self) -> bool:
-        """True if the run is approved and has neither started nor ended."""
+        """Whether the run is approved and has neither started nor ended."""
         return self.status is PlanStatus.APPROVED
 
     @property
     def is_completed(self) -> bool:
-        """True if the run is completed, failed or cancelled; false for partial, as in the seeds."""
+        """Whether the run is completed, failed or cancelled. A partial run is not, as in the seeds."""
         return self.status in (PlanStatus.COMPLETED, PlanStatus.FAILED, PlanStatus.CANCELLED)
 
     @property
     def current_step(self) -> StepRun | None:
-        """The first step that runs, else the first that is pending, else None."""
+        """The first running step, else the first pending step, else None."""
         by_status = {
             status: next((s for s in self.steps if s.status is status), None) for status in (StepStatus.RUNNING, StepStatus.PENDING)
         }
@@ -243,9 +243,9 @@ class PlanRun:
     def transition(
         self, to: PlanStatus, *, reason: RunReason | None = None, message: str | None = None, completed_at: datetime | None = None
     ) -> None:
-        """Change the status, with its reason and message; a run that goes on has no end any more.
+        """Change the status together with its reason and message. A resumed run loses its end time.
 
-        Raises ValueError for a change that no run makes, such as from completed to executing.
+        Raises ValueError for an impossible change, such as from completed to executing.
         """
         if not self.status.can_become(to):
             raise ValueError(f"run {self.id} is {self.status} and cannot become {to}")
@@ -253,11 +253,11 @@ class PlanRun:
         self.completed_at = completed_at or (self.completed_at if to.has_ended else None)
 
     def take_status(self, newer: "PlanRun") -> None:
-        """Take over the status that another process has recorded meanwhile."""
+        """Copy the status that another process has recorded meanwhile."""
         self.status, self.reason, self.message, self.completed_at = newer.status, newer.reason, newer.message, newer.completed_at
 
     def step(self, step_id: str) -> StepRun:
-        """Return the step run called `step_id`; raises KeyError, which names the steps that exist."""
+        """Return the step run with the id `step_id`. Raise KeyError, which lists the existing steps, if there is none."""
         for step in self.steps:
             if step.id == step_id:
                 return step
@@ -265,7 +265,7 @@ class PlanRun:
         raise KeyError(f"no step is called {step_id!r}; steps: {known}")
 
     def summary(self) -> PlanSummary:
-        """Return the counts of steps by status and the progress; an empty run has progress 0."""
+        """Return the number of steps by status, and the progress. An empty run has progress 0."""
         counts = dict.fromkeys(StepStatus, 0)
         for step in self.steps:
             counts[step.status] += 1
@@ -291,64 +291,63 @@ class PlanRun:
 
 
 Resolution: TypeAlias = Literal["done", "again", "abort"]
-"""What a person says about an unknown outcome: it was done; it was not, run it again; end the run here."""
+"""A person's answer about an unknown outcome: it was done; it was not, run it again; end the run here."""
 
 OperatorRequestKind: TypeAlias = Literal["leave_out", "take_back", "undo"]
-"""What a person asks for of a run beside its gates: to leave steps out, to take that back, to undo what was done."""
+"""What an operator can request outside a gate: skip steps, include skipped steps again, or roll the run back."""
 
 Decision: TypeAlias = Literal["approve", "reject", "request_changes"]
 GateKind: TypeAlias = Literal["approval", "outcome"]
-"""What a gate asks: whether the plan, or a call, may run; or how a call ended of which nobody knows it, whose answer approves nothing."""
+"""What a gate asks: whether the plan or a call may run, or how a call with an unknown outcome ended. The latter approves nothing."""
 
 GateEnd: TypeAlias = Literal["answered", "expired", "cancelled", "superseded"] | Resolution
-"""`superseded`: what the gate asked about is not asked any more, because a new version of the plan took its place. A gate that asks how
-a call ended is closed with what was said."""
+"""How a gate was closed. `superseded`: a new version of the plan replaced the question. An outcome gate closes with the resolution."""
 
 
 @dataclass(frozen=True, slots=True)
 class Approval:
-    """One recorded answer: to which content, by whom, how they were known, until when."""
+    """One recorded answer: the content it covers, who gave it, how they were identified, and until when it is valid."""
 
     id: str
-    approval_digest: str  # of a step: the digest of its resolved call
+    approval_digest: str  # for a step, the digest of its resolved call
     decision: Decision
     by: str
-    known_by: str  # a `KnownBy`, or `not_required` for a plan that asks for none
+    known_by: str  # a `KnownBy`, or `not_required` if the plan requires no approval
     at: datetime
     note: str = ""
     expires_at: datetime | None = None
-    run_id: str | None = None  # the run that it was given for, or that used it
-    step_id: str | None = None  # None: of the whole plan
+    run_id: str | None = None  # the run it was given for, or that used it
+    step_id: str | None = None  # None: it covers the whole plan
     item: int | None = None
-    gate_id: str | None = None  # the gate that it answers
-    standing_id: str | None = None  # the standing approval that gave it
+    gate_id: str | None = None  # the gate it answers
+    standing_id: str | None = None  # the standing approval it came from
     signature: str | None = None  # an armored SSH signature of `signed_text`
-    used_at: datetime | None = None  # when the run, or the call, began with it
+    used_at: datetime | None = None  # when the run or the call started with it
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What somebody says at a gate, before it is looked at; all of it is untrusted text."""
+    """An unchecked answer at a gate. All of it is untrusted text."""
 
-    decision: Decision | Resolution  # by the kind of the gate
+    decision: Decision | Resolution  # depends on the kind of gate
     by: str
     note: str = ""
     channel: Literal["os_user", "form", "unverified"] = "unverified"  # how `by` is known without `code` and `signature`
     code: str | None = None  # a one-time code
     signature: str | None = None  # an armored SSH signature of `text_to_sign`
-    result: JsonValue = None  # with `done`: what the call gave back
-    digest: str | None = None  # the beginning of the digest that was shown with the question; None: nothing was said of it
+    result: JsonValue = None  # with `done`: what the call returned
+    digest: str | None = None  # a prefix of the digest shown with the question; None: not given
 
 
 @dataclass(frozen=True, slots=True)
 class GateRules:
-    """What an answer must fit, as it stood when the gate was opened: the plan's policy and the settings together."""
+    """What an answer must satisfy. It combines the plan's policy and the settings as they were when the gate opened."""
 
-    approvers: tuple[str, ...] | None = None  # names, groups resolved; None: anyone
-    known_by: tuple[str, ...] | None = None  # None: in any way
+    approvers: tuple[str, ...] | None = None  # names, with groups resolved; None: anyone
+    known_by: tuple[str, ...] | None = None  # None: any proof
     self_approval: bool = True
     requested_by: str = ""  # who started the run
-    revised_by: str = ""  # who put what is asked about in the place of an earlier version
+    revised_by: str = ""  # who replaced an earlier version with the content in question
     expires: Literal["reject", "skip"] = "reject"
     remind_after_ms: int = 0
     release: bool = False
@@ -357,36 +356,36 @@ class GateRules:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """The pause before a plan (`step_id` None) or a step; or, of the kind `outcome`, after a call of which nobody knows how it ended."""
+    """A pause before a plan (`step_id` is None) or a step, or, with kind `outcome`, after a call whose outcome is unknown."""
 
     id: str
     run_id: str
     step_id: str | None
     item: int | None
-    approval_digest: str  # what an answer binds to
+    approval_digest: str  # the digest that an answer binds to
     name: str  # of the plan
     description: str  # of the plan, or of the step
-    text: str  # Markdown: what would run, exactly
+    text: str  # Markdown: exactly what would run
     rules: GateRules
     opened_at: datetime
     expires_at: datetime | None = None
     closed_at: datetime | None = None
     end: GateEnd | None = None  # None while it is open
     flow_run_id: str | None = None  # the flow run whose page shows the form
-    keyset: str | None = None  # under which Prefect keeps the form's answer
-    openings: int = 1  # how often it was shown: after a kill, a forced state, a refused answer
-    attended: bool | None = None  # whether a process waits at it; None: one on another host, of which nothing is known
+    keyset: str | None = None  # the key under which Prefect keeps the form's answer
+    openings: int = 1  # how often it was shown: again after a kill, a forced state or a refused answer
+    attended: bool | None = None  # whether a process waits at it; None: on another host, so unknown
     kind: GateKind = "approval"
-    label: str | None = None  # what the item is called, where not by its number
+    label: str | None = None  # the item's name; None: its number
     call_kind: CallKind = "step"
 
     @property
     def is_released(self) -> bool:
-        """Whether its run gave its worker back, and starts again by itself once it is answered."""
+        """Whether the run has released its worker and starts again by itself once the gate is answered."""
         return self.rules.release and self.attended is False and (self.keyset or "").startswith("suspended-")
 
     def is_over(self, now: datetime) -> bool:
-        """Return whether, of an open gate, the time to answer is over at `now` and no process is there to end it."""
+        """Return whether an open gate has expired at `now` and no process is there to close it."""
         return self.attended is False and self.expires_at is not None and self.expires_at <= now
 
 
@@ -397,7 +396,7 @@ class ApprovalRequest:
     approval_digest: str
     name: str
     description: str
-    text: str  # Markdown: what would run, exactly
+    text: str  # Markdown: exactly what would run
     run_id: str | None = None
     step_id: str | None = None  # None: the whole plan
     item: int | None = None
@@ -405,53 +404,53 @@ class ApprovalRequest:
     opened_at: datetime | None = None
     expires_at: datetime | None = None
     rules: GateRules = field(default_factory=GateRules)
-    refused: str | None = None  # why the answer before was not taken
+    refused: str | None = None  # why the previous answer was refused
     kind: GateKind = "approval"
-    operator_request: OperatorRequestKind | None = None  # what somebody asks for by themselves, at no gate; their answer approves it
-    label: str | None = None  # what the item is called, where not by its number
+    operator_request: OperatorRequestKind | None = None  # a request made outside any gate; the answer approves it
+    label: str | None = None  # the item's name; None: its number
     call_kind: CallKind = "step"
 
 
 @dataclass(frozen=True, slots=True)
 class StandingApproval:
-    """One approval for many runs: a runbook digest, an input pattern, named schedules, until a date or a number of runs."""
+    """One approval for many runs. It covers a runbook digest, input patterns and named schedules, until a date or a number of runs."""
 
     id: str
-    runbook_digest: str  # of plan digest and tool definitions
+    runbook_digest: str  # of the plan digest and the tool definitions
     name: str  # of the plan
     by: str
     known_by: str
     at: datetime
-    inputs: dict[str, JsonValue]  # by input: a text is a regular expression that the whole value fits, anything else the value itself
-    schedules: tuple[str, ...]  # `flow/deployment` whose scheduled runs it covers
-    steps: tuple[str, ...] = ()  # steps whose gates it answers, too
+    inputs: dict[str, JsonValue]  # by input: a text is a regular expression for the whole value, anything else is the value itself
+    schedules: tuple[str, ...]  # the `flow/deployment` names whose scheduled runs it covers
+    steps: tuple[str, ...] = ()  # steps whose gates it answers as well
     until: datetime | None = None
     max_runs: int | None = None
-    runs: int = 0  # that have used it
+    runs: int = 0  # how many runs have used it
     note: str = ""
     signature: str | None = None
-    source: str | None = None  # the file that it stands in
+    source: str | None = None  # the file that contains it
     revoked_at: datetime | None = None
     revoked_by: str | None = None
 
 
 class Recorder(Protocol):
-    """Keeps intents and receipts of one run. An intent is durable when the call returns; what was handed over before it, too."""
+    """Keeps the intents and receipts of one run. When `intent` returns, the intent and everything handed over before it are durable."""
 
     def now(self) -> datetime:
-        """Return the store's time; never blocks."""
+        """Return the store's time. Never blocks."""
         ...
 
     async def intent(self, attempt: Attempt) -> None:
-        """Write `attempt`, together with everything handed over before; returns when it is durable.
+        """Write `attempt` together with everything handed over before. Returns when it is durable.
 
-        Raises NotApprovedError, and writes nothing of it, where no valid approval of the run (and of the call, where the step has a
-        gate of its own) is there at that moment. Raises StoreError.
+        Raises NotApprovedError and writes no intent if the run has no valid approval at that moment, or the call has none and its step has
+        a gate of its own. Raises StoreError.
         """
         ...
 
     def receipt(self, receipt: Receipt) -> None:
-        """Hand over `receipt`; it is durable when the next intent or `flush` returns. Never blocks."""
+        """Hand over `receipt`. It is durable when the next intent or `flush` returns. Never blocks."""
         ...
 
     def step_ended(self, step: StepRun) -> None:
@@ -459,5 +458,5 @@ class Recorder(Protocol):
         ...
 
     async def flush(self) -> None:
-        """Return when everything handed over is durable; raises StoreError if something could not be written."""
+        """Return when everything handed over is durable. Raise StoreError if something could not be written."""
         ...

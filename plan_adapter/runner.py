@@ -1,6 +1,6 @@
 """Run, resume, revise, resolve and cancel plans from Python.
 
-`run_plan`, `resume_run` and `cancel_run` are for code without an event loop; each has an async twin.
+Inside a running event loop, use the async twin of a function: `arun_plan` for `run_plan`, and so on.
 """
 
 import asyncio
@@ -70,10 +70,12 @@ async def arun_plan(
 ) -> PlanRun:
     """Run `plan` and return the record of the run, however its steps ended.
 
-    With a Prefect API URL in Prefect's settings the run is a flow run there; without one, on a local server that is started once.
-    `offline` runs without Prefect. `store` None is the store of the settings. `by` is who starts it, taken at its word; None: the
-    operating system's user. Raises InvalidPlanError, NotApprovedError (before anything is run; also for who is no operator of the
-    plan), NoServerError and StoreError.
+    If Prefect's settings name an API URL, the run is a flow run on that server. Otherwise it is a flow run on a local server, which is
+    started once. With `offline` the run does not use Prefect. If `store` is None, the settings name the store. `by` is who starts the run,
+    and is not verified; the default is the operating system's user.
+
+    Raises InvalidPlanError; NotApprovedError before any step is run, also if `by` is not an operator of the plan; NoServerError; and
+    StoreError.
     """
     run_request = replace(_run_request(approval, approver, hooks, by), context=context or RunContext(), tools=tools)
     return await execute_plan(bind_inputs(validate(plan, tools), inputs), run_request=run_request, store=store, offline=offline)
@@ -92,7 +94,7 @@ def run_plan(
     offline: bool = False,
     by: str | None = None,
 ) -> PlanRun:
-    """Run `plan` and return the record of the run, however its steps ended; see `arun_plan`, which a running event loop needs."""
+    """Run `plan` and return the record of the run, however its steps ended. Inside a running event loop, use `arun_plan`."""
     return _complete(
         arun_plan(
             plan,
@@ -122,14 +124,19 @@ async def aresume_run(
     by: str | None = None,
     here: bool = False,
 ) -> PlanRun:
-    """Go on with a run that stopped, and return its record: what has a succeeded receipt is carried, the rest is run.
+    """Resume a run and return its record. Completed steps are carried; the rest run now.
 
-    Uses the recorded plan and inputs. Resuming approves nothing: a run that waits for an approval needs one, and one whose tools
-    have changed since it was approved (name, parameters, effect, permissions) opens its gate again, which shows what of them changed.
-    A run goes on in the folder that it was created in; with `here` it is moved to the current one, which an approver is asked about
-    first (what `approve` returns covers no folder). `by` is who resumes it, taken at its word; None: the operating system's user.
-    Raises NotApprovedError, and changes nothing, where nobody is there to be asked, in another folder without `here`, and for who is no
-    operator of the plan; RunConflictError for a run that has completed, was rejected, or is held by a process that lives.
+    A step counts as completed if it has a receipt with the outcome succeeded. The recorded plan and inputs are used.
+
+    Resuming approves nothing. A run that waits for an approval still needs one. If a tool's name, parameters, effect or permissions have
+    changed since the approval, the gate opens again and shows the changes.
+
+    A run resumes in the folder that it was created in. With `here` it moves to the current folder, which an approver has to approve first
+    (an approval returned by `approve` covers no folder). `by` is who resumes the run, and is not verified; the default is the operating
+    system's user.
+
+    Raises NotApprovedError, and changes nothing, if an approval is needed and there is nobody to ask, if the folder differs and `here` is
+    false, or if `by` is not an operator of the plan. Raises RunConflictError if the run has completed, was rejected, or has a live owner.
     """
     return await execute_resume(
         run_id, tools=tools, run_request=_run_request(approval, approver, hooks, by), store=store, offline=offline, here=here
@@ -148,7 +155,7 @@ def resume_run(
     by: str | None = None,
     here: bool = False,
 ) -> PlanRun:
-    """Go on with a run that stopped, and return its record; see `aresume_run`."""
+    """Resume a run and return its record. See `aresume_run`."""
     return _complete(
         aresume_run(run_id, tools=tools, approval=approval, approver=approver, store=store, hooks=hooks, offline=offline, by=by, here=here),
         twin="aresume_run",
@@ -165,14 +172,16 @@ async def acancel_run(
     offline: bool = False,
     by: str | None = None,
 ) -> PlanRun:
-    """Ask the process that holds the run to end it, and return the run as it is now.
+    """Cancel a run and return its current record.
 
-    A run that nobody holds is cancelled at once. `by` is who cancels it, taken at its word; None: the operating system's user. Raises
-    RunConflictError for a run that has ended, and NotApprovedError for who is no operator of the plan.
+    If a process is executing the run, that process is asked to end it. Otherwise the run is cancelled at once. `by` is who cancels the run,
+    and is not verified; the default is the operating system's user. Raises RunConflictError if the run has ended, and NotApprovedError if
+    `by` is not an operator of the plan.
 
-    With `rollback` what its steps did is undone, too: by the process that holds it, else here, with `tools`; that of a run that has
-    ended failed, partial or cancelled as well, in its flow run if it has one and not `offline`. Raises RunConflictError for a run that
-    has completed, and where the outcome of a step is unknown; NotApprovedError where the tools have changed.
+    With `rollback`, completed steps are also rolled back: by the process that executes the run, or here, with `tools`, if there is none.
+    This also works for a run that has ended as failed, partial or cancelled; it is rolled back in its flow run if it has one, unless
+    `offline`. Raises RunConflictError if the run has completed or the outcome of a step is unknown, and NotApprovedError if the tools have
+    changed.
     """
     settings = Settings()
     async with opened_store(store, settings) as opened:
@@ -195,7 +204,7 @@ def cancel_run(
     offline: bool = False,
     by: str | None = None,
 ) -> PlanRun:
-    """Ask the process that holds the run to end it, and return the run as it is now; see `acancel_run`."""
+    """Cancel a run and return its current record. See `acancel_run`."""
     return _complete(
         acancel_run(run_id, reason=reason, rollback=rollback, tools=tools, store=store, offline=offline, by=by), twin="acancel_run"
     )
@@ -214,12 +223,16 @@ async def aresolve_step(
     rollback: bool = False,
     store: PlanStore | None = None,
 ) -> PlanRun:
-    """Say how a write ended of which nobody knows it, and return the run, which `resume_run` then goes on with.
+    """Record the outcome of a write that was interrupted, and return the run, ready for `resume_run`.
 
-    `done`: it was done, with this `result`; `again`: it was not, and is to be done; `abort`: the run ends as cancelled. The word is kept as
-    the receipt of the attempt, with who gave it; a process that waits for it, in a form or at its terminal, goes on at once. Raises
-    NotApprovedError for somebody who may not answer at the gates of this plan, and RunConflictError where a process executes the run
-    that does not ask about it, or nothing of the step is unknown. With `rollback` it is said of the rollback of the step.
+    Resolutions: `done` means the write was done and returned `result`; `again` means it was not done, so it is called again; `abort` ends
+    the run as cancelled. With `rollback`, the resolution is about the rollback of the step.
+
+    The resolution is stored as the receipt of the attempt, with the name of the person who gave it. A process that waits for it, in a form
+    or at its terminal, continues at once.
+
+    Raises NotApprovedError if `by` is not allowed to answer at the plan's gates. Raises RunConflictError if the step has no unknown
+    outcome, or if a process executes the run and is not asking about this outcome.
     """
     settings = Settings()
     async with opened_store(store, settings) as opened:
@@ -244,7 +257,7 @@ def resolve_step(
     rollback: bool = False,
     store: PlanStore | None = None,
 ) -> PlanRun:
-    """Say how a write ended of which nobody knows it, and return the run; see `aresolve_step`."""
+    """Record the outcome of a write that was interrupted, and return the run. See `aresolve_step`."""
     return _complete(
         aresolve_step(
             run_id, step_id, resolution, by=by, known_by=known_by, item=item, result=result, note=note, rollback=rollback, store=store
@@ -256,12 +269,14 @@ def resolve_step(
 async def arevise_run(
     run_id: str, plan: ExecutionPlan, *, tools: ToolRegistry, by: str, note: str = "", store: PlanStore | None = None
 ) -> PlanRun:
-    """Put `plan`, as a new version, into a run that has not ended, and return the run, which waits for its approval again.
+    """Make `plan` the new version of a run's plan, and return the run, which waits for an approval again.
 
-    The run keeps its inputs, its receipts and the approvals of single steps that the new version leaves as they are. A process that
-    waits at the run's gate asks anew, and shows what differs. Raises InvalidPlanError, NotApprovedError for who is no operator of the
-    plan that the run has, and RunConflictError where the run has completed, is being executed, was rolled back, or where the new version
-    changes or leaves out a step that has succeeded or may have been done; one all of whose attempts have failed may be mended.
+    The run keeps its inputs, its receipts, and the approvals of single steps that the new version does not change. A process that waits at
+    the run's gate asks again and shows the differences. A step can be corrected if all its attempts have failed.
+
+    Raises InvalidPlanError, and NotApprovedError if `by` is not an operator of the run's current plan. Raises RunConflictError if the run
+    has completed, is executing or was rolled back, or if the new version changes or removes a step that has succeeded or may have been
+    done.
     """
     settings = Settings()
     async with opened_store(store, settings) as opened:
@@ -280,17 +295,17 @@ async def arevise_run(
 def revise_run(
     run_id: str, plan: ExecutionPlan, *, tools: ToolRegistry, by: str, note: str = "", store: PlanStore | None = None
 ) -> PlanRun:
-    """Put `plan`, as a new version, into a run that has not ended, and return the run; see `arevise_run`."""
+    """Make `plan` the new version of a run's plan, and return the run. See `arevise_run`."""
     return _complete(arevise_run(run_id, plan, tools=tools, by=by, note=note, store=store), twin="arevise_run")
 
 
 async def draft_revision(
     run_id: str, words: str, *, replanner: Replanner, tools: ToolRegistry, by: str, store: PlanStore | None = None
 ) -> Draft:
-    """Return the draft of a new version of what is left of a run's plan, made of its record and a person's words; nothing else is changed.
+    """Draft a new version of the remaining steps of a run, from its record and a person's `words`. The run itself is not changed.
 
-    Its plan, if one came of it, is for `arevise_run`. Raises NotApprovedError for who is no operator of the plan, RunConflictError where
-    the run takes no new version or an outcome is unknown, ModelError, and InvalidPlanError where its tools are not at hand.
+    If the draft has a plan, pass it to `arevise_run`. Raises NotApprovedError if `by` is not an operator of the plan, RunConflictError if
+    the run cannot take a new version or an outcome is unknown, InvalidPlanError if a tool of the plan is missing, and ModelError.
     """
     settings = Settings()
     async with opened_store(store, settings) as opened:
@@ -314,17 +329,17 @@ def compile_plan(
     hooks: Hooks | None = None,
     context: RunContext | None = None,
 ) -> "Flow[..., Any]":
-    """Return `validated` as an async Prefect flow whose parameters are the plan's inputs: call it, serve it, deploy it, nest it.
+    """Return `validated` as an async Prefect flow whose parameters are the plan's inputs. Call it, serve it, deploy it or nest it.
 
-    `tools` is the registry to call where it is not the one that the plan was validated with. The flow looks for an approval in the
-    store; without one it pauses at a form before its first step, and `approver`, if there is one, is asked, too. A re-run of one of
-    its flow runs carries what has receipts.
+    Pass `tools` to call another registry than the one the plan was validated with. The flow looks for an approval in the store. If there is
+    none, it pauses at a form before its first step; `approver`, if given, is asked as well. A re-run of one of its flow runs carries the
+    steps that have receipts.
     """
     from plan_adapter.engine.flow import flow_of
 
     if tools is not None:
         validated = validate(validated.plan, tools)
-    file = validated.plan._file  # pyright: ignore[reportPrivateUsage]  # where the reader of the document found it
+    file = validated.plan._file  # pyright: ignore[reportPrivateUsage]  # the path of the plan document, set by its loader
     run_request = partial(
         RunRequest,
         approval,
@@ -339,7 +354,7 @@ def compile_plan(
 
 
 def _run_request(approval: Approval | None, approver: Approver | None, hooks: Hooks | None, by: str | None) -> RunRequest:
-    """Return the occasion of a call from code; a PrefectApprover is the form itself."""
+    """Return the run request of a call from Python. A PrefectApprover only turns on the form."""
     is_form = isinstance(approver, PrefectApprover)
     run_request = RunRequest(approval, None if is_form else approver, asks_in_form=is_form, hooks=hooks or Hooks())
     return run_request if by is None else replace(run_request, requested_by=by)

@@ -1,4 +1,4 @@
-"""`SecretSource`, and `SecretChain`: the places where the value of `${{ secrets.name }}` is looked for, one after the other."""
+"""`SecretSource`, and `SecretChain`, which looks up `${{ secrets.name }}` in several places, one after the other."""
 
 import asyncio
 import contextlib
@@ -19,17 +19,17 @@ ENVIRONMENT_PREFIX = "PLAN_ADAPTER_SECRET_"
 ENTRY_POINT_GROUP = "plan_adapter.secrets"
 
 SHORTEST = 4
-"""Characters of a value: a shorter one could not be hidden in the record without ruining all other text."""
+"""The fewest characters of a value. Redacting a shorter one would ruin other text in the record."""
 
 ANSWER_SECONDS = 15.0
 """How long one place may take to answer."""
 
 
 class SecretSource(Protocol):
-    """Where secrets are kept."""
+    """A source of secrets."""
 
     async def secret(self, name: str) -> str | None:
-        """Return the secret kept as `name`, None where there is none."""
+        """Return the secret called `name`, or None if there is none."""
         ...
 
 
@@ -37,26 +37,26 @@ class SecretPlace(SecretSource, Protocol):
     """A source that can say where it looks."""
 
     def place(self, name: str) -> str:
-        """Return in words where `secret` looks for `name`."""
+        """Return a phrase for where `secret` looks for `name`."""
         ...
 
 
 class SecretUnavailableError(ExpressionError):
-    """A place could not be asked, so that nobody knows whether it has the secret; another try may come through."""
+    """A place could not be asked, so it may or may not have the secret. Another attempt may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class MountedSecrets:
-    """Files of a folder, as Docker and Kubernetes mount them; the newline at the end of a file is not part of the value."""
+    """Files in a folder, as Docker and Kubernetes mount them. A newline at the end of a file is not part of the value."""
 
     folder: Path
 
     def place(self, name: str) -> str:
-        """Return the file's path, in words."""
+        """Return a phrase with the file's path."""
         return f"the file {self.folder / name}" if _is_file_name(name) else f"the files of {self.folder}"
 
     async def secret(self, name: str) -> str | None:
-        """Return the text of the file called `name`; None for a name with path parts."""
+        """Return the text of the file called `name`, or None if it is missing or the name contains a path."""
         if not _is_file_name(name):
             return None
         try:
@@ -69,7 +69,7 @@ class MountedSecrets:
         return content.decode(errors="surrogateescape").removesuffix("\n").removesuffix("\r")
 
     async def values(self) -> list[str]:
-        """Return the text of every file that can be read."""
+        """Return the text of every readable file."""
         try:
             names = [path.name for path in self.folder.iterdir() if path.is_file()]
         except OSError:
@@ -83,32 +83,32 @@ class MountedSecrets:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSecrets:
-    """Variables of this process: `PLAN_ADAPTER_SECRET_DB_PASSWORD` for `db-password`; an empty one counts as none."""
+    """Variables of this process: `PLAN_ADAPTER_SECRET_DB_PASSWORD` for `db-password`. An empty one counts as missing."""
 
     def place(self, name: str) -> str:
-        """Return the variable's name, in words."""
+        """Return a phrase with the variable's name."""
         return f"the environment variable {_variable(name)}"
 
     async def secret(self, name: str) -> str | None:
-        """Return the variable of `name`."""
+        """Return the value of the variable for `name`, or None."""
         return os.environ.get(_variable(name)) or None
 
 
 @dataclass(frozen=True, slots=True)
 class EntryPointSecrets:
-    """What installed packages know: callables `name -> str | None`, sync or async, under the group `plan_adapter.secrets`."""
+    """Secrets from installed packages: callables `name -> str | None`, sync or async, in the group `plan_adapter.secrets`."""
 
     def place(self, name: str) -> str:
-        """Return the entry points' names, in words."""
+        """Return a phrase with the entry points' names."""
         known = ", ".join(sorted(point.name for point in entry_points(group=ENTRY_POINT_GROUP)))
         return f"the entry points {ENTRY_POINT_GROUP} ({known or 'none is installed'})"
 
     async def secret(self, name: str) -> str | None:
-        """Return what the first callable that knows `name` answers; one that raises ends the search."""
+        """Return the answer of the first callable that knows `name`. An error in one ends the search."""
         for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name):
             try:
                 value = await _called(point.load(), name)
-            except Exception as error:  # its message is not ours: it may hold what it should not
+            except Exception as error:  # the message is not repeated, because it may contain a secret
                 raise SecretUnavailableError(f"the entry point {point.name} ({point.value}) failed: {type(error).__name__}") from None
             if value is not None:
                 return value
@@ -117,16 +117,16 @@ class EntryPointSecrets:
 
 @dataclass(frozen=True, slots=True)
 class SecretChain:
-    """Places in their order; the first that has a secret wins."""
+    """Several places in order. The first one that has a secret wins."""
 
     places: Sequence[SecretPlace]
 
     async def value(self, name: str) -> str:
-        """Return the value of `secrets.<name>`; raises what `find` raises."""
+        """Return the value of `secrets.<name>`. Raises the errors of `find`."""
         return (await self.find(name))[1]
 
     async def look(self, name: str) -> "Sight":
-        """Return where the secret comes from, or why it cannot be used; never its value."""
+        """Return where the secret comes from, or why it cannot be used, but never its value."""
         try:
             place, _ = await self.find(name)
         except ExpressionError as error:
@@ -136,8 +136,8 @@ class SecretChain:
     async def find(self, name: str) -> tuple[SecretPlace, str]:
         """Return the place that has the secret, and its value.
 
-        Raises ExpressionError, which names every place but never a value, where no place has one that can be used, and
-        SecretUnavailableError where a place could not be asked: a later one might hold another value under the same name.
+        Raises ExpressionError, which names every place but never a value, if no place has a usable value. Raises SecretUnavailableError if
+        a place could not be asked: a later place might hold a different value under the same name.
         """
         for place in self.places:
             try:
@@ -156,23 +156,23 @@ class SecretChain:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What was seen of a secret without showing it: the place that has it, in words, or why it cannot be used."""
+    """The result of looking for a secret, without its value: a phrase for its place, or why it cannot be used."""
 
     name: str
     place: str | None
     problem: str | None
-    is_known: bool = True  # false where a place could not be asked, so that it may have it
+    is_known: bool = True  # False if a place could not be asked, and so may have it
 
 
 async def values_at_hand(settings: Settings) -> list[str]:
-    """Return the values of secrets that this process can see without being told a name: mounted files, credentials of its environment."""
+    """Return the secrets that this process can see without a name: mounted files and credentials in its environment."""
     mounted = [] if settings.secrets_dir is None else await MountedSecrets(settings.secrets_dir).values()
     keys = [key.get_secret_value() for key in (settings.model_key, settings.totp_key) if key is not None]
     return [*filter(is_worth_hiding, (*mounted, *keys)), *credential_values(os.environ)]
 
 
 def secret_chain(settings: Settings, *, blocks: SecretPlace | None = None) -> SecretChain:
-    """Return the places of `settings` in their order: mounted files, the environment, Prefect's `blocks`, entry points."""
+    """Return the places of `settings` in order: mounted files, the environment, Prefect's `blocks`, entry points."""
     places: list[SecretPlace] = [] if settings.secrets_dir is None else [MountedSecrets(settings.secrets_dir)]
     places.append(EnvironmentSecrets())
     if blocks is not None:

@@ -1,4 +1,4 @@
-"""`PlanSession`: one plan at a time, from the task to its run, for an agent that embeds this package."""
+"""`PlanSession`: drafts, approves and runs one plan at a time, for an agent that embeds this package."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,11 +25,11 @@ from plan_adapter.validation import find_problems
 
 @dataclass
 class PlanSession:
-    """Drafts, shows, has approved and runs plans with `tools`, and with no others. Belongs to one event loop.
+    """Drafts, shows and runs plans with `tools` and no others, and collects their approvals. Belongs to one event loop.
 
-    An agent never approves: `approve` is for the person whom it serves, by name, and binds to the plan exactly as it is then, its inputs
-    included; `approver` is asked where nobody did. `store` None is the store of the settings, opened for each call. `offline` runs
-    without Prefect.
+    An agent never approves. `approve` is for the person it works for, and covers the plan exactly as it is at that moment, including its
+    inputs. Without such an approval, `approver` is asked. If `store` is None, the store of the settings is opened for each call. With
+    `offline`, plans run without Prefect.
     """
 
     model: Model
@@ -47,9 +47,9 @@ class PlanSession:
     _approval: Approval | None = field(default=None, init=False)
 
     async def draft(self, task: str | PlanRequest) -> ExecutionPlan:
-        """Return a valid plan for `task`, which is the current one from then on; one that is executed stays in the store.
+        """Draft a valid plan for `task`, make it the current plan, and return it. Plans that were executed stay in the store.
 
-        Raises DraftError, and then the current plan stays what it was, and ModelError.
+        Raises DraftError or ModelError; the current plan then stays the same.
         """
         request = PlanRequest(task) if isinstance(task, str) else task
         keep, hide = None if self.store is None else self.store.drafts, await hidden_from_models(Settings(), request.available_secrets)
@@ -62,25 +62,25 @@ class PlanSession:
         return draft.plan
 
     def use(self, plan: ExecutionPlan) -> None:
-        """Make a plan of another origin the current one."""
+        """Make `plan`, from any source, the current plan."""
         self.clear()
         self.current_plan = plan
 
     def approve(
         self, *, by: str, inputs: Mapping[str, object] | None = None, note: str = "", valid_for: timedelta | None = None
     ) -> Approval:
-        """Return the approval of the current plan by a person called `by`, which the next `execute` with these inputs uses up."""
+        """Return an approval of the current plan by the person `by`. The next `execute` with these inputs uses it up."""
         self._approval = approve(self._plan(), tools=self.tools, by=by, inputs=inputs, note=note, valid_for=valid_for)
         return self._approval
 
     def reject(self, *, by: str, note: str = "") -> None:
-        """Note that a person called `by` does not want the current plan: the next `execute` records a run that was rejected."""
+        """Record that the person `by` rejects the current plan. The next `execute` then records a rejected run."""
         self._approval = reject(self._plan(), tools=self.tools, by=by, note=note)
 
     async def execute(self, *, inputs: Mapping[str, object] | None = None) -> PlanRun:
         """Run the current plan and return its record, however its steps ended.
 
-        Raises NotApprovedError where nobody approved exactly this plan with these inputs, before anything is run.
+        Raises NotApprovedError, before any step is run, if nobody approved exactly this plan with these inputs.
         """
         plan, approval = self._plan(), self._approval
         self._approval = None
@@ -98,14 +98,14 @@ class PlanSession:
         return self.run
 
     async def execute_directly(self, task: str | PlanRequest, *, inputs: Mapping[str, object] | None = None) -> PlanRun:
-        """Draft a plan, have the session's approver asked, and run it, in one call; raises NotApprovedError without an approver."""
+        """Draft a plan, ask the session's approver and run the plan, in one call. Raises NotApprovedError without an approver."""
         if self.approver is None:
             raise NotApprovedError("nobody is there to approve what a model drafts: give the session an approver")
         await self.draft(task)
         return await self.execute(inputs=inputs)
 
     async def resume(self) -> PlanRun:
-        """Go on with the session's run, and return its record; see `aresume_run`."""
+        """Resume the session's run and return its record. See `aresume_run`."""
         approval, self._approval = self._approval, None
         self.run = await aresume_run(
             self._run().id,
@@ -119,10 +119,11 @@ class PlanSession:
         return self.run
 
     async def revise(self, words: str, *, by: str) -> ExecutionPlan:
-        """Have what is left of the session's run planned anew, by its record and the words of a person called `by`; return the new version.
+        """Replan the remaining steps of the session's run, from its record and the `words` of the person `by`, and return the new version.
 
-        What is done stays. The version is the current plan from then on, and waits for an approval: `resume` uses that of `approve`, given
-        with the run's inputs, or asks. Raises DraftError, and then the run stays as it is, and what `arevise_run` raises.
+        Completed steps are kept. The new version becomes the current plan and needs an approval: `resume` uses the one from `approve`,
+        given with the run's inputs, or asks for one. Raises DraftError, which leaves the run unchanged, and everything that `arevise_run`
+        raises.
         """
         run, replanner = self._run(), Replanner(self.model, self.tools.names(), asker=self.asker, budget=self.budget)
         draft = await draft_revision(run.id, words, replanner=replanner, tools=self.tools, by=by, store=self.store)
@@ -133,27 +134,27 @@ class PlanSession:
         return draft.plan
 
     async def cancel(self, reason: str = "cancelled") -> PlanRun:
-        """Cancel the session's run, and return its record; see `acancel_run`."""
+        """Cancel the session's run and return its record. See `acancel_run`."""
         self.run = await acancel_run(self._run().id, reason=reason, store=self.store, offline=self.offline)
         return self.run
 
     def problems(self) -> list[Problem]:
-        """Return everything that keeps the current plan, which may have been edited, from being run."""
+        """Return every problem that keeps the current plan from running. The plan may have been edited."""
         return find_problems(self._plan(), self.tools)
 
     def summary(self) -> PlanSummary:
-        """Return how far the run is; before it is run, the plan with every step pending."""
+        """Return the progress of the run. Before the run, return the plan with every step pending."""
         if self.run is not None:
             return self.run.summary()
         plan, count = self._plan(), len(self._plan().steps)
         return PlanSummary(plan.id, plan.description, self._status(), count, 0, 0, count, 0, 0, 0.0)
 
     def format(self) -> str:
-        """Return the run, else the plan, in Markdown."""
+        """Return the run in Markdown, or the plan if nothing was run yet."""
         return format_plan(self.run if self.run is not None else self._plan())
 
     def clear(self) -> None:
-        """Forget plan, approval and run; the store keeps what it has."""
+        """Forget the plan, the approval and the run. The store keeps its records."""
         self.current_plan = self.current_draft = self.run = self._approval = None
 
     def _status(self) -> PlanStatus:

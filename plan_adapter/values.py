@@ -1,4 +1,4 @@
-"""What a JSON value may be here: finite numbers, whole text, shallow trees, no keys that Prefect's server would interpret."""
+"""The JSON values that plans may contain: finite numbers, valid text, shallow trees, no keys that Prefect's server would interpret."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -8,13 +8,13 @@ from typing import Any, TypeAlias, cast
 from plan_adapter.problems import Problem
 
 MAX_DEPTH = 100
-"""Levels of lists and mappings in a document."""
+"""The most levels of lists and mappings in a document."""
 
 MAX_INTEGER = 2**53 - 1
-"""The largest integer that every JSON reader takes for the same number (RFC 8785)."""
+"""The largest integer that every JSON reader parses exactly (RFC 8785)."""
 
 Fault: TypeAlias = tuple[str, str, str]
-"""Code, message and hint of a problem whose place the caller knows."""
+"""Code, message and hint of a problem whose location the caller knows."""
 
 _Tree: TypeAlias = dict[object, object] | list[object] | tuple[object, ...]
 
@@ -28,10 +28,10 @@ _EXACT = frozenset({str, int, bool, type(None)})
 
 
 def normalize(value: Any) -> Any:
-    """Return the JSON value `value` in the one form that its digest stands for: 1 for 1.0, 0 for -0.0, a list for a tuple.
+    """Return the JSON value `value` in the form that its digest covers: 1 for 1.0, 0 for -0.0, a list for a tuple.
 
-    RFC 8785 writes 1 and 1.0 alike, so two plans with one digest could otherwise call a tool with different values. Floats beyond 2^53
-    stay floats: integers of that size are refused. What needs no change is returned as it is, not as a copy.
+    RFC 8785 writes 1 and 1.0 alike, so otherwise two plans with the same digest could call a tool with different values. Floats beyond 2^53
+    stay floats, because integers of that size are refused. A value that needs no change is returned itself, not copied.
     """
     if type(value) in _EXACT:
         return value
@@ -45,18 +45,18 @@ def normalize(value: Any) -> Any:
         items = cast("list[Any] | tuple[Any, ...]", value)
         new_items = [item if type(item) in _EXACT else normalize(item) for item in items]
         return items if type(items) is list and all(map(is_, new_items, items)) else new_items
-    if isinstance(value, str):  # an enum, as is an integer that comes here
+    if isinstance(value, str):  # an enum; so are integers that get here
         return str.__str__(value)
     return int(value) if isinstance(value, int) else value
 
 
 def find_bad_values(value: object, at: str = "") -> list[Problem]:
-    """Return a problem for everything in the tree `value` that no plan may hold; never recurses, so depth cannot hurt."""
+    """Return a problem for everything in the tree `value` that a plan must not contain. Not recursive, so depth is safe."""
     return [Problem(code, at=place, message=message, hint=hint) for place, (code, message, hint) in _walk(value, at)]
 
 
 def _walk(root: object, at: str) -> Iterator[tuple[str, Fault]]:
-    """Give the faults in the order of the document; paths are only put together where one is found."""
+    """Yield the faults in document order. Paths are only built for faults."""
     stack: list[tuple[object, _Trail, int]] = [(root, None, 0)]
     while stack:
         value, trail, depth = stack.pop()
@@ -91,7 +91,7 @@ def scalar_fault(value: object) -> Fault | None:
         return None
     if isinstance(value, float):
         if math.isfinite(value):
-            return _TOO_LARGE if MAX_INTEGER < abs(value) < 1e21 else None  # its canonical form is an integer's
+            return _TOO_LARGE if MAX_INTEGER < abs(value) < 1e21 else None  # its canonical form is an integer
         return "not-a-number", f"`{value}` is no JSON number", "write a finite number, or the text in quotes"
     if isinstance(value, int):
         if -MAX_INTEGER <= value <= MAX_INTEGER:
@@ -133,7 +133,7 @@ def _path(at: str, trail: _Trail) -> str:
 
 
 def join(at: str, key: str | int) -> str:
-    """Return the path of the entry `key` of what stands at `at`: `steps[2].id`."""
+    """Return the path of the entry `key` inside `at`: `steps[2].id`."""
     if isinstance(key, int):
         return f"{at}[{key}]"
     return f"{at}.{key}" if at else key

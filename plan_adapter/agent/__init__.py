@@ -1,1 +1,1 @@
-"""What a language model is asked, and what becomes of its answers: models, prompts, drafts of plans."""
+"""Drafting plans with a language model: models, prompts, and the code that reads and checks their answers."""

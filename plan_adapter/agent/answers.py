@@ -1,4 +1,4 @@
-"""The JSON object in what a model wrote: as it is, in a fence, in prose; or mended, where nothing better is left."""
+"""Find the JSON object in a model's answer, whether it is bare, fenced, inside prose, or malformed and repairable."""
 
 import json
 import re
@@ -13,12 +13,12 @@ _FENCE = re.compile(r"```[ \t]*(?:json5?|jsonc)?[ \t]*\r?\n(.*?)(?:\r?\n```|\Z)"
 _DECODER = json.JSONDecoder()
 
 MAX_CHARACTERS = 2_000_000
-"""More than any plan needs; what is longer is not read at all."""
+"""The longest answer that is read. It is far more than any plan needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The object that an answer holds, or in words for the model why it holds none; `mended`: it was no JSON as written."""
+    """The object in an answer, or a `problem` to send back to the model. `repaired`: the text was not valid JSON as written."""
 
     value: dict[str, JsonValue] | None
     problem: str = ""
@@ -26,9 +26,10 @@ class Reading:
 
 
 def read_answer(text: str, *, repair: bool = False) -> Reading:
-    """Return the one JSON object in `text`; with `mend` also one whose quotes, commas or brackets are wrong or cut off.
+    """Return the one JSON object in `text`.
 
-    A list, a number, two different objects, or text without any is no answer: which of several was meant is not guessed.
+    With `repair`, also accept an object whose quotes, commas or brackets are wrong or cut off. Anything else gives a `problem`: a list, a
+    number, two different objects, or no JSON at all. The function does not guess which of several objects was meant.
     """
     if not text.strip():
         return Reading(None, "the answer is empty")
@@ -57,7 +58,7 @@ def _plain(text: str) -> Any:
 
 
 def _objects(text: str) -> list[Any]:
-    """Return the first two outermost objects that stand somewhere in prose; what is whole in a broken object is none of them."""
+    """Return the first two outermost objects found in prose. Complete objects nested inside a broken one do not count."""
     found, at, is_broken = list[Any](), text.find("{"), False
     while at != -1 and len(found) < 2:
         try:
@@ -74,7 +75,7 @@ def _objects(text: str) -> list[Any]:
 
 
 def _is_inside(text: str, start: int, end: int) -> bool:
-    """Return whether what stands around `start` and `end` is the rest of a larger value."""
+    """Return whether the text around `start` and `end` belongs to a larger value."""
     return text[:start].rstrip().endswith(('":', "':", "[", ",")) or text[end:].lstrip().startswith((",", "]", "}"))
 
 
@@ -95,6 +96,6 @@ def _judged(value: Any) -> Reading:
         kind = next((words for kind, words in _KINDS if isinstance(value, kind)), "null")
         return Reading(None, f"the answer is {kind}: write one JSON object")
     value = cast("dict[str, JsonValue]", value)
-    if any(fault.code == "too-deep" for fault in find_bad_values(value)):  # every other fault has a place, which the plan's reader names
+    if any(fault.code == "too-deep" for fault in find_bad_values(value)):  # the plan reader reports every other fault
         return Reading(None, f"the answer is nested deeper than {MAX_DEPTH} levels: flatten it")
     return Reading(value)

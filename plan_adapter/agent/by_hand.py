@@ -1,4 +1,4 @@
-"""Drafting by way of any chat: the prompt that a person takes there, and what came back, judged as an answer of a model is."""
+"""Drafting through any chat: the prompt a person pastes there, and the answer, checked like any model's answer."""
 
 from dataclasses import dataclass
 
@@ -16,12 +16,12 @@ from plan_adapter.readable import without_passwords
 from plan_adapter.tools.registry import ToolRegistry
 
 CHAT = "a chat"
-"""What the model of a draft is called that nobody asked but a person."""
+"""The model name of a draft whose answer a person pasted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A draft of one answer; without a plan, what is to be said to the model next, or what it asks."""
+    """A draft made from one answer. Without a plan, it holds the `reply` to send to the model, or the model's `question`."""
 
     draft: Draft
     reply: str | None = None
@@ -29,9 +29,9 @@ class Judged:
 
 
 def prompt_for_chat(request: PlanRequest, tools: ToolRegistry, *, hide: Redactor | None = None) -> tuple[Message, ...]:
-    """Return the messages with which a draft begins where nothing but words can say how to answer; what `hide` knows is not in them.
+    """Return the opening messages of a draft, with the answer's form described in words. Everything `hide` knows is redacted.
 
-    Raises DraftError where no plan can come of the request, and ToolDefinitionError for tools that are not there.
+    Raises DraftError if the request cannot lead to a plan, and ToolDefinitionError for unknown tools.
     """
     tools = tools_at_hand(request, tools)
     if why := unplannable(request, tools):
@@ -43,7 +43,10 @@ def prompt_for_chat(request: PlanRequest, tools: ToolRegistry, *, hide: Redactor
 
 
 def judged_answer(request: PlanRequest, tools: ToolRegistry, text: str, *, hide: Redactor | None = None) -> Judged:
-    """Return what comes of one answer to `prompt_for_chat`, in a fence, in prose or as nearly JSON; raises what that does."""
+    """Return the result of one answer to `prompt_for_chat`.
+
+    The answer may be fenced, inside prose or almost JSON. Raises the same errors as `prompt_for_chat`.
+    """
     messages, tools = prompt_for_chat(request, tools, hide=hide), tools_at_hand(request, tools)
     request, hidden = shown_request(request, hide or Redactor())
     draft = Draft(request, CHAT, notes=[hidden_note(hidden)] if hidden else [])

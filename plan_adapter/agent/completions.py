@@ -1,4 +1,4 @@
-"""What a server of chat completions sent: one JSON object, or a stream of events whose pieces make one, whichever was asked for."""
+"""Parse a chat completion server's response: one JSON object, or a stream of events whose chunks form one."""
 
 import json
 import re
@@ -10,16 +10,16 @@ from plan_adapter.drafts import Usage
 
 _DONE = re.compile(rb"^data:[ ]?\[DONE\]", re.MULTILINE)
 _STREAM = re.compile(r"(?:data|event|id|retry)?:")
-_DONE_BYTES = 16  # of the end of what came before, in which that may have begun
+_DONE_BYTES = 16  # bytes at the end of the previous chunk in which the marker may have begun
 
 
 class BrokenAnswerError(Exception):
-    """An answer that ended before it was whole, or in an error of the server: another try may come through."""
+    """An answer that was cut off, or that ended in a server error. A retry may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One answer: the text of its message, the arguments of its calls, why it ended, and what it cost."""
+    """One answer: message text, arguments of its tool calls, finish reason and token usage."""
 
     text: str = ""
     refusal: str = ""
@@ -31,15 +31,15 @@ class Completion:
 
 
 async def read_completion(body: AsyncIterable[bytes]) -> Completion:
-    """Return what `body` holds, read up to its end or to that of its stream.
+    """Return the completion in `body`, read to its end or to the end of the stream.
 
-    Raises BrokenAnswerError for an answer that is not whole, ValueError for what is none.
+    Raises BrokenAnswerError for an incomplete answer, and ValueError for a body that is not a completion.
     """
     read = bytearray()
     async for piece in body:
         start = max(len(read) - _DONE_BYTES, 0)
         read += piece
-        if _DONE.search(read, start):  # some servers leave the connection open after it
+        if _DONE.search(read, start):  # some servers keep the connection open afterwards
             break
     text = read.decode("utf-8-sig").lstrip()
     if text.startswith("{"):
@@ -57,7 +57,7 @@ async def read_completion(body: AsyncIterable[bytes]) -> Completion:
 
 
 def _events(text: str) -> list[str]:
-    """Return the data of each event; comments, which keep a connection alive, and names of events are none."""
+    """Return the data of each event. Skips event names and the comments that keep a connection alive."""
     events = list[str]()
     for event in re.split(r"(?:\r\n|\r|\n){2,}", text):
         lines = re.split(r"\r\n|\r|\n", event)
@@ -69,7 +69,7 @@ def _events(text: str) -> list[str]:
 def _object(text: str) -> dict[str, Any]:
     value: Any = json.loads(text)
     if not isinstance(value, dict):
-        raise ValueError("no JSON object")  # noqa: TRY004  # what a server sent, no argument of a caller
+        raise ValueError("no JSON object")  # noqa: TRY004  # sent by a server, not a caller's argument
     value = cast("dict[str, Any]", value)
     if error := value.get("error"):
         told = cast("Mapping[str, Any]", error).get("message") if isinstance(error, Mapping) else error
@@ -78,12 +78,12 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _merged(chunks: Iterable[dict[str, Any]]) -> Completion:
-    """Return the first choice of an object, or of the pieces of one in their order."""
+    """Return the first choice of one object, or of its chunks in order."""
     text, refusal, model = "", "", ""
     calls, finish, usage, has_choice = _Calls(), None, Usage(), False
     for chunk in chunks:
         model = model or chunk.get("model") or ""
-        usage = _usage(chunk.get("usage")) or usage  # where each piece tells, the last one tells all
+        usage = _usage(chunk.get("usage")) or usage  # if several chunks report usage, the last one has the total
         for choice in chunk.get("choices") or ():
             if choice.get("index"):
                 continue
@@ -97,14 +97,14 @@ def _merged(chunks: Iterable[dict[str, Any]]) -> Completion:
 
 
 class _Calls:
-    """The arguments of each call of a function, of which a stream sends piece after piece."""
+    """The arguments of each function call, collected from the chunks of a stream."""
 
     def __init__(self) -> None:
         self.arguments: list[str] = []
         self._at: dict[Any, int] = {}
 
     def add(self, call: dict[str, Any]) -> None:
-        """Take one piece; one without a number begins a call where it has an id, and goes on with the last one where not."""
+        """Add one chunk. A chunk without an index starts a new call if it has an id, and otherwise extends the last call."""
         number = call.get("index")
         if number is None:
             number = call.get("id") or next(reversed(self._at), 0)
@@ -116,7 +116,7 @@ class _Calls:
 
 
 def _text(content: Any) -> str:
-    """Return the text of a message, which some servers send in parts, thoughts among them."""
+    """Return the text of a message. Some servers send it in parts, including reasoning parts, which are skipped."""
     if isinstance(content, list):
         return "".join(part.get("text") or "" for part in cast("list[dict[str, Any]]", content) if part.get("type") == "text")
     return content or ""

@@ -1,4 +1,4 @@
-"""`model_of`: the language model that the settings, or a command line, name."""
+"""`model_of`: build the language model that the settings or a command line name."""
 
 import os
 from typing import TYPE_CHECKING
@@ -16,9 +16,9 @@ NO_MODEL = f"no model is configured: set PLAN_ADAPTER_MODEL (or give --model) to
 
 
 def model_of(settings: Settings, name: str | None = None, url: str | None = None) -> "OpenAIModel":
-    """Return the model called `name` at `url`, each else that of the settings, of which nothing was asked.
+    """Return the model `name` at `url`; each defaults to the settings. No request is sent.
 
-    Raises ModelError with what to set.
+    Raises ModelError that says which setting is missing.
     """
     name, url = name or settings.model or None, url or settings.model_url or None
     if name is None:

@@ -1,4 +1,4 @@
-"""One answer of a planning model, read: an action, and with `plan_done` a plan with everything that is wrong with it."""
+"""Read one answer of a planning model: its action and, with `plan_done`, the plan and all of its problems."""
 
 import json
 from collections.abc import Mapping
@@ -24,21 +24,21 @@ STEP_FIELDS = frozenset(
         *("max_retries", "retry_delay_ms", "timeout_ms", "requires_approval", "content", "goal", "tools"),
     )
 )
-"""What a model may write of a step; a person may write more."""
+"""The step fields that a model may write. A person may write more."""
 
 _DECISION_FIELDS = frozenset(
     ("action", "speak", "reason", "complexity", "need_thinking", "description", "steps", "plan_steps", "constraints")
 )
 
 _ADVICE = frozenset(("unused-input", "retried-write", "duplicate-dependency", "many-gates", "no-model"))
-"""Warnings that a model is not asked to mend: a person sees them."""
+"""Warnings that are shown to a person but not sent back to the model."""
 
 Edges: TypeAlias = frozenset[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """How a plan keeps a constraint, as the model has it: `before` may only start after `steps`."""
+    """The model's statement of how a plan keeps a constraint: the `before` steps may only start after `steps`."""
 
     number: int
     steps: tuple[str, ...]
@@ -47,7 +47,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a model decided; `plan` only and always with `plan_done`, and nothing that is wrong with it on `problems` may be left."""
+    """A model's decision. `plan` is set with `plan_done` and only then; it is usable only if `problems` is empty."""
 
     action: Action
     speak: str = ""
@@ -57,11 +57,11 @@ class Decision:
     plan: ExecutionPlan | None = None
     problems: tuple[Problem, ...] = ()
     claims: tuple[Claim, ...] = ()
-    left_out: tuple[str, ...] = ()  # fields of the answer that no model may decide
+    left_out: tuple[str, ...] = ()  # fields of the answer that a model may not decide
 
     @property
     def edges(self) -> Edges:
-        """(before, after) of every dependency that the plan writes."""
+        """Every dependency that the plan writes, as (before, after)."""
         steps = self.plan.steps if self.plan is not None else []
         return frozenset((before, step.id) for step in steps for before in step.depends_on)
 
@@ -69,9 +69,10 @@ class Decision:
 def read_decision(
     value: Mapping[str, JsonValue], tools: ToolRegistry, *, task: str, max_steps: int | None, rest: Rest | None = None
 ) -> Decision:
-    """Return the decision in `value`, with every problem of it and of its plan; never raises for what a model wrote.
+    """Return the decision in `value`, with every problem of it and of its plan. Never raises for what a model wrote.
 
-    With `rest` the steps are those of the rest of a run's plan, and the plan is the whole of it, what stays behind the model's steps.
+    With `rest`, the model's steps replace the remaining steps of a run's plan. The returned plan is the whole plan: the model's steps, then
+    the steps that are kept.
     """
     reader = _Reader(value, tools, rest)
     action = reader.action()
@@ -127,7 +128,7 @@ class _Reader:
         return said.strip() if isinstance(said, str) and said.strip() in COMPLEXITIES else None
 
     def plan(self, task: str, max_steps: int | None) -> ExecutionPlan | None:
-        """Return the plan that is written, whatever is wrong with it; None where it is none at all."""
+        """Return the plan as written, with whatever problems it has, or None if there is no list of steps or no plan can be read."""
         written = self.steps
         if not isinstance(written, list):
             self.add("no-steps", "steps", "`plan_done` comes without a list of steps", "write at least one step")
@@ -152,17 +153,17 @@ class _Reader:
 
     def _whole(self, plan: ExecutionPlan, rest: Rest) -> ExecutionPlan:
         whole = rest.joined(plan.steps)
-        whole._problems = plan._problems  # pyright: ignore[reportPrivateUsage]  # what only follows from these is not told
+        whole._problems = plan._problems  # pyright: ignore[reportPrivateUsage]  # their consequences are not reported
         return whole
 
     def _may_repair(self, warning: Problem) -> bool:
-        """Return whether the model is asked to mend a warning: not of what it has not written."""
+        """Return whether the model is asked to fix a warning. Warnings about steps it did not write are not sent."""
         own = tuple(f"steps[{place}]" for place in range(len(self.ids)))
         return warning.code not in _ADVICE and (self.rest is None or warning.at.startswith(own))
 
     def _step(self, written: JsonValue, number: int) -> JsonValue:
         if not isinstance(written, dict):
-            return written  # the document's reader says what is wrong with it
+            return written  # the document's reader reports the problem
         at = f"steps[{number}]"
         step: dict[str, JsonValue] = {}
         for key, value in written.items():
@@ -174,7 +175,7 @@ class _Reader:
         if "depends_on" in step:
             step["depends_on"] = self._dependencies(step["depends_on"], at)
         if self.rest is not None and step.get("tool_name") in self.rest.gated:
-            step["requires_approval"] = True  # as the step had that it takes the place of
+            step["requires_approval"] = True  # the replaced step had a gate, so this one keeps it
         self._mean(step)
         if isinstance(rollback := step.get("rollback"), dict):
             self._mean(rollback)
@@ -195,7 +196,7 @@ class _Reader:
             self.add("lowered-effect", f"{at}.effect", message, "leave the effect out, or raise it")
 
     def _dependencies(self, written: JsonValue, at: str) -> JsonValue:
-        """Return dependencies as ids; one by a place that does not exist is a problem, and stays as it was written."""
+        """Return dependencies as step ids. An index that does not exist is a problem, and stays in the list as text."""
         if not isinstance(written, list):
             written = [written]
         found: list[JsonValue] = []
@@ -206,7 +207,7 @@ class _Reader:
             elif 0 <= place < len(self.ids):
                 found.append(self.ids[place])
             else:
-                found.append(str(place))  # a name that nothing has: the reader would leave the whole list out
+                found.append(str(place))  # a name that no step has; otherwise the reader would drop the whole list
                 message = f"there is no step {place}: the steps are 0 to {len(self.ids) - 1}"
                 self.add("unknown-step", f"{at}.depends_on[{number}]", message, "name a step that is there")
         return found
@@ -225,7 +226,7 @@ class _Reader:
 
 
 def _place(name: JsonValue, ids: list[str]) -> int | None:
-    """Return the place of a step that is named by it, None for one that is named by its id."""
+    """Return the index if `name` refers to a step by index, or None if it refers to it by id."""
     if isinstance(name, int) and not isinstance(name, bool):
         return name
     if isinstance(name, float) and name.is_integer():
@@ -236,7 +237,7 @@ def _place(name: JsonValue, ids: list[str]) -> int | None:
 
 
 def _ids(steps: list[JsonValue], others: frozenset[str]) -> list[str]:
-    """Return the ids of the steps, made where none is written, and then none of `others`."""
+    """Return the steps' ids. Missing ids are generated, and generated ids never collide with `others`."""
     written = [cast("dict[str, JsonValue]", step).get("id") if isinstance(step, dict) else None for step in steps]
     taken, found = {*others, *(name for name in written if isinstance(name, str))}, list[str]()
     for number, name in enumerate(written):

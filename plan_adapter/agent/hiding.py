@@ -1,4 +1,4 @@
-"""What of a request a model is not shown: values of secrets, passwords in URLs, and what stands under the name of a secret."""
+"""Redact what a model must not see: secret values, passwords in URLs, and values under names that denote secrets."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +14,7 @@ from plan_adapter.settings import Settings
 
 
 async def hidden_at_hand() -> Redactor:
-    """Return what hides the secrets that this process can see without being told a name."""
+    """Return a redactor for the secrets that this process can read without knowing their names."""
     redactor = Redactor()
     for value in await values_at_hand(Settings()):
         redactor.add(value)
@@ -22,7 +22,7 @@ async def hidden_at_hand() -> Redactor:
 
 
 def shown_request(request: PlanRequest, hide: Redactor) -> tuple[PlanRequest, list[str]]:
-    """Return `request` as a model may see it, and the places in which `***` stands in place of something."""
+    """Return `request` as a model may see it, and the paths where a value was replaced by `***`."""
     before: dict[str, JsonValue] = {
         "task": request.task,
         "context": request.context if isinstance(request.context, str) else dict(request.context),
@@ -39,12 +39,12 @@ def shown_request(request: PlanRequest, hide: Redactor) -> tuple[PlanRequest, li
 
 
 def shown_text(text: str, hide: Redactor) -> str:
-    """Return what a person said as a model may see it."""
+    """Return a person's text as a model may see it."""
     return hide.text(without_passwords(text))
 
 
 def hidden_note(places: list[str]) -> str:
-    """Return in words that the model was not shown all, and what to do where it must know."""
+    """Return a note that says which values the model was not shown, and how a plan can refer to a secret."""
     return (
         f"the model was shown `{MASK}` in place of what is secret, or is called so, in {', '.join(f'`{place}`' for place in places)}: "
         "a plan names a secret that it may use, ${{ secrets.NAME }}"

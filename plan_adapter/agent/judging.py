@@ -1,4 +1,4 @@
-"""Whether a plan keeps the constraints that were given: an order is an edge, and is checked; the rest is told as unchecked."""
+"""Check a model's plan: constraints on order against the plan's edges, secrets against the allowed ones, and dependencies across rounds."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,9 +18,9 @@ from plan_adapter.validation import ValidatedPlan, validate
 def judged_constraints(
     texts: Sequence[str], claims: Sequence[Claim], ancestors: Mapping[str, frozenset[str]]
 ) -> tuple[list[KeptConstraint], list[Problem]]:
-    """Return what is known of each constraint, and a problem for each claim that the plan does not keep.
+    """Return what is known about each constraint, and a problem for each claim that the plan does not keep.
 
-    `ancestors` of each step: all that must have completed before it starts.
+    `ancestors` maps each step to all steps that must complete before it starts.
     """
     kept, problems = list[KeptConstraint](), list[Problem]()
     for number, text in enumerate(texts, 1):
@@ -60,12 +60,12 @@ def _broken(claim: Claim, text: str, ancestors: Mapping[str, frozenset[str]]) ->
 
 
 def tools_at_hand(request: PlanRequest, tools: ToolRegistry) -> ToolRegistry:
-    """Return those of `tools` that the request allows; raises ToolDefinitionError for one that is not there."""
+    """Return the `tools` that the request allows. Raises ToolDefinitionError for an unknown tool."""
     return tools if request.available_tools is None else tools.subset(*request.available_tools)
 
 
 def unplannable(request: PlanRequest, tools: ToolRegistry) -> str | None:
-    """Return in words why no plan can come of the request, None where one can."""
+    """Return why the request cannot lead to a plan, or None if it can."""
     if not request.task.strip():
         return "there is no task: say in words what is to be done"
     if not len(tools):
@@ -76,9 +76,9 @@ def unplannable(request: PlanRequest, tools: ToolRegistry) -> str | None:
 
 
 def unnamed_secrets(validated: ValidatedPlan, allowed: Collection[str], rest: Rest | None = None) -> list[Problem]:
-    """Return a problem for each step of a plan that no person wrote which uses another secret than those that were `allowed`, by name.
+    """Return a problem for each call in a model's plan that uses a secret whose name is not in `allowed`.
 
-    In the `rest` of a run's plan a secret may also go to the tools that the plan handed it to.
+    With `rest`, a secret may also go to the tools that the run's plan already passes it to.
     """
     named = ", ".join(f"`{name}`" for name in allowed) or "none"
     handed: Mapping[str, frozenset[str]] = {} if rest is None else rest.secrets
@@ -101,15 +101,15 @@ def unnamed_secrets(validated: ValidatedPlan, allowed: Collection[str], rest: Re
 
 @dataclass(slots=True)
 class Judge:
-    """Reads the answers to one request, each with everything that is wrong with it."""
+    """Reads the answers to one request and finds their problems."""
 
     draft: Draft
     tools: ToolRegistry
-    rest: Rest | None = None  # of a run's plan, where no whole plan is drafted
-    dropped: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])  # dependencies whose loss was told
+    rest: Rest | None = None  # the part of a run's plan that is replaced, unless a whole plan is drafted
+    dropped: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])  # removed dependencies that were already reported
 
     def judged(self, reading: Reading, before: Decision | None = None) -> tuple[Decision | None, list[Problem]]:
-        """Return the decision in an answer and its problems; `before`: the last one that had a plan, which it is to mend."""
+        """Return the decision in an answer and its problems. `before` is the last decision that had a plan, which this one must correct."""
         if reading.value is None:
             return None, [Problem("syntax", message=reading.problem, hint="answer with one JSON object")]
         request = self.draft.request
@@ -125,7 +125,7 @@ class Judge:
         return decision, problems
 
     def accept(self, decision: Decision) -> None:
-        """Make the plan of `decision`, with which nothing is wrong, that of the draft."""
+        """Make the plan of `decision`, which must have no problems, the draft's plan."""
         draft, plan, request = self.draft, decision.plan, self.draft.request
         assert plan is not None
         if self.rest is None:
@@ -137,7 +137,7 @@ class Judge:
             plan = self.rest.settled(plan)
         try:
             validated = validate(plan, self.tools)
-        except InvalidPlanError as error:  # of the request's own options and metadata
+        except InvalidPlanError as error:  # caused by the request's own options and metadata
             draft.problems, draft.failure = error.problems, "the options or metadata of the request do not fit the plan"
             return
         draft.plan = validated.plan
@@ -149,7 +149,7 @@ class Judge:
         draft.notes += [f"left out of the answer, because no model may decide it: `{name}`" for name in decision.left_out]
 
     def _lost(self, before: Decision, now: Decision, edges: "set[tuple[str, str]] | Edges") -> list[Problem]:
-        """Return a problem for each dependency that was there, was no problem, and is gone; each is told once."""
+        """Return a problem for each dependency that had no problem and was removed. Each is reported once."""
         plan, old = now.plan, before.plan
         assert plan is not None
         assert old is not None

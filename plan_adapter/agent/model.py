@@ -1,4 +1,4 @@
-"""What a language model is to the planner: it is asked for one JSON object, and answers with one, or says why there is none."""
+"""The planner's view of a language model: a `Question` asks for one JSON object, a `ModelAnswer` holds it or the reason it is missing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,19 +23,19 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a model is asked: messages, and the JSON Schema of the one object that it is to answer with."""
+    """A request to a model: messages, and the JSON Schema of the one object to answer with."""
 
     messages: tuple[Message, ...]
     schema: Mapping[str, JsonValue]
-    name: str  # of the object, for servers that want one
-    outline: Mapping[str, JsonValue] | None = None  # a shorter schema, for where it stands in the prompt; None: the same
-    max_tokens: int | None = None  # of the answer; None: as the server has it
-    effort: Effort | None = None  # how much a reasoning model may think; None: as the server has it
+    name: str  # of the object, for servers that require one
+    outline: Mapping[str, JsonValue] | None = None  # a shorter schema to put into the prompt; None: the full schema
+    max_tokens: int | None = None  # limit for the answer; None: the server's default
+    effort: Effort | None = None  # reasoning effort; None: the server's default
 
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
-    """What came back: the text as it was written, the object in it or why there is none, and what it cost, refused rungs included."""
+    """A model's answer: its text, the object read from it, and the cost in tokens, seconds and requests, including refused rungs."""
 
     text: str
     reading: Reading
@@ -44,7 +44,7 @@ class ModelAnswer:
     usage: Usage = field(default_factory=Usage)
     seconds: float = 0.0
     requests: int = 1
-    cut_off: bool = False  # at the limit of tokens
+    cut_off: bool = False  # at the token limit
 
 
 class Model(Protocol):
@@ -52,9 +52,9 @@ class Model(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called where its answers are kept."""
+        """The name under which its answers are recorded."""
         ...
 
     async def ask(self, question: Question) -> ModelAnswer:
-        """Return the answer; raises ModelError where there is none to be had."""
+        """Return the model's answer. Raises ModelError if there is none."""
         ...

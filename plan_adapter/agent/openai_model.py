@@ -1,15 +1,15 @@
-"""`OpenAIModel`, for OpenAI and every server that speaks its chat completions.
+"""`OpenAIModel`: a client for OpenAI and every server that speaks its chat completions.
 
-Servers differ in how they can be made to write one JSON object of a given form. From the strictest to the loosest way, each a *rung*:
+Servers differ in how they can be made to return one JSON object of a given form. Each way is a *rung*, from strictest to loosest:
 
 - `strict_schema`: `response_format` json_schema, strict
 - `schema`: the same, not strict
-- `json_object`: `response_format` json_object; the form stands in the prompt
-- `tool_call`: one function that must be called, whose arguments are the object
-- `text`: nothing but the prompt; what is no JSON is mended where it can be
+- `json_object`: `response_format` json_object; the form is in the prompt
+- `tool_call`: one function that must be called; its arguments are the object
+- `text`: the prompt alone; an answer that is not valid JSON is repaired if possible
 
-A rung that the server refuses (400, 422), or on which it answers with what holds no object, is left for the next one; the rung that
-carried an answer is remembered for the endpoint and the model. So is a server that answers in streams only.
+If the server refuses a rung (400, 422), or answers without an object, the next rung is tried. The rung that worked is remembered for the
+endpoint and model. So is a server that only answers in streams.
 """
 
 import asyncio
@@ -42,28 +42,28 @@ RUNGS: tuple[Rung, ...] = get_args(Rung)
 class Probe:
     """How an endpoint answered a trivial question."""
 
-    model: str  # as the server calls it
+    model: str  # as the server reports it
     rung: Rung
-    seconds: float  # of all requests that it took
+    seconds: float  # of all requests together
     requests: int
-    refuses: tuple[str, ...]  # rungs above that one, and options of requests
+    refuses: tuple[str, ...]  # rungs above this one, and request options
 
 
 @dataclass(slots=True)
 class Endpoint:
-    """What is known of a server and a model: the rung that works, and what it does not take."""
+    """What is known about a server and a model: the rung that works, and what it refuses."""
 
     rung: int = 0
     refuses: set[str] = field(default_factory=set[str])
-    streams: bool = False  # it said that it answers in no other way
+    streams: bool = False  # it said that it only streams
 
 
 _ENDPOINTS: dict[tuple[str, str], Endpoint] = {}
-"""Of this process; every `OpenAIModel` of the same server and model shares what is known."""
+"""Known endpoints of this process, by (base URL, model). Every `OpenAIModel` of the same endpoint shares the entry."""
 
 
 class OpenAIModel:
-    """A model behind OpenAI's chat completions, or behind a server that is compatible with them. Implements `Model`."""
+    """A model behind OpenAI's chat completions, or behind a compatible server. Implements `Model`."""
 
     def __init__(
         self,
@@ -76,12 +76,13 @@ class OpenAIModel:
         first_rung: Rung = "strict_schema",
         stream: bool = False,
     ) -> None:
-        """Use `model` at `base_url` (None: OPENAI_BASE_URL, else OpenAI's own).
+        """Use `model` at `base_url` (None: OPENAI_BASE_URL, else OpenAI's own URL).
 
-        `api_key` None: OPENAI_API_KEY, which is sent to no `base_url` that is given; a server of one's own mostly needs none. A request
-        that got no whole answer, 429 or 5xx is repeated up to `max_retries` times, each with a limit of `timeout_seconds`. `stream` asks
-        for answers piece by piece, where a gateway would cut a connection on which nothing comes for a while; what a server sends as a
-        stream is read in any case. Nothing is sent before the first question.
+        `api_key` None means OPENAI_API_KEY, which is never sent to a `base_url` given here; self-hosted servers usually need no key. A
+        request is retried up to `max_retries` times after an incomplete answer, 429 or 5xx, each attempt limited to `timeout_seconds`.
+
+        `stream` asks for answers in chunks, for gateways that cut idle connections. A streamed answer is read either way. Nothing is sent
+        before the first question.
         """
         self._model = model
         self._base_url = base_url
@@ -102,15 +103,15 @@ class OpenAIModel:
         return f"<OpenAIModel {self._model} at {without_passwords(self._base_url or 'the default endpoint')}>"
 
     async def ask(self, question: Question) -> ModelAnswer:
-        """Return the answer on the highest rung that carries one; raises ModelError, whose text never holds the key."""
-        self._connected()  # importing the client takes a second, which is not the server's
+        """Return the answer on the highest rung that gives one. Raises ModelError, whose text never contains the key."""
+        self._connected()  # importing the client takes a second, which is not the server's time
         known, began = self._endpoint(), time.monotonic()
         cost, requests = Usage(), 0
         last: ModelAnswer | None = None
         for number in range(max(known.rung, self._first), len(RUNGS)):
             completion = await self._completion(question, RUNGS[number], known)
             requests += 1
-            if completion is None:  # the server does not know this rung
+            if completion is None:  # the server refuses this rung
                 continue
             last = _answer_of(completion, RUNGS[number], self._model)
             cost += last.usage
@@ -125,7 +126,7 @@ class OpenAIModel:
         return last
 
     async def probe(self) -> Probe:
-        """Ask a trivial question with everything that a draft may ask with; raises ModelError where no object comes back."""
+        """Ask a trivial question with every option that a draft may use. Raises ModelError if no object comes back."""
         schema: dict[str, JsonValue] = {
             "type": "object",
             "properties": {"ready": {"type": "boolean"}},
@@ -140,7 +141,7 @@ class OpenAIModel:
         return Probe(answer.model, answer.rung, answer.seconds, answer.requests, refuses)
 
     async def aclose(self) -> None:
-        """Close the connections; the next question opens them anew."""
+        """Close the connections. The next question reopens them."""
         client, self._client = self._client, None
         if client is not None:
             await client.close()
@@ -149,7 +150,7 @@ class OpenAIModel:
         return _ENDPOINTS.setdefault((self._base_url or "", self._model), Endpoint())
 
     async def _completion(self, question: Question, rung: Rung, known: Endpoint) -> Completion | None:
-        """Return what the server answers; None where it refuses the rung."""
+        """Return the server's answer, or None if it refuses the rung."""
         import openai
 
         while True:
@@ -183,17 +184,17 @@ class OpenAIModel:
             except BrokenAnswerError as error:
                 often = f"{self._max_retries + 1} times: {self._told(error)}"
                 raise ModelError(f"{self!r} broke its answer off, {often}{'' if request['stream'] else _IDLE}") from None
-            except (ValueError, TypeError, AttributeError):  # an answer that is no chat completion
+            except (ValueError, TypeError, AttributeError):  # an answer that is not a chat completion
                 raise ModelError(f"{self!r} answers with what is no chat completion; {_IS_IT_RIGHT}") from None
 
     def _strict_form(self, schema: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-        """Return the strict form of `schema`, made once for all rounds of a draft, which have the same one."""
+        """Return the strict form of `schema`. It is cached, because all rounds of a draft use the same schema."""
         if self._strict is None or self._strict[0] is not schema:
             self._strict = schema, strict_form(schema)
         return self._strict[1]
 
     async def _whole(self, request: dict[str, Any]) -> Completion:
-        """Return one whole answer; one that is broken off is asked for again, as the client itself does before anything has come."""
+        """Return one whole answer. Retries broken ones; the client itself only retries before the first byte."""
         client = self._connected()
         for retry in range(self._max_retries + 1):
             try:
@@ -221,16 +222,16 @@ class OpenAIModel:
         return self._client
 
     def _told(self, error: BaseException) -> str:
-        key = self._client.api_key if self._client is not None else None  # it may be OPENAI_API_KEY
+        key = self._client.api_key if self._client is not None else None  # it may come from OPENAI_API_KEY
         text = _CODE.sub("", str(error)) or type(error).__name__
         return without_passwords(text.replace(key.strip(), MASK) if key and key.strip() not in (_NO_KEY, "") else text)[:1000]
 
 
 _NO_KEY = "none"
-"""What the client is given where a server of one's own needs no key: it wants one."""
+"""The key given to the client for a server that needs none. The client requires one."""
 
 _WANTS_STREAM = re.compile(r"\bstream", re.IGNORECASE)
-_CODE = re.compile(r"\AError code: \d+ - ")  # which is told before it
+_CODE = re.compile(r"\AError code: \d+ - ")  # the status is already in the message
 _TOO_MUCH = re.compile(r"context|too (?:long|large|many tokens)", re.IGNORECASE)
 _IS_IT_THERE = "look whether it is up, and at the URL (PLAN_ADAPTER_MODEL_URL)"
 _IS_IT_RIGHT = "look at the URL, which mostly ends in /v1 (PLAN_ADAPTER_MODEL_URL)"
@@ -239,7 +240,7 @@ _FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.5, 8.0
 
 
 async def _pieces(response: "AsyncAPIResponse[Any]") -> AsyncIterator[bytes]:
-    """Return the body as it comes; raises BrokenAnswerError where the connection is cut."""
+    """Yield the body as it arrives. Raises BrokenAnswerError if the connection is cut."""
     try:
         async for piece in response.iter_bytes():
             yield piece
@@ -280,5 +281,5 @@ def _what_to_do(status: int, told: str) -> str:
 
 
 def forget_endpoints() -> None:
-    """Forget what was learnt about servers: for tests, and after a server was replaced."""
+    """Forget what was learned about servers. For tests, and after a server was replaced."""
     _ENDPOINTS.clear()

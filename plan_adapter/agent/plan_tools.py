@@ -1,4 +1,4 @@
-"""A plan as a function that a model may call: its definition, and what the arguments of a call mean as inputs of a run."""
+"""A plan as a function that a model may call: its definition, and the run inputs that a call's arguments stand for."""
 
 import json
 import re
@@ -16,17 +16,17 @@ from plan_adapter.validation.input_schema import inputs_schema
 
 NAME_CHARACTERS = 64
 DESCRIPTION_CHARACTERS = 1024
-"""More than that OpenAI's API refuses; so the name."""
+"""The longest description that OpenAI's API accepts. `NAME_CHARACTERS` is its limit for names."""
 
 _OTHER = re.compile(r"[^A-Za-z0-9_-]+")
 _PLAIN = ("string", "integer", "number", "boolean")
 
 
 def plan_tool(plan: ExecutionPlan) -> dict[str, JsonValue]:
-    """Return `plan` as a function tool of OpenAI's chat completions, whose parameters are the plan's inputs.
+    """Return `plan` as a function tool for OpenAI's chat completions. Its parameters are the plan's inputs.
 
-    It is strict where strict decoding can say everything that the inputs may be: no mapping, and no list of anything. The arguments
-    of a call go through `tool_inputs` to `run_plan`.
+    The tool is strict if strict decoding can express every input: no mappings, and no lists of arbitrary values. Pass a call's arguments
+    through `tool_inputs` to `run_plan`.
     """
     schema, strict = inputs_schema(plan.inputs), _can_be_strict(plan)
     function: dict[str, JsonValue] = {
@@ -39,9 +39,9 @@ def plan_tool(plan: ExecutionPlan) -> dict[str, JsonValue]:
 
 
 def tool_inputs(plan: ExecutionPlan, arguments: str | Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return the inputs that a call's `arguments` mean, JSON text or an object: a null for what may be left out is none.
+    """Return the inputs in a call's `arguments`, which are JSON text or an object. A null for an optional input is dropped.
 
-    Whether they fit is for `run_plan` to say. Raises InvalidPlanError for what is no JSON object.
+    Does not check that they fit the plan; `run_plan` does. Raises InvalidPlanError if they are not a JSON object.
     """
     if isinstance(arguments, str):
         try:
@@ -54,9 +54,9 @@ def tool_inputs(plan: ExecutionPlan, arguments: str | Mapping[str, JsonValue]) -
 
 
 def function_name(name: str, taken: Collection[str] = ()) -> str:
-    """Return `name` as models' servers take names of functions, always the same; another one where it is `taken`.
+    """Return `name` as a function name that model servers accept, or a different one if it is `taken`.
 
-    What letters, digits, `_` and `-` cannot say is told apart by a digest.
+    The result is deterministic. A digest keeps names apart that differ only in characters outside letters, digits, `_` and `-`.
     """
     plain = _OTHER.sub("_", name).strip("_-")
     if name and plain == name and len(name) <= NAME_CHARACTERS and name not in taken:

@@ -1,4 +1,4 @@
-"""`Planner`: a task in words becomes a valid plan, or an honest account of why not."""
+"""`Planner`: turn a task in words into a valid plan, or explain why there is none."""
 
 import asyncio
 import time
@@ -26,46 +26,46 @@ from plan_adapter.settings import Settings
 from plan_adapter.tools.registry import ToolRegistry
 
 Asker: TypeAlias = Callable[[str], Awaitable[str | None]]
-"""Puts a question of the model to a person and returns the answer, None where nobody answers."""
+"""Puts a model's question to a person and returns the answer, or None if nobody answers."""
 
 CORRECTIONS = 3
-"""So many wrong answers in a row end a draft, if none has fewer problems than those before it."""
+"""A draft ends after this many wrong answers in a row, unless one has fewer problems than all before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a draft may cost: rounds with the model, tokens as its server counts them, and seconds."""
+    """The limits of one draft: rounds with the model, tokens as the server counts them, and seconds."""
 
     rounds: int = 12
     tokens: int = 400_000
     seconds: float = 600.0
-    answer_tokens: int | None = 8192  # of one answer; the deep pass has twice as many; None: as the server has it
+    answer_tokens: int | None = 8192  # limit per answer, doubled in the deep pass; None: the server's default
 
     @classmethod
     def of(cls, settings: Settings) -> "Budget":
-        """Return the budget that the environment sets."""
+        """Return the budget from the settings, with the default limits for rounds and tokens."""
         return cls(seconds=settings.draft_timeout_seconds, answer_tokens=settings.draft_answer_tokens)
 
 
 class Keep(Protocol):
-    """Remembers answers, so that a draft whose process ended does not pay twice."""
+    """Records answers, so that a draft whose process died does not pay for them twice."""
 
     async def begin(self, draft: Draft) -> list[ModelCall]:
-        """Keep a draft that is to be made, and return its calls in their order where it was begun before."""
+        """Record a new draft and return no calls, or return the recorded calls of an existing draft in order."""
         ...
 
     async def keep(self, draft: Draft, call: ModelCall) -> None:
-        """Keep a call, which stands on `draft`, too."""
+        """Record `call`, which is already in `draft.calls`."""
         ...
 
     async def end(self, draft: Draft) -> None:
-        """Keep what came of a draft."""
+        """Record the result of a draft."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Means:
-    """Whom a draft asks, and what it may cost."""
+    """Everything a draft needs from its planner: the model, the person to ask, the budget and the callbacks."""
 
     model: Model
     asker: Asker | None
@@ -77,7 +77,7 @@ class _Means:
 
 
 class Planner:
-    """Drafts plans with `model`, which sees `tools` and no others."""
+    """Drafts plans with `model`, which sees only `tools`."""
 
     def __init__(
         self,
@@ -91,10 +91,10 @@ class Planner:
         ask_model: Callable[[Model, Question], Awaitable[ModelAnswer]] | None = None,
         on_call: Callable[[ModelCall], None] | None = None,
     ) -> None:
-        """Put questions of the model to `asker`; without one a draft ends where the model must ask.
+        """Send the model's questions to `asker`. Without one, a draft fails when the model needs to ask.
 
-        What `hide` knows is shown to no model; None: every secret of the environment and of the folder of secrets. `ask_model` calls the
-        model, where that is to be a task of Prefect. `on_call` is given each call once its answer was judged.
+        Everything `hide` knows is redacted from prompts; None: every secret of the environment and of the secrets folder. `ask_model` calls
+        the model, for example as a Prefect task. `on_call` receives each call after its answer was checked.
         """
         self._tools = tools
         self._means = _Means(model, asker, budget or Budget(), keep, hide, ask_model or _asked, on_call)
@@ -104,10 +104,10 @@ class Planner:
         return asyncio.run(self.adraft(request))
 
     async def adraft(self, request: PlanRequest) -> ExecutionPlan:
-        """Return a valid plan for `request`, which needs an approval before it runs, whatever the request's options say.
+        """Return a valid plan for `request`. It needs an approval before it runs, whatever the request's options say.
 
-        Raises DraftError where none came of it within the budget, ModelError where the model cannot be asked, and ToolDefinitionError
-        for tools that are not there.
+        Raises DraftError if there is none within the budget, ModelError if the model cannot be asked, and ToolDefinitionError for unknown
+        tools.
         """
         draft = await self.drafted(request)
         if draft.plan is None:
@@ -115,10 +115,10 @@ class Planner:
         return draft.plan
 
     async def drafted(self, request: PlanRequest, *, draft_id: str | None = None, rest: Rest | None = None) -> Draft:
-        """Return the whole story of a draft; its `plan` is valid, or None, and then `failure` says why.
+        """Return the whole draft. Its `plan` is valid, or None; then `failure` says why.
 
-        With the id of a draft whose process ended, and its request, answers that are kept are not asked for again, neither of the model
-        nor of a person. With `rest` the model plans only that of a run's plan, and the draft's plan is the whole new version.
+        Pass `draft_id` and the same request to continue a draft whose process died: recorded answers of the model and of a person are
+        reused. With `rest`, the model only replans that part of a run's plan, and the draft's plan is the whole new version.
         """
         tools, hide = tools_at_hand(request, self._tools), self._means.hide or await hidden_at_hand()
         request, hidden = shown_request(request, hide)
@@ -142,7 +142,7 @@ class Planner:
         return draft
 
     async def _deeper(self, drafting: "_Drafting", first: Decision) -> Decision:
-        """Return the decision of a second, deep pass, or the first one where that comes to nothing."""
+        """Return the decision of a second, deep pass, or the first decision if the deep pass fails."""
         draft = drafting.draft
         try:
             deep = await drafting.phase("deep")
@@ -161,7 +161,7 @@ async def _asked(model: Model, question: Question) -> ModelAnswer:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What all rounds of a draft have in common: the form of an answer, and what no model is shown."""
+    """What all rounds of a draft share: the form of an answer, and the redactor."""
 
     schema: dict[str, JsonValue]
     outline: dict[str, JsonValue]
@@ -174,19 +174,19 @@ class _Form:
         return cls(schema, draft_outline(max_steps=request.max_steps), hide)
 
     def hidden(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """Return messages without what no model is shown: descriptions of tools may hold it, too."""
+        """Return redacted messages. Tool descriptions may contain secrets, too."""
         return tuple(replace(message, content=self.hide.text(message.content)) for message in messages)
 
 
 @dataclass(slots=True)
 class _Drafting:
-    """One request under way: what it has cost, and what was said."""
+    """One draft in progress: its cost so far, and the conversation."""
 
     means: _Means
     draft: Draft
     judge: Judge
     form: _Form
-    kept: list[ModelCall]  # of a process that ended, and not asked for again so far
+    kept: list[ModelCall]  # recorded by an earlier process and not reused yet
     last: int = 0  # the number of the last call
     began: float = field(default_factory=time.monotonic)
 
@@ -194,17 +194,17 @@ class _Drafting:
         self.last = max((call.number for call in self.kept), default=0)
 
     async def phase(self, name: str) -> Decision | None:
-        """Return a decision with a valid plan; None with the draft's failure set."""
+        """Return a decision with a valid plan, or None with the draft's `failure` set."""
         form, is_rest = self.form, self.judge.rest is not None
         opening = form.hidden(prompts.opening(self.draft.request, self.judge.tools, deep=name == "deep", is_rest=is_rest))
-        dialogue, latest = list[Message](), list[Message]()  # what the person was asked; the last answer and what is said to it
+        dialogue, latest = list[Message](), list[Message]()  # questions to the person; the last answer and the reply to it
         stuck, fewest, before = 0, None, None
         while (spent := self._spent()) is None:
             messages = (*opening, *form.hidden((*dialogue, *latest)))
             question = Question(messages, form.schema, "plan_decision", form.outline, self._answer_tokens(name), _EFFORTS[name])
             answer = await self._answer(question, name, new=[*dialogue[-1:], *latest[-1:]] or opening)
             if answer is None:
-                continue  # the time is over, which `_spent` says
+                continue  # time is up; `_spent` reports it
             decision, problems = self.judge.judged(answer.reading, before)
             await self._settle(problems)
             said = Message("assistant", answer.text or "(nothing)")
@@ -231,7 +231,7 @@ class _Drafting:
         digest = prompts.prompt_digest(question.messages)
         known = next((call for call in self.kept if call.is_whole and call.prompt_digest == digest), None)
         if known is not None:
-            self.kept.remove(known)  # the same question asked once more is another one
+            self.kept.remove(known)  # if the same question is asked again, it needs a new answer
             answer = _as_answered(known)
         else:
             left = self.means.budget.seconds - (time.monotonic() - self.began)
@@ -259,7 +259,7 @@ class _Drafting:
         return answer
 
     async def _settle(self, problems: list[Problem]) -> None:
-        """Note what was wrong with the last answer, and keep it."""
+        """Record the last answer with its problems."""
         self.draft.problems = problems
         self.draft.calls[-1] = replace(self.draft.calls[-1], problems=tuple(prompts.told(problem) for problem in problems))
         if self.means.keep is not None:
@@ -274,11 +274,11 @@ class _Drafting:
             return None
         asked = time.monotonic()
         reply = await self.means.asker(question)
-        self.began += time.monotonic() - asked  # a person's time is no cost of the draft
+        self.began += time.monotonic() - asked  # time spent waiting for a person does not count
         return None if reply is None else shown_text(reply, self.form.hide)
 
     def _said_before(self, question: str) -> str | None:
-        """Return what a person said to this question before the process ended that put it."""
+        """Return the person's answer to this question from before the process died, or None."""
         answers = (prompts.answer_in(call.prompt) for call in self.kept)
         return next((said for asked, said in filter(None, answers) if asked == question), None)
 
@@ -287,7 +287,7 @@ class _Drafting:
         return tokens if tokens is None or phase == "quick" else 2 * tokens
 
     def _spent(self) -> str | None:
-        """Return in words which budget is spent, None if there is some left of each."""
+        """Return which budget is spent, or None if some is left of each."""
         budget = self.means.budget
         if len(self.draft.calls) >= budget.rounds:
             return f"the budget of {budget.rounds} rounds is spent"

@@ -1,4 +1,4 @@
-"""`Rest`: what of a run's plan stays as it is while a model plans the rest anew, and what the model is told of the record."""
+"""Replanning a run: `Rest` separates the steps that stay from those a model writes again, and `told` describes the run to the model."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,27 +19,27 @@ from plan_adapter.record import PlanRun, StepRun
 from plan_adapter.validation import ValidatedPlan
 
 SHOWN_CHARACTERS = 4_000
-"""How much of one result, error or text of the record a model is shown."""
+"""How many characters of one result, error or recorded text a model is shown."""
 ALL_CHARACTERS = 120_000
-"""How much of all of them together, shared out evenly."""
+"""How many characters of all of them together, shared out evenly."""
 
 _Cut: TypeAlias = Callable[[JsonValue], JsonValue]
 
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """The rest of the plan `old`, which a model writes anew. A step that has done something, or may have, stays, with what it waits for."""
+    """The part of the plan `old` that a model writes again. Steps that were started stay, and so does everything they wait for."""
 
     old: ExecutionPlan
     kept: frozenset[str]  # ids of the steps that stay, byte for byte
-    taken: frozenset[str]  # ids that no step of the model may have: those of what stays, and of every attempt, which hang on them
-    needed: frozenset[str] = frozenset()  # ids to which what stays refers, and which a step of the model must have
-    gated: frozenset[str] = frozenset()  # tools whose calls wait at a gate, because a step that is replaced did
-    secrets: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])  # by name, the tools that it is handed to
+    taken: frozenset[str]  # ids that the model's steps must not use: those of kept, attempted and `finally` steps
+    needed: frozenset[str] = frozenset()  # ids that outputs and `finally` steps refer to; the model's steps must use them
+    gated: frozenset[str] = frozenset()  # tools whose calls wait at a gate, because a replaced step did
+    secrets: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])  # secret name -> tools that receive it
 
     @classmethod
     def of(cls, validated: ValidatedPlan, history: RunHistory) -> "Rest":
-        """Return what of a validated plan is left, by the record of its run, in which no outcome is unknown."""
+        """Return the part of a validated plan that is left, by its run's history. The history must have no unknown outcomes."""
         plan = validated.plan
         begun = {step_id for step_id, _ in (*history.succeeded, *history.repeatable)} & {step.id for step in plan.steps}
         ancestors = ancestors_of(validated.dependencies)
@@ -57,17 +57,17 @@ class Rest:
         )
 
     def joined(self, steps: Iterable[Step]) -> ExecutionPlan:
-        """Return the whole plan with the model's steps before those that stay: so their places are those of its answer."""
+        """Return the whole plan with the model's steps first, so that their positions match the model's answer."""
         return self._with([*steps, *self._kept_steps()])
 
     def settled(self, joined: ExecutionPlan) -> ExecutionPlan:
-        """Return a plan that `joined` gave as it is to run: what stays comes first, and the whole needs an approval."""
+        """Return the plan in the order in which it runs: kept steps first. The plan requires an approval."""
         plan = self._with([*self._kept_steps(), *(step for step in joined.steps if step.id not in self.kept)])
         plan.options.require_approval, plan.options.auto_approve = True, False
         return plan
 
     def problems_of(self, steps: Iterable[Step]) -> list[Problem]:
-        """Return a problem for each step of the model whose id is taken."""
+        """Return a problem for each of the model's steps whose id is taken."""
         hint = f"give it an id of its own, none of: {', '.join(sorted(self.taken))}"
         return [
             Problem("taken-id", at=f"steps[{place}].id", message=f"the id `{step.id}` belongs to a step that was begun", hint=hint)
@@ -86,7 +86,7 @@ class Rest:
 
 
 def told(run: PlanRun, rest: Rest, history: RunHistory, hide: Redactor) -> dict[str, JsonValue]:
-    """Return what a model is told of the record of `run`, as data: long texts cut, and before that masked what `hide` knows."""
+    """Return the run's record as context for a model. Everything `hide` knows is redacted, then long texts are cut."""
     hidden = [text for name, value in run.inputs.items() if is_secret_name(name) for text in _texts(value)]
 
     def cut(value: JsonValue, most: int) -> JsonValue:
@@ -109,7 +109,7 @@ def told(run: PlanRun, rest: Rest, history: RunHistory, hide: Redactor) -> dict[
 
 
 def _kept(step: Step, history: RunHistory, cut: _Cut) -> dict[str, JsonValue]:
-    """Return a step that stays and what came of it: one with items may be done in part, and goes on with the others."""
+    """Return a kept step and its results. A step with items may be partly done, and continues with the remaining items."""
     results = {item: receipt.result for (step_id, item), receipt in history.succeeded.items() if step_id == step.id}
     if step.for_each is None:
         came: dict[str, JsonValue] = {"result": cut(results[None])} if None in results else {"result": None}
@@ -130,13 +130,13 @@ def _document(step: Step, cut: _Cut) -> dict[str, JsonValue]:
 
 
 def _cut(value: JsonValue, most: int) -> JsonValue:
-    """Return `value`, or where its JSON is longer than `most` characters the beginning of that as a text."""
+    """Return `value`, or the start of its JSON as text if that is longer than `most` characters."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return value if len(text) <= most else f"{text[:most]}… ({len(text) - most} characters more)"
 
 
 def _referred(plan: ExecutionPlan) -> set[str]:
-    """Return the ids of the steps to which what a model does not write refers: outputs, and the steps at the end."""
+    """Return the ids of the steps that outputs and `finally` steps refer to. A model writes neither of them."""
     written: list[JsonValue] = [plan.outputs, *(cast("JsonValue", step_document(step)) for step in plan.finally_)]
     found = {str(path[1]) for text in _texts(written) for path in _paths(text) if path[0] == "steps" and len(path) > 1}
     found |= {name for step in plan.finally_ for name in step.depends_on}
@@ -146,7 +146,7 @@ def _referred(plan: ExecutionPlan) -> set[str]:
 def _paths(text: str) -> Iterator[tuple[str | int, ...]]:
     try:
         codes = [part for part in pieces(text) if isinstance(part, Code)]
-    except UnclosedError:  # what validation refuses
+    except UnclosedError:  # validation reports it
         return
     for code in codes:
         yield from (reference.path for reference in references(code.text))

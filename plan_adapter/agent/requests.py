@@ -1,4 +1,4 @@
-"""The body of a request for one JSON object, in the way of each rung; see `agent.openai_model`."""
+"""Request bodies that ask for one JSON object, one form per rung; see `agent.openai_model`."""
 
 import json
 import re
@@ -11,13 +11,13 @@ from plan_adapter.agent.model import Effort, Question
 from plan_adapter.drafts import Rung
 
 OPTIONAL = ("reasoning_effort", "max_completion_tokens", "stream_options")
-"""What a request can do without, or say in another way, where a server does not take it."""
+"""Options that a request can drop, or express differently, if a server refuses them."""
 
 
 def request_of(question: Question, rung: Rung, refused: set[str], *, strict: dict[str, JsonValue], stream: bool) -> dict[str, Any]:
-    """Return the body of the request that puts `question` on `rung`, without what the server refused before.
+    """Return the body of the request that asks `question` on `rung`, without the options in `refused`.
 
-    `strict` is the strict form of the question's schema, for the rung that wants it.
+    `strict` is the strict form of the question's schema, for the rung that needs it.
     """
     messages = [{"role": message.role, "content": message.content} for message in question.messages]
     request: dict[str, Any] = {"messages": messages, "stream": stream}
@@ -46,19 +46,19 @@ def request_of(question: Question, rung: Rung, refused: set[str], *, strict: dic
 
 
 def refused_effort(request: Mapping[str, Any], told: str) -> str | None:
-    """Return what to add to the refused options where a server takes `reasoning_effort`, but not this value of it; None for all else."""
+    """Return the entry for the refused options if a server refuses only this value of `reasoning_effort`, else None."""
     names_others = any(re.search(rf"\b{effort}\b", told) for effort in get_args(Effort) if effort != request.get("reasoning_effort"))
     return f"reasoning_effort={request['reasoning_effort']}" if names_others else None
 
 
 def _effort(wanted: Effort | None, refused: set[str]) -> Effort | None:
-    """Return the effort that is wanted, or the least above it that the server has not refused; None: as the server has it."""
+    """Return the wanted effort, or the next higher one that the server has not refused. None: the server's default."""
     efforts: tuple[Effort, ...] = get_args(Effort)
     possible = efforts[efforts.index(wanted) :] if wanted is not None else ()
     return next((effort for effort in possible if f"reasoning_effort={effort}" not in refused), None)
 
 
 def form_in_words(schema: Mapping[str, JsonValue]) -> str:
-    """Return what a model is told of the form of its answer where nothing but words can carry it."""
+    """Return a description of the answer's form in words, for servers that cannot enforce a schema."""
     text = json.dumps(schema, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     return f"Answer with one JSON object and nothing else. Its JSON Schema:\n{text}"

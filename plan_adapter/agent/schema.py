@@ -1,4 +1,4 @@
-"""The form of what a model is asked for: one kind of step per tool at hand, with that tool's own parameters."""
+"""The JSON Schema of a planning decision: one kind of step per available tool, with that tool's own parameters."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -16,7 +16,7 @@ Schema = dict[str, Any]
 
 
 def draft_schema(tools: ToolRegistry, *, max_steps: int | None = None) -> dict[str, JsonValue]:
-    """Return the JSON Schema of one planning decision with `tools`; the same tools give the same bytes."""
+    """Return the JSON Schema of one planning decision with `tools`. The same tools give the same bytes."""
     definitions, kinds, undoing = _FIELDS | {"reference": _REFERENCE}, list[Schema](), list[Schema]()
     for number, tool in enumerate(tools):
         definitions[f"parameters_{number}"] = _parameters(tool, number, definitions)
@@ -32,7 +32,7 @@ def draft_schema(tools: ToolRegistry, *, max_steps: int | None = None) -> dict[s
 
 
 def draft_outline(*, max_steps: int | None = None) -> dict[str, JsonValue]:
-    """Return the same form without the tools, for whom it stands in a prompt that lists the tools anyway."""
+    """Return the same schema without the tools, for a prompt that already lists them."""
     call: Schema = {"tool_name": {"type": "string"}, "parameters": {"type": "object"}}
     kind = _object(call | _REFERRED | {"effect": _choice(EFFECTS, _EFFECT)}, required=("tool_name", "description", "parameters"))
     rollback = _object(call, required=("tool_name", "parameters"))
@@ -74,7 +74,7 @@ def _raised(tool: Tool[..., Any]) -> Schema | None:
 
 
 def _parameters(tool: Tool[..., Any], number: int, definitions: Schema) -> Schema:
-    """Return the schema of a tool's parameters, in which a reference may stand where the tool takes one; its own `$defs` are moved."""
+    """Return the schema of a tool's parameters, allowing references where the tool accepts them. Moves its `$defs` to `definitions`."""
     schema = cast("Schema", tool.parameters_schema)
     own: Schema = schema.get("$defs", {})
     for name, part in own.items():
@@ -87,7 +87,7 @@ def _parameters(tool: Tool[..., Any], number: int, definitions: Schema) -> Schem
 
 
 def _or_reference(schema: Schema, number: int) -> Schema:
-    """Return a schema that also takes a reference, at every depth where text does not fit anyway."""
+    """Return a schema that also accepts a reference, at every depth where text would not fit already."""
     part = _open(schema, number)
     if _takes_text(part):
         return part

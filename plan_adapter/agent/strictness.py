@@ -1,7 +1,7 @@
-"""JSON Schemas as strict decoding takes them, and back: values that were made to such a form as the tool's own schema means them.
+"""Convert JSON Schemas to the form that strict decoding accepts, and convert decoded values back.
 
-Strict decoding knows no optional property, no mapping with free keys, no default, and not every keyword. An optional property becomes one
-that may be null, a mapping with free keys a text that holds JSON.
+Strict decoding has no optional properties, no mappings with free keys, no defaults, and only some keywords. So an optional property becomes
+nullable, and a mapping with free keys becomes a text that holds JSON.
 """
 
 import json
@@ -20,7 +20,7 @@ _FREE = "A JSON object, written as text."
 
 
 def strict_form(schema: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return `schema` in the form of strict decoding; whatever fits `schema` can be said in it."""
+    """Return `schema` in the form of strict decoding. Every value that fits `schema` can be expressed in it."""
     form = _strict(schema)
     if isinstance(definitions := schema.get("$defs"), dict):
         form["$defs"] = {name: _strict(part) for name, part in definitions.items() if isinstance(part, dict)}
@@ -40,7 +40,7 @@ def _strict(schema: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     if schema.get("type") == "array":
         items = schema.get("items")
         form["items"] = _strict(items) if isinstance(items, dict) else {"type": "string"}
-    elif not form.keys() & {"type", "enum", "const"}:  # anything goes
+    elif not form.keys() & {"type", "enum", "const"}:  # any value is allowed
         form["type"] = ["string", "number", "boolean", "null"]
     return form
 
@@ -63,7 +63,7 @@ def _strict_object(schema: Mapping[str, JsonValue], form: dict[str, JsonValue]) 
 
 
 def as_meant(parameters: Mapping[str, JsonValue], schema: Mapping[str, Any]) -> dict[str, JsonValue]:
-    """Return parameters as the tool of `schema` wants them: no null for what may be left out, no text for a mapping or a list."""
+    """Return parameters as the tool's `schema` expects them: drop nulls of optional ones, parse texts that stand for mappings or lists."""
     required, definitions = set(schema.get("required", [])), schema.get("$defs", {})
     properties: dict[str, Any] = schema.get("properties", {})
     found = dict[str, JsonValue]()
@@ -86,12 +86,12 @@ def _opened(value: JsonValue, schema: dict[str, Any], definitions: dict[str, Any
     try:
         read = json.loads(value)
     except ValueError:
-        return value  # validation says what is wrong with it
+        return value  # validation reports the problem
     return cast("JsonValue", read) if isinstance(read, dict | list) else value
 
 
 def _takes(schema: dict[str, Any], kind: str, definitions: dict[str, Any]) -> bool:
-    """Return whether a value of JSON's type `kind` may fit."""
+    """Return whether a value of the JSON type `kind` may fit."""
     if isinstance(name := schema.get("$ref"), str):
         return _takes(definitions.get(name.rpartition("/")[2], {}), kind, definitions)
     for key in ("anyOf", "oneOf"):

@@ -1,6 +1,6 @@
-"""Plan documents, YAML or JSON: text -> plan with the place of everything in it, and back.
+"""Reads and writes plan documents, YAML or JSON, and locates everything in them.
 
-The readers are imported when they are used: describing the command line must not wait for them.
+The readers are imported on use, so that describing the command line does not wait for them.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,8 +21,8 @@ __all__ = ["dump_plan", "load_plan", "place", "plan_schema", "read_document", "r
 def read_document(text: str, *, file: str | None = None) -> tuple[ExecutionPlan | None, list[Problem]]:
     """Return the plan in `text`, and every problem with its file, line and column.
 
-    A plan with problems is what is left without the fields concerned, so that the rest can be looked at, too; it keeps its
-    problems and has no digest. None where the text is no mapping. A `file` that ends in `.json` is read as JSON only.
+    A plan with problems lacks the fields concerned, so that the rest can still be checked. It keeps its problems and has no digest. The
+    plan is None if the text is not a mapping. If `file` ends in `.json`, the text is read as JSON only.
     """
     from plan_adapter.documents.reading import read_text
 
@@ -30,37 +30,40 @@ def read_document(text: str, *, file: str | None = None) -> tuple[ExecutionPlan 
 
 
 def read_documents(text: str, *, file: str | None = None) -> list[tuple[ExecutionPlan | None, list[Problem]]]:
-    """Return what `read_document` does for each plan in `text`: a JSON array of plans, a plan a line (JSON Lines), or one plan."""
+    """Return the result of `read_document` for each plan in `text`.
+
+    The text is a JSON array of plans, one plan per line (JSON Lines), or a single plan.
+    """
     from plan_adapter.documents.reading import read_several
 
     return read_several(text, file)
 
 
 def read_file(path: str | Path) -> tuple[ExecutionPlan | None, list[Problem]]:
-    """Return what `read_document` does for the file at `path`; a file that cannot be read is a problem, too."""
+    """Return the result of `read_document` for the file at `path`. A file that cannot be read is reported as a problem."""
     from plan_adapter.documents.reading import read_path
 
     return read_path(Path(path))
 
 
 def read_mapping(path: str | Path) -> tuple[dict[str, JsonValue] | None, list[Problem]]:
-    """Return the mapping in a YAML or JSON file that is no plan, a file of inputs for instance, and every problem."""
+    """Return the mapping in a YAML or JSON file that is not a plan, such as a file of inputs, and every problem."""
     from plan_adapter.documents.reading import read_values
 
     return read_values(Path(path))[:2]
 
 
 def read_placed(path: str | Path) -> tuple[dict[str, JsonValue] | None, list[Problem], Callable[[Problem], Problem]]:
-    """Return what `read_mapping` does, and a function that adds file, line and column to a problem that is found in the mapping."""
+    """Return the result of `read_mapping`, and a function that adds file, line and column to a problem in the mapping."""
     from plan_adapter.documents.reading import read_values
 
     return read_values(Path(path))
 
 
 def load_plan(path_or_text: str | Path) -> ExecutionPlan:
-    """Return the plan in a file or text; raises InvalidPlanError with every problem.
+    """Return the plan in a file or text. Raises InvalidPlanError with every problem.
 
-    A text is taken for a path if a file has that name, or if it is one line that ends in .yaml, .yml or .json.
+    A text counts as a path if a file of that name exists, or if it is one line that ends in .yaml, .yml or .json.
     """
     plan, problems = read_file(path_or_text) if _is_path(path_or_text) else read_document(str(path_or_text))
     if plan is None or problems:
@@ -77,15 +80,15 @@ def _is_path(path_or_text: str | Path) -> bool:
         return True
     try:
         return Path(path_or_text).exists()
-    except (OSError, ValueError):  # longer than a name may be, or with a NUL in it: a text
+    except (OSError, ValueError):  # too long for a file name, or with a NUL: a text
         return False
 
 
 def dump_plan(plan: ExecutionPlan, *, comments: Mapping[str, str] | None = None) -> str:
-    """Return the plan as YAML that `load_plan` reads back as an equal one: snake_case, defaults left out.
+    """Return the plan as YAML that `load_plan` reads back as an equal plan: in snake_case, without defaults.
 
-    `comments` are written above what stands at their paths, as `inputs.host`; that of "" at the top. Raises InvalidPlanError where
-    the plan holds what no document can.
+    `comments` are written above the value at their path, such as `inputs.host`; the comment of "" goes to the top. Raises InvalidPlanError
+    if the plan contains values that a document cannot hold.
     """
     from plan_adapter.documents.yaml_text import write_yaml
 
@@ -107,6 +110,6 @@ def _commented(text: str, comments: Mapping[str, str]) -> str:
 
 
 def place(plan: ExecutionPlan, at: str) -> tuple[str | None, int | None, int | None]:
-    """Return file, line and column, from 1, of the path `at`, or of what stands nearest around it; None for what no document says."""
+    """Return file, line and column, from 1, of the path `at` or its nearest parent. Each is None if it is unknown."""
     marks, file = plan._marks, plan._file  # pyright: ignore[reportPrivateUsage]  # set by the reader of the document
     return (file, None, None) if marks is None else (file, *marks.find(at))

@@ -1,4 +1,4 @@
-"""The fields of a document: their three spellings, those that nobody knows, and what the seeds' JSON says about earlier executions."""
+"""The fields of a document: their accepted spellings, unknown fields, and execution data in documents of the original implementations."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,10 +23,10 @@ _PARTS: Mapping[type[BaseModel], Mapping[str, type[BaseModel]]] = {
     },
     Step: {"rollback": Rollback},
 }
-"""The fields that hold parts of their own; what stands in any other field is the author's."""
+"""The fields with models of their own. The content of any other field is the author's."""
 
 _SEVERAL = frozenset({"inputs", "steps", "finally"})
-"""The fields that hold a list or mapping of parts."""
+"""The fields that hold a list or mapping of such models."""
 
 _NAMES: Mapping[type[BaseModel], str] = {ExecutionPlan: "a plan", Step: "a step", Input: "an input"}
 
@@ -38,10 +38,10 @@ _RUNTIME: Mapping[type[BaseModel], tuple[str, ...]] = {
     ),
     Step: ("index", "status", "result", "error", "duration_ms", "retry_count", *_TIMES),
 }
-"""What the seeds keep in a plan about its execution: history here, never authority."""
+"""Execution data that the original ExecutionPlan implementations keep in a plan. Here it is history only and never trusted."""
 
 _HINTED = 100
-"""Problems that get a hint: the nearest of all names takes a while to find, and nobody reads thousands."""
+"""The most problems that get a hint: finding the nearest name takes time, and nobody reads thousands."""
 
 _NO_TIME = "0001-01-01T00:00:00Z"
 """How Go writes a time that was never set."""
@@ -49,18 +49,18 @@ _NO_TIME = "0001-01-01T00:00:00Z"
 
 @dataclass(slots=True)
 class Fields:
-    """Brings the tree of a document to the spelling of the model, in place; gathers problems and history."""
+    """Renames the fields of a document's tree to the model's spelling, in place. Collects problems and history."""
 
     problems: list[Problem] = field(default_factory=list[Problem])
     history: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
     step_histories: dict[int, dict[str, JsonValue]] = field(default_factory=dict[int, dict[str, JsonValue]])
 
     def settle(self, root: Node) -> None:
-        """Settle the plan at `root`."""
+        """Rename the fields of the plan at `root`."""
         self.history.update(self._settle(root, ExecutionPlan, ""))
 
     def _settle(self, node: Node, model: type[BaseModel], at: str) -> dict[str, JsonValue]:
-        """Rename the fields of `node`, take out what the model does not have, and return what is history."""
+        """Rename the fields of `node`, remove those that the model lacks, and return the ones that are history."""
         if not isinstance(node.value, dict):
             return {}
         history: dict[str, JsonValue] = {}
@@ -119,7 +119,7 @@ def _said(name: str, entry: Node) -> dict[str, JsonValue]:
 
 
 def _is_left_out(model: type[BaseModel], name: str, entry: Node) -> bool:
-    """Return whether the entry counts as not written: null for a list, mapping or part (Go's nil), and an empty id."""
+    """Return whether the entry counts as absent: null for a list, mapping or model (Go's nil), or an empty id."""
     if entry.value is None:
         return name in _containers(model)
     return name == "id" and entry.value == ""
@@ -133,7 +133,7 @@ def _containers(model: type[BaseModel]) -> frozenset[str]:
 
 @cache
 def _spellings(model: type[BaseModel]) -> dict[str, str]:
-    """Return every accepted spelling of every field and what it stands for: `tool_name`, `toolName`, `ToolName`; `ID` as Go writes it."""
+    """Map every accepted spelling of every field to its name: `tool_name`, `toolName`, `ToolName`; `ID` as in Go."""
     names = [*(info.alias or name for name, info in model.model_fields.items()), *_RUNTIME.get(model, ())]
     return {spelling: name for name in names for spelling in _spell(name)}
 
@@ -151,7 +151,7 @@ def _capitals(word: str) -> tuple[str, ...]:
 
 
 def _snake(key: str) -> str:
-    """Return `key` in the spelling of the model, for the nearest known one to be found."""
+    """Return `key` in the model's spelling, to find the nearest known field."""
     return "".join(
         f"_{char.lower()}" if char.isupper() and index and not key[index - 1].isupper() else char.lower() for index, char in enumerate(key)
     )

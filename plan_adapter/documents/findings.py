@@ -1,4 +1,4 @@
-"""What pydantic finds in a document, as problems that say which field, what it takes and what it was given."""
+"""Turns pydantic's errors into problems that name the field, what it accepts and what was given."""
 
 import re
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ _LITERALS: Mapping[str, str] = {"effect": "bad-effect", "version": "unsupported-
 
 
 def build_plan(document: dict[str, Any]) -> tuple[ExecutionPlan, list[Problem]]:
-    """Return the plan and what is wrong with its fields; a plan with problems is what is left of `document` without those fields."""
+    """Return the plan and the problems of its fields. Fields with problems are removed from `document` and missing from the plan."""
     problems: list[Problem] = []
     while True:
         try:
@@ -43,7 +43,10 @@ def build_plan(document: dict[str, Any]) -> tuple[ExecutionPlan, list[Problem]]:
 
 
 def _leave_out(document: dict[str, Any], finding: "ErrorDetails") -> bool:
-    """Remove the field concerned; a wrong member takes its list with it, a wrong step becomes an empty one, a lack the part that lacks."""
+    """Remove the field concerned, and return whether anything was removed.
+
+    For an invalid list member, the whole list is removed; an invalid step becomes empty; a model with a missing field is removed.
+    """
     loc = finding["loc"]
     if loc == ("description",):
         document["description"] = ""
@@ -54,7 +57,7 @@ def _leave_out(document: dict[str, Any], finding: "ErrorDetails") -> bool:
         try:
             inner = holder[part]
         except (KeyError, TypeError):
-            return False  # left out already, with another finding
+            return False  # already removed for another error
         trail.append((holder, part))
         holder = inner
     for depth, (container, key) in reversed(list(enumerate(trail))):
@@ -77,7 +80,7 @@ def _problem(finding: "ErrorDetails") -> Problem:
 
 
 def _tail(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """Return the end of `loc` that begins with a field's name."""
+    """Return the end of `loc`, starting with a field's name."""
     start = max((index for index, part in enumerate(loc) if isinstance(part, str)), default=0)
     return loc[start:]
 
@@ -104,7 +107,7 @@ def _words(finding: "ErrorDetails", name: str) -> tuple[str, str, str]:
 
 
 def _shown(value: object) -> str:
-    """Return `value` in words, never more than a few of its characters."""
+    """Return a phrase for `value` that shows only a few of its characters."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""JSON text as a tree of nodes. The standard library reads the scalars; lists and mappings are walked here, for their places."""
+"""Parses JSON text into a tree of nodes. The standard library reads the scalars; lists and mappings are walked here to locate them."""
 
 import json
 import re
@@ -13,7 +13,7 @@ _NEWLINE = re.compile("\n")
 
 
 def read_json(text: str) -> tuple[Node | None, list[Problem]]:
-    """Return the tree of `text` and what is wrong in it; raises UnreadableError where it is no JSON."""
+    """Return the tree of `text` and its problems. Raises UnreadableError if it is not JSON."""
     reader = _Reader(text)
     reader.read()
     return reader.builder.root, reader.builder.problems
@@ -29,7 +29,7 @@ class _Reader:
         self._closers: list[str] = []
 
     def read(self) -> None:
-        """Walk the text once; only first members recurse, and the builder stops them at its depth."""
+        """Walk the text once. Only first members recurse, and the builder limits their depth."""
         self._value()
         while self._closers:
             closer = self._closers[-1]
@@ -86,7 +86,7 @@ class _Reader:
         except json.JSONDecodeError as error:
             self.at = error.pos
             self._refuse(_reason(error, self.text))
-        except ValueError:  # an integer of thousands of digits
+        except ValueError:  # an integer with thousands of digits
             raise self.builder.unreadable(("too-large", "a number has thousands of digits", "write it as text"), *self._mark()) from None
         return value
 

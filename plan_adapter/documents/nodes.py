@@ -1,4 +1,4 @@
-"""A document as a tree of nodes that know their place, put together from what a reader of YAML or JSON sees."""
+"""A document as a tree of located nodes, built from the values that a YAML or JSON reader finds."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,21 +10,21 @@ from plan_adapter.problems import Problem
 from plan_adapter.values import MAX_DEPTH, TOO_DEEP, Fault, join, key_fault, normalize, scalar_fault
 
 MAX_NODES = 1_000_000
-"""Values in one document; 10,000 steps need about 150,000."""
+"""The most values in one document. 10,000 steps need about 150,000."""
 
 Scalar: TypeAlias = str | int | float | bool | None
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A value and where it stands, from 1: an entry of a mapping at its key, a member of a list at its beginning."""
+    """A value and its position, from 1. An entry of a mapping is located at its key, a member of a list at its start."""
 
     line: int
     column: int
     value: "dict[str, Node] | list[Node] | Scalar"
 
     def plain(self) -> JsonValue:
-        """Return the value without places."""
+        """Return the value without positions."""
         if isinstance(self.value, dict):
             return {key: node.plain() for key, node in self.value.items()}
         if isinstance(self.value, list):
@@ -32,7 +32,7 @@ class Node:
         return self.value
 
     def find(self, at: str) -> "Node":
-        """Return the node at the path `at`, or the nearest one around it."""
+        """Return the node at the path `at`, or its nearest parent."""
         node = self
         while at:
             child = node._entry(at)
@@ -42,7 +42,7 @@ class Node:
         return node
 
     def _entry(self, at: str) -> "tuple[Node, str] | None":
-        """Return the entry that `at` begins with, and the rest of the path; keys may hold dots and brackets themselves."""
+        """Return the entry that `at` starts with, and the rest of the path. Keys may contain dots and brackets."""
         if isinstance(self.value, list):
             number, closed, rest = at.removeprefix("[").partition("]")
             known = closed and number.isdecimal() and int(number) < len(self.value)
@@ -56,16 +56,16 @@ class Node:
 
 
 def _ends(at: str) -> Iterator[int]:
-    """Give every place where a first key of `at` may end, the longest first."""
+    """Yield every position where the first key of `at` may end, the longest first."""
     yield len(at)
     yield from (index for index in range(len(at) - 1, 0, -1) if at[index] in ".[")
 
 
 class UnreadableError(Exception):
-    """The text cannot be read any further; `problem` says where and why."""
+    """The rest of the text cannot be read. `problem` says where and why."""
 
     def __init__(self, problem: Problem) -> None:
-        """Keep `problem`."""
+        """Store `problem`."""
         super().__init__(problem.message)
         self.problem = problem
 
@@ -75,15 +75,15 @@ class _Open:
     """A list or mapping that has not ended yet."""
 
     node: Node
-    name: str | int | None = None  # its own key or index in what is around it
-    key: str | None = None  # of a mapping: the key whose value comes next
+    name: str | int | None = None  # its key or index in its parent
+    key: str | None = None  # in a mapping: the key of the next value
     line: int = 0
     column: int = 0
 
 
 @dataclass(slots=True)
 class TreeBuilder:
-    """Takes values in the order of the text and puts them together; findings that do not end the reading gather in `problems`."""
+    """Builds a tree from values in text order. Problems that do not end the reading collect in `problems`."""
 
     problems: list[Problem] = field(default_factory=list[Problem])
     root: Node | None = None
@@ -92,25 +92,25 @@ class TreeBuilder:
 
     @property
     def wants_key(self) -> bool:
-        """True where the next scalar is a mapping's key."""
+        """Whether the next scalar is a mapping's key."""
         return bool(self._open) and self._open[-1].key is None and type(self._open[-1].node.value) is dict
 
     def key(self, key: str, line: int, column: int, fault: Fault | None = None) -> None:
-        """Take the key of the entry whose value comes next; `fault` is what its reader found in it."""
+        """Add the key of the next entry. `fault` is the reader's objection to it."""
         top = self._open[-1]
         top.key, top.line, top.column = key, line, column
         if fault := fault or key_fault(key):
             self.report(fault, line, column)
 
     def scalar(self, value: Scalar, line: int, column: int) -> None:
-        """Take a value that is neither list nor mapping; a faulty one is reported and counts as null."""
+        """Add a value that is neither list nor mapping. An invalid one is reported and becomes null."""
         if fault := scalar_fault(value):
             self.report(fault, line, column)
             value = None
         self._place(Node(line, column, normalize(value)))
 
     def open(self, container: dict[str, Node] | list[Node], line: int, column: int) -> None:
-        """Take the beginning of the empty `container`."""
+        """Start the empty `container`."""
         if self.wants_key:
             raise self.unreadable(("wrong-type", "a key must be text, not a list or mapping", "put it in quotes"), line, column)
         if len(self._open) >= MAX_DEPTH:
@@ -121,11 +121,11 @@ class TreeBuilder:
         self._open.append(_Open(node, name))
 
     def close(self) -> None:
-        """Take the end of the container opened last."""
+        """End the container opened last."""
         self._open.pop()
 
     def path(self) -> str:
-        """Return the path of the value that comes next, or of the open container where a key comes next."""
+        """Return the path of the next value, or of the open container if a key comes next."""
         at = ""
         for name in (*(opened.name for opened in self._open), self._next_name()):
             at = at if name is None else join(at, name)
@@ -138,7 +138,7 @@ class TreeBuilder:
         return len(container) if isinstance(container, list) else self._open[-1].key
 
     def report(self, fault: Fault, line: int, column: int) -> None:
-        """Add a problem with the value that comes next; an entry of a mapping stands at its key."""
+        """Add a problem with the next value. An entry of a mapping is located at its key."""
         top = self._open[-1] if self._open else None
         if top is not None and top.key is not None:
             line, column = top.line, top.column
@@ -172,5 +172,5 @@ class TreeBuilder:
 
 
 def shortened(at: str) -> str:
-    """Return `at`, its middle left out where it is longer than anyone reads."""
+    """Return `at`, with the middle left out if it is very long."""
     return at if len(at) <= 120 else f"{at[:60]}…{at[-30:]}"

@@ -1,4 +1,4 @@
-"""Text, file or bytes -> plan and problems, each with its place."""
+"""Reads a plan and its located problems from a text or file."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from plan_adapter.plan import ExecutionPlan
 from plan_adapter.problems import Problem
 
 MAX_BYTES = 16 * 1024 * 1024
-"""The largest document: 10,000 steps with long texts are about 3 MB."""
+"""The size limit of a document. 10,000 steps with long texts take about 3 MB."""
 
 _TOO_LARGE = Problem("too-large", message=f"the document is larger than {MAX_BYTES // 2**20} MB", hint="split the plan")
 
@@ -32,7 +32,7 @@ _Read: TypeAlias = Callable[[str], tuple[Node | None, list[Problem]]]
 
 
 def read_text(text: str, file: str | None) -> tuple[ExecutionPlan | None, list[Problem]]:
-    """Return the plan in `text` and every problem, in the order of the text; see `read_document`."""
+    """Return the plan in `text` and every problem, in text order. See `read_document`."""
     text = text.removeprefix("\ufeff")
     try:
         root, problems = _read_tree(text, file)
@@ -43,7 +43,7 @@ def read_text(text: str, file: str | None) -> tuple[ExecutionPlan | None, list[P
     fields = Fields()
     fields.settle(root)
     plan, findings = build_plan({key: node.plain() for key, node in root.value.items()})
-    known = {problem.at for problem in problems}  # what a reader could not take is no finding of its own about the field
+    known = {problem.at for problem in problems}  # a value that the reader refused is not reported again as a problem of the field
     problems += [problem for problem in fields.problems if problem.at not in known]
     problems += [_marked(root, problem) for problem in findings if problem.at not in known]
     if "steps" not in root.value:
@@ -56,7 +56,7 @@ def read_text(text: str, file: str | None) -> tuple[ExecutionPlan | None, list[P
 def _keep(plan: ExecutionPlan, fields: Fields, problems: list[Problem], marks: "_Marks", file: str | None) -> None:
     if fields.step_histories:
         fields.history["steps"] = {plan.steps[index].id: history for index, history in fields.step_histories.items()}
-    plan._history = fields.history  # pyright: ignore[reportPrivateUsage]  # what came with the document is set by its reader only
+    plan._history = fields.history  # pyright: ignore[reportPrivateUsage]  # only the reader sets what came with the document
     plan._problems = tuple(problems)  # pyright: ignore[reportPrivateUsage]
     plan._marks = marks  # pyright: ignore[reportPrivateUsage]
     plan._file = file  # pyright: ignore[reportPrivateUsage]
@@ -79,7 +79,7 @@ def _read_tree(text: str, file: str | None) -> tuple[Node, list[Problem]]:
 
 
 def _reader(text: str, file: str | None) -> _Read:
-    """Return the reader by the file's name, else by the look of the text; a YAML file may hold JSON, and what looks like it at first."""
+    """Return the reader for the file's name, or else for the look of the text. A YAML file may contain JSON, or only look like it."""
     ending = (file or "").lower()
     if ending.endswith(".json"):
         return read_json
@@ -103,13 +103,13 @@ def _marked(root: Node, problem: Problem) -> Problem:
 
 
 def _tidy(problems: list[Problem], file: str | None) -> list[Problem]:
-    """Return the problems in the order of the text, with the file."""
+    """Return the problems in text order, with the file."""
     ordered = sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0))
     return [replace(problem, at=shortened(problem.at), file=file) for problem in ordered]
 
 
 class _Marks:
-    """Finds places by reading the text again when first asked: a plan without problems needs none."""
+    """Locates paths by reading the text again on first use: a plan without problems needs no positions."""
 
     def __init__(self, text: str, file: str | None, root: Node | None) -> None:
         self._text, self._file, self._root = text, file, root
@@ -126,7 +126,7 @@ class _Marks:
 
 
 def read_path(path: Path) -> tuple[ExecutionPlan | None, list[Problem]]:
-    """Return the plan in the file at `path` and every problem; see `read_document`."""
+    """Return the plan in the file at `path` and every problem. See `read_document`."""
     try:
         return read_text(_content(path), str(path))
     except UnreadableError as error:
@@ -134,7 +134,7 @@ def read_path(path: Path) -> tuple[ExecutionPlan | None, list[Problem]]:
 
 
 def read_values(path: Path) -> tuple[dict[str, JsonValue] | None, list[Problem], Callable[[Problem], Problem]]:
-    """Return the mapping in the file at `path`, every problem, and what gives another problem its place; see `read_mapping`."""
+    """Return the mapping in the file at `path`, every problem, and a function that locates other problems. See `read_mapping`."""
     file = str(path)
     try:
         root, problems = _read_tree(_content(path).removeprefix("\ufeff"), file)
@@ -152,7 +152,7 @@ def _no_mapping(root: Node, wanted: str, file: str | None) -> Problem:
 
 
 def _content(path: Path) -> str:
-    """Return the text of a file; raises UnreadableError where there is none."""
+    """Return the text of a file. Raises UnreadableError if it cannot be read."""
     try:
         with path.open("rb") as stream:
             content = stream.read(MAX_BYTES + 1)
@@ -186,7 +186,7 @@ _ARRAY = re.compile(r"\s*\[\s*[{\]]")
 
 
 def read_several(text: str, file: str | None) -> list[tuple[ExecutionPlan | None, list[Problem]]]:
-    """Return what `read_text` does for each plan in `text`; a text that is no series of JSON objects is one plan."""
+    """Return the result of `read_text` for each plan in `text`. A text that is not a series of JSON objects is one plan."""
     text = text.removeprefix("\ufeff")
     array = _ARRAY.match(text)
     if array is None and _OBJECT.match(text) is None:
@@ -195,7 +195,7 @@ def read_several(text: str, file: str | None) -> list[tuple[ExecutionPlan | None
 
 
 def _spans(text: str, *, is_array: bool) -> Iterator[tuple[int, int]]:
-    """Yield where each plan begins and ends; what cannot be read is a plan, too, whose reader says why."""
+    """Yield the start and end of each plan. A part that cannot be read counts as a plan, whose reader says why."""
     decoder, position = json.JSONDecoder(), text.index("[") + 1 if is_array else 0
     while (start := _next(text, position)) < len(text):
         if is_array and text[start] == "]":
@@ -207,7 +207,7 @@ def _spans(text: str, *, is_array: bool) -> Iterator[tuple[int, int]]:
             newline = text.find("\n", start)
             is_a_line = not is_array and error.pos <= newline
             position = newline if is_a_line else len(text)
-        except (ValueError, RecursionError):  # an integer of thousands of digits, a depth that no plan has
+        except (ValueError, RecursionError):  # an integer with thousands of digits, or too much depth
             position = len(text)
         yield start, position
 
@@ -218,6 +218,6 @@ def _next(text: str, position: int) -> int:
 
 
 def _placed(text: str, start: int, end: int) -> str:
-    """Return the part from `start` to `end` in the line and column where it stands, with nothing before it."""
+    """Return the part from `start` to `end` at its original line and column, with only white space before it."""
     line, column = text.count("\n", 0, start), start - text.rfind("\n", 0, start) - 1
     return "\n" * line + " " * column + text[start:end]

@@ -12,7 +12,8 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 def plan_schema() -> dict[str, JsonValue]:
     """Return the JSON Schema (draft 2020-12) of a plan document in snake_case.
 
-    What it refuses, `read_document` or validation refuses, too, but for the other spellings of keys and the seeds' fields of execution.
+    `read_document` or validation refuses everything that the schema refuses, with two exceptions: other spellings of keys, and the
+    execution fields of the original implementations.
     """
     schema: dict[str, Any] = ExecutionPlan.model_json_schema(by_alias=True)
     schema = _plain(schema)
@@ -30,7 +31,7 @@ def plan_schema() -> dict[str, JsonValue]:
 
 
 def _plain(schema: Any) -> Any:
-    """Return `schema` without titles that repeat a name, and without null, which only says `not written`."""
+    """Return `schema` without titles that repeat a name, and without null, which only means that a field is absent."""
     if isinstance(schema, list):
         return [_plain(member) for member in cast("list[Any]", schema)]
     if not isinstance(schema, dict):

@@ -1,7 +1,7 @@
-"""YAML text as a tree of nodes, and a document as YAML text: the only import of yaml.
+"""Parses YAML text into a tree of nodes, and writes documents as YAML. The only module that imports yaml.
 
-The events of libyaml's parser are taken one by one and the tree is built without recursion: `yaml.compose` dies of a
-segmentation fault on 100,000 brackets. Plain scalars are read by the core schema of YAML 1.2, so `no` is text.
+It takes the events of libyaml's parser one by one and builds the tree without recursion: `yaml.compose` crashes with a segmentation fault
+on 100,000 brackets. Plain scalars follow the core schema of YAML 1.2, so `no` is text.
 """
 
 import re
@@ -32,7 +32,7 @@ _SEVERAL = ("several-documents", "the file holds more than one YAML document", "
 
 
 def read_yaml(text: str) -> tuple[Node | None, list[Problem]]:
-    """Return the tree of `text` (None where there is no document) and what is wrong in it; raises UnreadableError where it is no YAML."""
+    """Return the tree of `text`, or None if it holds no document, and its problems. Raises UnreadableError if it is not YAML."""
     builder = TreeBuilder()
     documents = 0
     try:
@@ -78,13 +78,13 @@ def _take(builder: TreeBuilder, event: Any) -> None:
 def _resolve(builder: TreeBuilder, event: Any) -> Scalar:
     try:
         return core_value(event.value)
-    except ValueError:  # an integer of thousands of digits
+    except ValueError:  # an integer with thousands of digits
         fault = ("too-large", "a number has thousands of digits", "write it as text, in quotes")
         raise builder.unreadable(fault, *_mark(event)) from None
 
 
 def core_value(text: str) -> Scalar:
-    """Return what the plain scalar `text` means in YAML 1.2; raises ValueError for an integer of thousands of digits."""
+    """Return the value of the plain scalar `text` in YAML 1.2. Raises ValueError for an integer with thousands of digits."""
     first = text[:1]
     if first.isalpha() and first not in "nNtTfF":  # most scalars are words
         return text
@@ -122,10 +122,10 @@ def _hint(text: str, line: int, reason: str) -> str:
 
 
 class _Dumper(yaml.CSafeDumper):
-    """Writes text so that YAML 1.1 and 1.2 both read it back as text."""
+    """Writes text so that both YAML 1.1 and 1.2 read it back as text."""
 
     def ignore_aliases(self, data: object) -> bool:
-        """Never write anchors."""
+        """Return True, so that no anchors are written."""
         return True
 
 
@@ -134,7 +134,7 @@ def _represent_text(dumper: Any, text: str) -> yaml.ScalarNode:
 
 
 def _style(text: str) -> str | None:
-    """Return the block style for lines, double quotes where plain text would be read as something else, None for the writer's choice."""
+    """Return the scalar style: block for lines, quotes if plain text would be misread, or None for the writer's choice."""
     if "\n" in text:
         stands = text[0] not in " \n\t" and not _UNPRINTABLE.search(text) and not re.search("[\r\x85\u2028\u2029\ufeff]| \n| $", text)
         return "|" if stands else '"'
@@ -155,6 +155,6 @@ _Dumper.add_representer(list, _represent_list)
 
 
 def write_yaml(document: dict[str, JsonValue]) -> str:
-    """Return `document` as YAML in the order of its keys, lines as block scalars, every script as it is."""
+    """Return `document` as YAML in the order of its keys, with lines as block scalars and without escaping any script."""
     text: str = yaml.dump(document, Dumper=_Dumper, allow_unicode=True, sort_keys=False, default_flow_style=False, width=2**31 - 1)
     return text

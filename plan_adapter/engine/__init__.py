@@ -1,1 +1,1 @@
-"""The door to Prefect: plans as flows, steps as task runs, and the server that they are shown on."""
+"""The Prefect side: plans as flows, steps as task runs, gates as forms, and the server that shows them."""

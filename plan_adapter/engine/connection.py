@@ -1,4 +1,4 @@
-"""Which Prefect server is meant by Prefect's settings, whether it answers, and how this process is made to use one."""
+"""Which Prefect server Prefect's settings name, whether it answers, and how to make this process use a given one."""
 
 import contextlib
 import logging
@@ -23,15 +23,15 @@ Model = TypeVar("Model", bound=BaseModel)
 
 ANSWER_SECONDS = 15.0
 UI_SECONDS = 2.0
-"""How long a UI may take to say where its pages are, as a link is being made."""
+"""How long a UI may take to report the paths of its pages while a link is built."""
 
 _urls_without_csrf: set[str] = set()
-"""API URLs of servers that have told this process that they use no CSRF tokens."""
+"""API URLs of servers that have reported to this process that they use no CSRF tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A Prefect server that answered; `log_path` and `pid` are None for one that Prefect's settings name."""
+    """A Prefect server that answered. `log_path` and `pid` are None for a server that Prefect's settings name."""
 
     api_url: str
     ui_url: str | None
@@ -39,26 +39,27 @@ class Server:
     log_path: Path | None = None
     pid: int | None = None
     password: str | None = field(default=None, repr=False)
-    """What the local server demands; for any other one Prefect's settings hold it."""
+    """The password of the local server. For any other server, Prefect's settings hold the credentials."""
 
     @property
     def is_local(self) -> bool:
-        """Whether it is the local server of this package."""
+        """Whether this is the local server that this package starts."""
         return self.log_path is not None
 
     def run_url(self, flow_run_id: UUID | str) -> str | None:
-        """Return the page of a flow run; None where the UI's address is not known."""
+        """Return the URL of a flow run's page, or None if the UI's address is unknown."""
         if self.ui_url is None:
             return None
-        # Prefect's newer UI renders a form's Mermaid and tables; a deep link without /v2 opens the older one.
+        # Prefect's newer UI renders Mermaid and tables in forms. A deep link without /v2 opens the older UI.
         newer = "/v2" if self.is_local else _newer_ui(self.ui_url)
         return f"{self.ui_url}{newer}/runs/flow-run/{flow_run_id}"
 
 
 def configured_api_url() -> str | None:
-    """Return the API URL of Prefect's settings (environment, .env, prefect.toml, pyproject.toml, profile, context), None if none is set.
+    """Return the API URL of Prefect's settings, or None if none is set.
 
-    Takes no second: Prefect is imported only if a place where a URL could stand exists.
+    Prefect reads environment, .env, prefect.toml, pyproject.toml, profile and context. Importing Prefect takes about a second, so it is
+    imported only if one of these places exists.
     """
     if "prefect" not in sys.modules and not _may_be_configured():
         return None
@@ -71,12 +72,12 @@ def configured_api_url() -> str | None:
 
 
 def under_worker() -> bool:
-    """Whether this process was started by a Prefect worker or runner to execute a flow run."""
+    """Whether a Prefect worker or runner started this process to execute a flow run."""
     return bool(os.environ.get("PREFECT__FLOW_RUN_ID"))
 
 
 def current_server() -> Server:
-    """Return the server that this process uses, as its Prefect settings tell; it is not asked for anything."""
+    """Return the server that this process's Prefect settings name, without contacting it."""
     from prefect.settings import get_current_settings
 
     settings = get_current_settings()
@@ -86,9 +87,9 @@ def current_server() -> Server:
 
 
 def check_server() -> Server:
-    """Return the server that Prefect's settings name, once it has answered a request that needs its credentials.
+    """Return the server that Prefect's settings name, after it has answered a request that needs credentials.
 
-    Asks with Prefect's own client, so that auth string, API key, headers and TLS settings hold. Raises NoServerError.
+    The request uses Prefect's own client, so auth string, API key, headers and TLS settings apply. Raises NoServerError.
     """
     with quiet_import():
         from prefect.client.orchestration import get_client
@@ -99,7 +100,7 @@ def check_server() -> Server:
     patience = {"client.max_retries": 0, "server.ephemeral.enabled": False}
     try:
         with changed_settings(patience), get_client({"timeout": ANSWER_SECONDS}, sync_client=True) as client, csrf_remembered(client):
-            # /health answers without credentials
+            # /health answers without credentials.
             client.read_flows(limit=1)
             client.raise_for_api_version_mismatch_once()
     except Exception as error:
@@ -113,9 +114,9 @@ def check_server() -> Server:
 
 @contextlib.contextmanager
 def csrf_remembered(client: object) -> Generator[None]:
-    """Let Prefect's `client` ask its server for no CSRF token where the server told this process before that it uses none.
+    """Stop Prefect's `client` from asking for a CSRF token if its server said earlier that it uses none.
 
-    A new client asks before its first write, and every run has new clients.
+    A new client asks before its first write, and every run creates new clients.
     """
     http = getattr(client, "_client", None)
     url, asks = str(getattr(http, "base_url", "")), bool(getattr(http, "enable_csrf_support", False))
@@ -124,7 +125,7 @@ def csrf_remembered(client: object) -> Generator[None]:
     try:
         yield
     except Exception as error:
-        if getattr(getattr(error, "response", None), "status_code", None) == 403:  # it may use tokens by now
+        if getattr(getattr(error, "response", None), "status_code", None) == 403:  # the server may have started to use tokens
             _urls_without_csrf.discard(url)
         raise
     if asks and not getattr(http, "enable_csrf_support", True):
@@ -133,15 +134,16 @@ def csrf_remembered(client: object) -> Generator[None]:
 
 @contextlib.contextmanager
 def use_server(server: Server, *, quiet: bool = True) -> Generator[Server]:
-    """Make Prefect use `server` in this context, never its ephemeral one; settings are context variables: copy the context into threads.
+    """Make Prefect use `server` in this context, and never its ephemeral server.
 
-    With `quiet`, Prefect's own lines stay off the console, unless its logging level was set on purpose; they still go to the API.
+    Settings are context variables: copy the context into threads. With `quiet`, Prefect's log lines stay off the console unless its logging
+    level was set explicitly; they still go to the API.
     """
     from prefect.settings import get_current_settings
 
     updates: dict[str, object] = {"server.ephemeral.enabled": False}
     if server.is_local:
-        # Credentials of another server are not for this one.
+        # The local server must not receive the credentials of another server.
         password = None if server.password is None else SecretStr(server.password)
         updates |= {"api.url": server.api_url, "ui_url": server.ui_url}
         updates |= {"api.key": None, "api.auth_string": password, "client.custom_headers": dict[str, str]()}
@@ -157,9 +159,10 @@ def use_server(server: Server, *, quiet: bool = True) -> Generator[Server]:
 
 @contextlib.contextmanager
 def changed_settings(updates: Mapping[str, object]) -> Generator[None]:
-    """Change Prefect's settings in this context; `updates` maps paths, such as "api.url", to values of the settings' own types.
+    """Change Prefect's settings in this context.
 
-    Takes microseconds. Prefect's `temporary_settings` takes 50 ms, because it reads and validates every setting again.
+    `updates` maps paths, such as "api.url", to values of the settings' own types. This takes microseconds. Prefect's `temporary_settings`
+    takes 50 ms because it reads and validates every setting again.
     """
     from prefect.context import SettingsContext, get_settings_context
 
@@ -178,7 +181,7 @@ def _with_setting(settings: Model, path: Sequence[str], value: object) -> Model:
 
 @contextlib.contextmanager
 def quiet_import() -> Generator[None]:
-    """Keep `import prefect` from printing its notice on usage data, and from sending any."""
+    """Keep `import prefect` from printing its notice about usage data and from sending any."""
     if "prefect" in sys.modules or "DO_NOT_TRACK" in os.environ:
         yield
         return
@@ -190,7 +193,10 @@ def quiet_import() -> Generator[None]:
 
 
 def ui_hint(url: str) -> list[str]:
-    """Return the lines that bring a person to `url`: itself and, in an SSH session, the port-forward that a loopback URL needs."""
+    """Return the lines that help a person open `url`.
+
+    They are the URL and, for a loopback URL in an SSH session, the port-forwarding command.
+    """
     parts = urlsplit(url)
     connection = os.environ.get("SSH_CONNECTION", "").split()
     if parts.hostname not in ("127.0.0.1", "localhost", "::1") or len(connection) != 4:
@@ -208,14 +214,14 @@ def without_credentials(url: str) -> str:
 
 
 def trouble_with_server(error: BaseException | None) -> str | None:
-    """Return what is wrong with the server in words without URL and header, None where `error` does not come from asking it."""
+    """Return what is wrong with the server, without URLs or headers, or None if `error` does not come from a request to it."""
     while error is not None and type(error).__module__.partition(".")[0] not in ("httpx", "prefect"):
         error = error.__cause__
     return None if error is None else _reason(error)
 
 
 def url_source() -> str:
-    """Return where the API URL of Prefect's settings stands, in words."""
+    """Return a phrase that says which setting the API URL comes from."""
     from prefect.context import get_settings_context
 
     context = get_settings_context()
@@ -236,9 +242,9 @@ def url_source() -> str:
 
 @cache
 def _newer_ui(ui_url: str) -> str:
-    """Return what follows `ui_url` in the addresses of its newer UI, as it says itself; empty where it has none, or does not say.
+    """Return the path of the newer UI below `ui_url`, as the UI reports it; empty if there is none or the UI does not say.
 
-    Asked once in a process, without credentials, and not at all of Prefect Cloud, which has one UI.
+    The request is made once per process and without credentials. Prefect Cloud has only one UI and is not asked.
     """
     import httpx
 
@@ -258,7 +264,7 @@ def _newer_ui(ui_url: str) -> str:
 
 
 def _may_be_configured() -> bool:
-    """Whether any place exists from which Prefect could take an API URL: False is certain, True is not."""
+    """Whether Prefect could take an API URL from anywhere. False is certain, True is not."""
     if any(name.upper().startswith("PREFECT_") for name in os.environ):
         return True
     if Path("prefect.toml").exists() or Path("~/.prefect/profiles.toml").expanduser().exists():
@@ -274,7 +280,7 @@ def _text_of(path: Path) -> str:
 
 
 def _table(path: Path, *keys: str) -> dict[str, object]:
-    """Return the TOML table at `keys` of `path`; empty where there is none, or no TOML."""
+    """Return the TOML table at `keys` of `path`, or an empty one if it is missing or the file is not TOML."""
     try:
         table: object = tomllib.loads(_text_of(path))
     except tomllib.TOMLDecodeError:
@@ -285,7 +291,7 @@ def _table(path: Path, *keys: str) -> dict[str, object]:
 
 
 def _reason(error: BaseException) -> str:
-    """Return what went wrong in words that hold no URL and no header."""
+    """Return what went wrong, without URLs or headers."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403):
         return f"it refuses the credentials (HTTP {status}): PREFECT_API_AUTH_STRING or PREFECT_API_KEY is missing or wrong"
@@ -300,7 +306,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _without_values(error: Exception) -> str:
-    """Return the places and messages of pydantic's findings without the values, which may be secrets."""
+    """Return the locations and messages of pydantic's errors without the values, which may be secrets."""
     from pydantic import ValidationError
 
     if isinstance(error, ValidationError):
@@ -309,7 +315,7 @@ def _without_values(error: Exception) -> str:
 
 
 class _NotPrefect(logging.Filter):
-    """Passes what does not come from Prefect's own loggers."""
+    """Let only records through that do not come from Prefect's own loggers."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return record.name != "prefect" and not record.name.startswith("prefect.")
@@ -317,7 +323,7 @@ class _NotPrefect(logging.Filter):
 
 @contextlib.contextmanager
 def _quiet_console() -> Generator[None]:
-    """Keep Prefect's records out of the handlers by which it writes to the console; a handler of the user's is left alone."""
+    """Keep Prefect's records out of its own console handlers. The user's handlers are left alone."""
     from prefect.logging.configuration import ensure_logging_setup
     from prefect.logging.handlers import PrefectConsoleHandler
 
@@ -336,7 +342,7 @@ def _quiet_console() -> Generator[None]:
 
 @contextlib.contextmanager
 def _past_the_proxy() -> Generator[None]:
-    """Except loopback from a proxy that the environment names: Prefect's client would send it requests for 127.0.0.1."""
+    """Exempt loopback from a proxy that the environment names. Otherwise Prefect's client would send it requests for 127.0.0.1."""
     names = [name for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy") if os.environ.get(name)]
     before = {name: os.environ.get(name) for name in ("NO_PROXY", "no_proxy")}
     excepted = before["no_proxy"] or before["NO_PROXY"] or ""

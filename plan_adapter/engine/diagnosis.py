@@ -1,4 +1,4 @@
-"""What `plan doctor` finds: each thing that a run needs, whether it is sound, and how it is mended."""
+"""The checks behind `plan doctor`: what a run needs, whether it is in order, and how to fix it."""
 
 import importlib.metadata
 import os
@@ -22,7 +22,7 @@ FREE_BYTES = 200_000_000
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at; `hint` says how a bad one is mended, or adds to a good one."""
+    """The result of one check. `hint` says how to fix a problem, or adds information to a good result."""
 
     ok: bool
     what: str
@@ -30,12 +30,12 @@ class Finding:
 
 
 def diagnose(settings: Settings, *, checks: Iterable[Callable[[], Finding]] = ()) -> list[Finding]:
-    """Return every finding, good ones too; starts and changes nothing. `checks` are the caller's own, such as that of the store."""
+    """Return every finding, good ones included. Nothing is started or changed. `checks` are the caller's own, such as that of the store."""
     return [*_versions(), _home(settings), *(check() for check in checks), *_server(settings)]
 
 
 def _versions() -> Iterator[Finding]:
-    """Compare what is installed with what this package declares."""
+    """Compare the installed versions with those that this package declares."""
     from packaging.requirements import Requirement
 
     yield Finding(ok=True, what=f"Python {platform.python_version()} ({sys.executable})")
@@ -53,7 +53,7 @@ def _versions() -> Iterator[Finding]:
 
 
 def _home(settings: Settings) -> Finding:
-    """Whether the home can be written and has room."""
+    """Check that the home is writable and has free space."""
     home = settings.home.expanduser().absolute()
     try:
         check_folder(home)
@@ -70,7 +70,7 @@ def _home(settings: Settings) -> Finding:
 
 
 def _server(settings: Settings) -> Iterator[Finding]:
-    """Which server is meant, whether it answers, and how a person reaches its UI."""
+    """Report which server is configured, whether it answers, and how to reach its UI."""
     try:
         configured = configured_api_url() is not None
         if configured:
@@ -84,7 +84,7 @@ def _server(settings: Settings) -> Iterator[Finding]:
 
 
 def _authentication(api_url: str) -> Finding:
-    """Whether people must sign in at the server before they can read and answer forms."""
+    """Report whether people must sign in to the server before they can read and answer forms."""
     demands = demands_authentication(api_url)
     if demands:
         return Finding(ok=True, what="the Prefect server demands authentication")

@@ -1,4 +1,4 @@
-"""A draft inside a flow run: each question to the model is a task run, a question to a person a form, the draft an artifact."""
+"""Drafting inside a flow run: model calls as task runs, questions to a person as forms, and the draft as an artifact."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
@@ -19,12 +19,12 @@ from plan_adapter.readable import prose
 T = TypeVar("T")
 
 ANSWER_SECONDS = 24 * 3600
-"""How long a person may take to answer a question of a model."""
+"""How long a person may take to answer a model's question."""
 POLL_SECONDS = 2
 
 
 async def as_task_run(name: str, ask: Callable[[], Awaitable[T]]) -> T:
-    """Return what `ask` returns, called in a task run called `name`, of which neither parameters nor result are kept."""
+    """Return the result of `ask`, called in a task run called `name`. Prefect keeps neither its parameters nor its result."""
 
     @task(name=name, cache_policy=NO_CACHE, persist_result=False)
     async def call() -> T:
@@ -34,30 +34,30 @@ async def as_task_run(name: str, ask: Callable[[], Awaitable[T]]) -> T:
 
 
 async def ask_in_form(question: str) -> str | None:
-    """Put `question` into a form of the current flow run and return what a person wrote; None where nobody did in time."""
+    """Show `question` in a form of the current flow run. Return the person's answer, or None if nobody answered in time."""
     fields: dict[str, Any] = {
         "answer": (str, Field(min_length=1, max_length=20_000, title="Answer", description="The model goes on with it."))
     }
     form = create_model("Reply", __base__=RunInput, **fields).with_initial_data(description=f"The model asks:\n\n{prose(question)}")
-    # Prefect counts pauses anew in each start of a flow run: under such a number it refuses a form that it has had, or shows none.
+    # Prefect restarts its pause counter each time a flow run starts, and then refuses or hides a form whose number it has already used.
     pause = pause_flow_run(wait_for_input=form, timeout=ANSWER_SECONDS, poll_interval=POLL_SECONDS, key=str(uuid4()))
     try:
         reply: Any = await cast("Awaitable[Any]", pause)
     except FlowPauseTimeout:
         async with get_client() as client:
             shown = (await client.read_flow_run(UUID(flow_run.id))).state
-            if shown is not None and shown.is_paused():  # it would be shown as never resumed, not with the end of the draft
+            if shown is not None and shown.is_paused():  # otherwise Prefect shows it as never resumed
                 await client.set_flow_run_state(UUID(flow_run.id), Running(), force=True)
         return None
     return str(reply.answer)
 
 
 def current_flow_run() -> str | None:
-    """Return the id of the flow run that this code runs in."""
+    """Return the id of the current flow run, or None outside one."""
     found: str | None = flow_run.id
     return found
 
 
 async def publish_draft(text: str) -> None:
-    """Keep a draft, as Markdown, as an artifact of the current flow run."""
+    """Publish a Markdown draft as an artifact of the current flow run."""
     await publish_text(text, key="draft", description="A draft of a plan, with every round")

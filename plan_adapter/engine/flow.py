@@ -1,4 +1,4 @@
-"""A plan as a Prefect flow, and its flow run brought to an end."""
+"""Turns a plan into a Prefect flow and drives its flow run to a final state."""
 
 import asyncio
 import inspect
@@ -31,12 +31,12 @@ from plan_adapter.validation.input_schema import value_schema
 log = logging.getLogger(__name__)
 
 STALL_SECONDS = 5.0
-"""How long the server may take none of what is queued before it counts as gone."""
+"""How long the server may accept nothing from the queue before it counts as gone."""
 CLOSE_SECONDS = 2.0
 
 
 async def deliver() -> bool:
-    """Return whether the server has taken every state of a task run; waits as long as it goes on taking some."""
+    """Return whether the server has accepted every task run state. Waits as long as the queue keeps shrinking."""
     loop = asyncio.get_running_loop()
     rescue()
     left, deadline = undelivered(), loop.time() + STALL_SECONDS
@@ -58,22 +58,22 @@ async def _is_confirmed() -> bool:
 
 
 async def drop() -> None:
-    """End Prefect's queues in this process without sending what is in them; later runs get new ones."""
+    """Shut down Prefect's queues in this process without sending what they hold. Later runs get new queues."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + CLOSE_SECONDS
-    # More than once: the first lets a queue close its connection, which may hang, too.
-    while end_queues() and loop.time() < deadline:  # noqa: ASYNC110  # threads of Prefect end them, and tell nobody
+    # Repeated because the first call makes a queue close its connection, which may hang as well.
+    while end_queues() and loop.time() < deadline:  # noqa: ASYNC110  # Prefect's threads end the queues and signal nothing
         await asyncio.sleep(0.1)
     forget()
 
 
 FlowBody: TypeAlias = Callable[[dict[str, JsonValue], str], Awaitable[PlanRun]]
-"""Runs a plan: is given its inputs, checked and with their defaults, and the id of the flow run."""
+"""Runs a plan. Called with its inputs, checked and completed with defaults, and the id of the flow run."""
 
 MAX_NAME_CHARACTERS = 200
 ID_CHARACTERS = 13  # the first two groups of a UUIDv7: its millisecond
 MAX_PARAMETER_CHARACTERS = 400_000
-"""Prefect refuses parameters of over 524,288 bytes, as it writes them; ours are ASCII."""
+"""Prefect refuses serialized parameters of over 524,288 bytes. Ours are ASCII."""
 _REFUSED_IN_NAMES = re.compile(r"[/%&<>\s\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 _TYPES: dict[InputType, Any] = {
@@ -89,10 +89,11 @@ _TYPES: dict[InputType, Any] = {
 def flow_of(validated: ValidatedPlan, body: FlowBody, *, with_inputs: bool = True) -> Flow[..., Any]:
     """Return a flow that awaits `body` and ends in the state of the run that it returns.
 
-    Its parameters are the plan's inputs; without `with_inputs` it has none, for a body that has them and that they are too large for.
-    `await flow(**inputs)` gives the PlanRun, or raises RunFailedError with it. Inputs that do not fit, and what `body` raises of this
-    package's errors, end the flow run as Failed, a StoreError as Crashed and named Interrupted, with the error as its message, and are
-    raised. Prefect persists and retries nothing.
+    Its parameters are the plan's inputs. Without `with_inputs` it has none; use this for a body that already has inputs too large for
+    Prefect. `await flow(**inputs)` returns the PlanRun, or raises RunFailedError with it.
+
+    Invalid inputs and this package's errors from `body` are raised. They end the flow run as Failed with the error as its message; a
+    StoreError ends it as Crashed with the name Interrupted. Prefect persists and retries nothing.
     """
     plan = validated.plan
     return PlanFlow(
@@ -103,36 +104,36 @@ def flow_of(validated: ValidatedPlan, body: FlowBody, *, with_inputs: bool = Tru
         persist_result=False,
         retries=0,
         log_prints=False,
-        validate_parameters=False,  # the plan's own check names every problem at once, with hints
+        validate_parameters=False,  # the plan's own check reports every problem at once, with hints
     )
 
 
 class PlanFlow(Flow[..., Any]):
-    """A flow whose plan says what is wrong with the parameters of a flow run; Prefect would crash the flow run."""
+    """A flow whose plan checks the parameters of a flow run. Prefect's own check would crash the flow run."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Make the flow."""
+        """Create the flow."""
         super().__init__(*args, **kwargs)
         let_flows_check_parameters()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over what `serve` hands to the process of a flow run."""
+        """Restore the state that `serve` passes to the process of a flow run."""
         vars(self).update(state)
         let_flows_check_parameters()
 
 
 def safe_name(name: str) -> str:
-    """Return `name` in one line without the characters that Prefect refuses in names, or `plan` where nothing is left."""
+    """Return `name` on one line without the characters that Prefect refuses in names, or `plan` if nothing is left."""
     return _REFUSED_IN_NAMES.sub(" ", name).strip()[:MAX_NAME_CHARACTERS].rstrip() or "plan"
 
 
 def name_of(run: PlanRun) -> str:
-    """Return what the flow run of `run` is called: the plan, and as much of the run's id as tells it from others."""
+    """Return the name of the flow run of `run`: the plan's name and the part of the run's id that makes it distinct."""
     return f"{safe_name(run.name)[: MAX_NAME_CHARACTERS - ID_CHARACTERS].rstrip()} {run.id[:ID_CHARACTERS]}"
 
 
 def fit_as_parameters(inputs: Mapping[str, JsonValue]) -> bool:
-    """Return whether Prefect takes `inputs` as a flow run's parameters."""
+    """Return whether Prefect accepts `inputs` as a flow run's parameters."""
     return len(json.dumps(inputs)) <= MAX_PARAMETER_CHARACTERS
 
 
@@ -146,7 +147,7 @@ def _function(plan: ExecutionPlan, body: FlowBody, *, with_inputs: bool = True) 
     async def run_steps(**inputs: JsonValue) -> State:
         context = FlowRunContext.get()
         assert context is not None and context.flow_run is not None  # only Prefect calls this
-        async with busy_retries():  # also for a flow that somebody else runs, a worker for one: its end comes after this
+        async with busy_retries():  # it changes the client, and so also covers the end of a flow that a worker runs
             await tag_flow_run(context.flow_run, plan.tags)
         with left_form() as form:
             try:
@@ -176,13 +177,13 @@ def _signature(inputs: Mapping[str, Input]) -> inspect.Signature:
 
 
 def _docstring(inputs: Mapping[str, Input]) -> str:
-    """Return the docstring in Google's style that Prefect reads the inputs' descriptions from."""
+    """Return a Google-style docstring, from which Prefect reads the descriptions of the inputs."""
     lines = [f"    {name}: {one_line(declared.description)}" for name, declared in inputs.items() if declared.description.strip()]
     return "\n".join(["Run the plan.", *(["", "Args:", *lines] if lines else [])])
 
 
 END_SECONDS = 15.0
-"""How long Prefect may take to learn that a run has ended; it would try for minutes, and then call the flow run Failed."""
+"""How long Prefect may take to record the end of a run. Left alone it would retry for minutes and then mark the flow run as Failed."""
 LAST_WORD_SECONDS = 3.0
 
 AWAY = "the Prefect server went away: it lacks states or logs of"
@@ -190,10 +191,10 @@ DELETED = "the flow run is not there any more, somebody deleted it in Prefect: i
 
 
 async def run_to_end(flow: Flow[..., Any], parameters: Mapping[str, Any], run: PlanRun, ended: asyncio.Future[None]) -> None:
-    """Run `flow`, whose function brings `run` to an end and then sets `ended`: to None, or to the exception that it raises.
+    """Run `flow`, whose function completes `run` and then sets `ended` to None or to the exception that it raises.
 
-    A server that goes away meanwhile changes nothing about the run: what it does not take within a bound it is not told, with a
-    warning. Raises what `ended` holds; NoServerError where Prefect did not come to call the function.
+    If the server becomes unavailable, the run continues. Updates that the server does not accept in time are dropped with a warning. Raises
+    the exception that `ended` holds, or NoServerError if Prefect never called the function.
     """
     loop = asyncio.get_running_loop()
     flowing = asyncio.ensure_future(run_flow(flow, parameters, flow_run_id=run.flow_run_id, name=name_of(run)))
@@ -201,7 +202,7 @@ async def run_to_end(flow: Flow[..., Any], parameters: Mapping[str, Any], run: P
     while not flowing.done():
         try:
             await asyncio.wait({flowing})
-        except asyncio.CancelledError:  # the function cleans up, and says how that ended
+        except asyncio.CancelledError:  # the function cleans up and reports how that ended
             flowing.cancel()
     if not ended.done():
         raise _unbegun(flowing, run)
@@ -214,14 +215,14 @@ async def run_to_end(flow: Flow[..., Any], parameters: Mapping[str, Any], run: P
 
 
 def _cut_short(flowing: "asyncio.Future[State]") -> None:
-    # Prefect answers a cancellation with one more attempt to reach the server, so it takes several.
+    # Prefect reacts to a cancellation with one more attempt to reach the server, so several cancellations are needed.
     if not flowing.done():
         flowing.cancel()
         asyncio.get_running_loop().call_later(0.2, _cut_short, flowing)
 
 
 def _unbegun(flowing: "asyncio.Future[State]", run: PlanRun) -> BaseException:
-    """Return why Prefect did not call the flow's function."""
+    """Return the reason why Prefect did not call the flow's function."""
     error = asyncio.CancelledError() if flowing.cancelled() else flowing.exception()
     reason = f"its flow run is {flowing.result().name}" if error is None else trouble_with_server(error)
     if reason is None or isinstance(error, PlanAdapterError):
@@ -234,9 +235,12 @@ def _unbegun(flowing: "asyncio.Future[State]", run: PlanRun) -> BaseException:
 
 
 async def _untold(flowing: "asyncio.Future[State]", run: PlanRun) -> str | None:
-    """Return why the server does not know how the flow run ended, None if it does; where Prefect could not tell, it is told once more."""
+    """Return why the server does not know how the flow run ended, or None if it does.
+
+    If Prefect could not report the end, report it once more.
+    """
     told = not flowing.cancelled() and flowing.exception() is None
-    if told or run.completed_at is None or run.flow_run_id is None:  # what the function raised comes out here, too, and is no end
+    if told or run.completed_at is None or run.flow_run_id is None:  # an exception of the function also arrives here, and is not an end
         return None
     try:
         with changed_settings({"client.max_retries": 0}):

@@ -1,4 +1,4 @@
-"""Flow runs: started, run again, asked whether somebody cancelled them."""
+"""Starting and rerunning flow runs, and finding out who started or cancelled them."""
 
 import logging
 from collections.abc import Collection, Mapping
@@ -29,10 +29,10 @@ _CANCELLATIONS = (StateType.CANCELLING, StateType.CANCELLED)
 async def run_flow(
     flow: Flow[..., Any], parameters: Mapping[str, Any], *, flow_run_id: str | None = None, name: str | None = None
 ) -> State:
-    """Run `flow` in this process and return its final state; with `flow_run_id` as that flow run, from whatever state it is in.
+    """Run `flow` in this process and return its final state.
 
-    Where the server knows no such flow run (any more) a new one is made, called `name`. Raises what the flow's function raised,
-    RunFailedError excepted: a run that failed is a result.
+    With `flow_run_id`, run it as that flow run, whatever its state. If the server does not have that flow run, create a new one called
+    `name`. Raises what the flow's function raised, except RunFailedError: a failed run is a result.
     """
     async with busy_retries():
         flow_run = None if flow_run_id is None else await _known(flow_run_id)
@@ -40,7 +40,7 @@ async def run_flow(
             with _named(flow, name):
                 state = await flow(**parameters, return_state=True)
         else:
-            from plan_adapter.engine.internals import rerun  # the one thing here that Prefect's public calls cannot do
+            from plan_adapter.engine.internals import rerun  # rerunning is the only thing here that Prefect's public API cannot do
 
             state = await rerun(flow, flow_run, dict(parameters))
     error = await state.aresult(raise_on_failure=False)
@@ -50,11 +50,11 @@ async def run_flow(
 
 
 CHECKS_ITSELF = "plan_adapter_checks_parameters"
-"""The attribute of a flow's function that is given the parameters of its flow run as they are, whatever its signature says."""
+"""An attribute of a flow's function. It makes Prefect pass the parameters through unchecked, whatever the signature says."""
 
 
 def let_flows_check_parameters() -> None:
-    """Do as `internals.let_flows_check_parameters`; nothing where a later Prefect lacks what the internals need."""
+    """Call `internals.let_flows_check_parameters`; do nothing if this Prefect version lacks what the internals need."""
     try:
         from plan_adapter.engine import internals
     except ImportError:
@@ -63,7 +63,7 @@ def let_flows_check_parameters() -> None:
 
 
 def busy_retries() -> AbstractAsyncContextManager[None]:
-    """Return `internals.busy_retries`, or nothing special where a later Prefect lacks what the internals need."""
+    """Return `internals.busy_retries`, or a null context if this Prefect version lacks what the internals need."""
     try:
         from plan_adapter.engine import internals
     except ImportError:
@@ -72,7 +72,7 @@ def busy_retries() -> AbstractAsyncContextManager[None]:
 
 
 def _named(flow: Flow[..., Any], name: str | None) -> AbstractContextManager[None]:
-    """Return `internals.named`, or nothing special where there is no name or a later Prefect lacks what the internals need."""
+    """Return `internals.named`, or a null context if there is no name or this Prefect version lacks what the internals need."""
     if name is None:
         return nullcontext()
     try:
@@ -91,9 +91,9 @@ async def _known(flow_run_id: str) -> FlowRun | None:
 
 
 async def tag_flow_run(flow_run: FlowRun, tags: Collection[str]) -> None:
-    """Add `tags` to those of `flow_run`; a server that does not take them holds nothing up.
+    """Add `tags` to those of `flow_run`. If the server does not accept them, log a warning and continue.
 
-    The tags of a plan are those of its flow run alone: within Prefect's `tags(...)` every task run would have them, too.
+    Only the flow run gets the plan's tags. Prefect's `tags(...)` would add them to every task run as well.
     """
     missing = [tag for tag in dict.fromkeys(tags) if tag not in flow_run.tags]
     if not missing:
@@ -110,10 +110,10 @@ async def tag_flow_run(flow_run: FlowRun, tags: Collection[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who started a flow run; `schedule` names the `flow/deployment` whose schedule did.
+    """Who started a flow run. `schedule` is the `flow/deployment` whose schedule started it.
 
-    `deployment` is the `flow/deployment` of one that no person is known to have started: its schedule did, an automation, or somebody of
-    whom the server has no name.
+    `deployment` is the `flow/deployment` of a flow run that no known person started: a schedule, an automation, or a creator without a
+    name.
     """
 
     requested_by: str
@@ -122,7 +122,7 @@ class Origin:
 
 
 async def origin() -> Origin:
-    """Return who started the current flow run: the operating system's user for one that is no deployment's."""
+    """Return who started the current flow run: the operating system's user if it belongs to no deployment."""
     context = FlowRunContext.get()
     assert context is not None and context.flow_run is not None and context.flow is not None  # only called inside a flow run
     flow_run = context.flow_run
@@ -136,13 +136,13 @@ async def origin() -> Origin:
     name = creator.display_value if creator is not None else None
     if creator is None or not name:
         return Origin(f"deployment {deployment}", deployment=deployment)
-    if creator.type == "AUTOMATION":  # whoever reaches the API may call one as they like: its name is nobody's
+    if creator.type == "AUTOMATION":  # anyone who can reach the API can name an automation, so its name identifies nobody
         return Origin(f"automation {name}", deployment=deployment)
     return Origin(name)
 
 
 async def cancellation_of(flow_run_id: str) -> str | None:
-    """Return why somebody has set the flow run to Cancelling or Cancelled, in the UI or through the API; None if nobody has."""
+    """Return why the flow run was set to Cancelling or Cancelled, in the UI or through the API, or None if it was not."""
     async with get_client() as client:
         state = (await client.read_flow_run(UUID(flow_run_id))).state
     return (state.message or NO_REASON) if state is not None and _is_cancellation(state) else None
@@ -150,16 +150,16 @@ async def cancellation_of(flow_run_id: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Cancellation:
-    """Why somebody has set a flow run to Cancelling or Cancelled, and when it came to the state that it has now, by the server's clock."""
+    """Why a flow run is Cancelling or Cancelled, and when it entered its current state, by the server's clock."""
 
     reason: str
     at: datetime
 
 
 async def cancellations(flow_run_ids: Collection[str]) -> dict[str, Cancellation]:
-    """Return by its id why each of these flow runs that is Cancelling or Cancelled is so; raises NoServerError.
+    """Return the cancellation of each of these flow runs that is Cancelling or Cancelled, by id. Raises NoServerError.
 
-    The reason is the first that was given: once the process has ended, its worker sets the flow run to Cancelled with words of its own.
+    The reason is the first one given: once the process has ended, its worker sets the flow run to Cancelled with its own message.
     """
     ids, found = list(flow_run_ids), dict[str, Cancellation]()
     try:

@@ -1,4 +1,4 @@
-"""The form of a gate: `form_of` makes what Prefect shows and its server checks, `answer_of` reads what comes back, which is untrusted."""
+"""The form of a gate: `form_of` builds what Prefect shows and its server checks; `answer_of` parses the untrusted answer."""
 
 import json
 import re
@@ -19,10 +19,10 @@ MAX_SIGNATURE_CHARACTERS = 20_000
 MAX_RESULT_CHARACTERS = 20_000
 MAX_LISTED_APPROVERS = 50
 MAX_TEXT_CHARACTERS = 100_000
-"""Of a description. Prefect takes far more and shows it to nobody's use: browsers hang in the picture and the tables."""
+"""The limit of a description. Prefect accepts far more, but browsers hang on the picture and the tables."""
 
 ARTIFACT = "plan-to-approve"
-"""The key of the artifact that has the whole text of a plan's gate, with its picture."""
+"""The key of the artifact that holds the full text of a plan gate, with its picture."""
 
 _FOLD = "<details><summary><b>All details: read them before you approve</b></summary>"
 
@@ -41,13 +41,13 @@ _OUTCOME_LIMITS = _LIMITS | {"result": MAX_RESULT_CHARACTERS}
 
 
 class NotAnAnswerError(ValueError):
-    """What came back from a form is no complete answer; the message says why, for whom to tell it."""
+    """A form came back without a complete answer. The message says why and is written for the person who answered."""
 
 
 def form_of(request: ApprovalRequest, *, takes_codes: bool = True) -> type[RunInput]:
-    """Return the fields of the form of `request`, with every rule in its JSON schema: the server checks nothing else.
+    """Return the fields of the form of `request`, with every rule in its JSON schema, because the server checks nothing else.
 
-    Without `takes_codes` it has no field for a one-time code, because anybody could read and send it.
+    Without `takes_codes` there is no field for a one-time code: anyone could read and submit it.
     """
     if request.kind == "outcome":
         return _outcome_form(request, takes_codes=takes_codes)
@@ -65,7 +65,7 @@ def form_of(request: ApprovalRequest, *, takes_codes: bool = True) -> type[RunIn
 
 
 def _outcome_form(request: ApprovalRequest, *, takes_codes: bool) -> type[RunInput]:
-    """Return the fields by which a person says how a call ended."""
+    """Return the fields of the form that asks how a call ended."""
     fields: dict[str, Any] = {
         "decision": (
             Literal[get_args(Resolution)],
@@ -89,7 +89,7 @@ def _outcome_form(request: ApprovalRequest, *, takes_codes: bool) -> type[RunInp
 
 
 def _digest(request: ApprovalRequest) -> Any:
-    """Return the field that binds the answer to what the form shows: one of a page that is out of date is not taken."""
+    """Return the field that binds the answer to what the form shows, so that an answer from an outdated page is refused."""
     return Field(default=request.approval_digest[:SHOWN_DIGITS], max_length=MAX_NAME_CHARACTERS, title="Digest: leave it as it is")
 
 
@@ -98,9 +98,9 @@ def _note(description: str | None = None) -> Any:
 
 
 def description_of(request: ApprovalRequest, *, refused: str | None = None, takes_codes: bool = True) -> str:
-    """Return the Markdown above the form: why the answer before was not taken, the first screen of what is asked, and the rest folded.
+    """Return the Markdown above the form: why the last answer was refused, the first screen of the request, and the rest folded.
 
-    Prefect's newer UI folds the rest, so that `decision` stays in sight; the older one shows it in a box of its own, which scrolls.
+    Prefect's newer UI folds the rest, so that `decision` stays in view. The older UI shows it in a scrolling box.
     """
     first, rest = split_text(_cut(without_picture(request.text), request))
     parts = [first, *([_FOLD, rest, "</details>"] if rest else [])]
@@ -114,14 +114,14 @@ def description_of(request: ApprovalRequest, *, refused: str | None = None, take
 
 
 def text_shown(description: str) -> str:
-    """Return what `description_of` made without the marks that fold it, for a terminal."""
+    """Return a text that `description_of` made without its folding marks, for a terminal."""
     return description.replace(f"\n{_FOLD}\n\n", "\n").replace("\n\n</details>\n", "\n")
 
 
 def answer_of(raw: object, kind: GateKind = "approval") -> Answer:
-    """Return what was answered in a form of this kind, not yet verified; raises NotAnAnswerError for anything but a whole answer.
+    """Return the answer given in a form of this kind, not yet verified. Raises NotAnAnswerError unless it is complete.
 
-    An empty answer, a missing decision, an unknown field or a value that is no text is never an approval.
+    An empty answer, a missing decision, an unknown field or a value that is not text is never an approval.
     """
     if not isinstance(raw, dict) or not raw:
         raise NotAnAnswerError("the form came back empty")
@@ -172,7 +172,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def values_of(answer: Answer) -> dict[str, str]:
-    """Return `answer` as the values of a form."""
+    """Return `answer` as form values."""
     values = {"decision": answer.decision, "approver": answer.by, "note": answer.note}
     proofs = {"code": answer.code, "signature": answer.signature, "digest": answer.digest}
     if answer.result is not None:
@@ -192,7 +192,7 @@ def _approver(rules: GateRules) -> Any:
 
 
 def _proofs(rules: GateRules, *, signs: str, takes_codes: bool) -> dict[str, Any]:
-    """Return the fields by which who answers proves who they are; required where there is no other way."""
+    """Return the fields in which people prove their identity. A field is required if the gate accepts no other proof."""
     known_by = tuple(way for way in rules.known_by or () if way != "totp" or takes_codes)
     fields = dict[str, Any]()
     if "totp" in known_by:
@@ -218,7 +218,7 @@ def _proofs(rules: GateRules, *, signs: str, takes_codes: bool) -> dict[str, Any
 
 
 def _cut(text: str, request: ApprovalRequest) -> str:
-    """Return `text`, where it is too long up to the last heading, paragraph or line before the limit, and where the rest is."""
+    """Return `text`, cut at the last heading, paragraph or line before the limit, with a note on where to read the rest."""
     if len(text) <= MAX_TEXT_CHARACTERS:
         return text
     kept = text[:MAX_TEXT_CHARACTERS]
@@ -233,7 +233,7 @@ def _cut(text: str, request: ApprovalRequest) -> str:
 
 
 def _open_fence(text: str) -> str | None:
-    """Return the line that closes the code block that `text` leaves open; indented as the block, or it would begin another one."""
+    """Return the line that closes a code block left open in `text`. It has the block's indent, or it would open another block."""
     opened: tuple[str, str] | None = None
     for indent, fence, more in re.findall(r"^( {0,3})(`{3,}|~{3,})([^\n]*)$", text, re.MULTILINE):
         if opened is None:

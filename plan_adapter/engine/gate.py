@@ -1,4 +1,4 @@
-"""`release`: a gate whose run gives its worker back while it waits."""
+"""Shows gates in Prefect: as forms while the process waits, or with `release`, which frees the worker until someone answers."""
 
 import asyncio
 import logging
@@ -29,16 +29,16 @@ log = logging.getLogger(__name__)
 
 MAX_NAME_CHARACTERS = 200
 LOOK_SECONDS = 0.5
-"""How long a gate that was over before the run came back may take to be found so."""
+"""How long to wait for a gate that may have been closed before the run got here."""
 
 
 async def release(asking: Asking, flow_run_id: UUID, client: PrefectClient, tell: Tell) -> None:
-    """Suspend the current flow run with the form of its gate: raises Prefect's `Pause`, for its engine to end the process.
+    """Suspend the current flow run with its gate's form by raising Prefect's `Pause`, so that Prefect's engine ends the process.
 
-    Resumed, the flow run starts again from its first line; `gate_forms.collected_answer` then has the answer. Returns, and the gate is
-    to be waited at as ever, if it is closed already or Prefect cannot suspend the flow run.
+    When resumed, the flow run starts again from its first line, and `gate_forms.collected_answer` returns the answer. Returns normally, so
+    that the caller waits as usual, if the gate is already closed or Prefect cannot suspend the flow run.
 
-    The calls are those of `prefect.suspend_flow_run`, which gives the state no message, in another order: the form is there first.
+    This makes the calls of `prefect.suspend_flow_run`, which sets no state message, in a different order: it writes the form first.
     """
     request, key = asking.request, uuid4().hex
     keyset = f"suspended-{key}"
@@ -50,12 +50,12 @@ async def release(asking: Asking, flow_run_id: UUID, client: PrefectClient, tell
     except TROUBLE as error:
         log.warning("flow run %s keeps its worker while it waits: %s", flow_run_id, type(error).__name__)
         return
-    await asking.shown(flow_run_id=str(flow_run_id), keyset=keyset)  # before: afterwards there is no process
+    await asking.shown(flow_run_id=str(flow_run_id), keyset=keyset)  # first, because the process is gone afterwards
     await asyncio.wait({asking.closed}, timeout=LOOK_SECONDS)
     if asking.closed.done():
         return
     tell(says)
-    # Only the description: other initial data would drop what the fields say of themselves.
+    # Pass only the description: other initial data would replace what the fields describe themselves.
     private = await takes_codes(request)
     text = description_of(request, refused=request.refused, takes_codes=private)
     form = form_of(request, takes_codes=private).with_initial_data(description=text)
@@ -83,19 +83,19 @@ _SAID: dict[str, Callable[[], State]] = {
 _UNANSWERED = {"expired": "nobody answered", "superseded": "a new version takes the place of what was asked about"}
 
 ApprovalOf: TypeAlias = Callable[[str], Awaitable[Approval | None]]
-"""Gives the answer that closed the gate with this id, as `PlanStore.answer_to_gate` does."""
+"""Returns the answer that closed the gate with this id, as `PlanStore.answer_to_gate` does."""
 
 
 async def ask_in_form(asking: Asking, *, poll_seconds: float = POLL_SECONDS, approval_of: ApprovalOf | None = None) -> None:
-    """Show the form of a gate until the gate is closed, by an answer given there or in any other way.
+    """Show the form of a gate until the gate is closed, by an answer in the form or in any other way.
 
-    Called in the context of a flow run. It returns up to a few seconds after `asking.closed`, when Prefect shows the flow run as Running
-    again: await it before the flow run ends, and let steps start before. `approval_of` lets the pages of step gates say who answered.
-    Raises GateCancelledError if somebody cancelled the flow run that asks. A server that is away makes it wait.
+    Call this in the context of a flow run. It returns up to a few seconds after `asking.closed`, when Prefect shows the flow run as Running
+    again: start steps without waiting for it, but await it before the flow run ends. If the server is unavailable, it waits. `approval_of`
+    lets step gates' pages show who answered. Raises GateCancelledError if someone cancelled the flow run.
 
-    Under a worker, at the gate of a plan that wants to be released, it raises Prefect's `Pause` instead of waiting: let it out of the
-    flow, whose process then ends. Whoever closes the gate calls `gate_forms.resume_released`; so must the caller, before it lets `Pause`
-    out, if the row was closed meanwhile.
+    Under a worker, at the gate of a plan that asks for release, it raises Prefect's `Pause` instead of waiting: let it propagate out of the
+    flow so that the process ends. Whoever closes the gate calls `gate_forms.resume_released`. The caller must also call it before it lets
+    `Pause` propagate if the row was closed in the meantime.
     """
     flow = FlowRunContext.get()
     if flow is None or flow.flow_run is None or not isinstance(flow.client, PrefectClient):
@@ -116,7 +116,7 @@ async def ask_in_form(asking: Asking, *, poll_seconds: float = POLL_SECONDS, app
 
 
 async def _publish(request: ApprovalRequest) -> None:
-    """Keep the whole text, with the picture that a form does not show, as an artifact of the run."""
+    """Publish the full text, with the picture that a form does not show, as an artifact of the run."""
     await publish_text(request.text, key=ARTIFACT, description="What was asked at the plan's gate, with a picture of the order")
 
 
@@ -124,14 +124,14 @@ async def _on_page_of_run(prompt: Prompt, asking: Asking, approval_of: ApprovalO
     try:
         await prompt.ask()
     finally:
-        if asking.closed.done():  # also where this is cancelled, because the gate is closed
+        if asking.closed.done():  # also when this is cancelled because the gate is closed
             end = (await _end_of(asking, approval_of)).message or "answered"
             tell(end)
             await prompt.end(end)
 
 
 class _StepGate:
-    """The gate of a step: a subflow of the current flow run, with a page and a form of its own."""
+    """A step gate: a subflow of the current flow run, with its own page and form."""
 
     def __init__(self, asking: Asking, parent: FlowRunContext, *, poll_seconds: float, approval_of: ApprovalOf | None) -> None:
         self._asking = asking
@@ -143,7 +143,7 @@ class _StepGate:
         self._raised: Exception | None = None
 
     async def run(self) -> None:
-        """Ask until the gate is closed. A cancellation ends the subflow as Cancelled first; Prefect itself would call it Crashed."""
+        """Ask until the gate is closed. On cancellation, first end the subflow as Cancelled; Prefect alone would mark it as Crashed."""
         flow = asyncio.create_task(self._run_flow())
         closed = asyncio.ensure_future(_settled(self._asking.closed))
         try:
@@ -154,7 +154,7 @@ class _StepGate:
         finally:
             closed.cancel()
             await asyncio.wait({flow}, timeout=LAST_WORD_SECONDS)
-            if not flow.done():  # the server is away
+            if not flow.done():  # the server is unavailable
                 flow.cancel()
                 await asyncio.wait({flow}, timeout=LAST_WORD_SECONDS)
         if flow.done() and not flow.cancelled():
@@ -166,7 +166,7 @@ class _StepGate:
             self._prompt.over.set()
 
     async def _run_flow(self) -> None:
-        """Run the subflow, again where the server was away; raises what asking raised."""
+        """Run the subflow, and retry if the server was unavailable. Raises what asking raised."""
         wait = FIRST_WAIT
         while not (self._asking.closed.done() or self._stopped):
             try:
@@ -187,7 +187,8 @@ class _StepGate:
         async def approve() -> State:
             return await self._ask()
 
-        # Prefect knows the task run of a subflow by this name: a run again finds the page that it had, and no gate that of another.
+        # Prefect identifies a subflow's task run by this name. A resumed run thus finds its own page, and no gate finds another gate's
+        # page.
         approve.__qualname__ = approve.__name__ = f"approve_{(request.gate_id or step).replace('-', '')}"
         return Flow(
             approve,
@@ -201,7 +202,7 @@ class _StepGate:
         )
 
     async def _ask(self) -> State:
-        """Ask in the subflow, whose context this is, and return its final state."""
+        """Ask inside the subflow, whose context must be current, and return its final state."""
         own = FlowRunContext.get()
         assert own is not None and own.flow_run is not None and isinstance(own.client, PrefectClient)
         step, tell = place_of(self._asking.request), teller(own)
@@ -220,7 +221,7 @@ class _StepGate:
         except GateCancelledError as error:
             self._raised = error
             return Cancelled(message=error.reason)
-        except Exception as error:  # raised once Prefect has ended the subflow, without its traceback
+        except Exception as error:  # raised after Prefect has ended the subflow, so that no traceback is logged
             self._raised = error
             return Failed(message=one_line(str(error))[:MAX_NOTE_CHARACTERS])
         if self._stopped:
@@ -236,7 +237,7 @@ async def _settled(closed: "asyncio.Future[Gate]") -> None:
 
 
 async def _end_of(asking: Asking, approval_of: ApprovalOf | None) -> State:
-    """Return how the gate ended as a final state: its name says what, its message by whom and why."""
+    """Return how the gate ended as a final state. Its name gives the outcome; its message says who answered and why."""
     gate = asking.closed.result() if asking.closed.done() else None
     if gate is not None and gate.end in _SAID:
         return _SAID[gate.end]()
@@ -262,7 +263,7 @@ async def _end_of(asking: Asking, approval_of: ApprovalOf | None) -> State:
 
 
 async def _end_earlier(request: ApprovalRequest, parent: FlowRunContext, own_id: UUID, client: PrefectClient) -> None:
-    """End other pages of the same gate, which a killed process left behind: nobody listens there."""
+    """End other pages of the same gate that a killed process left open. Nothing reads their answers."""
     if parent.flow_run is None or parent.flow_run.run_count < 2:
         return
     waiting = FlowRunFilter.model_validate(

@@ -1,4 +1,4 @@
-"""What Prefect shows of gates beside their forms: labels, log lines and events."""
+"""What Prefect shows about gates besides their forms: labels, log lines, events and artifacts."""
 
 import hashlib
 import logging
@@ -21,26 +21,26 @@ from plan_adapter.record import Approval, ApprovalRequest, Gate, GateKind, PlanR
 MAX_WORDS = 500
 
 Tell: TypeAlias = Callable[[str], None]
-"""Writes a line into the log of a flow run."""
+"""Writes a line to the log of a flow run."""
 
 
 def teller(flow: FlowRunContext) -> Tell:
-    """Return what writes into the log of this flow run, from whatever context it is called."""
+    """Return a function that writes to the log of this flow run from any context."""
     logger = flow_run_logger(flow_run=flow.flow_run, flow=flow.flow)
     return lambda said: logger.info("%s", said)
 
 
 def place_of(request: ApprovalRequest) -> str:
-    """Return the step that is asked about, and its item."""
+    """Return the name of the step, and item, that the request is about."""
     return call_name(str(request.step_id), request.item, request.label, kind=request.call_kind)
 
 
 _IN_THE_UI = "answer with the button Resume (in Prefect's newer UI: in the menu ⋮)"
-"""Where each of Prefect's UIs has the button, on the page of the flow run."""
+"""Where each of Prefect's UIs has the button on the flow run's page."""
 
 
 def waiting(request: ApprovalRequest) -> str:
-    """Return that the gate of `request` is open, and how it is answered."""
+    """Return a sentence that says that the gate of `request` is open and how to answer it."""
     command = answer_command(request)
     if request.kind == "outcome":
         return f"asks how {place_of(request)} ended, which nobody knows: {_IN_THE_UI}, or with `{command}`"
@@ -54,7 +54,7 @@ MAX_LABEL_CHARACTERS = 1000
 
 @dataclass(frozen=True, slots=True)
 class GateLabels:
-    """What the labels of a flow run say of the gate whose form it shows; written by whoever may use Prefect's API: untrusted."""
+    """The labels of a flow run that shows a gate's form. Anyone with access to Prefect's API can write them: untrusted."""
 
     gate_id: str
     run_id: str
@@ -64,16 +64,16 @@ class GateLabels:
     approval_digest: str
     opened_at: datetime | None
     expires_at: datetime | None
-    known_by: tuple[str, ...] | None  # None: in any way
+    known_by: tuple[str, ...] | None  # None: any proof
     keyset: str
-    refused: str | None  # why the answer before was not taken
+    refused: str | None  # why the last answer was refused
     kind: GateKind
-    label: str | None  # what the item is called, where not by its number
+    label: str | None  # the item's label, None if it is known by number
     call_kind: CallKind
 
 
 def labels_of(request: ApprovalRequest, keyset: str, refused: str | None) -> dict[str, str | int | float | bool]:
-    """Return the labels of a flow run that shows the form of `request` under `keyset`; an empty text stands for None."""
+    """Return the labels of a flow run that shows the form of `request` under `keyset`. An empty text means None."""
     labels = {
         "gate": request.gate_id,
         "run": request.run_id,
@@ -90,12 +90,12 @@ def labels_of(request: ApprovalRequest, keyset: str, refused: str | None) -> dic
         "label": request.label,
         "call_kind": request.call_kind,
     }
-    # Prefect merges labels: what does not hold any more must be written over.
+    # Prefect merges labels, so outdated ones must be overwritten.
     return {PREFIX + name: (value or "")[:MAX_LABEL_CHARACTERS] for name, value in labels.items()}
 
 
 def read_labels(labels: Mapping[str, Any]) -> GateLabels | None:
-    """Return what `labels` say of a gate, None if they are not such labels."""
+    """Return the gate that `labels` describe, or None if they describe none."""
     texts = {name.removeprefix(PREFIX): str(value) for name, value in labels.items() if name.startswith(PREFIX)}
     if not (texts.get("gate") and texts.get("run") and texts.get("keyset")):
         return None
@@ -140,7 +140,7 @@ MAX_ARTIFACT_CHARACTERS = 1_000_000
 def emit(
     kind: GateEvent, gate: Gate, run: PlanRun, *, link: str | None, message: str | None = None, approval: Approval | None = None
 ) -> None:
-    """Send the event `plan.gate.<kind>` to Prefect; never blocks or raises. `approval` is the answer, where there is one."""
+    """Send the event `plan.gate.<kind>` to Prefect. Never blocks or raises. `approval` is the answer, if there is one."""
     try:
         related = [{"prefect.resource.id": f"plan.run.{run.id}", "prefect.resource.role": "plan-run"}]
         if flow_run_id := gate.flow_run_id or run.flow_run_id:
@@ -174,7 +174,7 @@ def emit(
 
 
 async def publish_text(text: str, *, key: str, description: str) -> None:
-    """Keep `text`, Markdown, as an artifact of the current flow run; a server that does not take it is only logged."""
+    """Publish Markdown `text` as an artifact of the current flow run. If the server refuses it, log a warning."""
     if len(text) > MAX_ARTIFACT_CHARACTERS:
         text = text[:MAX_ARTIFACT_CHARACTERS] + "\n\n… cut here; `plan show` has all of it."
     try:
@@ -184,7 +184,7 @@ async def publish_text(text: str, *, key: str, description: str) -> None:
 
 
 def key_of(name: str) -> str:
-    """Return `name` as Prefect wants keys: lower-case letters, digits, dashes; with a digest of it where that loses anything."""
+    """Return `name` as a Prefect key: lowercase letters, digits and dashes, plus a digest of `name` if that loses anything."""
     key = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     if key == name and len(key) <= MAX_KEY_CHARACTERS:
         return key

@@ -1,4 +1,4 @@
-"""Forms of gates from outside of the run: what was answered while nobody waited, and, by Prefect's API alone, what waits for whom."""
+"""Gate forms seen from outside the run: list open forms, answer them, and collect answers that no process was waiting for."""
 
 import asyncio
 import logging
@@ -30,21 +30,21 @@ log = logging.getLogger(__name__)
 
 PAGE = 200
 WAITS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
-"""Seconds before an answer is given again to a server that was busy, or to a form that was not there yet."""
+"""Seconds before an answer is sent again to a busy server or to a form that does not exist yet."""
 
 _PROOFS: dict[KnownBy, str] = {"totp": "code", "ssh_signature": "signature"}
 
 
 @dataclass(frozen=True, slots=True)
 class OpenForm(GateLabels):
-    """A form that waits for an answer, as Prefect's API tells of it; the run itself says whether that is still so."""
+    """A form that waits for an answer, as Prefect's API reports it. Only the run itself knows whether the gate is still open."""
 
     flow_run_id: str
-    is_left: bool  # whether no process waits for the answer, which is then for whoever goes on with the run
+    is_left: bool  # whether no process waits for the answer; the resumed run will read it
 
 
 async def open_forms() -> list[OpenForm]:
-    """Return the forms that wait for an answer on Prefect's server, the longest first; raises NoServerError."""
+    """Return the forms that wait for an answer on Prefect's server, the oldest first. Raises NoServerError."""
     paused = FlowRunFilter.model_validate({"state": {"type": {"any_": [StateType.PAUSED]}}})
     found = dict[UUID, OpenForm]()
     offset = 0
@@ -62,9 +62,9 @@ async def open_forms() -> list[OpenForm]:
 
 
 async def answer_form(form: OpenForm, answer: Answer) -> None:
-    """Give `answer` in `form`; the run verifies it and shows the form again, with the reason, where it does not take it.
+    """Submit `answer` to `form`. The run verifies it, and shows the form again with the reason if it refuses it.
 
-    Raises RunConflictError in words if the form waits no more, or asks about something else now; NoServerError.
+    Raises RunConflictError if the form no longer waits or now asks about something else; raises NoServerError.
     """
     values = values_of(answer)
     for way, proof in _PROOFS.items():
@@ -78,7 +78,7 @@ async def answer_form(form: OpenForm, answer: Answer) -> None:
 
 
 async def text_of(form: OpenForm) -> str:
-    """Return the Markdown that `form` shows, empty where Prefect has it no more; raises NoServerError."""
+    """Return the Markdown that `form` shows, empty if Prefect no longer has it. Raises NoServerError."""
     try:
         key = keyset_from_base_key(form.keyset)["description"]
         found: object = await aread_flow_run_input(key, flow_run_id=UUID(form.flow_run_id))
@@ -88,9 +88,9 @@ async def text_of(form: OpenForm) -> str:
 
 
 async def collected_answer(gate: Gate) -> Answer | None:
-    """Return what was answered in the form of this opening of `gate`; None if nobody has. Raises NotApprovedError for no whole answer.
+    """Return the answer given in the form of this opening of `gate`, or None. Raises NotApprovedError if it is incomplete.
 
-    For an opening that no process waits at any more: the run was killed, or gave its worker back.
+    Use this for an opening that no process waits at any more: the run was killed, or it released its worker.
     """
     if gate.flow_run_id is None or gate.keyset is None:
         return None
@@ -106,10 +106,10 @@ async def collected_answer(gate: Gate) -> Answer | None:
 
 
 async def resume_released(gate: Gate, approval: Approval | None) -> None:
-    """Let a run that gave its worker back start again, now that `approval` has closed its gate elsewhere.
+    """Resume a run that released its worker, after `approval` closed its gate elsewhere.
 
-    Without one, because nobody answered in time, the flow run ends as Expired. Does nothing for a run that waits in a process, goes on
-    already, or is unknown to the server. Raises NoServerError.
+    Without an approval, because nobody answered in time, the flow run ends as Expired. Does nothing if the run waits in a process, has
+    already resumed, or is unknown to the server. Raises NoServerError.
     """
     if gate.flow_run_id is None or gate.keyset is None or not gate.keyset.startswith("suspended-"):
         return
@@ -156,12 +156,12 @@ async def _answer(client: PrefectClient, form: OpenForm, values: dict[str, str])
 
 
 def _form_of(flow_run: FlowRun) -> OpenForm | None:
-    """Return the form that `flow_run` shows now, None if it shows none of ours."""
+    """Return the form that `flow_run` shows now, or None if it shows no form of this package."""
     labels, state = read_labels(flow_run.labels), flow_run.state
     if labels is None or state is None or not state.is_paused():
         return None
     keys = state.state_details.run_input_keyset or {}
-    if keys.get("response") != keyset_from_base_key(labels.keyset)["response"]:  # labels of an opening before
+    if keys.get("response") != keyset_from_base_key(labels.keyset)["response"]:  # labels of an earlier opening
         return None
     return OpenForm(**asdict(labels), flow_run_id=str(flow_run.id), is_left=state.name == WAITING)
 

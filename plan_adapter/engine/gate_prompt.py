@@ -1,8 +1,8 @@
-"""`Prompt`: a gate's form on the page of one flow run, shown again and again until the gate is closed.
+"""`Prompt`: a gate's form on the page of one flow run, shown again until the gate is closed.
 
-The flow run is paused by the same calls that `prefect.pause_flow_run` makes, in another order: the form is there before the pause, so
-that no answer can come too early for it. Prefect's state never is the answer. Whatever ends the pause without one (a client that sets
-Running, a deleted form) leads to the next opening, which has a key of its own.
+It pauses the flow run with the calls that `prefect.pause_flow_run` makes, in a different order: the form exists before the pause, so that
+no answer can arrive too early. Prefect's state is never the answer. If the pause ends without an answer (a client sets Running, or deletes
+the form), the prompt opens the form again under a new key.
 """
 
 import asyncio
@@ -37,29 +37,29 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 FIRST_WAIT, LONGEST_WAIT = 0.2, 5.0
-"""Seconds before another opening, or before the server is asked again; doubled each time until something goes well."""
+"""Seconds before the form is opened again or the server is asked again. Doubled each time until a call succeeds."""
 LAST_WORD_SECONDS = 5.0
 TELL_SECONDS = 5.0
 SLOWER_SECONDS, MOST_SLOWLY = 120.0, 5.0
-"""After this time an opening is looked at half as often, and so on until it is a fifth."""
+"""After this time an opening is polled half as often, and so on down to a fifth."""
 CALM_SECONDS = 30.0
-"""An opening that lasted that long is no part of a quarrel with whoever ended it."""
+"""If an opening lasted this long, whatever ended it is not fighting the prompt, so the wait is reset."""
 
 TROUBLE = (httpx.HTTPError, PrefectException, OSError, ValueError)
-"""What calls to a server that is away, busy or being replaced raise; ValueError: an answer that is not Prefect's."""
+"""Raised by calls to a server that is unavailable, busy or being replaced. ValueError: the response is not Prefect's."""
 
 
 class GateCancelledError(Exception):
-    """Somebody cancelled the flow run that asks; `reason` says who or why, as far as Prefect knows."""
+    """Someone cancelled the flow run that asks. `reason` says who or why, as far as Prefect knows."""
 
     def __init__(self, reason: str) -> None:
-        """Keep `reason`."""
+        """Store `reason`."""
         self.reason = reason
         super().__init__(reason)
 
 
 class _TroubleError(Exception):
-    """The server did not do what it was asked."""
+    """The server did not do what was requested."""
 
 
 class _OverError(Exception):
@@ -67,10 +67,10 @@ class _OverError(Exception):
 
 
 class Prompt:
-    """Asks at one gate on the page of the flow run `flow_run_id`."""
+    """Asks one gate's question on the page of the flow run `flow_run_id`."""
 
     def __init__(self, asking: Asking, flow_run_id: UUID, client: PrefectClient, *, poll_seconds: float, tell: Tell) -> None:
-        """Ask nothing yet. `client` stays open as long as this asks; `tell` writes into the log of the page."""
+        """Prepare the prompt without asking. `client` must stay open while it asks; `tell` writes to the log of the page."""
         self.over = asyncio.Event()
         self._asking = asking
         self._id = flow_run_id
@@ -87,7 +87,7 @@ class Prompt:
             self.over.set()
 
     async def ask(self) -> None:
-        """Show the form until an answer given there is taken, or until `over`; raises GateCancelledError, and what `asking` raises."""
+        """Show the form until an answer is accepted or `over` is set. Raises GateCancelledError and what `asking` raises."""
         refused = self._asking.request.refused
         if not self.over.is_set():
             self._say(waiting(self._asking.request))
@@ -104,7 +104,7 @@ class Prompt:
                 self._say(f"not taken: {one_line(refused)[:MAX_WORDS]}; asked again")
 
     async def end(self, message: str) -> None:
-        """Bring the flow run back to Running if it shows the form; gives up after a few seconds, as its last state ends the pause, too."""
+        """Set the flow run back to Running if it shows the form. Gives up after a few seconds: its final state also ends the pause."""
         try:
             async with asyncio.timeout(LAST_WORD_SECONDS):
                 while self._shown:
@@ -118,7 +118,7 @@ class Prompt:
             log.info("flow run %s could not be told that its gate is closed", self._id)
 
     async def _once(self, refused: str | None) -> str | None:
-        """Show the form once; return why it is to be shown again, None if it is not."""
+        """Show the form once. Return why it must be shown again, or None if it need not be."""
         key, began = uuid4().hex, asyncio.get_running_loop().time()
         await self._open(key, refused)
         await self._asking.shown(flow_run_id=str(self._id), keyset=base_of(key))
@@ -141,11 +141,11 @@ class Prompt:
         return await self._asking.submit(answer)
 
     async def _left(self, key: str) -> State | None:
-        """Return the state that follows the pause with `key`; raises _OverError if the gate is closed before."""
+        """Return the state that follows the pause with `key`. Raises _OverError if the gate is closed first."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         while True:
-            # A question costs the client 4 ms and the server 12: asked less often where people take their time.
+            # A poll costs the client 4 ms and the server 12 ms, so poll less often when people take their time.
             waited = loop.time() - began
             if await self._over_within(self._poll_seconds * min(1 + waited / SLOWER_SECONDS, MOST_SLOWLY)):
                 raise _OverError
@@ -162,10 +162,10 @@ class Prompt:
         if await self._enter(paused):
             return
         state = await self._persistently(self._state)
-        if _shows(state, key):  # by a request whose answer was lost
+        if _shows(state, key):  # an earlier request set it, and its response was lost
             return
         _raise_if_cancelled(state)
-        # Left by a process that died, or set by somebody: this process runs it, so Running is the truth.
+        # A process that died left this state, or someone set it. This process runs the flow run, so Running is correct.
         await self._persistently(partial(self._client.set_flow_run_state, self._id, Running(), force=True))
         if not await self._enter(paused):
             raise _TroubleError("the flow run cannot be paused")
@@ -178,7 +178,7 @@ class Prompt:
         return (await self._client.read_flow_run(self._id)).state
 
     async def _persistently(self, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return what `request` gives, however often it takes; raises _OverError if the gate is closed meanwhile."""
+        """Return the result of `request`, retrying until it succeeds. Raises _OverError if the gate is closed first."""
         while True:
             try:
                 result = await self._call(request())
@@ -197,14 +197,14 @@ class Prompt:
             raise _TroubleError(f"{type(error).__name__}: {one_line(str(error))[:200]}") from error
 
     async def _longer_and_longer(self, trouble: "_TroubleError | None" = None) -> bool:
-        """Wait, longer each time, so that nobody's script and this one race; return whether the gate was closed meanwhile."""
+        """Wait, longer each time, so as not to race with a user's script. Return whether the gate was closed meanwhile."""
         if trouble is not None:
             self._tell(trouble)
         wait, self._wait = self._wait, min(2 * self._wait, LONGEST_WAIT)
         return await self._over_within(wait)
 
     def _tell(self, trouble: "_TroubleError") -> None:
-        """Write one line into the log about a server that is away for longer; a busy one is nothing to tell."""
+        """Log one line if the server is unavailable for long. A server that is briefly busy is not worth a warning."""
         now = asyncio.get_running_loop().time()
         self._trouble_since = now if self._trouble_since is None else self._trouble_since
         if now - self._trouble_since > TELL_SECONDS and not self._warned:
@@ -226,7 +226,7 @@ def base_of(key: str) -> str:
 
 
 async def takes_codes(request: ApprovalRequest) -> bool:
-    """Return whether one-time codes count in the form of `request`: only where people sign in at the server, or none is asked for."""
+    """Return whether the form of `request` accepts one-time codes: only if people sign in to the server, or if none is required."""
     if "totp" not in (request.rules.known_by or ()):
         return True
     return await asyncio.to_thread(demands_authentication, current_server().api_url) is True
@@ -235,7 +235,7 @@ async def takes_codes(request: ApprovalRequest) -> bool:
 def form_writes(
     request: ApprovalRequest, flow_run_id: UUID, client: PrefectClient, *, key: str, refused: str | None, takes_codes: bool
 ) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
-    """Return what writes the form of the pause with `key`, in this order; each may be done again."""
+    """Return the calls that write the form of the pause with `key`, in order. Each can be repeated."""
     keyset = keyset_from_base_key(base_of(key))
     form = form_of(request, takes_codes=takes_codes)
     text = description_of(request, refused=refused, takes_codes=takes_codes)
@@ -247,14 +247,14 @@ def form_writes(
 
 
 def with_form(paused: State[Any], key: str) -> State[Any]:
-    """Return `paused`, as the pause with `key`, which shows the form that was written for that."""
+    """Return `paused` as the pause with `key`, which shows the form written under that key."""
     paused.state_details.pause_key = key
     paused.state_details.run_input_keyset = {str(part): name for part, name in keyset_from_base_key(base_of(key)).items()}
     return paused
 
 
 def _impatient() -> Context:
-    """Return a copy of the context in which Prefect's client does not try again: a prompt has its own waits, which end with the gate."""
+    """Return a copy of the context in which Prefect's client does not retry. A prompt has its own waits, which end with the gate."""
     with changed_settings({"client.max_retries": 0}):
         return copy_context()
 
@@ -270,12 +270,12 @@ def _waits_for(request: ApprovalRequest) -> str:
 
 
 def _shows(state: State | None, key: str | None) -> bool:
-    """Return whether `state` is the pause with `key`; any pause of a form where that is None."""
+    """Return whether `state` is the pause with `key`, or any pause if `key` is None."""
     return state is not None and state.is_paused() and key in (None, state.state_details.pause_key)
 
 
 async def _save(create: Coroutine[Any, Any, None]) -> None:
-    """Await `create`, of an input whose key is fresh: that it exists means that an earlier request was done and its answer lost."""
+    """Await `create`, which writes an input under a new key. If the key exists, an earlier request succeeded and its response was lost."""
     try:
         await create
     except httpx.HTTPStatusError as error:
@@ -294,12 +294,12 @@ def _raise_if_cancelled(state: State | None) -> None:
 
 @dataclass(slots=True)
 class LeftForm:
-    """The form with which a flow run ends as Paused; none as long as `key` is None."""
+    """The form with which a flow run ends as Paused. There is none while `key` is None."""
 
     key: str | None = None
 
     def on(self, state: State[Any]) -> State[Any]:
-        """Return `state`, if it is a pause with the form."""
+        """Return `state`, with the form added if it is a pause and there is a form."""
         return state if self.key is None or not state.is_paused() else with_form(state, self.key)
 
 
@@ -308,7 +308,7 @@ _left: ContextVar[LeftForm] = ContextVar("plan_adapter_left_form")
 
 @contextmanager
 def left_form() -> Generator[LeftForm]:
-    """Yield what holds the form that is left within, for the state that the flow's function returns."""
+    """Yield the holder of the form that `leave_form` writes, for the state that the flow's function returns."""
     token = _left.set(LeftForm())
     try:
         yield _left.get()
@@ -317,9 +317,9 @@ def left_form() -> Generator[LeftForm]:
 
 
 async def leave_form(asking: Asking) -> None:
-    """Write the form of a gate for the current flow run, whose function must then return that it is paused.
+    """Write a gate's form for the current flow run. The flow's function must then return a paused state.
 
-    A server that is away leaves the gate without a form; it takes answers elsewhere.
+    If the server is unavailable, the gate has no form; it can be answered elsewhere.
     """
     flow, key = FlowRunContext.get(), uuid4().hex
     if flow is None or flow.flow_run is None or not isinstance(flow.client, PrefectClient):

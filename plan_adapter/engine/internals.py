@@ -1,9 +1,9 @@
-"""The half-internal calls to Prefect, all of them; `broken_promises` names what a later Prefect has changed.
+"""All calls to parts of Prefect that are not quite public. `broken_promises` lists what a later Prefect has changed.
 
-Prefect's task engine spends most of a short step on what most steps do not use: a Task object per step, result records,
-transactions, parameters. Here the task run of such a step goes from state to state by the events that this engine would send; the API,
-the UI and automations see no difference. A step with tags, or whose tool is a Prefect task, runs in Prefect's engine, on the same task
-run. `plain.py` uses Prefect's public calls only, for the day when a promise is broken.
+In a short step, Prefect's task engine spends most of its time on things that most steps do not use: a Task object per step, result records,
+transactions, parameters. Here the task run of such a step moves from state to state through the events that the engine would send. The API,
+the UI and automations see no difference. A step with tags, or whose tool is a Prefect task, runs in Prefect's engine, on the same task run.
+`plain.py` uses only Prefect's public calls, in case a later Prefect breaks one of these.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from prefect.utilities.engine import emit_task_run_state_change_event
 from plan_adapter.engine.connection import csrf_remembered
 
 MAX_EDGES = 1000
-"""Upstream task runs that one task run names: an event may have 1.5 MB, and the UI draws no more."""
+"""The most upstream task runs that one task run names. An event may have 1.5 MB, and the UI draws no more."""
 
 MAX_SHOWN_DELAYS = 50
 """Prefect refuses longer lists of retry delays."""
@@ -49,16 +49,16 @@ MAX_SHOWN_DELAYS = 50
 _name: ContextVar[tuple[Flow[..., Any], str] | None] = ContextVar("plan_adapter_flow_run_name", default=None)
 
 BUSY_WAITS = (0.02, 0.05, 0.1, 0.1, 0.25, 0.5, 1.0)
-"""Seconds until a request that a busy server refused is sent again; the last value holds for all further tries.
+"""Seconds until a request that a busy server refused is sent again. The last value holds for all further retries.
 
-The first are short: a write that SQLite refuses because another was committed meanwhile mostly succeeds at once.
+The first waits are short: a write that SQLite refuses because another was committed meanwhile usually succeeds at once.
 """
 BUSY_SECONDS = 60.0
-"""How long one request is tried that way before it counts as one of the few retries that Prefect's client has."""
+"""How long a request is retried this way before a refusal uses up one of the few retries of Prefect's client."""
 
 
 class StepTaskRun:
-    """One task run of the current flow run. Its id follows from flow run and key, so that a re-run of the flow run moves it on."""
+    """A task run of the current flow run. Its id derives from flow run and key, so a rerun of the flow run continues the same task run."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class StepTaskRun:
         timeout_seconds: float | None = None,
         tags: Collection[str] = (),
     ) -> None:
-        """Make the task run, which Prefect learns of with its first state; `key` tells it from others in the flow run, if not its name."""
+        """Create the task run; Prefect learns of it with its first state. `key` identifies it within the flow run, by default the name."""
         assert flow.flow_run is not None  # only Prefect's background tasks have none
         flow_run = flow.flow_run
         self._flow = flow
@@ -96,7 +96,7 @@ class StepTaskRun:
         return self.task_run.id
 
     def context(self) -> TaskRunContext:
-        """Return the context to enter around the attempts: loggers, subflows and tasks within belong to this task run."""
+        """Return the context to enter around the attempts: loggers, subflows and tasks in it belong to this task run."""
         task = copy(_prototype())
         task.name = self.task_run.name
         return TaskRunContext(
@@ -109,12 +109,12 @@ class StepTaskRun:
         )
 
     def enter(self, state: State) -> None:
-        """Bring the task run into `state` and tell Prefect; never blocks."""
+        """Move the task run to `state` and report it to Prefect. Never blocks."""
         run, last = self.task_run, self.task_run.state
         state.state_details.task_run_id = run.id
         state.state_details.flow_run_id = run.flow_run_id
         run.state, run.state_id, run.state_type, run.state_name = state, state.id, state.type, state.name
-        now = cast(DateTime, state.timestamp)  # Prefect says pendulum's type and takes any
+        now = cast(DateTime, state.timestamp)  # Prefect declares pendulum's type and accepts any datetime
         run.expected_start_time = run.expected_start_time or now
         if last is not None and last.is_running():
             run.total_run_time += state.timestamp - last.timestamp
@@ -135,13 +135,13 @@ async def run_by_engine(task: Task[..., Any], run: StepTaskRun) -> None:
 
 
 async def rerun(flow: Flow[..., Any], flow_run: FlowRun, parameters: dict[str, Any]) -> State:
-    """Run `flow` in this process as `flow_run`, whatever state that is in, and return its final state."""
+    """Run `flow` in this process as `flow_run`, whatever its state, and return its final state."""
     return cast(State, await run_flow_async(flow, flow_run=flow_run, parameters=parameters, return_type="state"))
 
 
 @asynccontextmanager
 async def busy_retries() -> AsyncGenerator[None]:
-    """Give Prefect's API client within short waits where the server is busy; see `retry_busy_server_soon`."""
+    """Give Prefect's API client short retry waits, in this context, when the server is busy. See `retry_busy_server_soon`."""
     async with AsyncClientContext.get_or_create() as context:
         let_name(context.client)
         retry_busy_server_soon(context.client)
@@ -150,9 +150,9 @@ async def busy_retries() -> AsyncGenerator[None]:
 
 
 def retry_busy_server_soon(client: PrefectClient) -> None:
-    """Let `client` repeat a request within a second when a busy server answers 503; Prefect waits 2 s first, then 4, 8, 16 and 32.
+    """Make `client` retry within a second when a busy server answers 503. Prefect waits 2 s first, then 4, 8, 16 and 32.
 
-    A server on SQLite answers 503 to every write that meets a write of its own, mostly while it still records the run before.
+    A server on SQLite answers 503 to every write that collides with a write of its own, usually while it still records the previous run.
     """
     http = getattr(client, "_client", None)
     if isinstance(http, httpx.AsyncClient) and advise_retry not in http.event_hooks["response"]:
@@ -161,7 +161,7 @@ def retry_busy_server_soon(client: PrefectClient) -> None:
 
 @contextmanager
 def named(flow: Flow[..., Any], name: str) -> Generator[None]:
-    """Give the flow run that a call of `flow` within makes this name, as the run is made: a name given later is one more request."""
+    """Name the flow run that a call of `flow` in this context creates. Naming it on creation saves a request."""
     token = _name.set((flow, name))
     try:
         yield
@@ -170,7 +170,7 @@ def named(flow: Flow[..., Any], name: str) -> Generator[None]:
 
 
 def let_name(client: PrefectClient) -> None:
-    """Let `named` name the flow runs that `client` makes."""
+    """Let `named` set the names of flow runs that `client` creates."""
     create = getattr(client, "create_flow_run", None)
     if create is None or "create_flow_run" in vars(client):
         return
@@ -185,7 +185,7 @@ def let_name(client: PrefectClient) -> None:
 
 
 async def advise_retry(response: httpx.Response) -> None:
-    """Add the `Retry-After` that a busy server left out, and mark the answer as one that costs none of the retries of Prefect's client."""
+    """Add the `Retry-After` that a busy server left out, and mark the response so that it uses up none of the client's retries."""
     if response.status_code != httpx.codes.SERVICE_UNAVAILABLE.value or "Retry-After" in response.headers:
         return
     extensions = response.request.extensions
@@ -199,12 +199,12 @@ async def advise_retry(response: httpx.Response) -> None:
 
 @contextmanager
 def concluded_here() -> Generator[None]:
-    """Let this process alone end its flow run where the worker within which it runs wants that cancelled.
+    """Let only this process set the end of its flow run when its worker wants to cancel it.
 
-    A worker, or `serve`, announces a cancellation to the process, ends it with SIGTERM, and then sets Cancelled, in words of its own, over
-    whatever state the process has set. One that hears in answer that the attempt is concluded leaves process and state alone, as it does
-    where the process was quicker. A worker that takes no such answer, and a flow with hooks for its cancellation, which the worker calls,
-    are left as they are.
+    A worker, or `serve`, announces a cancellation to the process, ends it with SIGTERM, and then sets Cancelled with its own message over
+    whatever state the process has set. If the process replies that it has concluded the attempt, the worker leaves process and state alone,
+    as it does when the process was quicker. Nothing changes for a worker that accepts no such reply, or for a flow with cancellation hooks,
+    which the worker calls.
     """
     context, session = FlowRunContext.get(), cast("Any", control_listener)
     if context is None or context.flow is None or context.flow.on_cancellation_hooks:
@@ -214,7 +214,7 @@ def concluded_here() -> Generator[None]:
 
     def answered(connection: socket, data: bytes) -> bool | None:
         is_answered = INTENT_FOR_BYTE.get(data) == "cancel" and _conclude_attempt(session, connection)
-        return False if is_answered else handle(connection, data)  # False: what the worker says to that is still read
+        return False if is_answered else handle(connection, data)  # False: the worker's response is still read
 
     session._handle_intent_byte = answered
     try:
@@ -224,7 +224,7 @@ def concluded_here() -> Generator[None]:
 
 
 def _conclude_attempt(session: Any, connection: socket) -> bool:
-    """Tell the worker that this process has concluded its attempt; return False where that is too late, or no worker for it."""
+    """Report to the worker that this process has concluded its attempt. Return False if it is too late or no worker listens."""
     receipt = encode_receipt(EngineOutcomeReceipt.state_reported(state_id=uuid4(), state_type="CANCELLING", state_name="Cancelling"))
     with session._send_lock, session._terminal_lock:
         if session._terminal_claimed or session._outcome_report_started or not session._receipt_capable:
@@ -235,10 +235,10 @@ def _conclude_attempt(session: Any, connection: socket) -> bool:
 
 
 def let_flows_check_parameters(mark: str) -> None:
-    """Let functions with the attribute `mark` be given parameters that their signature does not have, or lack some that it wants.
+    """Let functions with the attribute `mark` receive parameters that their signature lacks, or miss some that it requires.
 
-    A deployment keeps the parameters of the plan that it was made of. Prefect compares those of a flow run with the signature before
-    the flow run begins: one that does not fit would crash with a traceback, and no state would say what is wrong.
+    A deployment keeps the parameters of the plan that it was created from. Prefect compares a flow run's parameters with the signature
+    before the flow run begins: on a mismatch it would crash with a traceback, and no state would say what is wrong.
     """
     engine = cast("Any", flow_engine)
     prepare, call = engine._flow_parameters, engine.call_with_parameters
@@ -258,13 +258,13 @@ def let_flows_check_parameters(mark: str) -> None:
 
 
 def undelivered() -> int:
-    """Return how many states of task runs this process has not sent yet."""
+    """Return how many task run states this process has not sent yet."""
     items = [getattr(queue, "_queue", None) for queue in delivery_queues() if type(queue) is EventsWorker]
     return sum(getattr(found, "unfinished_tasks", 0) for found in items)
 
 
 def rescue() -> None:
-    """Hand the states that an ended queue still holds, because no server was there when it began, to one that works."""
+    """Move states that are stuck in ended queues, because no server was available at their start, to a working queue."""
     for event, context in _stranded():
         context.run(_send, event)
 
@@ -274,13 +274,13 @@ def _send(event: Event) -> None:
 
 
 def forget() -> None:
-    """Give up the states that ended queues still hold."""
+    """Discard the states that ended queues still hold."""
     for _ in _stranded():
         pass
 
 
 async def confirm() -> None:
-    """Return when the server has said that it has all that was sent; what it may have lost is sent again. Raises where it is away."""
+    """Return once the server has confirmed everything sent. Events that it may have lost are sent again. Raises if it is unavailable."""
     for queue in delivery_queues():
         client = getattr(queue, "_client", None)
         if isinstance(client, PrefectEventsClient) and getattr(client, "_unconfirmed_events", None):
@@ -290,13 +290,13 @@ async def confirm() -> None:
 async def _confirm(client: Any) -> None:
     try:
         await client._force_checkpoint()
-    except Exception:  # the connection, or none at all: a new one sends again what was not confirmed
+    except Exception:  # the connection failed or was missing: a new one resends what was not confirmed
         await client._reconnect()
         await client._force_checkpoint()
 
 
 def _stranded() -> Iterator[tuple[Event, Context]]:
-    """Take from the queues that have ended what they hold."""
+    """Remove and yield what the ended queues hold."""
     every: list[Any] = [queue for queue in list(_active_services) if isinstance(queue, EventsWorker)]
     for ended in [queue for queue in every if queue._done_event is not None and queue._done_event.is_set()]:
         with suppress(Empty):
@@ -306,7 +306,7 @@ def _stranded() -> Iterator[tuple[Event, Context]]:
 
 
 def end_queues() -> int:
-    """Ask Prefect's queues of this process to end without sending what is in them; return how many still work."""
+    """Ask Prefect's queues in this process to end without sending what they hold. Return how many were still working."""
     working = [(queue, task) for queue in delivery_queues() if (task := getattr(queue, "_task", None)) is not None and not task.done()]
     for queue, task in working:
         queue._loop.call_soon_threadsafe(task.cancel)
@@ -314,13 +314,13 @@ def end_queues() -> int:
 
 
 def delivery_queues() -> list[Any]:
-    """Return Prefect's queues of this process; none where a later Prefect keeps them elsewhere, which then ends them in its own way."""
+    """Return Prefect's queues in this process. If a later Prefect keeps them elsewhere, return none; Prefect then ends them itself."""
     every: dict[int, Any] = getattr(EventsWorker, "_instances", {})  # of every kind of queue
     return [queue for queue in list(every.values()) if isinstance(queue, (EventsWorker, APILogWorker))]
 
 
 def broken_promises() -> list[str]:
-    """Return what this file relies on and the installed Prefect does not offer any more; empty if all is well."""
+    """Return what this module relies on and the installed Prefect no longer offers; empty if nothing is missing."""
     return [
         *_lacking(emit_task_run_state_change_event, {"task_run", "initial_state", "validated_state", "follows"}),
         *_lacking(run_flow_async, {"flow", "flow_run", "parameters", "return_type"}),
@@ -336,7 +336,7 @@ def broken_promises() -> list[str]:
 
 
 def _lacking(called: Callable[..., Any], given: set[str]) -> list[str]:
-    """Return the parameters that `called` lacks of those we give, and those it wants and we do not give."""
+    """Return the parameters of ours that `called` does not take, and the ones it requires that we do not pass."""
     parameters = inspect.signature(called).parameters
     wanted = {name for name, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
     name = f"{called.__module__}.{called.__qualname__}"
@@ -350,4 +350,4 @@ def _prototype() -> Task[..., Any]:
 
 
 async def _unused() -> None:
-    """Stand where Prefect's context wants a task; never called."""
+    """Fill the task field of Prefect's context. Never called."""

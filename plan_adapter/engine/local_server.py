@@ -1,7 +1,7 @@
 """The Prefect server that a run uses: the one that Prefect's settings name, or a local one that is started once and reused.
 
-The local server is a process of its own in a session of its own, on loopback, with its own home and database under
-`settings.home / "server"`; it outlives the command that started it and ends with `stop_server`.
+The local server is a separate process in its own session, on loopback, with its own home and database under `settings.home / "server"`. It
+outlives the command that started it; `stop_server` ends it.
 """
 
 import base64
@@ -27,15 +27,15 @@ from plan_adapter.private_files import UnsafePathError
 from plan_adapter.settings import Settings
 
 WAYS_OUT = "Set PREFECT_API_URL to a server of yours, or run without one: `--offline` (`offline=True` in Python)."
-START_SECONDS = 120.0  # a new home takes 8 s on a quiet machine, many times that on a crowded one
+START_SECONDS = 120.0  # a first start takes 8 s on a quiet machine, and many times that on a busy one
 ANSWER_SECONDS = 20.0
 STOP_SECONDS = 10.0
 GONE_SECONDS = 5.0
-"""How long the number of a process that has ended may stay taken, which is until its parent has noticed."""
+"""How long the PID of an ended process may stay in use, which lasts until its parent has noticed."""
 
 Notify = Callable[[str], None]
 AuthMode = Literal["auto", "on", "off"]
-"""`Settings.local_server_auth`."""
+"""The values of `Settings.local_server_auth`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,13 @@ class PendingServer:
     _wait: Callable[[], Server]
 
     def wait(self) -> Server:
-        """Return the server once it answers; raises NoServerError, also for what went wrong at the beginning."""
+        """Return the server once it answers. Raises NoServerError, also for problems from the start of the launch."""
         return self._wait()
 
 
 @dataclass(frozen=True, slots=True)
 class LocalServerStatus:
-    """What `server_status` found; everything but `state` and `log_path` is None where there is no process."""
+    """What `server_status` found. Without a process, everything but `state` and `log_path` is None."""
 
     state: Literal["none", "healthy", "unhealthy"]
     log_path: Path
@@ -60,7 +60,7 @@ class LocalServerStatus:
     pid: int | None = None
     prefect_version: str | None = None
     started_at: float | None = None
-    password_file: Path | None = None  # None, too, where the server demands none
+    password_file: Path | None = None  # also None if the server requires no password
     password: str | None = field(default=None, repr=False)
 
     def server(self) -> Server | None:
@@ -71,12 +71,12 @@ class LocalServerStatus:
 
 
 def ensure_server(settings: Settings, *, notify: Notify) -> Server:
-    """Return a server that answers; `notify` is told, in one line, if one had to be started."""
+    """Return a server that answers. If one had to be started, call `notify` with a line about it."""
     return begin_server(settings, notify=notify).wait()
 
 
 def begin_server(settings: Settings, *, notify: Notify) -> PendingServer:
-    """Return at once, with a server starting in the background if one is needed; never raises, `wait` does."""
+    """Return at once, starting a server in the background if one is needed. Errors are raised by `wait`, never here."""
     try:
         if configured_api_url() is not None:
             return PendingServer(partial(configured_server, settings))
@@ -90,7 +90,7 @@ def begin_server(settings: Settings, *, notify: Notify) -> PendingServer:
 def configured_server(settings: Settings) -> Server:
     """Return the server that Prefect's settings name, once it has answered. Raises NoServerError.
 
-    Where that is the local server, its password need not stand in Prefect's settings.
+    If that is the local server, Prefect's settings need not contain its password.
     """
     local = _named_local(settings)
     if local is None:
@@ -101,12 +101,12 @@ def configured_server(settings: Settings) -> Server:
 
 
 def server_for(settings: Settings) -> Server:
-    """Return a server that answers, as `ensure_server` does; that one had to be started is told in a log line of this package."""
+    """Return a server that answers, as `ensure_server` does. If one had to be started, log a line on this package's logger."""
     return ensure_server(settings, notify=logging.getLogger("plan_adapter").warning)
 
 
 def stop_server(settings: Settings) -> bool:
-    """Return whether a local server was running; it has ended when this returns."""
+    """Stop the local server and wait until it has ended. Return whether one was running."""
     folder = _folder(settings)
     if not folder.is_alive:
         return False
@@ -118,7 +118,7 @@ def stop_server(settings: Settings) -> bool:
 
 
 def server_status(settings: Settings) -> LocalServerStatus:
-    """Return how the local server of `settings.home` is; starts and changes nothing."""
+    """Return the status of the local server of `settings.home`. Nothing is started or changed."""
     folder = _folder(settings)
     state = folder.read_state() if folder.is_alive else None
     if state is None:
@@ -138,7 +138,7 @@ def server_status(settings: Settings) -> LocalServerStatus:
 
 
 def _named_local(settings: Settings) -> Server | None:
-    """Return the local server if Prefect's settings name it, without credentials, and it demands a password."""
+    """Return the local server if Prefect's settings name it without credentials and it requires a password."""
     with quiet_import():
         from prefect.settings import get_current_settings
     api = get_current_settings().api
@@ -146,7 +146,7 @@ def _named_local(settings: Settings) -> Server | None:
         return None
     try:
         local = server_status(settings).server()
-    except NoServerError:  # an unsafe home says nothing about a server that somebody has named
+    except NoServerError:  # an unsafe home says nothing about a server that the settings name
         return None
     return local if local is not None and local.password is not None and local.api_url == (api.url or "").rstrip("/") else None
 
@@ -173,7 +173,7 @@ def _forbidden(settings: Settings) -> str:
 
 @contextlib.contextmanager
 def _words_for_os_errors(folder: ServerFolder) -> Generator[None]:
-    """Turn what the system refuses (a full disk, a read-only folder, no sockets) into a NoServerError."""
+    """Turn an OS error (full disk, read-only folder, no sockets) into a NoServerError."""
     try:
         yield
     except UnsafePathError as error:
@@ -185,7 +185,7 @@ def _words_for_os_errors(folder: ServerFolder) -> Generator[None]:
 
 
 def _begin(folder: ServerFolder, mode: AuthMode, notify: Notify) -> Callable[[], Server]:
-    """Find the living server of `folder` or launch one; return what waits for it."""
+    """Find the live server of `folder` or launch one. Return a function that waits for it."""
     with _words_for_os_errors(folder), folder.starting():
         state = _state_of_living(folder) if folder.is_alive else None
         if state is not None and _is_older(state.prefect_version, installed := importlib.metadata.version("prefect")):
@@ -207,17 +207,17 @@ def _begin(folder: ServerFolder, mode: AuthMode, notify: Notify) -> Callable[[],
 
 
 def _is_in_other_mode(state: ServerState, mode: AuthMode, why: str | None) -> bool:
-    """Whether the running server demands no password although one is wanted, or one that PLAN_ADAPTER_LOCAL_SERVER_AUTH=off does not want.
+    """Whether the running server lacks a password that is wanted, or has one that PLAN_ADAPTER_LOCAL_SERVER_AUTH=off excludes.
 
-    `auto` leaves a server that demands one as it is.
+    `auto` leaves a server with a password as it is.
     """
     return mode == "off" if state.has_password else why is not None
 
 
 def _may_restart(folder: ServerFolder, state: ServerState, mode: AuthMode, why: str | None, notify: Notify) -> bool:
-    """Return whether the server is restarted now, in the other mode; raises NoServerError where that has to wait and is demanded.
+    """Return whether to restart the server in the other mode now. Raises NoServerError if the restart is required but must wait.
 
-    Runs under way know the server as it was: they would lose it.
+    A restart must wait for active runs: they would lose their connection to the server.
     """
     how = "with a password" if why is not None else "without a password"
     if _runs_under_way(folder, state) == 0:
@@ -235,7 +235,7 @@ def _may_restart(folder: ServerFolder, state: ServerState, mode: AuthMode, why: 
 
 
 def _runs_under_way(folder: ServerFolder, state: ServerState) -> int | None:
-    """Return how many flow runs have begun and not ended; None where the server does not say."""
+    """Return how many flow runs have begun and not ended, or None if the server does not say."""
     wanted = {"flow_runs": {"state": {"type": {"any_": ["PENDING", "RUNNING", "PAUSED", "CANCELLING"]}}}}
     headers = {"Content-Type": "application/json"}
     if (password := _password(folder, state)) is not None:
@@ -252,7 +252,7 @@ def _runs_under_way(folder: ServerFolder, state: ServerState) -> int | None:
 
 
 def _reuse(folder: ServerFolder, state: ServerState, mode: AuthMode, notify: Notify) -> Server:
-    """Wait for a server that was running; one that ended meanwhile is replaced, once."""
+    """Wait for a server that was running. If it ended meanwhile, replace it once."""
     patience = max(state.started_at + START_SECONDS - time.time(), ANSWER_SECONDS)
     try:
         return _await(folder, state.port, time.monotonic() + patience, started=False)
@@ -264,7 +264,7 @@ def _reuse(folder: ServerFolder, state: ServerState, mode: AuthMode, notify: Not
 
 
 def _await(folder: ServerFolder, port: int, deadline: float, *, started: bool) -> Server:
-    """Return the server at `port` once it answers, or raise when its process ended or `deadline` passed."""
+    """Return the server at `port` once it answers. Raises NoServerError if its process ended or `deadline` passed."""
     with quiet_import():
         import prefect  # noqa: F401  # takes a second that passes anyway  # pyright: ignore[reportUnusedImport]
     while True:
@@ -293,7 +293,7 @@ def _told(folder: ServerFolder, what: str) -> str:
 
 
 def _ask_health(port: int, *, seconds: float) -> Literal["healthy", "refused", "silent"]:
-    """Ask the server at `port`, past any proxy of the environment."""
+    """Ask the server at `port` directly, ignoring any proxy of the environment."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=seconds)
     try:
         connection.request("GET", "/api/health")
@@ -307,7 +307,7 @@ def _ask_health(port: int, *, seconds: float) -> Literal["healthy", "refused", "
 
 
 def _state_of_living(folder: ServerFolder) -> ServerState:
-    """Return the state of the living server, whose process writes it as its first act; raises if that process is out of reach."""
+    """Return the state of the live server, which its process writes first. Raises NoServerError if that process is out of reach."""
     deadline = time.monotonic() + ANSWER_SECONDS
     while (state := folder.read_state()) is None:
         if time.monotonic() >= deadline:
@@ -322,13 +322,13 @@ def _state_of_living(folder: ServerFolder) -> ServerState:
 
 
 def _is_older(version: str, installed: str) -> bool:
-    """Whether `version` is older; a newer server serves older clients, so it is left alone."""
+    """Whether `version` is older. A newer server works with older clients, so it is left alone."""
     ours, theirs = (tuple(int(part) for part in re.findall(r"\d+", text)[:3]) for text in (installed, version))
     return theirs < ours
 
 
 def _stop(folder: ServerFolder, state: ServerState) -> None:
-    """End the process of `state`: SIGTERM to its group, then SIGKILL; return when its lock is free and the process is gone."""
+    """End the process of `state`: SIGTERM to its group, then SIGKILL. Return once its lock is free and the process is gone."""
     for word, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
         if state.is_reachable:
             with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""`PlainTaskRuns`: task runs through Prefect's public calls only. Slower, and a wait for a retry is shown as Retrying."""
+"""`PlainTaskRuns`: task runs through Prefect's public calls only. Slower, and a wait for a retry shows as Retrying."""
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from copy import copy
@@ -18,36 +18,36 @@ from plan_adapter.record import StepRun
 
 
 class PlainTaskRuns:
-    """Makes a Prefect task for each call, whose retries Prefect performs. Implements `tasks.TaskRuns`."""
+    """Creates a Prefect task for each call and lets Prefect perform the retries. Implements `tasks.TaskRuns`."""
 
     async def drive(self, call: StepCall, upstream: Sequence[UUID]) -> tuple[UUID, AttemptEnd]:
-        """Make attempts of `call` in a task run until none is left, and return its id and the last end."""
+        """Make attempts of `call` in a task run until none is left. Return the task run's id and how the last attempt ended."""
         attempts = Attempts(call)
         task_run_id = await _run(attempts.task, upstream)
         return task_run_id, attempts.last_end()
 
     async def show(self, step: StepRun, upstream: Sequence[UUID], tags: Collection[str] = ()) -> UUID:
-        """Show the end of a step that was not called, without its tags: Prefect would wait for a slot of their concurrency limits."""
+        """Show the end of a step that was not called. Its tags are left out: Prefect would wait for a slot of their concurrency limits."""
         return await _show(step.id, partial(state_of_step, step), upstream)
 
     async def show_all(self, steps: Sequence[StepRun]) -> UUID:
-        """Show that all of `steps` were carried, in one task run."""
+        """Show in one task run that all of `steps` were carried."""
         return await _show("Carried", partial(state_of_carried, steps), ())
 
 
 def tags_of(call: StepCall) -> set[str]:
-    """Return the tags of the task run of `call`: those of its step, and of the Prefect task that its tool is."""
+    """Return the tags of the task run of `call`: those of its step and, if its tool is a Prefect task, of that task."""
     return {*call.step.tags, *cast("set[str]", getattr(call.task, "tags", ()))}
 
 
 class AnotherAttemptError(Exception):
-    """Tells Prefect that an attempt failed and another follows."""
+    """Tells Prefect that an attempt failed and another one follows."""
 
 
 class Attempts:
     """The attempts of one call, and the Prefect task that makes them.
 
-    Prefect would wait between them without watching for the run's stop, so the wait is part of the next attempt.
+    Prefect would wait between attempts without watching for a stop of the run, so the wait is part of the next attempt.
     """
 
     def __init__(self, call: StepCall) -> None:
@@ -60,7 +60,7 @@ class Attempts:
         self.task = self._task()
 
     def last_end(self, trouble: BaseException | None = None) -> AttemptEnd:
-        """Return how the last attempt ended; raises what was no end of an attempt, and `trouble`, where Prefect made none."""
+        """Return how the last attempt ended. Raises what interrupted an attempt, or `trouble` if Prefect made no attempt."""
         if self._error is not None:
             raise self._error
         if self._end is None:
@@ -71,25 +71,25 @@ class Attempts:
         call = self._call
         if call.task is None:
             task = Task(self._next, name=call.name)
-        else:  # with its hooks, assets and transaction; its function is called by the attempt, with its receipts and secrets
+        else:  # keep its hooks, assets and transaction; the attempt calls its function, with receipts and secrets
             task = copy(cast("Task[..., Any]", call.task))
             task.fn, task.isasync, task.isgenerator = self._next, True, False
         task.tags = tags_of(call)
-        task.task_run_name = lambda: call.name  # a text would be taken for a format string
+        task.task_run_name = lambda: call.name  # a plain string would be used as a format string
         task.retries, task.retry_delay_seconds, task.retry_jitter_factor = len(call.retry_delays), 0, None
         task.retry_condition_fn = _another_follows
         task.timeout_seconds = None
-        # What Prefect keeps of a result it would take for the end of a later attempt.
+        # Prefect would use a persisted result as the result of a later attempt.
         task.persist_result, task.cache_policy, task.cache_expiration, task.result_storage_key = False, NO_CACHE, None, None
         return task
 
     async def _next(self) -> Any:
-        """Make the next attempt and return the result, or the call's final state; raises AnotherAttemptError where it is not the last."""
+        """Make the next attempt. Return its result or the call's final state, or raise AnotherAttemptError if another one follows."""
         self.has_begun = True
         try:
             stopped = await wait_or_stop(self._call, self._delay) if self._delay else None
             self._end = stopped or await self._call.attempt()
-        except BaseException as error:  # raised again outside of Prefect, which would print its traceback
+        except BaseException as error:  # raised again outside Prefect, which would print its traceback
             self._error = error
             self._commit_nothing()
             return Crashed(message=f"{type(error).__name__}: {error}")
@@ -103,23 +103,23 @@ class Attempts:
         return state_of_call(self._end)
 
     def _commit_nothing(self) -> None:
-        """Let Prefect neither commit nor roll back: it takes a returned state for a success."""
+        """Keep Prefect from committing or rolling back: it takes a returned state for a success."""
         self.task.on_commit_hooks, self.task.on_rollback_hooks = [], []
 
 
-def _another_follows(_task: Task[..., object], _run: TaskRun, state: State) -> bool:  # a plain function: a callable object ends retries
+def _another_follows(_task: Task[..., object], _run: TaskRun, state: State) -> bool:  # a function: a callable object ends retries
     return isinstance(state.data, AnotherAttemptError)
 
 
 async def _show(name: str, state: Callable[[], State], upstream: Sequence[UUID]) -> UUID:
     async def end() -> State:
-        return state()  # made now: of a state that is older than Running the server takes no notice
+        return state()  # created now, because the server ignores a state older than Running
 
     return await _run(Task(end, name=name, task_run_name=lambda: name, cache_policy=NO_CACHE, persist_result=False), upstream)
 
 
 async def _run(task: Task[..., Any], upstream: Sequence[UUID]) -> UUID:
-    """Run `task` and return its task run's id. The states draw edges and hold nothing up: what starts when is the scheduler's decision."""
+    """Run `task` and return its task run's id. The upstream states only draw edges; the scheduler decides what starts when."""
     states = [Completed(data=True, state_details=StateDetails(task_run_id=task_run_id)) for task_run_id in upstream]
     state = await cast(Awaitable[State], task(wait_for=states, return_state=True))
     task_run_id = state.state_details.task_run_id

@@ -1,4 +1,4 @@
-"""Whether Prefect shows a run as the store knows it, and how it is told otherwise."""
+"""Reconciling one flow run: check whether Prefect agrees with the store about a run, and correct Prefect if not."""
 
 from collections.abc import Awaitable, Callable
 from uuid import UUID
@@ -20,15 +20,17 @@ _ENDED = "the run has ended"
 _OPEN = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED, StateType.CANCELLING)
 
 MAX_REASON_CHARACTERS = 1000
-"""As much of a run's reason as its flow run's message, which is cut, has in any case."""
+"""The part of a run's reason that its flow run's message, which is cut, always contains."""
 
 
 async def reconcile_flow_run(run: PlanRun, *, hint: str, is_so: Callable[[], Awaitable[bool]]) -> str | None:
-    """Have Prefect show `run` as it is and return what it showed; None where that fits, or where Prefect does not know it.
+    """Make Prefect show the actual state of `run`. Return the state name it showed before, or None if it was right or unknown there.
 
-    A run that has ended is shown with its end, and a cancelled one with the reason; one whose process is gone as Crashed, named
-    Interrupted, with `hint`; one that is executed, and that Prefect shows as ended other than by a cancellation, as Running. `is_so` is
-    asked after Prefect was, because a run may end in between: nothing is changed unless the run still stands so. Raises NoServerError.
+    A run that has ended is shown with its end, and a cancelled one with the reason. A run whose process is gone is shown as Crashed, named
+    Interrupted, with `hint`. A run that is executing but that Prefect shows as ended, other than by a cancellation, is shown as Running.
+
+    `is_so` is awaited after Prefect was read, because a run may end in between: nothing is changed unless the run still has this status.
+    Raises NoServerError.
     """
     if run.flow_run_id is None:
         return None
@@ -49,7 +51,7 @@ async def reconcile_flow_run(run: PlanRun, *, hint: str, is_so: Callable[[], Awa
 
 
 async def _end_what_is_open(client: PrefectClient, flow_run_id: UUID, run: PlanRun) -> None:
-    """End the gates and the steps of `run` that its process has left as open: it was killed."""
+    """End the gates and steps of `run` that its killed process left open."""
     of_run, is_open = {"id": {"any_": [flow_run_id]}}, {"state": {"type": {"any_": _OPEN}}}
     gates = FlowRunFilter.model_validate({"parent_flow_run_id": {"any_": [flow_run_id]}, **is_open})
     for gate in await client.read_flow_runs(flow_run_filter=gates):
@@ -66,7 +68,7 @@ async def _end_what_is_open(client: PrefectClient, flow_run_id: UUID, run: PlanR
 def _state_of(run: PlanRun, hint: str) -> State | None:
     if run.completed_at is not None:
         state = state_of_run(run)
-        state.data = None  # what it holds never leaves this process
+        state.data = None  # its data must never leave this process
         return state
     if run.status is PlanStatus.EXECUTING and run.reason is RunReason.INTERRUPTED:
         return Crashed(name=INTERRUPTED, message=hint)
@@ -74,14 +76,14 @@ def _state_of(run: PlanRun, hint: str) -> State | None:
 
 
 def _fits(shown: State, wanted: State) -> bool:
-    if wanted.name == INTERRUPTED:  # one that is scheduled to go on is left alone
+    if wanted.name == INTERRUPTED:  # a flow run that is scheduled to resume is left alone
         return shown.name == INTERRUPTED or shown.is_scheduled() or shown.is_pending()
-    if wanted.is_running():  # a cancellation is for the process that executes it
+    if wanted.is_running():  # the executing process must handle a cancellation
         return not shown.is_final() or shown.is_cancelled()
     return shown.type == wanted.type
 
 
 def _says_why(shown: State, run: PlanRun) -> bool:
-    """Return whether the reason is there for which `run` was cancelled: a worker puts words of its own over what the run's process said."""
+    """Return whether the state's message contains the reason for a cancellation. A worker may replace it with its own message."""
     is_over = run.completed_at is not None and run.reason is RunReason.CANCELLED
     return not is_over or (run.message or "")[:MAX_REASON_CHARACTERS] in (shown.message or "")

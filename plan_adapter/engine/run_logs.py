@@ -1,4 +1,4 @@
-"""What the steps of a flow run wrote, as Prefect's API keeps it."""
+"""The log lines of a flow run and its steps, as Prefect's API keeps them."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,7 +15,7 @@ PAGE = 200  # the most that Prefect's API returns at once
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One record; `step` is the name of its task run, None for one of the flow itself."""
+    """One log record. `step` is the name of its task run, or None for a record of the flow itself."""
 
     at: datetime
     level: int
@@ -24,7 +24,7 @@ class LogLine:
 
 
 async def flow_run_logs(flow_run_id: str) -> list[LogLine]:
-    """Return the records of a flow run and its task runs, oldest first, from the server that is in use."""
+    """Return the records of a flow run and its task runs, oldest first, from the current server."""
     async with get_client() as client:
         logs = await _logs(client, flow_run_id)
         names = await _task_names(client, flow_run_id)

@@ -1,4 +1,4 @@
-"""`SecretBlocks`: secrets kept in Prefect blocks, which its server encrypts and its UI does not show."""
+"""`SecretBlocks`: secrets kept in Prefect blocks, which the server encrypts and the UI hides."""
 
 import inspect
 import json
@@ -15,23 +15,23 @@ from plan_adapter.secrets import SecretUnavailableError
 
 
 class SecretBlocks:
-    """The blocks of the Prefect server that Prefect's settings name, as places of a plan's secrets. Implements `secrets.SecretPlace`.
+    """The blocks of the configured Prefect server as a source of a plan's secrets. Implements `secrets.SecretPlace`.
 
-    `secrets.db_password` is the Secret block `db-password`, as Prefect allows no other letters; `secrets["aws-secret/db"]` the block
-    `db` of the type `aws-secret`: one that reads a secret, has a `get()`, or has one field that is a secret.
+    `secrets.db_password` is the Secret block `db-password`, because Prefect allows no other characters. `secrets["aws-secret/db"]` is the
+    block `db` of type `aws-secret`. A block of another type must have a method that reads a secret, a `get()`, or exactly one secret field.
     """
 
     def place(self, name: str) -> str:
-        """Return the block's type and name, in words."""
+        """Return a phrase with the block's type and name."""
         return f"the Prefect block {_slug(name)}"
 
     async def secret(self, name: str) -> str | None:
-        """Return the secret of the block of `name`, None if there is none; raises SecretUnavailableError."""
+        """Return the secret in the block of `name`, or None if there is no block. Raises SecretUnavailableError."""
         slug = _slug(name)
         try:
             block: Any = await Block.aload(slug)
             return _text(await _secret_of(block))
-        except Exception as error:  # messages of blocks and of the client are not ours: one may hold what it should not
+        except Exception as error:  # a message of a block or of the client may contain a secret, so it is not repeated
             if isinstance(error.__cause__, ObjectNotFound):
                 return None
             reason = trouble_with_server(error) or type(error).__name__
@@ -46,7 +46,7 @@ def _slug(name: str) -> str:
 
 async def _secret_of(block: Any) -> Any:
     if isinstance(block, Secret):
-        return cast("Any", block).value  # not `get()`, which reads a text of digits as a number
+        return cast("Any", block).value  # not `get()`, which would parse a string of digits as a number
     for method in ("aread_secret", "read_secret", "get"):
         if callable(call := getattr(block, method, None)):
             value = call()

@@ -1,4 +1,4 @@
-"""Whether a Prefect server demands authentication."""
+"""Finds out whether a Prefect server requires authentication."""
 
 import ssl
 from uuid import UUID
@@ -11,9 +11,9 @@ _found = dict[str, bool]()  # by API URL; a server does not change its authentic
 
 
 def demands_authentication(api_url: str) -> bool | None:
-    """Return whether the Prefect server at `api_url` refuses a request without credentials; None if it gives no clear answer.
+    """Return whether the Prefect server at `api_url` refuses a request without credentials, or None if its answer is not clear.
 
-    The server itself is asked: a client that has credentials does not prove that the server wants them. A clear answer is kept for the
+    The server itself is asked: credentials in the client do not prove that the server requires them. A clear answer is cached for the
     process. Call it in a thread: it may take `ASK_SECONDS`.
     """
     url = without_credentials(api_url).rstrip("/")
@@ -28,7 +28,7 @@ def demands_authentication(api_url: str) -> bool | None:
 def _ask(url: str) -> bool | None:
     import httpx
 
-    # A flow run that does not exist: read access to flow runs is what reading and answering a gate's form needs.
+    # A flow run that does not exist: reading and answering a gate's form needs read access to flow runs.
     path = f"{url}/flow_runs/{UUID(int=0)}"
     is_local = httpx.URL(url).host in ("127.0.0.1", "::1", "localhost")
     try:
@@ -36,13 +36,13 @@ def _ask(url: str) -> bool | None:
             status = client.get(path).status_code
     except (httpx.HTTPError, httpx.InvalidURL, OSError):
         return None
-    if status in (401, 403) or 300 <= status < 400:  # a redirect leads to a page where one signs in
+    if status in (401, 403) or 300 <= status < 400:  # a redirect leads to a login page
         return True
     return False if status < 300 or status == 404 else None
 
 
 def _verify() -> ssl.SSLContext | bool:
-    """Return how Prefect's settings check the certificate of the server."""
+    """Return how Prefect's settings verify the server's certificate."""
     with quiet_import():
         from prefect.settings import get_current_settings
     api = get_current_settings().api

@@ -1,7 +1,7 @@
 """The process of the local Prefect server: `python -m plan_adapter.engine.server_process FOLDER PORT LISTENING_SOCKET`.
 
-It inherits the listening socket, so no other program can take the port between choosing and binding it, and a client's first
-request waits in the socket's queue until the server answers; and the lock that says that it lives.
+It inherits the listening socket, so no other program can take the port between choosing and binding it, and a client's first request waits
+in the socket's queue until the server answers. It also inherits the lock that shows that it is alive.
 """
 
 import gc
@@ -18,14 +18,14 @@ from plan_adapter.engine.server_state import ServerFolder, ServerState, process_
 
 COLLECT_SECONDS = 1.0
 FULL_TURNS = 30
-"""At every which turn the old objects are looked through, too."""
+"""Every this many rounds, old objects are collected as well."""
 
 
 def main() -> None:
     """Serve Prefect's API and UI until SIGTERM."""
-    # Imports and migrations make objects that stay: collecting them again and again costs a tenth of the start.
+    # Imports and migrations create long-lived objects. Collecting them repeatedly takes a tenth of the startup time.
     gc.disable()
-    os.umask(0o077)  # what Prefect writes below the folder is for this account alone
+    os.umask(0o077)  # files that Prefect writes below the folder are readable by this account only
     folder, port, listening = Path(sys.argv[1]), int(sys.argv[2]), socket.socket(fileno=int(sys.argv[3]))
     pid = os.getpid()
     ServerFolder(folder).write_state(
@@ -53,15 +53,15 @@ def _serve(listening: socket.socket) -> None:
             collect_apart()
 
     record_singly_what_fails_together()
-    # A browser's open event stream must not hold up the end.
+    # A browser's open event stream must not delay shutdown.
     config = uvicorn.Config(create_app(final=True), log_level="warning", access_log=False, timeout_graceful_shutdown=3)
     Server(config).run(sockets=[listening])
 
 
 def record_singly_what_fails_together() -> None:
-    """Let states of task runs that the database refuses, those of a flow run that was deleted for one, take no others with them.
+    """Keep a task run state that the database refuses, such as one of a deleted flow run, from blocking other states.
 
-    Prefect writes states together and drops all of a batch of which one is refused again and again.
+    Prefect writes states in batches, and drops the whole batch if one of its states is refused repeatedly.
     """
     from prefect.server.services import task_run_recorder
 
@@ -70,21 +70,21 @@ def record_singly_what_fails_together() -> None:
     async def record(events: list[Any]) -> None:
         try:
             await together(events)
-        except task_run_recorder.IntegrityError:  # pyright: ignore[reportPrivateImportUsage]  # SQLAlchemy has its own door
+        except task_run_recorder.IntegrityError:  # pyright: ignore[reportPrivateImportUsage]  # also importable from SQLAlchemy
             if len(events) == 1:
                 raise
             for event in events:
-                await task_run_recorder.record_task_run_event(event)  # logs and leaves out what is refused
+                await task_run_recorder.record_task_run_event(event)  # logs and skips a state that is refused
 
     task_run_recorder.record_bulk_task_run_events = record
 
 
 def collect_apart() -> None:
-    """Collect garbage on a thread of its own from now on, and nowhere else.
+    """Collect garbage only on a separate thread from now on.
 
-    A cursor of SQLite in a cycle, as an error leaves one behind, waits where it is collected for its connection, and that may wait for a
-    lock whose owner waits for the event loop. On the loop's thread that is a deadlock: until SQLite gives up, a minute later, the server
-    answers nobody. Python waits for the connection without its own lock, so another thread that waits holds up nothing.
+    After an error, a SQLite cursor may be part of a reference cycle. Collecting it waits for its connection, which may wait for a lock
+    whose owner waits for the event loop. On the loop's thread that is a deadlock: the server answers nobody until SQLite gives up a minute
+    later. Python releases its own lock during that wait, so a waiting separate thread blocks nothing.
     """
     gc.disable()
     threading.Thread(target=_collect, name="collector", daemon=True).start()

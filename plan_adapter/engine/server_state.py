@@ -1,4 +1,4 @@
-"""The local server's files, its password, and its start."""
+"""The local server's files, password and launch."""
 
 import contextlib
 import errno
@@ -24,7 +24,7 @@ NOBODY = 65534
 
 
 def why_password(mode: str) -> str | None:
-    """Return why a local server demands a password, None if it needs none."""
+    """Return why a local server requires a password, or None if it needs none."""
     if mode == "off":
         return None
     if mode == "on":
@@ -36,10 +36,10 @@ def why_password(mode: str) -> str | None:
 
 
 def other_people() -> list[str]:
-    """Return the accounts of people, other than this process's, that can log in: a number from 1000 on and a real shell.
+    """Return the accounts of other people that can log in: those with a UID from 1000 (macOS: 500) and a real shell.
 
-    Root is not among them: it reads what it wants anyway. Neither are accounts of services, nor those that a directory such as LDAP does
-    not list.
+    Root is left out because it can read everything anyway. Service accounts, and accounts that a directory such as LDAP does not list, are
+    left out as well.
     """
     return [
         one.pw_name
@@ -49,17 +49,17 @@ def other_people() -> list[str]:
 
 
 def login_hint(password_file: Path) -> str:
-    """Return how a person logs in to the UI; the password itself is never shown."""
+    """Return how to log in to the UI. The password itself is never shown."""
     return f"its pages ask for a password: `cat {shlex.quote(str(password_file))}` prints it"
 
 
 LOG_BYTES = 1_000_000
-"""A larger log is set aside when a server starts; one older log is kept."""
+"""A larger log is rotated when a server starts. One older log is kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """What a server's process says of itself when it begins."""
+    """What a server's process records about itself at startup."""
 
     pid: int
     process_start: str
@@ -71,7 +71,7 @@ class ServerState:
 
     @property
     def is_reachable(self) -> bool:
-        """Whether `pid` is that process here: in this host and process namespace."""
+        """Whether `pid` is that process here, in this host and process namespace."""
         return process_start(self.pid) == self.process_start
 
 
@@ -83,37 +83,37 @@ class ServerFolder:
 
     @property
     def state_file(self) -> Path:
-        """What the server's process wrote about itself."""
+        """The file in which the server's process records its state."""
         return self.path / "server.json"
 
     @property
     def log(self) -> Path:
-        """Where the server's process writes what it has to say."""
+        """The log of the server's process."""
         return self.path / "server.log"
 
     @property
     def prefect_home(self) -> Path:
-        """The `PREFECT_HOME` of the server; its database is there."""
+        """The `PREFECT_HOME` of the server, which contains its database."""
         return self.path / "prefect"
 
     @property
     def alive_lock(self) -> Path:
-        """The file that the server's process holds locked as long as it lives."""
+        """The file that the server's process keeps locked while it is alive."""
         return self.path / "alive.lock"
 
     @property
     def password_file(self) -> Path:
-        """Where the password of the server stands, if it demands one."""
+        """The file with the server's password, if it requires one."""
         return self.path / "password"
 
     def check(self) -> None:
-        """Raise UnsafePathError where other users could have a hand in the folder, or in the home that it is in."""
+        """Raise UnsafePathError if other users could change the folder or the home that contains it."""
         check_folder(self.path.parent)
         check_folder(self.path)
 
     @contextlib.contextmanager
     def starting(self) -> Generator[None]:
-        """Make the folder if it is missing, and hold the right to start or stop its server. Raises UnsafePathError."""
+        """Create the folder if it is missing, and hold the lock for starting or stopping its server. Raises UnsafePathError."""
         for folder in (self.path.parent, self.path, self.prefect_home):
             make_folder(folder)
         with os.fdopen(open_file(self.path / "start.lock", os.O_WRONLY), "w") as file:
@@ -121,14 +121,14 @@ class ServerFolder:
             yield
 
     def read_password(self) -> str | None:
-        """Return the password of the server, as Prefect's API takes it; None if there is none."""
+        """Return the password of the server, in the form that Prefect's API takes, or None if there is none."""
         try:
             return self.password_file.read_text(encoding="ascii").strip() or None
         except (FileNotFoundError, UnicodeDecodeError):
             return None
 
     def make_password(self) -> str:
-        """Return the password of the server, a new one if none was kept or others could read it."""
+        """Return the password of the server. Creates a new one if none was kept or others could read it."""
         try:
             was_private = not self.password_file.lstat().st_mode & 0o077
         except FileNotFoundError:
@@ -142,7 +142,7 @@ class ServerFolder:
         return password
 
     def hold_alive(self) -> int | None:
-        """Return a descriptor that holds `alive_lock`, to be handed to a server's process, or None if a living one holds it."""
+        """Return a descriptor that holds `alive_lock`, to be inherited by a server's process, or None if a live process holds it."""
         descriptor = open_file(self.alive_lock, os.O_RDWR)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -153,7 +153,7 @@ class ServerFolder:
 
     @property
     def is_alive(self) -> bool:
-        """Whether a server's process lives; the kernel drops its lock however it ends."""
+        """Whether a server's process is alive. The kernel releases its lock however it ends."""
         if not self.alive_lock.exists():
             return False
         descriptor = self.hold_alive()
@@ -163,28 +163,28 @@ class ServerFolder:
         return False
 
     def read_state(self) -> ServerState | None:
-        """Return what the last server wrote about itself, None if there is nothing that can be read."""
+        """Return what the last server recorded about itself, or None if nothing readable is there."""
         try:
             return ServerState(**json.loads(self.state_file.read_text(encoding="utf-8")))
         except (FileNotFoundError, ValueError, TypeError):
             return None
 
     def write_state(self, state: ServerState) -> None:
-        """Replace the state as a whole."""
+        """Replace the state atomically."""
         draft = self.state_file.with_suffix(f".{state.pid}")
         with os.fdopen(open_file(draft, os.O_WRONLY | os.O_TRUNC), "w", encoding="utf-8") as file:
             file.write(json.dumps(asdict(state)))
         draft.replace(self.state_file)
 
     def open_log(self) -> int:
-        """Return a descriptor that appends to the log; one that has grown large is set aside first."""
+        """Return a descriptor that appends to the log. A large log is rotated first."""
         with contextlib.suppress(FileNotFoundError):
             if self.log.stat().st_size > LOG_BYTES:
                 self.log.replace(self.log.with_suffix(".log.1"))
         return open_file(self.log, os.O_WRONLY | os.O_APPEND)
 
     def log_tail(self, lines: int = 6) -> str:
-        """Return the last lines of the log for an error message, without the frames of tracebacks."""
+        """Return the last lines of the log for an error message, without traceback frames."""
         try:
             with self.log.open("rb") as file:
                 file.seek(max(0, self.log.stat().st_size - 8192))
@@ -196,7 +196,7 @@ class ServerFolder:
 
 
 def process_start(pid: int) -> str | None:
-    """Return what tells `pid` from every other process that had or will have its number, None if there is no such process."""
+    """Return a text that distinguishes process `pid` from others that had or will have this PID, or None if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -206,18 +206,18 @@ def process_start(pid: int) -> str | None:
 
 
 def _start_by_ps(pid: int) -> str | None:
-    """Return the start of `pid` where there is no /proc."""
+    """Return the start time of `pid` on a system without /proc."""
     answer = subprocess.run(["/bin/ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)  # noqa: S603
     return answer.stdout.strip() or None
 
 
 def server_url(port: int) -> str:
-    """Return the address of the local server, which is that of its UI."""
+    """Return the address of the local server and its UI."""
     return f"http://127.0.0.1:{port}"
 
 
 def launch(folder: ServerFolder, password: str | None) -> int:
-    """Return the port of a server's process that now starts, and demands `password` if there is one; the caller holds `folder.starting`."""
+    """Launch a server process and return its port. The server requires `password` if given. The caller must hold `folder.starting`."""
     previous = folder.read_state()
     listening = _listen(previous.port if previous is not None else 0)
     with contextlib.ExitStack() as stack:
@@ -233,12 +233,12 @@ def launch(folder: ServerFolder, password: str | None) -> int:
         module = "plan_adapter.engine.server_process"
         process = subprocess.Popen(  # noqa: S603
             [sys.executable, "-P", "-m", module, str(folder.path), str(port), str(listening.fileno())],
-            cwd=folder.prefect_home,  # no .env, prefect.toml or pyproject.toml of the user's is there
+            cwd=folder.prefect_home,  # so that it finds no .env, prefect.toml or pyproject.toml of the user
             env=server_environment(folder, port, password),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            start_new_session=True,  # Ctrl-C and the terminal's end do not reach it
+            start_new_session=True,  # Ctrl-C and closing the terminal do not reach it
             pass_fds=(listening.fileno(), alive),
         )
     threading.Thread(target=process.wait, name="plan-local-server", daemon=True).start()  # leaves no zombie
@@ -246,7 +246,7 @@ def launch(folder: ServerFolder, password: str | None) -> int:
 
 
 def _listen(preferred: int) -> socket.socket:
-    """Return a loopback socket that listens, at the port of the last server if that is free, so that its links stay good."""
+    """Return a listening loopback socket, on the port of the last server if it is free, so that old links keep working."""
     for port in (preferred, 0):
         listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -263,9 +263,9 @@ def _listen(preferred: int) -> socket.socket:
 
 
 def server_environment(folder: ServerFolder, port: int, password: str | None) -> dict[str, str]:
-    """Return the environment of the server's process: the caller's without what would redirect it, and its own settings.
+    """Return the environment of the server's process: its own settings and the caller's environment, minus what could misdirect it.
 
-    The password stands there, and not in the arguments, because other users see those.
+    The password is passed here and not as an argument, because other users can see arguments.
     """
     foreign = ("PREFECT_", "UVICORN_", "PLAN_ADAPTER_")
     inherited = {name: value for name, value in os.environ.items() if not name.upper().startswith(foreign)}
@@ -280,16 +280,16 @@ def server_environment(folder: ServerFolder, port: int, password: str | None) ->
             "PREFECT_SERVER_UI_ENABLED": "true",
             "PREFECT_SERVER_UI_API_URL": server_url(port) + "/api",
             "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(folder.path / "ui"),  # the default is inside the installed package
-            # Other web pages in the user's browser have no business with this server.
+            # Other web pages in the user's browser must not access this server.
             "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"{server_url(port)},http://localhost:{port}",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "DO_NOT_TRACK": "1",
             "PREFECT_LOGGING_LEVEL": "WARNING",
             "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
-            # Rows of task runs are written together; the default of one a time is most of the server's work for a run.
+            # Task run rows are written in batches. The default of one at a time is most of the server's work for a run.
             "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "200",
             "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "200",
-            # Seconds until what is no full batch is written. The recorder cuts it to an integer: below 1 it would spin.
+            # Seconds until an incomplete batch is written. The recorder truncates this to an integer, and below 1 it would spin.
             "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
         }
     )

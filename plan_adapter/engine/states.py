@@ -1,4 +1,4 @@
-"""How attempts, steps and runs end, as Prefect's final states: the type that Prefect schedules by, the name and message that people see."""
+"""Maps the ends of attempts, steps and runs to Prefect states: the type that Prefect schedules by, and the name and message people see."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ MAX_MESSAGE_CHARACTERS = 2000
 MAX_NOTE_CHARACTERS = 500
 
 INTERRUPTED = "Interrupted"
-"""What the flow run of a run is called that nobody executes any more, and that can be resumed: Crashed by its type."""
+"""The state name of a flow run that no process executes any more and that can be resumed. Its type is Crashed."""
 WAITING = "Waiting"
-"""What the flow run of a run is called that nobody executes while it waits for an approval."""
+"""The state name of a flow run that waits for an approval without a process."""
 WAITING_SECONDS = 10 * 365 * 24 * 3600
-"""How long Prefect lets it wait; the gates of the run know how long they do."""
+"""How long Prefect lets such a flow run wait. The run's gates have their own deadlines."""
 _MORE_CHARACTERS = 30
 
 
@@ -54,7 +54,7 @@ def state_of_step(step: StepRun) -> State:
 
 
 def state_of_carried(steps: Sequence[StepRun]) -> State:
-    """Return the final state of the one task run that stands for all of `steps`, which succeeded in earlier starts."""
+    """Return the final state of the one task run that represents all of `steps`, which succeeded in earlier starts."""
     text = f"The results of {len(steps)} steps come from earlier starts of this run; `plan show` tells each. "
     names = list[str]()
     for step in steps:
@@ -66,9 +66,9 @@ def state_of_carried(steps: Sequence[StepRun]) -> State:
 
 
 def state_of_run(run: PlanRun) -> State:
-    """Return the final state of the flow run of `run`; of one that was left waiting for an approval, that it is paused.
+    """Return the final state of the flow run of `run`, or Paused if the run was left waiting for an approval.
 
-    In this process the state holds `run`, or RunFailedError, which `await flow()` raises; neither leaves it.
+    Inside this process the state holds `run`, or the RunFailedError that `await flow()` raises. Neither leaves the process.
     """
     if run.status is PlanStatus.PENDING_APPROVAL:
         message = f"waits for an approval, and no process waits with it: `plan show {run.id}` says what to type"
@@ -84,21 +84,21 @@ def state_of_run(run: PlanRun) -> State:
 
 
 def state_of_error(error: PlanAdapterError) -> State:
-    """Return the final state of a flow run that `error` ended: Failed, but where only the record could not be kept, which fails no run."""
+    """Return the final state of a flow run that `error` ended: Crashed for a StoreError, which fails no run, otherwise Failed."""
     if isinstance(error, StoreError):
         return Crashed(name=INTERRUPTED, message=_cut(str(error)), data=error)
     return Failed(message=str(error), data=error)
 
 
 def _name(run: PlanRun, plain: RunReason, fallback: str) -> str:
-    """Return the reason as a state's name (`TimedOut`), or `fallback` where the reason is the plain one of its status."""
+    """Return the reason as a state name (`TimedOut`), or `fallback` if the reason adds nothing to the status."""
     if run.reason is None or run.reason is plain:
         return fallback
     return "".join(word.capitalize() for word in run.reason.split("_"))
 
 
 def _note(run: PlanRun) -> str | None:
-    """Return the words of whoever rejected the run."""
+    """Return the note of the person who rejected the run."""
     return one_line(run.rejection_note)[:MAX_NOTE_CHARACTERS] if run.reason is RunReason.REJECTED and run.rejection_note else None
 
 

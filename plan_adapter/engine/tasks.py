@@ -25,17 +25,17 @@ from plan_adapter.record import StepRun
 
 
 class DirectTaskRuns:
-    """Makes task runs of one flow run. Implements `tasks.TaskRuns`."""
+    """Creates the task runs of one flow run directly, without Prefect's engine for most. Implements `tasks.TaskRuns`."""
 
     def __init__(self, flow: FlowRunContext) -> None:
-        """Serve the flow run of `flow`."""
+        """Create task runs in the flow run of `flow`."""
         self._flow = flow
 
     async def drive(self, call: StepCall, upstream: Sequence[UUID]) -> tuple[UUID, AttemptEnd]:
-        """Make attempts of `call`, waiting between them as AwaitingRetry; the run's stop ends such a wait at once.
+        """Make attempts of `call`, waiting between them as AwaitingRetry. A stop of the run ends such a wait at once.
 
-        A call with tags, whose concurrency limits hold, or of a Prefect task, with its hooks, assets and transaction, goes through
-        Prefect's task engine.
+        A call with tags goes through Prefect's task engine, so that concurrency limits apply. So does a call of a Prefect task, so that its
+        hooks, assets and transaction work.
         """
         run = StepTaskRun(
             self._flow,
@@ -59,20 +59,20 @@ class DirectTaskRuns:
         return run.id, end
 
     async def show(self, step: StepRun, upstream: Sequence[UUID], tags: Collection[str] = ()) -> UUID:
-        """Show `step` in its final state, the only one it had."""
+        """Show `step` in its final state, without earlier states."""
         run = StepTaskRun(self._flow, step_id=step.id, name=step.id, upstream=upstream, tags=tags)
         run.enter(state_of_step(step))
         return run.id
 
     async def show_all(self, steps: Sequence[StepRun]) -> UUID:
-        """Show that all of `steps` were carried, in one task run; its key can be no step's."""
+        """Show in one task run that all of `steps` were carried. Its key cannot be that of a step."""
         run = StepTaskRun(self._flow, step_id="Carried", name="Carried", key="carried steps")
         run.enter(state_of_carried(steps))
         return run.id
 
 
 async def _in_engine(call: StepCall, run: StepTaskRun) -> AttemptEnd:
-    """Make the attempts of `call` in Prefect's task engine; the run's stop also ends a wait for a slot of a tag's concurrency limit."""
+    """Make the attempts of `call` in Prefect's task engine. A stop of the run also ends a wait for a concurrency slot."""
     attempts = Attempts(call)
     running = asyncio.ensure_future(run_by_engine(attempts.task, run))
     stopped = asyncio.ensure_future(call.stopped())
@@ -110,7 +110,7 @@ async def _attempts(call: StepCall, run: StepTaskRun) -> AttemptEnd:
 
 
 def _log_end(end: AttemptEnd, delay: float | None) -> None:
-    """Write the end of an attempt into the task run's log: one line, no traceback."""
+    """Log the end of an attempt to the task run: one line, no traceback."""
     logger = get_run_logger()
     if delay is None:
         logger.error("%s: %s", end.outcome, end.error)
@@ -119,10 +119,10 @@ def _log_end(end: AttemptEnd, delay: float | None) -> None:
 
 
 class TaskRuns(Protocol):
-    """A way to make task runs; its methods return the task run's id."""
+    """Creates task runs. Its methods return the task run's id."""
 
     async def drive(self, call: StepCall, upstream: Sequence[UUID]) -> tuple[UUID, AttemptEnd]:
-        """Make attempts of `call` in a task run until none is left, and return the last end, too."""
+        """Make attempts of `call` in a task run until none is left. Also return how the last attempt ended."""
         ...
 
     async def show(self, step: StepRun, upstream: Sequence[UUID], tags: Collection[str] = ()) -> UUID:
@@ -135,12 +135,12 @@ class TaskRuns(Protocol):
 
 
 class PrefectStepRunner:
-    """Drives the steps of the flow run that it is made in, each call in a task run of its own. Implements `ports.CallStep`."""
+    """Runs the steps of the flow run in which it is created, each call in its own task run. Implements `ports.CallStep`."""
 
     def __init__(self, *, plain: bool = False, carried_task_runs: int = 200) -> None:
-        """Serve the current flow run; `plain` uses Prefect's public calls only, even where the quick way is open.
+        """Use the current flow run. `plain` uses only Prefect's public calls, even if the faster path is available.
 
-        More carried steps than `carried_task_runs` are shown as one task run.
+        More than `carried_task_runs` carried steps are shown as one task run.
         """
         flow = FlowRunContext.get()
         if flow is None:
@@ -151,7 +151,7 @@ class PrefectStepRunner:
         self._ids: dict[str, list[UUID]] = defaultdict(list)
 
     async def __call__(self, call: StepCall) -> AttemptEnd:
-        """Make attempts of `call` until it succeeded or `retry_delay` gives None; return the last end."""
+        """Make attempts of `call` until one succeeds or `retry_delay` returns None. Return how the last one ended."""
         task_run_id, end = await self._task_runs.drive(call, self._upstream(call.upstream))
         reached("after-prefect-state")
         self._ids[call.step_run.id].append(task_run_id)
@@ -169,7 +169,7 @@ class PrefectStepRunner:
         *,
         tags_of: Callable[[str], Collection[str]] = lambda _: (),
     ) -> None:
-        """Show the steps that succeeded in earlier starts, each in a task run of its own, or all in one: what follows depends on that."""
+        """Show the steps that succeeded in earlier starts, as one task run each or all in one. Later steps depend on these task runs."""
         if len(step_ids) <= self._carried_task_runs:
             for step_id in step_ids:
                 await self.show(steps[step_id], upstream[step_id], tags=tags_of(step_id))
@@ -183,7 +183,7 @@ class PrefectStepRunner:
 
 
 def log_to_prefect(record: logging.LogRecord) -> None:
-    """Send `record` to Prefect's log of the task run (or flow run) that it is written in; outside of one do nothing.
+    """Send `record` to Prefect's log of the current task run or flow run. Outside of one, do nothing.
 
     The context is that of the calling thread: a tool in a thread needs a copy of the attempt's context there.
     """
@@ -195,7 +195,7 @@ def log_to_prefect(record: logging.LogRecord) -> None:
 
 
 def _refuse_task_runner(flow: FlowRunContext) -> None:
-    """Raise ToolDefinitionError where somebody chose a task runner for the flow: steps run in its process, as the plan's options say."""
+    """Raise ToolDefinitionError if the flow has a task runner: steps run in the flow's process, as the plan's options say."""
     chosen = None if flow.flow is None else flow.flow.task_runner
     if chosen is None or chosen == ThreadPoolTaskRunner():
         return
@@ -207,7 +207,7 @@ def _refuse_task_runner(flow: FlowRunContext) -> None:
 
 
 def _quickest(flow: FlowRunContext) -> TaskRuns:
-    """Return the direct way; the plain one where Prefect has changed."""
+    """Return the direct implementation, or the plain one if this Prefect has changed."""
     try:
         pass
         from plan_adapter.engine.internals import broken_promises

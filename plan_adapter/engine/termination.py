@@ -1,6 +1,6 @@
-"""`ended_in_order`: SIGTERM while the function of a flow run works, taken so that the function can end what it does.
+"""`ended_in_order`: handles SIGTERM while a flow run's function works, so that the function can finish cleanly.
 
-Prefect's own handler raises in the midst of whatever the event loop does: nothing is awaited any more, and no end of a step is kept.
+Prefect's own handler raises in the middle of whatever the event loop is doing: nothing is awaited any more, and no step's end is recorded.
 """
 
 import asyncio
@@ -15,22 +15,24 @@ from prefect.exceptions import TerminationSignal
 from plan_adapter.engine.internals import concluded_here
 
 KEEP_SECONDS = 0.25
-"""How often is looked whether a flow run that began within, a step's gate for one, has put Prefect's handler in front."""
+"""How often to check whether a flow run that began inside this one, such as a step gate, has installed Prefect's handler again."""
 AGAIN_SECONDS = 2.0
-"""After which time a second SIGTERM is another word: who ends a whole process group and forwards the signal sends it twice at once."""
+"""How long further SIGTERMs count as the first one. Whoever ends a process group and forwards the signal sends it twice at once."""
 
 
 @asynccontextmanager
 async def ended_in_order(is_cancelled: Callable[[], Awaitable[bool]]) -> AsyncGenerator[Callable[[], bool]]:
-    """Take SIGTERM as long as the body works; yield whether it was cut short by one.
+    """Handle SIGTERM while the body works. Yield a function that returns whether a SIGTERM interrupted the body.
 
-    The first one asks `is_cancelled`, which lets the body end by itself where that is so: it was told to. Else the process is to end for
-    another reason: the body is cancelled, and TerminationSignal is raised once it has cleaned up, which Prefect shows as Crashed. A later
-    signal is Prefect's. A worker that wants the flow run cancelled sends none, and leaves that to the body. Nothing is taken outside of the
-    main thread, where Prefect takes none either, nor on Windows.
+    The first signal awaits `is_cancelled`. If that is true, the body has been asked to stop and ends by itself. Otherwise the process must
+    end for another reason: the body is cancelled, and TerminationSignal is raised after its cleanup, which Prefect shows as Crashed.
+    Prefect handles any later signal.
+
+    A worker that wants to cancel the flow run sends no signal and leaves the cancellation to the body. Outside the main thread, where
+    Prefect handles no signals either, and on Windows, nothing is handled.
     """
     body = asyncio.current_task()
-    assert body is not None  # there always is one around a coroutine
+    assert body is not None  # a coroutine always runs in a task
     signals = _Signals(body, is_cancelled)
     if threading.current_thread() is threading.main_thread() and sys.platform != "win32":
         signals.take()
@@ -58,12 +60,12 @@ class _Signals:
         self._keeping: asyncio.Task[None] | None = None
 
     def take(self) -> None:
-        """Be the one who is told of SIGTERM, and stay it."""
+        """Install this handler for SIGTERM, and keep it installed."""
         self._put_in_front()
         self._keeping = asyncio.ensure_future(self._keep())
 
     def give_back(self) -> None:
-        """Let Prefect be told again, and ask nobody any more."""
+        """Restore Prefect's handler, and stop asking whether the run is cancelled."""
         if self._ending is not None:
             self._ending.cancel()
         self._leave_the_next()

@@ -1,1 +1,1 @@
-"""How an approved plan is executed. Knows no Prefect and no database: it is handed what it needs."""
+"""Executes an approved plan. Depends on neither Prefect nor a database; callers pass in what it needs."""

@@ -1,4 +1,4 @@
-"""The arguments that every attempt of a call shares."""
+"""The arguments that all attempts of a call share, and its retry policy. Look here for idempotency keys and tool contexts."""
 
 import hashlib
 import json
@@ -23,7 +23,10 @@ from plan_adapter.validation import ValidatedPlan
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often a step is tried again, and the seconds between: `delay`, times `backoff` each time, give or take `jitter` (a share)."""
+    """How often a step is retried, and how long it waits in between.
+
+    The first wait is `delay` seconds. Each further wait is multiplied by `backoff` and varies by the share `jitter`.
+    """
 
     retries: int
     delay: float
@@ -32,7 +35,7 @@ class RetryPolicy:
 
     @classmethod
     def of(cls, step: Step) -> "RetryPolicy":
-        """Return the policy that `step` writes."""
+        """Return the policy declared by `step`."""
         return cls(step.max_retries, step.retry_delay_ms / 1000, step.retry_backoff, step.retry_jitter)
 
     def planned(self) -> list[float]:
@@ -40,19 +43,19 @@ class RetryPolicy:
         return [self.delay * self.backoff**number for number in range(self.retries)]
 
     def delay_after(self, end: AttemptEnd, tries: int) -> float | None:
-        """Return the seconds until the next attempt after `tries` of them, or None where none follows.
+        """Return the seconds until the next attempt after `tries` attempts, or None if there is none.
 
-        Only known failures are tried again: an unknown outcome is a person's matter, and a stopped run makes no attempts.
+        Only known failures are retried. A person must resolve an unknown outcome, and a stopped run makes no more attempts.
         """
         if end.outcome != "failed" or not end.can_retry or tries > self.retries:
             return None
         planned = self.delay * self.backoff ** (tries - 1)
-        return planned * (1 + random.uniform(-self.jitter, self.jitter)) if self.jitter else planned  # noqa: S311  # no secret
+        return planned * (1 + random.uniform(-self.jitter, self.jitter)) if self.jitter else planned  # noqa: S311  # not used for security
 
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """What a call makes: which tool it calls with what, and how often, for which step; `kind` tells what undoes the step from the step."""
+    """What a call invokes: the tool, its parameters and its retry policy. `kind` separates a rollback from its step."""
 
     step_id: str
     tool: Tool[..., Any]
@@ -61,17 +64,17 @@ class Called:
     retry: RetryPolicy
     upstream: tuple[str, ...]
     done_when: Template | None = None
-    result: JsonValue = None  # what the parameters of a rollback may use as `result`
+    result: JsonValue = None  # what a rollback's parameters see as `result`
     kind: CallKind = "step"
 
     @property
     def name(self) -> str:
-        """What it is called in Prefect, in hooks and in messages."""
+        """The call's name in Prefect, in hooks and in messages."""
         return call_name(self.step_id, None, kind=self.kind)
 
     @classmethod
     def by(cls, step: Step, validated: ValidatedPlan) -> "Called":
-        """Return what `step` itself calls; its effect is what it declares, else that of its tool."""
+        """Return the call that `step` itself makes. Its effect is the declared one, else that of its tool."""
         tool = validated.tools[step.id]
         return cls(
             step_id=step.id,
@@ -85,10 +88,10 @@ class Called:
 
 
 class CallArguments:
-    """What one call hands its tool, of which each attempt is given the same."""
+    """The arguments that one call passes to its tool. All its attempts get the same."""
 
     def __init__(self, scope: RunScope, called: Called, step_run: StepRun, *, item: int | None, value: JsonValue, name: str) -> None:
-        """Resolve what is `called` with `value` as its `item`; `name` is what people are shown."""
+        """Prepare to resolve `called` with `value` as its `item`. `name` is shown to people."""
         self._scope = scope
         self._called = called
         self._step_run = step_run
@@ -97,11 +100,11 @@ class CallArguments:
         self._name = name
 
     def parameters(self) -> dict[str, JsonValue]:
-        """Return the parameters as everybody but the tool sees them: for a secret the expression stands that uses it."""
+        """Return the parameters without secret values: the expression that uses a secret appears in its place."""
         return _as_mapping(self._called.parameters.resolve_openly(self._variables()))
 
     async def with_secrets(self, parameters: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        """Return what the tool is handed for `parameters`."""
+        """Return what the tool receives for `parameters`, with secret values filled in."""
         template = self._called.parameters
         if not template.secrets:
             return parameters
@@ -109,7 +112,10 @@ class CallArguments:
         return _as_mapping(template.resolve(self._variables(values)))
 
     async def parameters_of(self, lost: Attempt) -> dict[str, JsonValue]:
-        """Return what the tool was handed in `lost`; the record holds the names of its secrets only."""
+        """Return what the tool received in the attempt `lost`, with secret values filled in.
+
+        The record holds only the names of secrets. Raises ToolError if the parameters would differ now.
+        """
         if not self._called.parameters.secrets:
             return lost.parameters
         parameters = self.parameters()
@@ -118,9 +124,9 @@ class CallArguments:
         return await self.with_secrets(parameters)
 
     def context(self, parameters: dict[str, JsonValue], *, attempt: int, timeout_seconds: float | None) -> ToolContext:
-        """Return what the tool may know of an attempt with `parameters`, of this number, which may take `timeout_seconds` from now."""
+        """Return the tool's context for attempt number `attempt` with `parameters`. The attempt may take `timeout_seconds` from now."""
         run = self._scope.run
-        # Of the call alone: whoever is called sees a repeat also where a new version changed the rest of the plan.
+        # The seed covers this call alone: the receiver recognizes a repeat even after a new version changed the rest of the plan.
         called = self._called
         seed = json.dumps([run.id, called.kind, called.step_id, self._item, called.tool.name, parameters], sort_keys=True)
         history, unit = self._scope.history.calls(called.kind), (called.step_id, self._item)

@@ -1,4 +1,4 @@
-"""Call a tool, or its probe, until it returns, the run ends or its time is up."""
+"""Calls a tool or its probe until it returns, the run stops or the time is up."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ from plan_adapter.tools.tool import Tool, ToolContext
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 5.0
-"""How long a cancelled tool may take to clean up before it is ended in the middle of it."""
+"""How many seconds a cancelled tool has to clean up before it is closed by force."""
 
 
 CANCELLED_ITSELF = "the tool cancelled itself"
@@ -37,11 +37,11 @@ class CallTimedOutError(Exception):
 
 
 class CallStoppedError(Exception):
-    """The run's stop ended the call."""
+    """The run stopped while the call was in progress."""
 
 
 def work_of(tool: Tool[..., Any], arguments: dict[str, Any], *, isolation: Isolation, without_prefect: bool = False) -> Work:
-    """Return the call of `tool`, not yet begun; `without_prefect` calls the function inside of a Prefect flow."""
+    """Return the call of `tool`, not yet started. With `without_prefect`, a Prefect flow is called as its plain function."""
     if isolation == "process":
         return call_in_process(tool, arguments)
     function = tool.source if without_prefect else tool.fn
@@ -51,10 +51,11 @@ def work_of(tool: Tool[..., Any], arguments: dict[str, Any], *, isolation: Isola
 
 
 async def complete(work: Work, name: str, *, timeout: float | None, stop: Stop) -> Any:
-    """Return what the call of the tool called `name` returns, or raise what it raises.
+    """Return what the call of the tool `name` returns, or raise what it raises.
 
-    Raises CallTimedOutError or CallStoppedError where one of these ended it. The work is ended before either is raised: a coroutine is
-    cancelled (a command is killed with its group), a process is killed; a thread cannot be, it is left behind with a warning.
+    Raises CallTimedOutError after `timeout` seconds, or CallStoppedError when `stop` is set. The call is ended first: a coroutine is
+    cancelled (a command is killed with its process group) and a process is killed. A thread cannot be killed; it is left behind with a
+    warning.
     """
     task = asyncio.ensure_future(_guarded(work))
     try:
@@ -71,7 +72,7 @@ async def complete(work: Work, name: str, *, timeout: float | None, stop: Stop) 
 
 
 async def _guarded(work: Work) -> Any:
-    # SystemExit and KeyboardInterrupt would leave the event loop and end the whole run with it.
+    # SystemExit and KeyboardInterrupt would escape the event loop and end the whole run.
     try:
         return await work
     except (SystemExit, KeyboardInterrupt) as error:
@@ -97,8 +98,8 @@ async def _end(work: asyncio.Task[Any], name: str) -> None:
 
 
 async def _close(work: asyncio.Task[Any]) -> None:
-    """End a coroutine that goes on when it is cancelled: left alone it would also hold up the end of the event loop, for ever."""
-    with contextlib.suppress(RuntimeError):  # it goes on even so
+    """End a coroutine that ignores its cancellation. Left alone, it would block the shutdown of the event loop forever."""
+    with contextlib.suppress(RuntimeError):  # it ignored the close, too
         work.get_coro().close()
     work.cancel()
     await asyncio.wait((work,), timeout=GRACE_SECONDS)
@@ -106,17 +107,17 @@ async def _close(work: asyncio.Task[Any]) -> None:
 
 def _look_away(work: asyncio.Future[Any]) -> None:
     if not work.cancelled():
-        work.exception()  # retrieved, so that asyncio does not report what nobody waits for
+        work.exception()  # retrieved, so that asyncio does not report an exception that nobody awaits
 
 
 def _without_secrets(function: Callable[[], Any]) -> Any:
-    """Call `function`; what it prints and logs is without secrets also where it is left behind and goes on after its run."""
+    """Call `function` with its output and logs redacted, even if it is left behind and outlives its run."""
     with stays_hidden(), prints_stay_redacted():
         return function()
 
 
 async def _in_thread(function: Callable[[], Any], name: str) -> Any:
-    """Call `function` in a daemon thread of its own: one that never ends then delays neither other calls nor the exit."""
+    """Call `function` in its own daemon thread, so that a call that never ends delays neither other calls nor the exit."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Any] = loop.create_future()
 
@@ -128,11 +129,11 @@ async def _in_thread(function: Callable[[], Any], name: str) -> Any:
         value, error = None, None
         try:
             value = context.run(_without_secrets, function)
-        except StopIteration as raised:  # a future cannot hold it
+        except StopIteration as raised:  # a future cannot hold StopIteration
             error = ToolError(f"the tool raised StopIteration({raised})")
-        except asyncio.CancelledError:  # nobody else has cancelled the call
+        except asyncio.CancelledError:  # only the tool itself can have raised it
             error = ToolError(CANCELLED_ITSELF)
-        except BaseException as raised:  # whatever a tool raises fails its step, SystemExit included
+        except BaseException as raised:  # anything that a tool raises fails its step, even SystemExit
             error = raised
         try:
             loop.call_soon_threadsafe(settle, value, error)
@@ -157,10 +158,10 @@ async def ask_probe(
     stop: Stop,
     told: Callable[[BaseException], str],
 ) -> Done | NotDone | None:
-    """Return what `probe` says of the attempt whose parameters and `context` these are.
+    """Return what `probe` reports about the attempt with these `parameters` and this `context`.
 
-    None where it cannot tell, and where it raises, takes longer than `timeout`, or returns anything else; why stands in the step's log,
-    with what was raised as `told` words it.
+    Returns None if the probe cannot tell, raises, takes longer than `timeout` seconds or returns anything else. The step's log says why;
+    `told` turns an exception into text.
     """
     try:
         arguments = probe.bind({name: value for name, value in parameters.items() if name in probe.parameter_names}, context)

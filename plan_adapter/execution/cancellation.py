@@ -1,4 +1,4 @@
-"""`Stop`: the one signal that ends all work of a run, and why; `watch`, which sets it from outside; and `Leave`, which ends no work."""
+"""How a run is stopped or left: `Stop` ends all its work, `watch` sets a stop from outside, and `Leave` ends only the waiting at gates."""
 
 import asyncio
 import logging
@@ -12,40 +12,43 @@ StopKind: TypeAlias = Literal["cancelled", "timed_out"]
 
 
 class Stop:
-    """Set once, by a cancellation or the total timeout; the first reason stays. Belongs to one event loop."""
+    """The signal that ends all work of a run. A cancellation or the total timeout sets it once, and the first reason wins.
+
+    Belongs to one event loop.
+    """
 
     def __init__(self) -> None:
-        """Make a signal that is not set."""
+        """Create a signal that is not set."""
         self.kind: StopKind | None = None
         self.message = ""
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
     def is_set(self) -> bool:
-        """True once the run is to end."""
+        """Whether the run must end."""
         return self.kind is not None
 
     def set(self, kind: StopKind, message: str) -> None:
-        """End all work for the reason given in words; does nothing where it was set before."""
+        """End all work, with `message` as the reason in words. Does nothing if already set."""
         if self.kind is None:
             self.kind, self.message = kind, message
             self.future.set_result(None)
 
 
 class Leave:
-    """A way to have a run wait at its gates no more, which stay open: others answer them, and a later start goes on with the run."""
+    """Lets a run stop waiting at its gates. The gates stay open for others to answer, and a later start resumes the run."""
 
     def __init__(self) -> None:
-        """Know of no gate yet."""
+        """Create one that has no run to leave yet."""
         self._do: Callable[[], bool] | None = None
 
     def ask(self) -> bool:
-        """Return whether the run is left; not if it does anything but wait at gates."""
+        """Leave the run if it only waits at gates; return whether it was left."""
         return self._do is not None and self._do()
 
     @contextmanager
     def by(self, do: Callable[[], bool]) -> Generator[None]:
-        """Let `do` leave the run as long as the block lasts; it returns whether it does."""
+        """Let `do` leave the run while the block runs. `do` returns whether the run was left."""
         before, self._do = self._do, do
         try:
             yield
@@ -54,14 +57,14 @@ class Leave:
 
 
 async def watch(stop: Stop, asked: Callable[[], Awaitable[str | None]], *, every_seconds: float) -> None:
-    """Stop the run as cancelled once `asked` gives a reason."""
+    """Stop the run as cancelled once `asked` returns a reason."""
     reason = await first_reason(asked, every_seconds=every_seconds, is_over=lambda: stop.is_set)
     if reason is not None:
         stop.set("cancelled", reason)
 
 
 async def first_reason(asked: Callable[[], Awaitable[str | None]], *, every_seconds: float, is_over: Callable[[], bool]) -> str | None:
-    """Return the first reason that `asked` gives, None once it `is_over`; a question that fails is asked again the next time."""
+    """Return the first reason that `asked` returns, or None once `is_over()`. If `asked` raises, it is called again next time."""
     while not is_over():
         await asyncio.sleep(every_seconds)
         try:

@@ -1,4 +1,4 @@
-"""`DirectStepRunner`: drives calls without Prefect, with the same semantics."""
+"""`DirectStepRunner`: runs calls without Prefect, with the same semantics."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -8,10 +8,10 @@ from plan_adapter.record import StepRun
 
 
 class DirectStepRunner:
-    """Makes attempts one after the other in this process. Implements `ports.CallStep`."""
+    """Makes attempts one after the other in this process. Implements `ports.StepRunner`."""
 
     async def __call__(self, call: StepCall) -> AttemptEnd:
-        """Make attempts of `call` until it succeeded, no retry is left, or the run stops."""
+        """Make attempts of `call` until one succeeds, no retry is left, or the run stops."""
         while True:
             end = await call.attempt(without_prefect=True)
             delay = call.retry_delay(end)
@@ -21,7 +21,7 @@ class DirectStepRunner:
                 return stopped
 
     async def show(self, step: StepRun, upstream: tuple[str, ...], *, tags: Collection[str] = ()) -> None:
-        """Show nothing: events and the record tell it."""
+        """Do nothing: events and the record show the step."""
 
     async def show_carried(
         self,
@@ -31,11 +31,11 @@ class DirectStepRunner:
         *,
         tags_of: Callable[[str], Collection[str]] = lambda _: (),
     ) -> None:
-        """Show nothing, too."""
+        """Do nothing: events and the record show these steps."""
 
 
 async def wait_or_stop(call: StepCall, seconds: float) -> AttemptEnd | None:
-    """Return None after `seconds`, or earlier the end that the run's stop makes."""
+    """Return None after `seconds`. If the run stops earlier, return the end of the attempt that is not made."""
     stopped = asyncio.ensure_future(call.stopped())
     try:
         await asyncio.wait((stopped,), timeout=seconds)

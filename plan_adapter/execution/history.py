@@ -1,4 +1,4 @@
-"""What earlier starts of a run left, and which of its steps a resume calls."""
+"""What earlier starts of a run left, and which steps a resume runs."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,28 +12,30 @@ from plan_adapter.record import Attempt, Outcome, Receipt, StepEnd
 
 @dataclass(frozen=True, slots=True)
 class ResumeOptions:
-    """What a person asks for when a run goes on; empty: everything that has not succeeded is run."""
+    """What a person requests for a resume. Empty: run everything that has not succeeded."""
 
-    from_step: str | None = None  # only this step and what depends on it
-    only_failed: bool = False  # only the steps that failed, and what waited for them
-    skipped: Mapping[str, str] = field(default_factory=dict[str, str])  # steps not to be run any more, and why
+    from_step: str | None = None  # run only this step and the steps that depend on it
+    only_failed: bool = False  # run only the failed steps and the steps that waited for them
+    skipped: Mapping[str, str] = field(default_factory=dict[str, str])  # steps to skip from now on, and why
 
     def left_out(self, before: Mapping[str, str]) -> dict[str, str]:
-        """Return the steps that are left out, and why: those of `before`, but for the one to begin with, and those of now."""
+        """Return all skipped steps with their reasons: those of `before`, except `from_step`, and those skipped now."""
         return {step_id: why for step_id, why in before.items() if step_id != self.from_step} | dict(self.skipped)
 
 
 def left_out_by(by: str, because: str) -> str:
-    """Return in words why a step is left out."""
+    """Return the reason of a step that `by` skipped."""
     return f"left out by {by}: {because}"
 
 
 @dataclass(frozen=True, slots=True)
 class StepChoice:
-    """What becomes of a step.
+    """What a resume does with a step.
 
-    `carried`: it has succeeded; `run`: it is called, if its condition and its dependencies let it; `skipped`: a person leaves it out, and
-    what depends on it goes on; `left`: it is not asked for now, and is skipped with what depends on it.
+    - `carried`: it succeeded before, and its result is kept.
+    - `run`: it is called if its condition and its dependencies allow it.
+    - `skipped`: a person skipped it, and the steps that depend on it still run.
+    - `left`: it was not requested this time. It is skipped together with the steps that depend on it.
     """
 
     kind: Literal["carried", "run", "skipped", "left"]
@@ -42,15 +44,15 @@ class StepChoice:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """How the steps of a run stand: those that have succeeded, that failed or were cut short, and that were skipped."""
+    """The steps of a run by how they ended: succeeded, failed or interrupted, and skipped."""
 
     succeeded: Collection[str] = ()
     failed: Collection[str] = ()
-    skipped: Collection[str] = ()  # perhaps by their own conditions, which are looked at again
+    skipped: Collection[str] = ()  # possibly by their own conditions, which are evaluated again
 
 
 def choices(dependencies: graph.Graph, record: Record, asked: ResumeOptions) -> dict[str, StepChoice]:
-    """Return by step what becomes of it; raises RunConflictError, which names everything that cannot be done as it is asked."""
+    """Return for each step what a resume does with it. Raise RunConflictError, which lists every part of the request that is impossible."""
     _refuse(dependencies, record, asked)
     wanted = _wanted(dependencies, record, asked)
     found = dict[str, StepChoice]()
@@ -67,7 +69,7 @@ def choices(dependencies: graph.Graph, record: Record, asked: ResumeOptions) -> 
 
 
 def _wanted(dependencies: graph.Graph, record: Record, asked: ResumeOptions) -> set[str] | None:
-    """Return the steps that are asked for, None for all."""
+    """Return the requested steps, or None for all."""
     after, chosen = graph.successors(dependencies), list[set[str]]()
     if asked.from_step is not None:
         chosen.append(graph.reachable(after, [asked.from_step]))
@@ -129,13 +131,13 @@ class PastCalls:
     attempts: dict[Unit, int] = field(default_factory=dict[Unit, int])
     unknown: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])
     repeatable: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # idempotent writes that may have been done
-    cut_reads: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # reads without a receipt, which are repeated
-    aborted: set[Unit] = field(default_factory=set[Unit])  # writes that may have been done: a person ended the run, and did not say
+    cut_reads: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # reads without a receipt, which run again
+    aborted: set[Unit] = field(default_factory=set[Unit])  # writes that may have been done, where a person ended the run without saying
 
     def take(self, attempts: Iterable[Attempt], receipts: Iterable[Receipt]) -> None:
-        """Add what `attempts` and `receipts` say: a write without a receipt is unknown; a read without one may be repeated.
+        """Add `attempts` and `receipts`. A write without a receipt is unknown; a read without one may be repeated.
 
-        What a person says of an idempotent write holds for its earlier attempts, too. Attempts that have receipts may be left out.
+        A person's resolution of an idempotent write also covers its earlier attempts. Attempts that have receipts may be omitted.
         """
         told, ended = dict[Unit, int](), set[tuple[Unit, int]]()
         for receipt in receipts:
@@ -146,7 +148,7 @@ class PastCalls:
                 self.succeeded[unit] = receipt
             elif receipt.is_abort:
                 self.aborted.add(unit)
-            else:  # somebody has looked since
+            else:  # checked since the abort
                 self.aborted.discard(unit)
                 told[unit] = max(told.get(unit, 0), number if receipt.by is not None else 0)
         for attempt in attempts:
@@ -163,17 +165,17 @@ class PastCalls:
 
 @dataclass(frozen=True, slots=True)
 class RunHistory(PastCalls):
-    """What earlier starts of a run left, empty for a first start: the calls of its steps, and of their `rollbacks`."""
+    """What earlier starts of a run left: the calls of its steps and of their `rollbacks`. Empty on the first start."""
 
     rollbacks: PastCalls = field(default_factory=PastCalls)
     choices: Mapping[str, StepChoice] = field(
         default_factory=dict[str, StepChoice]
-    )  # of steps about which a person asked for something, ever or now
+    )  # steps covered by a person's request, in this start or an earlier one
     ends: Mapping[str, StepEnd] = field(
         default_factory=dict[str, StepEnd]
-    )  # of completed steps, unless the process died before it wrote one
-    asked: frozenset[str] = frozenset()  # steps that have ended in the last start, and that somebody was asked about
-    labels: Mapping[Unit, str] = field(default_factory=dict[Unit, str])  # what items are called, as far as the record has to name them
+    )  # completed steps, unless the process died before it recorded the end
+    asked: frozenset[str] = frozenset()  # steps that ended in the last start and that somebody was asked about
+    labels: Mapping[Unit, str] = field(default_factory=dict[Unit, str])  # names of items, as far as the record needs them
 
     def calls(self, kind: CallKind) -> PastCalls:
         """Return the calls of this kind."""
@@ -181,39 +183,39 @@ class RunHistory(PastCalls):
 
     @property
     def left(self) -> list[str]:
-        """The steps that nobody asked for this time."""
+        """The steps that nobody requested this time."""
         return [step_id for step_id, fate in self.choices.items() if fate.kind == "left"]
 
     @property
     def left_out(self) -> dict[str, str]:
-        """The steps that people have left out, and why: they are not called, and what depends on them goes on."""
+        """The steps that people skipped, and why. They are not called; the steps that depend on them still run."""
         return {step_id: fate.reason for step_id, fate in self.choices.items() if fate.kind == "skipped"}
 
     def leaving_out(self, steps: Mapping[str, str]) -> "RunHistory":
-        """Return this past with `steps` left out, each for its reason, unless it has succeeded all the same."""
+        """Return this history with `steps` skipped, each for its reason. A step that has succeeded anyway is not skipped."""
         return replace(
             self, choices={step_id: StepChoice("skipped", why) for step_id, why in steps.items() if (step_id, None) not in self.succeeded}
         )
 
     @property
     def has_rollbacks(self) -> bool:
-        """Whether the run began to undo what it had done: then no step of it starts any more."""
+        """Whether the run has begun to roll back. No step of it starts after that."""
         return bool(self.rollbacks.attempts)
 
     @property
     def failed(self) -> list[Unit]:
-        """The steps, and items, that were begun, have not succeeded, and of which the record says so."""
+        """The steps and items that are recorded as failed: started, not succeeded, and with a known outcome."""
         doubted = {*self.succeeded, *self.unknown, *self.repeatable, *self.cut_reads, *self.aborted}
         return [unit for unit in self.attempts if unit not in doubted]
 
     @property
     def unknown_steps(self) -> list[str]:
-        """The steps of which nobody knows whether they, or an item of theirs, were done."""
+        """The steps whose outcome, or that of one of their items, is unknown."""
         return list(dict.fromkeys(step_id for step_id, _ in self.unknown))
 
     @classmethod
     def of(cls, attempts: Iterable[Attempt], receipts: Iterable[Receipt]) -> "RunHistory":
-        """Return what `attempts` and `receipts` say; attempts that have receipts may be left out."""
+        """Return the history given by `attempts` and `receipts`. Attempts that have receipts may be omitted."""
         history, tried, ended = cls(), list(attempts), list(receipts)
         kinds: tuple[CallKind, ...] = ("step", "rollback")
         for kind in kinds:

@@ -1,4 +1,4 @@
-"""`Items`: the calls of one step, one or one per item of its `for_each`, and how they make the end of the step; and their labels."""
+"""`Items`: the calls of one step, one or one per item of its `for_each`, and how they add up to the step's end. Also the item labels."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,27 +16,27 @@ _WORST_FIRST = ("unknown", "cancelled", "timed_out", "failed")
 
 
 MAX_LABEL_CHARACTERS = 40
-"""A longer text labels no item by itself, and what the plan makes of it is cut."""
+"""The longest text that is used as a label by itself. A longer label from the plan is cut to this length."""
 
 
 def item_labels(scope: RunScope, step: Step, values: Sequence[JsonValue]) -> list[str | None]:
-    """Return what the items of `step`, whose values these are, are called; None where that is the number of one.
+    """Return a label for each item of `step`, given the items' `values`. None means that the label is the item's number.
 
-    A label is one line without secrets, control characters and backticks, and no two are the same.
+    A label is one line without secrets, control characters and backticks. No two are the same.
     """
     template = scope.approved.bound.validated.labels.get(step.id)
     return _labels(values, template, lambda item: scope.variables(item=item), scope.secrets.redactor.text)
 
 
 def recorded_items(plan: ExecutionPlan, run: PlanRun, step_id: str) -> list[str | None]:
-    """Return what the items of a step of `run` are called, also those that were not started; empty if the record does not decide them."""
+    """Return the labels of all items of a step of `run`, including items that never started. Empty if the record cannot determine them."""
     step = next((step for step in plan.steps if step.id == step_id), None)
     if step is None or step.for_each is None:
         return []
     declarations = Declarations(steps={one.id: one for one in plan.steps}, inputs=plan.inputs, item=True)
     for_each, _ = compile_template(step.for_each, declarations, at="for_each", expect="list")
     label = None if step.label is None else compile_template(step.label, declarations, at="label")[0]
-    kept = [one for one in run.steps if one.status in (StepStatus.COMPLETED, StepStatus.SKIPPED)]  # the others may end otherwise
+    kept = [one for one in run.steps if one.status in (StepStatus.COMPLETED, StepStatus.SKIPPED)]  # other steps may still end differently
     ends: dict[str, dict[str, JsonValue]] = {one.id: {"result": one.result, "status": one.status.value, "error": one.error} for one in kept}
 
     def variables(item: JsonValue) -> Variables:
@@ -58,7 +58,7 @@ def _labels(
         if template is not None:
             try:
                 written = _short(template.resolve(variables(value)), cut=True)
-            except ExpressionError:  # an item that lacks what the label names: it is called by its number, and its call is made
+            except ExpressionError:  # the item lacks a field of the label; its number names it, and it still runs
                 written = None
         label = _redact(written, mask) or str(number)
         unique, count = label, 2
@@ -76,7 +76,7 @@ def _default(value: JsonValue) -> str | None:
 
 
 def _short(value: JsonValue, *, cut: bool = False) -> str | None:
-    """Return a short text of one line, or a number, as text; `cut`: of any text its beginning."""
+    """Return a number or a short one-line text as text, else None. With `cut`, return any text; the caller shortens it."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     text = str(value)
@@ -86,44 +86,44 @@ def _short(value: JsonValue, *, cut: bool = False) -> str | None:
 def _redact(text: str | None, mask: Callable[[str], str]) -> str:
     if text is None:
         return ""
-    shown = one_line(mask(text)).replace("`", "'").strip()  # masked before it is cut, which could leave a part of a secret
+    shown = one_line(mask(text)).replace("`", "'").strip()  # redacted before it is cut, because a cut could expose part of a secret
     return shown if len(shown) <= MAX_LABEL_CHARACTERS else shown[: MAX_LABEL_CHARACTERS - 1] + "…"
 
 
 class Items:
-    """The calls of `step` and their ends; a call that was never started ends as None."""
+    """The calls of `step` and their ends. A call that never started has the end None."""
 
     def __init__(self, step: Step, labels: Sequence[str | None], *, is_list: bool) -> None:
-        """Expect an end per label; `is_list` for a step with `for_each`, whose result is the list of its items' results."""
+        """Expect one end per label. With `is_list` (a `for_each`), the step's result is the list of its items' results."""
         self.step = step
         self.labels = labels
         self.count = self.open = count = len(labels)
         self.carried = 0
         self.started = False
-        self.settled = False  # a person said how a call ended, after it was shown as unknown
-        self.halted = False  # an item failed and the step stops on errors: no further item starts
+        self.settled = False  # a person resolved a call after it was shown as unknown
+        self.halted = False  # an item failed and the step stops on errors, so no further item starts
         self.refused = ""  # why a call was not approved
-        self.continues = False  # whether the run goes on without the calls that were not approved
+        self.continues = False  # whether the run continues without the calls that were not approved
         self._is_list = is_list
         self._ends: list[AttemptEnd | None] = [None] * count
 
     @property
     def missing(self) -> int:
-        """How many calls were never started."""
+        """How many calls never started."""
         return self._ends.count(None) - self.open
 
     @property
     def is_refused(self) -> bool:
-        """Whether nothing but a refusal keeps the step from having succeeded: every call that was made did."""
+        """Whether a refusal alone kept the step from succeeding: every call that was made succeeded."""
         return bool(self.refused and self.missing) and all(end is None or end.outcome == "succeeded" for end in self._ends)
 
     def end(self, item: int | None, end: AttemptEnd | None) -> None:
-        """Note the end of one call."""
+        """Record the end of one call."""
         self._ends[item or 0] = end
         self.open -= 1
 
     def summary(self, cause: str) -> AttemptEnd:
-        """Return the end of the step; `cause` says why calls are missing, if some are."""
+        """Return the end of the step. `cause` says why calls are missing, if any are."""
         ends = [end for end in self._ends if end is not None]
         if not self._is_list:
             return ends[0]

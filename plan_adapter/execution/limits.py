@@ -1,4 +1,4 @@
-"""The total timeout of a run, and how many of its calls run at once."""
+"""The total timeout of a run, and the limit on concurrent calls."""
 
 import asyncio
 import heapq
@@ -7,10 +7,10 @@ from itertools import count
 
 
 class RunClock:
-    """Calls `spent` once `seconds` of work have passed. Belongs to one event loop; runs from its making."""
+    """Calls `spent` after `seconds` of work. Starts when created and belongs to one event loop."""
 
     def __init__(self, seconds: float | None, spent: Callable[[], None]) -> None:
-        """Start; `seconds` None is no limit."""
+        """Start the clock. `seconds` None means no limit."""
         self._loop = asyncio.get_running_loop()
         self._spent = spent
         self._left = seconds
@@ -19,23 +19,23 @@ class RunClock:
 
     @property
     def deadline(self) -> float | None:
-        """When the time is spent, on the event loop's clock; None without a limit, and while the clock stands still."""
+        """When the time is up, by the event loop's clock. None without a limit and while the clock is paused."""
         return None if self._timer is None else self._timer.when()
 
     def stand_still(self) -> None:
-        """Let no time pass until `resume`."""
+        """Pause the clock until `resume`."""
         if self._timer is not None:
             self._left = max(0.0, self._timer.when() - self._loop.time())
             self._timer.cancel()
             self._timer = None
 
     def resume(self) -> None:
-        """Let time pass; does nothing where it passes already."""
+        """Start the clock again. Does nothing if it is running."""
         if self._timer is None and self._left is not None:
             self._timer = self._loop.call_later(self._left, self._spent)
 
     def end(self) -> None:
-        """Never call `spent` any more."""
+        """Stop for good: `spent` is never called after this."""
         self.stand_still()
         self._left = None
 
@@ -44,19 +44,19 @@ class Slots:
     """A semaphore whose waiters have priorities. Belongs to one event loop."""
 
     def __init__(self, limit: int) -> None:
-        """Make `limit` slots."""
+        """Create `limit` free slots."""
         self._free = limit
         self._waiting: list[tuple[float, int, Callable[[], None]]] = []
         self._arrival = count()
         self._granting = False
 
     def request(self, urgency: float, granted: Callable[[], None]) -> None:
-        """Call `granted` once a slot is there; of those that wait, the greatest `urgency` first, then the first to come."""
+        """Call `granted` once a slot is free. The greatest `urgency` goes first; equal ones go in order of arrival."""
         heapq.heappush(self._waiting, (-urgency, next(self._arrival), granted))
         self._grant_soon()
 
     async def acquire(self, urgency: float) -> None:
-        """Return once a slot is there."""
+        """Return once a slot is acquired."""
         turn = asyncio.get_running_loop().create_future()
         self.request(urgency, lambda: self.release() if turn.cancelled() else turn.set_result(None))
         try:
@@ -72,7 +72,7 @@ class Slots:
         self._grant_soon()
 
     def _grant_soon(self) -> None:
-        # Not at once: what the end of a step makes ready is to be asked for first, so that the most urgent of all wins.
+        # Not at once: the end of a step may make other steps ready, and the most urgent of all should win.
         if self._free and self._waiting and not self._granting:
             self._granting = True
             asyncio.get_running_loop().call_soon(self._grant)

@@ -1,4 +1,4 @@
-"""What execution is handed, and what it hands out: the protocols between a plan's execution and the worlds around it."""
+"""The protocols and values between the execution of a plan and its surroundings: gates, outcome questions and step runners."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -13,20 +13,20 @@ from plan_adapter.record import Approval, Attempt, PlanRun, Resolution, RunReaso
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnd:
-    """How one attempt of a call came out.
+    """How one attempt of a call ended.
 
-    `cancelled` and `timed_out` mean that the run ended the attempt (cancellation, total timeout); a step's own timeout is
-    `failed` for a read or an idempotent write and `unknown` for a write. Only what is not `in_middle` is known to be as it says.
+    `cancelled` and `timed_out` mean that the run ended the attempt (by cancellation or the total timeout). A step's own timeout is `failed`
+    for a read or an idempotent write, and `unknown` for a write. An outcome is certain only if the attempt is not `in_middle`.
     """
 
     outcome: Literal["succeeded", "failed", "unknown", "cancelled", "timed_out"]
     number: int
     result: JsonValue = None
     error: str | None = None
-    can_retry: bool = True  # false where another attempt could only fail the same way
-    in_middle: bool = False  # the call had begun, and nobody waited for its end, or it was lost
-    not_done: bool = False  # the tool's probe says that nothing was done: the next attempt costs no retry
-    said: str | None = None  # by whom, where not the tool has told that it succeeded
+    can_retry: bool = True  # false if another attempt would fail the same way
+    in_middle: bool = False  # the call had started, and its end was not awaited or was lost
+    not_done: bool = False  # the tool's probe reported that nothing was done; the next attempt costs no retry
+    said: str | None = None  # who reported the success, if not the tool itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +40,18 @@ class GatedCall:
     effect: Effect
     parameters: dict[str, JsonValue]
     approval_digest: str  # of exactly this call
-    label: str | None = None  # what the item is called, where not by its number
+    label: str | None = None  # the item's name; None: its number
     withdrawn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """Done once the call will not be made whatever is answered: then nobody is to be asked any more."""
+    """Done once the call will not be made whatever the answer is. Nobody needs to be asked after that."""
     waiting: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """Done by whoever asks, once the gate is open and nobody has answered yet."""
+    """Set by the gate once it is open and nobody has answered yet."""
     left: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """Done once this start of the run waits for the answer no more: the gate stays open, and a later start makes the call."""
+    """Done once this start of the run stops waiting for the answer. The gate stays open, and a later start makes the call."""
 
 
 @dataclass(frozen=True, slots=True)
 class GateRefusal:
-    """Why a call was not approved; without `ends_run` only the step is skipped."""
+    """Why a call was not approved. Without `ends_run`, only the step is skipped."""
 
     reason: RunReason
     message: str
@@ -60,39 +60,42 @@ class GateRefusal:
 
 @dataclass(frozen=True, slots=True)
 class UnknownOutcome:
-    """An attempt of which nobody knows how it ended."""
+    """An attempt whose outcome is unknown."""
 
     step: Step
     step_run: StepRun
     lost: Attempt
-    why: str  # nobody knows it
+    why: str  # why the outcome is unknown
     withdrawn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """Done once nobody is to be asked any more, because the run ends."""
+    """Done once nobody needs to be asked, because the run ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a person said about a doubt; the record has it already."""
+    """A person's resolution of an unknown outcome. It is already recorded."""
 
     resolution: Resolution
-    words: str  # who said it
+    words: str  # the reason in words, which names the person
     result: JsonValue = None  # with `done`
 
 
 class Outcomes(Protocol):
-    """Asks people how attempts ended of which nobody knows it. Several may be asked about at once."""
+    """Asks people about attempts with an unknown outcome. Several questions may be open at once."""
 
     async def ask(self, unknown_outcome: UnknownOutcome) -> Said | None:
-        """Return what was said, None where nobody can be asked, or was, before the doubt was withdrawn; waits for a person."""
+        """Wait for a person and return their resolution.
+
+        Returns None if nobody can be asked, or nobody answered before the question was withdrawn.
+        """
         ...
 
 
 class StepGates(Protocol):
-    """Asks for approvals of single calls. Several may be open at once; one that is withdrawn is closed."""
+    """Asks for approvals of single calls. Several may be open at once. A withdrawn one is closed."""
 
     @property
     def waits(self) -> bool:
-        """Whether people are waited for however long they take; else only as long as something else of the run goes on."""
+        """Whether to wait for people as long as it takes, or only while other work of the run is in progress."""
         ...
 
     def is_gated(self, step: Step) -> bool:
@@ -100,7 +103,7 @@ class StepGates(Protocol):
         ...
 
     async def ask(self, call: GatedCall) -> Approval | GateRefusal | None:
-        """Return the approval of exactly this call, or why there is none; waits for a person. None of a call that was left."""
+        """Wait for a person and return the approval of exactly this call, or why it was refused. Return None if the call was left."""
         ...
 
 
@@ -114,69 +117,69 @@ class StepCall(Protocol):
 
     @property
     def step(self) -> Step:
-        """The step as the plan writes it."""
+        """The step as the plan defines it."""
         ...
 
     @property
     def step_run(self) -> StepRun:
-        """The step's record; the items of one step share it."""
+        """The step's record. The items of one step share it."""
         ...
 
     @property
     def name(self) -> str:
-        """What people are shown: the step's id; with `for_each` followed by the item's label: `verify[web-2]`."""
+        """The name shown to people: the step's id, with `for_each` followed by the item's label: `verify[web-2]`."""
         ...
 
     @property
     def key(self) -> str:
-        """What tells the call from the others of its run, the same in every start: the step's id, and its item's place from 0."""
+        """The unique key of the call within its run, the same in every start: the step's id, and the item's index from 0."""
         ...
 
     @property
     def upstream(self) -> tuple[str, ...]:
-        """Ids of the steps whose ends this call waited for, transitively reduced."""
+        """The ids of the steps that this call waited for, transitively reduced."""
         ...
 
     @property
     def timeout_seconds(self) -> float | None:
-        """The limit of one attempt, None for no limit; execution enforces it, others only show it."""
+        """The limit of one attempt, or None for no limit. Execution enforces it; a step runner only shows it."""
         ...
 
     @property
     def task(self) -> object | None:
-        """The Prefect task that the tool is, None for any other tool."""
+        """The Prefect task behind the tool, or None for any other tool."""
         ...
 
     @property
     def retry_delays(self) -> list[float]:
-        """Seconds between attempts as planned, one per retry; what really is waited has jitter and is decided by `retry_delay`."""
+        """The planned seconds between attempts, one per retry. `retry_delay` decides the real delay, which has jitter."""
         ...
 
     def attempt(self, *, without_prefect: bool = False) -> Awaitable[AttemptEnd]:
         """Make the next attempt: wait for a slot, resolve the parameters, write the intent, call the tool, write the receipt.
 
-        `without_prefect`: of a tool that is a Prefect flow the function inside is called, which needs no server.
-        Never raises for what a tool does. Raises StoreError when an intent cannot be written, and then nothing was called.
+        With `without_prefect`, a Prefect flow is called as its plain function, which needs no server. Never raises for what a tool does.
+        Raises StoreError if the intent cannot be written; the tool was not called then.
         """
         ...
 
     def retry_delay(self, end: AttemptEnd) -> float | None:
-        """Return the seconds to wait before another attempt, or None if `end` was the last."""
+        """Return the seconds to wait before another attempt, or None if `end` is final."""
         ...
 
     def stopped(self) -> Awaitable[AttemptEnd]:
-        """Return when the run ends all work (cancelled, total timeout), with the end of an attempt that does not come any more.
+        """Return when the run stops (by cancellation or the total timeout), with the end of the attempt that is no longer made.
 
-        A driver that waits between attempts races its wait against this.
+        A runner that waits between attempts races its wait against this.
         """
         ...
 
 
 class StepRunner(Protocol):
-    """Drives calls: makes attempts until none is left, and shows what was not called."""
+    """Runs calls: makes attempts until none is left, and shows the steps that were not called."""
 
     async def __call__(self, call: StepCall) -> AttemptEnd:
-        """Make attempts of `call` until it succeeded or `retry_delay` gives None; return the last end."""
+        """Make attempts of `call` until one succeeds or `retry_delay` returns None. Return the last end."""
         ...
 
     async def show(self, step: StepRun, upstream: tuple[str, ...], *, tags: Collection[str] = ()) -> None:
@@ -191,5 +194,5 @@ class StepRunner(Protocol):
         *,
         tags_of: Callable[[str], Collection[str]] = lambda _: (),
     ) -> None:
-        """Show those of `steps` that succeeded in earlier starts of the run, before any other, each after those that it waited for."""
+        """Show those of `steps` that succeeded in earlier starts of the run. They come first, each after the steps it waited for."""
         ...

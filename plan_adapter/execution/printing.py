@@ -1,4 +1,4 @@
-"""What a tool prints: lines of its step's log within `captured_prints`; elsewhere it goes where it always went, without secrets."""
+"""What tools print. Inside `captured_prints` it becomes lines of the step's log; elsewhere it goes to the real stream, redacted."""
 
 import sys
 import threading
@@ -10,21 +10,21 @@ from typing import Any, TextIO, cast
 
 
 class Printed:
-    """What one call prints, line by line."""
+    """Collects what one call prints and logs it line by line."""
 
     def __init__(self, logger: Logger) -> None:
-        """Hand lines to `logger`."""
+        """Log the lines to `logger`."""
         self._logger = logger
         self._line = ""
 
     def write(self, text: str) -> None:
-        """Take `text`, and hand on the lines that it ends."""
+        """Add `text` and log every line that it completes."""
         *lines, self._line = (self._line + text).split("\n")
         for line in lines:
             self._logger.info("%s", line)
 
     def end(self) -> None:
-        """Hand on the line that was not ended."""
+        """Log the last line if it has no newline."""
         if self._line:
             self.write("\n")
 
@@ -34,7 +34,7 @@ _PRINTED: ContextVar[Printed | None] = ContextVar("printed", default=None)
 
 @contextmanager
 def prints_of_call(logger: Logger | None) -> Generator[None]:
-    """Take what is printed in this context, and in the tasks and threads begun in it, for `logger`; for nobody with None."""
+    """Send what is printed in this context, and in tasks and threads started in it, to `logger`; None restores the usual output."""
     printed = None if logger is None else Printed(logger)
     token = _PRINTED.set(printed)
     try:
@@ -47,7 +47,7 @@ def prints_of_call(logger: Logger | None) -> Generator[None]:
 
 @contextmanager
 def captured_prints() -> Generator[None]:
-    """Let what tools print to stdout become lines of their steps' logs: it would stand in the middle of a command's own output."""
+    """Turn what tools print to stdout into lines of their steps' logs. Otherwise it would mix with a command's own output."""
     before = sys.stdout
     sys.stdout = cast(TextIO, _Stdout(before))
     try:
@@ -63,7 +63,7 @@ _streams_users = 0
 
 @contextmanager
 def redacted_prints(redact: Callable[[str], str]) -> Generator[None]:
-    """Let `clean` change what is written to stdout and stderr in this context, and in the tasks and threads begun in it."""
+    """Apply `redact` to what is written to stdout and stderr in this context, and in tasks and threads started in it."""
     token = _REDACT.set(redact)
     _use_streams(1)
     try:
@@ -75,7 +75,7 @@ def redacted_prints(redact: Callable[[str], str]) -> Generator[None]:
 
 @contextmanager
 def prints_stay_redacted() -> Generator[None]:
-    """Keep what is in force of `redacted_prints` in this context for as long as this lasts, also where its block ends before."""
+    """Keep the `redacted_prints` of this context active for this block, even if its own block ends earlier."""
     change = int(_REDACT.get() is not None)
     _use_streams(change)
     try:
@@ -85,7 +85,7 @@ def prints_stay_redacted() -> Generator[None]:
 
 
 def _use_streams(change: int) -> None:
-    """Have both streams cleaned while anybody needs that; one that somebody else has put something over is left to them."""
+    """Redact both streams while anybody needs it. A stream that somebody else has wrapped since is left alone."""
     global _streams_users  # noqa: PLW0603  # a process has one stdout
     with _streams_lock:
         _streams_users += change

@@ -1,4 +1,4 @@
-"""Results of steps as they are kept: small ones in the receipt, large ones in a file that the receipt names."""
+"""How results of steps are kept: small ones in the receipt, large ones in a file that the receipt names."""
 
 import hashlib
 import json
@@ -14,17 +14,17 @@ from plan_adapter.tools.folders import write_below
 
 @dataclass(frozen=True, slots=True)
 class ResultLimit:
-    """Where results go whose JSON is larger than `limit_bytes`: below `folder`, by run, step and attempt."""
+    """Where large results go. A result whose JSON exceeds `limit_bytes` is written below `folder`, by run, step and attempt."""
 
     limit_bytes: int
     folder: Path
 
     def keep(self, result: JsonValue, *, run_id: str, name: str) -> JsonValue:
-        """Return `result`, or `{path, size, digest}` of the file that holds its JSON. Raises StoreError where that cannot be written."""
+        """Return `result`, or `{path, size, digest}` of the file that holds its JSON. Raise StoreError if the file cannot be written."""
         if isinstance(result, (bool, int, float, type(None))):
             return result
         text = json.dumps(result, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        if len(text) * 4 <= self.limit_bytes:  # UTF-8 has at most four bytes a character
+        if len(text) * 4 <= self.limit_bytes:  # UTF-8 uses at most four bytes per character
             return result
         content = text.encode()
         if len(content) <= self.limit_bytes:

@@ -1,4 +1,4 @@
-"""`Rollback`: undoes what the steps of a run did, those first that others do not stand on, and says where things stand."""
+"""`Rollback`: rolls back what the steps of a run did, dependents first, and reports what was and was not undone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -23,13 +23,13 @@ from plan_adapter.readable import call_name, listed
 from plan_adapter.record import Attempt, Outcome, Receipt, StepRun
 
 SHOWN_CHARACTERS = 300
-"""How much of an error the message of a run tells; the receipt keeps all of it."""
+"""How much of an error the status message shows. The receipt keeps all of it."""
 
 _ONCE = RetryPolicy(retries=0, delay=0.0, backoff=1.0, jitter=0.0)
 
 
 def units_to_roll_back(plan: ExecutionPlan, history: RunHistory) -> list[Unit]:
-    """Return the steps, or items, that are still to be rolled back: those that were done, and those that failed, where the plan says so."""
+    """Return the steps and items that still need a rollback: those that succeeded, and failed ones if the plan says so."""
     undoable = {step.id for step in plan.steps if step.rollback is not None}
     also_failed = {step.id for step in plan.steps if step.rollback is not None and step.rollback_failed}
     units = [*(unit for unit in history.succeeded if unit[0] in undoable), *(unit for unit in history.failed if unit[0] in also_failed)]
@@ -38,7 +38,7 @@ def units_to_roll_back(plan: ExecutionPlan, history: RunHistory) -> list[Unit]:
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """The end of a step, or an item, that failed and is rolled back all the same."""
+    """The end of a failed step or item that is rolled back anyway."""
 
     step_id: str
     item: int | None
@@ -51,36 +51,40 @@ class _Failed:
 
 @dataclass(slots=True)
 class _Undoing:
-    """The calls that undo one step: one, or one for each of its items."""
+    """The calls that undo one step: one, or one per item."""
 
     step: Step
     run: StepRun
     open: int
-    ends: list[AttemptEnd] = field(default_factory=list[AttemptEnd])  # of those that were called, or that nobody knows anything of
-    settled: bool = False  # somebody has said how a call ended
+    ends: list[AttemptEnd] = field(default_factory=list[AttemptEnd])  # of calls that were made or whose outcome is unknown
+    settled: bool = False  # a person or the probe resolved a call
 
 
 class Rollback:
-    """Undoes one run whose steps have ended; belongs to one event loop.
+    """Rolls back one run whose steps have ended. Belongs to one event loop.
 
-    What no step stands on that is still to be undone is undone at once, as many calls at a time as the plan allows, later steps first.
-    Each call has intents and receipts of its own, of the kind `rollback`. What was undone before is not undone again, and of one whose
-    outcome is unknown the tool's probe is asked, and then a person, where one is there; another one waits for `plan resolve`. While the
-    outcome of a step itself is unknown nothing is undone. Once a call has failed, or `halt` is set, no further one is made, nobody is asked
-    any more, and those that are under way go on to their end.
+    A step is rolled back as soon as every step that depends on it is. Calls run in parallel up to the plan's limit, later steps first. Each
+    call has its own intents and receipts, of kind `rollback`. A call that succeeded in an earlier rollback is not repeated. If the outcome
+    of one is unknown, the tool's probe is asked first, then a person if one is available; otherwise it waits for `plan resolve`. Nothing is
+    undone while the outcome of a step itself is unknown.
+
+    After a call has failed or `halt` is set, no further call starts and nobody is asked; running calls finish.
     """
 
     def __init__(self, scope: RunScope, history: RunHistory, run_step: StepRunner) -> None:
-        """Prepare to undo the run of `scope`, of which `past` is all that was attempted; a stop of the run itself ends nothing here."""
+        """Prepare to roll back the run of `scope`. `history` holds all its attempts.
+
+        A stop of the run itself does not stop the rollback.
+        """
         self.scope = replace(scope, history=history, stop=Stop(), clock=None, gates=None, refusal=None)
-        self.halt = Stop()  # whoever sets it wants nothing further undone; a stop of the scope also ends what is under way
+        self.halt = Stop()  # setting it prevents further calls; a stop of the scope also ends running ones
         self._history = history
         self._call_step = run_step
         self._validated = scope.approved.bound.validated
         self._steps = self._validated.steps
         self._runs = {step.id: step for step in scope.run.steps}
         self._after = graph.successors(self._validated.reduced)
-        self._missing = {step_id: len(after) for step_id, after in self._after.items()}  # how many are to end before it
+        self._missing = {step_id: len(after) for step_id, after in self._after.items()}  # how many steps must be rolled back before each
         self._urgency = {step_id: float(position) for position, step_id in enumerate(self._validated.order)}
         self._failed_units = [unit for unit in history.failed if unit[0] in self._validated.rollbacks]
         also_failed = {unit: _Failed(*unit, history.attempts[unit]) for unit in self._failed_units if self._steps[unit[0]].rollback_failed}
@@ -88,11 +92,11 @@ class Rollback:
         self._labels = dict(history.labels)
         self._not_started = list[Unit]()
         self._undoable = [step_id for step_id in reversed(self._validated.order) if self._is_undoable(step_id)]
-        self._causes = dict[Unit, str]()  # of what was not undone, why
+        self._causes = dict[Unit, str]()  # why a unit was not undone
         self._undone = set(history.rollbacks.succeeded)
         self._behind = dict[str, str]()  # by step: the one that had to be undone first and was not
         self._failed = ""
-        self._asked = list[UnknownOutcome]()  # what people are asked about
+        self._asked = list[UnknownOutcome]()  # the open questions to people
         self._open = len(self._undoable)
         self._tasks = TaskSet(scope, "the rollback", is_over=lambda: not self._open)
         for step_id in {step_id for step_id, _ in history.attempts if step_id in self._validated.rollbacks}:
@@ -102,12 +106,12 @@ class Rollback:
         return step_id in self._validated.rollbacks and bool(self._done.get(step_id))
 
     def _look_at_items(self, step: Step) -> None:
-        """Note what the items of a step are called, and which of them were not started."""
+        """Record the labels of a step's items, and which items never started."""
         if (template := self._validated.for_each.get(step.id)) is None:
             return
         try:
             values = template.resolve(self.scope.variables())
-        except ExpressionError:  # then the record alone names them
+        except ExpressionError:  # only the record names them then
             return
         for item, label in enumerate(item_labels(self.scope, step, values) if isinstance(values, list) else ()):
             if label is not None:
@@ -117,7 +121,7 @@ class Rollback:
 
     @property
     def unknown_outcome(self) -> str | None:
-        """Why nothing may be rolled back now, None where it may."""
+        """Why nothing can be rolled back now, as text for the status message; None if it can."""
         if not self._history.unknown_steps:
             return None
         run_id = self.scope.run.id
@@ -130,13 +134,13 @@ class Rollback:
 
     @property
     def left(self) -> list[Unit]:
-        """What is still to be undone."""
+        """The units that still need a rollback."""
         return units_to_roll_back(self._validated.plan, self._history)
 
     async def undo(self) -> None:
-        """Undo the run; returns when all of it is durable, raises StoreError where the record cannot be kept.
+        """Roll the run back. Returns when everything is durable. Raises StoreError if the record cannot be kept.
 
-        Being cancelled ends the calls that are open and starts no further one; it is raised again then.
+        A cancellation ends the open calls and starts no further ones. It is raised again afterwards.
         """
         if self.unknown_outcome is not None:
             return
@@ -149,13 +153,13 @@ class Rollback:
 
     @property
     def _halted(self) -> str:
-        """Why no further call is made, empty while one may be."""
+        """Why no further call starts; empty while calls may start."""
         return self.scope.stop.message or self.halt.message or self._failed
 
-    # A step becomes ready, its calls are granted slots, are made, and the step is closed.
+    # The life of a step: it becomes ready, its calls get slots and run, and the step is closed.
 
     def _end_steps(self, ready: list[str]) -> None:
-        """Begin what is `ready`, and what becomes so by steps that have nothing to undo."""
+        """Start the steps in `ready`, and those that become ready because a step has nothing to undo."""
         waiting = list(reversed(ready))
         while waiting:
             step_id = waiting.pop()
@@ -168,14 +172,14 @@ class Rollback:
             waiting += reversed(self._released(step_id))
 
     def _released(self, step_id: str) -> list[str]:
-        """Return the steps that were waiting for `step_id` only, the later ones of the plan first."""
+        """Return the steps that waited only for `step_id`, the plan's later steps first."""
         for before in self._validated.reduced[step_id]:
             self._missing[before] -= 1
         ready = [before for before in self._validated.reduced[step_id] if not self._missing[before]]
         return sorted(ready, key=lambda before: -self._urgency[before])
 
     def _begin(self, step: Step, first: str | None) -> None:
-        """Ask for the calls that undo what was done of `step`, unless `first` had to be undone before."""
+        """Request the calls that undo `step`. If `first` had to be undone before, make none and record why."""
         left = [receipt for receipt in reversed(self._done[step.id]) if (step.id, receipt.item) not in self._undone]
         cause = f"`{first}` must be rolled back first" if first is not None else self._halted
         undoing = _Undoing(step, self._run_of(step), len(left))
@@ -189,7 +193,7 @@ class Rollback:
 
     def _request(self, undoing: _Undoing, receipt: Receipt | _Failed) -> None:
         unit = (undoing.step.id, receipt.item)
-        if unit in self._history.rollbacks.aborted:  # what may have been done is not called again before somebody says more
+        if unit in self._history.rollbacks.aborted:  # it may have been done, so it is not called again until somebody resolves it
             command = resolve_command(self.scope.run.id, unit, "done|again", label=self._labels.get(unit), kind="rollback")
             error = f"{ROLLBACK_NEVER_KNOWN}: look, then `{command}` and `plan cancel {self.scope.run.id} --rollback`"
             return self._note(undoing, receipt.item, AttemptEnd("failed", 0, error=error, can_retry=False), cause=error)
@@ -224,10 +228,10 @@ class Rollback:
         if not undoing.open:
             await self._close(undoing)
 
-    # What nobody knows: the tool's probe is asked, then people.
+    # Unknown outcomes: the tool's probe is asked first, then people.
 
     async def _find_out(self, undoing: _Undoing, call: Call, lost: Attempt) -> None:
-        """Ask how a call of an earlier start ended, and go on from there."""
+        """Find out how a call of an earlier start ended, and continue from there."""
         end = await self._probed(call, lost) if call.has_probe else None
         if end is None:
             unknown = AttemptEnd("unknown", lost.number, error="an earlier start of its rollback began this write")
@@ -245,7 +249,10 @@ class Rollback:
             self.scope.slots.release()
 
     async def _unknown_outcome(self, undoing: _Undoing, call: Call, lost: Attempt, end: AttemptEnd, *, halts: bool) -> None:
-        """Ask people how `lost` ended, `end` as far as is known, and go on from there; without an answer it `halts` the rest, or not."""
+        """Ask people how `lost` ended and act on the answer. `end` is what is known so far.
+
+        Without an answer, the call ends as `end`; `halts` says whether that stops the rest.
+        """
         said = await self._asked_how_it_ended(UnknownOutcome(call.step, undoing.run, lost, end.error or ""))
         if said is None:
             return await self._ended_as(undoing, call, end, halts=halts)
@@ -268,19 +275,22 @@ class Rollback:
             self._asked.remove(unknown_outcome)
 
     def _withdraw(self) -> None:
-        """Ask nobody any more: nothing further is undone."""
+        """Withdraw all open questions, because nothing further is undone."""
         for unknown_outcome in self._asked:
             if not unknown_outcome.withdrawn.done():
                 unknown_outcome.withdrawn.set_result(None)
 
-    # How a call, and a step, came out.
+    # How calls and steps end.
 
     def _leave(self, undoing: _Undoing, item: int | None, cause: str) -> None:
         self._causes[undoing.step.id, item] = cause
         undoing.open -= 1
 
     def _note(self, undoing: _Undoing, item: int | None, end: AttemptEnd, *, halts: bool = False, cause: str | None = None) -> None:
-        """Keep how one call ended; one that `halts` keeps all from being called that was not yet. `cause`: why it is not undone."""
+        """Record the end of one call. If it did not succeed and `halts` is set, no further call starts.
+
+        `cause` overrides why the call is reported as not undone.
+        """
         step = undoing.step
         undoing.ends.append(end)
         undoing.open -= 1
@@ -294,7 +304,7 @@ class Rollback:
             self._withdraw()
 
     async def _close(self, undoing: _Undoing) -> None:
-        """Record, show and tell the end of the rollback of a step, and begin what waited for it."""
+        """Record, show and report the end of a step's rollback, and start the steps that waited for it."""
         step, run, ends = undoing.step, undoing.run, undoing.ends
         left = [receipt for receipt in self._done[step.id] if (step.id, receipt.item) not in self._undone]
         if ends or left:
@@ -311,12 +321,12 @@ class Rollback:
         self._end_steps(self._released(step.id))
 
     def _remains(self, step_id: str) -> bool:
-        """Whether something of a step failed, or may have been done, and is not rolled back."""
+        """Whether something of a step failed or may have been done, and is not rolled back."""
         begun = (*self._failed_units, *self._history.unknown, *self._history.repeatable, *self._history.aborted)
         return any(unit[0] == step_id and unit not in self._undone for unit in begun)
 
     def _finish(self, undoing: _Undoing, left: list[Receipt | _Failed]) -> None:
-        """Write how the rollback of a step came out: completed only if nothing is left of it."""
+        """Set the result of a step's rollback. It is completed only if nothing remains to be undone."""
         step, run, ends = undoing.step, undoing.run, undoing.ends
         worst = next((end for end in ends if end.outcome != "succeeded"), None)
         run.completed_at = self.scope.recorder.now()
@@ -330,10 +340,10 @@ class Rollback:
         else:
             run.status, run.outcome, run.result, run.reason = StepStatus.COMPLETED, Outcome.SUCCEEDED, ends[-1].result, ends[-1].said
 
-    # What is called, and what is said of its end.
+    # What is called, and how its end is reported.
 
     def _call_of(self, undoing: _Undoing, receipt: Receipt | _Failed) -> Call:
-        """Return the call that undoes a step or an item; raises ExpressionError where its item cannot be told any more."""
+        """Return the call that undoes a step or an item. Raise ExpressionError if `for_each` no longer gives the item."""
         step, rollback = undoing.step, self._validated.rollbacks[undoing.step.id]
         called = Called(
             step_id=step.id,
@@ -351,7 +361,7 @@ class Rollback:
         )
 
     def _value(self, step: Step, item: int | None) -> JsonValue:
-        """Return the member of the step's `for_each` that the item was made of."""
+        """Return the member of the step's `for_each` that the item stands for."""
         template = self._validated.for_each.get(step.id)
         if template is None or item is None:
             return None
@@ -374,7 +384,7 @@ class Rollback:
         return end.outcome == "unknown" or (end.outcome in ("cancelled", "timed_out") and writes and end.in_middle)
 
     def _run_of(self, step: Step) -> StepRun:
-        """Return what shows the rollback of `step`; it is no step of the run."""
+        """Return the step run that represents the rollback of `step`. It is not a step of the run."""
         rollback = self._validated.rollbacks[step.id]
         return StepRun(
             id=_name(step.id),
@@ -389,7 +399,7 @@ class Rollback:
     def _upstream(self, step: Step) -> tuple[str, ...]:
         return (step.id, *(_name(after) for after in self._after[step.id] if after in self._validated.rollbacks))
 
-    # Where things stand.
+    # The report.
 
     def report(self) -> RollbackReport:
         """Return what is rolled back, what is not and why, and what cannot be."""
@@ -406,14 +416,14 @@ class Rollback:
         return report_of({**whys, **dict.fromkeys(failed, CHECK_BY_HAND)}, self._labels, not_started=self._not_started, notes=notes)
 
     def _final(self) -> list[str]:
-        """Return the steps that changed something for good."""
+        """Return the steps that changed something and declare no rollback."""
         effects = {step_id: self._steps[step_id].effect or tool.effect for step_id, tool in self._validated.tools.items()}
         without = [step_id for step_id in self._validated.order if step_id not in self._validated.rollbacks]
         return [step_id for step_id in without if self._done.get(step_id) and effects[step_id] != "read"]
 
 
 def _name(step_id: str) -> str:
-    """Return what shows the rollback of a step."""
+    """Return the name under which the rollback of a step is shown."""
     return call_name(step_id, None, kind="rollback")
 
 

@@ -1,4 +1,4 @@
-"""How far the rollback of a run got, in the words of its status message; and what a person does about calls left in doubt."""
+"""The status messages about a rollback: how far it got, and what a person can do about calls whose outcome is unknown."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from plan_adapter.readable import call_name, listed
 from plan_adapter.record import RollbackStatus
 
 NEVER_KNOWN = "whether it was done was never known"
-"""What is said of a write about which a person only said that the run is to end."""
+"""The reason shown for a write that a person aborted without saying whether it was done."""
 
 ROLLBACK_NEVER_KNOWN = "whether its rollback was done was never known"
-"""The same of the call that undoes a step."""
+"""The same for the call that rolls a step back."""
 
 CHECK_BY_HAND = "failed, check by hand"
-"""Why a step, or an item, is not rolled back that failed: part of it may have been done."""
+"""Why a failed step or item is not rolled back: part of it may have been done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class RollbackReport:
     can_continue: bool
 
     def beside(self, message: str | None, before: RollbackStatus | None) -> tuple[str, RollbackStatus]:
-        """Return the message and the rollback status of a run that had these `before`."""
+        """Return the status message and the rollback status of a run that had `message` and `before`."""
         cause = message if before is None else before.cause
         return f"{cause or 'the run has ended'}; {self.words}", RollbackStatus(cause, self.can_continue)
 
@@ -35,9 +35,9 @@ class RollbackReport:
 def report_of(
     whys: Mapping[Unit, str], labels: Mapping[Unit, str], *, not_started: Sequence[Unit] = (), notes: Sequence[str] = ()
 ) -> RollbackReport:
-    """Return what is rolled back, what is not and why, and which items were not started; `notes` come last.
+    """Return what is rolled back, what is not and why, and which items never started; `notes` come last.
 
-    `whys` are the steps and items that did something, each with why it is not rolled back: empty for one that is.
+    `whys` maps each step or item that did something to why it is not rolled back. The reason is empty for a rolled back one.
     """
     names = _unit_names([*whys, *not_started], labels)
     gone = [names[unit] for unit, why in whys.items() if not why]
@@ -50,14 +50,14 @@ def report_of(
 
 
 def _unit_names(units: Sequence[Unit], labels: Mapping[Unit, str]) -> dict[Unit, str]:
-    """Return what units are called: the items of one step by their labels alone."""
+    """Return a name for each unit. If all are items of one step, their labels are enough."""
     if len({step_id for step_id, _ in units}) == 1 and all(unit in labels for unit in units):
         return {unit: labels[unit] for unit in units}
     return {unit: call_name(*unit, labels.get(unit)) for unit in units}
 
 
 def recorded_report(plan: ExecutionPlan, history: RunHistory) -> RollbackReport:
-    """Return how far the rollback of a run got by its record alone, without a reason for each step that is not rolled back."""
+    """Return how far a rollback got, by the record alone. It cannot give every reason why a step is not rolled back."""
     steps = {step.id: step for step in plan.steps if step.rollback is not None}
     whys, rollbacks = dict[Unit, str](), history.rollbacks
     for unit in reversed([*history.succeeded, *history.failed]):
@@ -76,13 +76,13 @@ def recorded_report(plan: ExecutionPlan, history: RunHistory) -> RollbackReport:
 
 
 def perhaps_done(plan: ExecutionPlan, history: RunHistory) -> list[str]:
-    """Return what may have been changed and is not undone, because nobody said whether it was done; nothing where that is said of all."""
+    """Return a note about calls that may have changed something and are not rolled back, because nobody said whether they were done."""
     units = [*aborted_steps(plan, history), *history.repeatable]
     return [f"begun, and perhaps done: {listed(unit_names(units, history.labels), NAMED)}"] if units else []
 
 
 def aborted_steps(plan: ExecutionPlan, history: RunHistory) -> list[Unit]:
-    """Return the steps, and items, that a person left in doubt when they ended the run, in the order of the plan."""
+    """Return the steps and items that a person aborted without saying whether they were done, in plan order."""
     if not history.aborted:
         return []
     places = {step.id: place for place, step in enumerate(plan.steps)}
@@ -90,7 +90,7 @@ def aborted_steps(plan: ExecutionPlan, history: RunHistory) -> list[Unit]:
 
 
 def after_abort(run_id: str, units: Sequence[Unit], labels: Mapping[Unit, str], *, is_undone: bool) -> str:
-    """Return what a person may do about `units`, which are left in doubt in a run that has ended; `is_undone`: it was rolled back."""
+    """Return what a person can do about `units` with an unknown outcome in an ended run. `is_undone`: the run was rolled back."""
     known = f"whether {listed(unit_names(units, labels), NAMED)} was done was never known"
     undoes = f"`plan cancel {run_id} --rollback` rolls it back, if it declares a rollback"
     if is_undone:
@@ -104,7 +104,7 @@ def after_abort(run_id: str, units: Sequence[Unit], labels: Mapping[Unit, str], 
 
 
 def after_aborted_rollback(run_id: str, unit: Unit, labels: Mapping[Unit, str]) -> str:
-    """Return what a person may do about the rollback of `unit`, which they left in doubt."""
+    """Return what a person can do about the rollback of `unit`, which was aborted with an unknown outcome."""
     command = resolve_command(run_id, unit, "done|again", label=labels.get(unit), kind="rollback")
     return (
         f"{ROLLBACK_NEVER_KNOWN}, that of {unit_names([unit], labels)[0]}, and it is not repeated: check it, record the outcome with "

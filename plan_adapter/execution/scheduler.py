@@ -1,4 +1,4 @@
-"""`execute`: every step the moment its dependencies have ended and a slot is free, the longest path first."""
+"""`execute`: starts each step once its dependencies have ended and a slot is free, the longest path first."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,11 +20,11 @@ from plan_adapter.record import Attempt, Outcome, StepRun
 
 
 async def execute(scope: RunScope, run_step: StepRunner) -> None:
-    """Execute the approved plan of `scope` and write the ends of its steps into its run; returns when all of it is durable.
+    """Execute the approved plan of `scope` and write the ends of its steps into its run. Returns when everything is durable.
 
-    Where people are not waited for, steps whose gates are open, and what depends on them, stay pending: `scope.is_left` says so then.
-    Raises StoreError where the record cannot be kept: then nothing further was started. Being cancelled stops the run like any
-    other cancellation; it is raised again after the running steps have ended.
+    If the run does not wait for people, steps with open gates and their dependents stay pending, and `scope.is_left` is set. Raises
+    StoreError if the record cannot be kept; nothing further is started then. A cancellation stops the run like any other, and is raised
+    again after the running steps have ended.
     """
     scope.clock = clock = _start_clock(scope)
     try:
@@ -39,7 +39,7 @@ async def execute(scope: RunScope, run_step: StepRunner) -> None:
 
 
 def _start_clock(scope: RunScope) -> RunClock:
-    """Let the total timeout stop the run; its deadline also goes to the tools."""
+    """Start the clock of the total timeout, which stops the run. Tools also receive its deadline."""
     milliseconds = scope.approved.bound.validated.plan.options.total_timeout_ms
     if not milliseconds:
         return RunClock(None, lambda: None)
@@ -48,29 +48,29 @@ def _start_clock(scope: RunScope) -> RunClock:
 
 
 class Scheduler:
-    """The ready set of one run; belongs to one event loop."""
+    """The steps of one run, started as they become ready. Belongs to one event loop."""
 
     def __init__(self, scope: RunScope, run_step: StepRunner, clock: RunClock) -> None:
-        """Prepare the run of `scope`; `clock` stands still while nothing but gates is open."""
+        """Prepare the run of `scope`. `clock` is paused while only gates are open."""
         self._scope = scope
         self._clock = clock
-        self._working = 0  # calls that were asked for and have not ended
-        self._asking = 0  # gates that are open
+        self._working = 0  # calls requested and not yet ended
+        self._asking = 0  # open gates and outcome questions
         self._asked = dict[str, list[GatedCall | UnknownOutcome]]()  # by step, the calls that people are asked about
         self._call_step = run_step
         self._validated = scope.approved.bound.validated
         self._steps = self._validated.steps
         self._runs = {step.id: step for step in scope.run.steps}
-        self._after = dict[str, list[str]]()  # what waits for each step that is not carried
-        self._missing = dict[str, int]()  # for how many steps each of these waits
-        self._urgency = dict[str, float]()  # which of them is to be called first
+        self._after = dict[str, list[str]]()  # by step that is not carried: the steps that wait for it
+        self._missing = dict[str, int]()  # by such step: how many steps it waits for
+        self._urgency = dict[str, float]()  # by such step: the greater one is called first
         self._open = len(self._steps)
         self._halted = ""
-        self._without_call = set[str]()  # skipped by their own `when`: what depends on them goes on
+        self._without_call = set[str]()  # skipped by a person or by their own `when`; their dependents still run
         self.tasks = TaskSet(scope, "the run", is_over=lambda: not self._open or scope.is_left, after_each=self._leave_if_idle)
 
     async def carry(self) -> None:
-        """End what succeeded in an earlier start of the run and stands on nothing that did not; returns when it is shown and told."""
+        """End the steps that succeeded in an earlier start and depend only on such steps. Returns when they are shown and reported."""
         reduced, carried = self._validated.reduced, dict[str, StepRun]()
         for step_id in self._validated.order:
             if all(after in carried for after in reduced[step_id]) and self._carry(self._steps[step_id]):
@@ -89,13 +89,13 @@ class Scheduler:
             await self._scope.tell_end(run)
 
     def _carry(self, step: Step) -> bool:
-        """End `step` if all of it has succeeded before; return whether that is so."""
+        """End `step` if all of it succeeded before. Return whether it did."""
         history, run = self._scope.history, self._runs[step.id]
         if (step.id, None if step.for_each is None else 0) not in history.succeeded:
             return False
         try:
             units = [(step.id, item) for item, _ in self._items_of(step)]
-        except ExpressionError:  # told when its turn comes
+        except ExpressionError:  # reported when the step's turn comes
             return False
         if not units or not all(unit in history.succeeded for unit in units):
             return False
@@ -104,14 +104,14 @@ class Scheduler:
         run.status, run.outcome, run.carried = StepStatus.COMPLETED, Outcome.SUCCEEDED, True
         if (end := history.ends.get(step.id)) is not None:
             run.reason, run.retry_count, run.started_at, run.completed_at, run.duration_ms = end
-        else:  # its process died before it had written the end
+        else:  # the process died before it recorded the end
             run.completed_at = self._scope.recorder.now()
             self._scope.recorder.step_ended(run)
         self._scope.keep_value(run)
         return True
 
     def begin(self) -> None:
-        """Start every step that depends on nothing, or on nothing but what was carried."""
+        """Start every step whose dependencies, if any, were all carried."""
         self._scope.stop.future.add_done_callback(lambda _: self._halt(self._scope.stop.message))
         for step_id in [step_id for step_id, count in self._missing.items() if not count]:
             self._ready(self._steps[step_id])
@@ -123,13 +123,13 @@ class Scheduler:
         return {step_id: -float(position) for position, step_id in enumerate(left)}
 
     def _halt(self, cause: str) -> None:
-        """Start no further step; those that have not started are skipped for `cause`."""
+        """Start no further step. Steps that have not started are skipped for `cause`."""
         self._halted = self._halted or cause
         for step_id in self._asked:
             self._withdraw(step_id)
 
     def _withdraw(self, step_id: str) -> None:
-        """Ask nobody any more about calls of a step of which none will be made."""
+        """Withdraw the questions about calls of a step, because none of its calls will be made."""
         for asked in self._asked.get(step_id, ()):
             if not asked.withdrawn.done():
                 asked.withdrawn.set_result(None)
@@ -139,7 +139,7 @@ class Scheduler:
         state.halted = True
         self._withdraw(state.step.id)
 
-    # A step becomes ready, its calls are granted slots, are performed, and the step is closed.
+    # The life of a step: it becomes ready, its calls get slots and run, and the step is closed.
 
     def _ready(self, step: Step) -> None:
         fate = self._scope.history.choices.get(step.id)
@@ -147,7 +147,7 @@ class Scheduler:
             self._without_call.add(step.id)
             return self._skip(step, fate.reason)
         cause = self._failed_dependency(step) or (fate.reason if fate is not None and fate.kind == "left" else "")
-        if self._halted and (step.id, None) not in self._scope.history.succeeded:  # else it has ended long ago
+        if self._halted and (step.id, None) not in self._scope.history.succeeded:  # a step that succeeded has already ended
             cause = self._halted
         if cause:
             return self._skip(step, cause)
@@ -175,25 +175,25 @@ class Scheduler:
             return self.tasks.spawn(self._find_out(state, made(), lost))
         if (gates := self._gates_of(state.step)) is not None:
             return self.tasks.spawn(self._ask(gates, state, made()))
-        return self._request(state, item, made)  # it is made when its turn comes: of steps that are ready at once there may be thousands
+        return self._request(state, item, made)  # built when its turn comes, because thousands of calls may be ready at once
 
     def _call(self, step: Step, item: int | None, value: JsonValue, label: str | None) -> Call:
         return Call(self._scope, step, self._runs[step.id], urgency=self._urgency[step.id], item=item, value=value, label=label)
 
     def _gates_of(self, step: Step) -> StepGates | None:
-        """Return who asks for the approvals of the calls of `step`, None where none is asked for."""
+        """Return the gates that ask for approvals of the calls of `step`, or None if it needs none."""
         gates = self._scope.gates
         return gates if gates is not None and gates.is_gated(step) else None
 
     def _offer(self, state: Items, call: Call) -> None:
-        """Have `call` made once it is approved, where that is asked for, and a slot is free."""
+        """Make `call` once it is approved, if it needs that, and a slot is free."""
         if call.approval is None and (gates := self._gates_of(state.step)) is not None:
             self.tasks.spawn(self._ask(gates, state, call))
         else:
             self._request(state, call.item, lambda: call)
 
     async def _find_out(self, state: Items, call: Call, lost: Attempt) -> None:
-        """Ask the tool's probe, and then people, how an attempt of an earlier start ended, and go on from there."""
+        """Ask the tool's probe, then people, how an attempt of an earlier start ended, and continue from there."""
         end = await self._probed(call, lost) if call.has_probe else None
         if end is None:
             why = "an earlier start of this run began this write, and whether it was done is unknown"
@@ -212,7 +212,7 @@ class Scheduler:
             self._count(working=-1)
 
     async def _unknown_outcome(self, state: Items, call: Call, lost: Attempt, end: AttemptEnd) -> None:
-        """Ask people how `lost` ended, `end` as far as is known, and go on from there; a call that waits for them holds no slot."""
+        """Ask people how `lost` ended and act on the answer. `end` is what is known so far. A call that waits for people holds no slot."""
         said = await self._asked_how_it_ended(UnknownOutcome(call.step, call.step_run, lost, end.error or ""))
         if said is not None and said.resolution == "again" and not (self._halted or state.halted):
             return self._offer(state, call)
@@ -240,12 +240,12 @@ class Scheduler:
             asked.remove(unknown_outcome)
 
     async def _ask(self, gates: StepGates, state: Items, call: Call) -> None:
-        """Have `call` approved, and then ask for a slot: one that waits for a person holds none."""
+        """Have `call` approved, then request a slot. A call that waits for a person holds no slot."""
         if self._halted or state.halted:
             return await self._leave_out(state, call)
         try:
             gated = await call.gated()
-        except Exception as error:  # what cannot be called is not asked about
+        except Exception as error:  # a call that cannot be made needs no approval
             state.end(call.item, AttemptEnd("failed", 0, error=error_text(error)))
             return None if state.open else await self._close_items(state)
         asked = self._asked.setdefault(state.step.id, [])
@@ -269,7 +269,7 @@ class Scheduler:
         return self._request(state, call.item, lambda: call)
 
     def _leave_if_idle(self) -> None:
-        """Wait at gates no more where people are not waited for, and nothing else of the run goes on."""
+        """Stop waiting at gates if the run does not wait for people and no other work of it is in progress."""
         gates = self._scope.gates
         if gates is None or gates.waits or self._working:
             return
@@ -280,9 +280,9 @@ class Scheduler:
                     gated.left.set_result(None)
 
     def leave(self) -> bool:
-        """Wait at no gate any more, if nothing but gates is open; return whether that is so.
+        """Stop waiting at gates if nothing else is open. Return whether that was so.
 
-        Nobody is asked any more how a call ended, either: the run says then that it is unknown.
+        Outcome questions are withdrawn as well; the run then reports an unknown outcome.
         """
         waiting = [asked for calls in self._asked.values() for asked in calls]
         if self._working or not waiting or len(waiting) != len(self.tasks):
@@ -294,7 +294,7 @@ class Scheduler:
         return True
 
     def _refuse(self, state: Items, refusal: GateRefusal, *, withdrawn: bool) -> None:
-        if withdrawn and not refusal.ends_run:  # nobody refused it: the step says why it was not called
+        if withdrawn and not refusal.ends_run:  # nobody refused it; the step records why it was not called
             return
         state.refused = state.refused or refusal.message
         state.continues = not refusal.ends_run
@@ -356,7 +356,7 @@ class Scheduler:
         return await self._close(state.step, show=state.settled or not state.started)
 
     async def _close(self, step: Step, *, show: bool) -> None:
-        """Record the end of `step`, show and tell it, and make ready what waited for it."""
+        """Record, show and report the end of `step`, and start the steps that waited for it."""
         run = self._runs[step.id]
         self._scope.keep_value(run)
         self._scope.recorder.step_ended(run)
@@ -369,7 +369,7 @@ class Scheduler:
             if not self._missing[successor]:
                 self._ready(self._steps[successor])
 
-    # What becomes of a step.
+    # The end of a step.
 
     def _failed_dependency(self, step: Step) -> str:
         for dependency in self._validated.reduced[step.id]:
@@ -417,7 +417,7 @@ class Scheduler:
             self._halt(f"stopped because `{step.id}` failed")
 
     def _was_cut_short(self, step: Step, end: AttemptEnd) -> bool:
-        """Whether the run's stop ended a write in the middle."""
+        """Return whether the run's stop interrupted a write."""
         effect = step.effect or self._validated.tools[step.id].effect
         return end.outcome in ("cancelled", "timed_out") and effect == "write" and end.in_middle
 

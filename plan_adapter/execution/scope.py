@@ -1,4 +1,4 @@
-"""`RunScope`: what all steps of one run share."""
+"""`RunScope`: what all steps of one run share, and the logger of a step."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ from plan_adapter.record import PlanRun, Recorder, StepRun
 
 @dataclass(slots=True)
 class RunScope:
-    """One run in the making. `values` holds what expressions may use: each ended step's result, status and error."""
+    """A run in progress. `values` holds what expressions can use: each ended step's result, status and error."""
 
     approved: ApprovedPlan
     run: PlanRun
@@ -35,16 +35,16 @@ class RunScope:
     listener: Listener | None = None
     log_sink: Callable[[logging.LogRecord], None] | None = None
     values: dict[str, dict[str, JsonValue]] = field(default_factory=dict[str, dict[str, JsonValue]])
-    gates: StepGates | None = None  # None: no step is asked about
-    outcomes: Outcomes | None = None  # None: nobody is asked how an attempt ended of which nobody knows it
-    refusal: GateRefusal | None = None  # the first at a step's gate that ends the run
-    is_left: bool = False  # nothing but gates of steps is open, and this start of the run waits at them no more
+    gates: StepGates | None = None  # None: no step has a gate
+    outcomes: Outcomes | None = None  # None: nobody is asked about unknown outcomes
+    refusal: GateRefusal | None = None  # the first refusal at a step gate that ends the run
+    is_left: bool = False  # only step gates are open, and this start of the run no longer waits at them
     leave: Leave = field(default_factory=Leave)
-    clock: RunClock | None = None  # of the total timeout, once execution has begun
+    clock: RunClock | None = None  # of the total timeout, once execution has started
     secrets: RunSecrets = field(default_factory=RunSecrets)
 
     def variables(self, *, item: JsonValue = None, result: JsonValue = None, secrets: Mapping[str, str] | None = None) -> Variables:
-        """Return what an expression may use now; `secrets` only for what is handed to a tool."""
+        """Return what an expression can use now. Pass `secrets` only for what goes to a tool."""
         return Variables(steps=self.values, inputs=self.approved.bound.inputs, item=item, result=result, secrets=secrets or {})
 
     def keep_value(self, step: StepRun) -> None:
@@ -60,16 +60,19 @@ class RunScope:
         *,
         name: str | None = None,
     ) -> None:
-        """Hand an event to the listener; one that raises is logged and changes nothing. `name` is that of a call of the step."""
+        """Send an event to the listener. If the listener raises, the error is logged and nothing else changes.
+
+        `name` is the name of a call of the step. Secrets in `message` are redacted.
+        """
         shown = message if message is None else self.secrets.redactor.text(message)
         tell(self.listener, Event(kind, self.run, step, shown, delay_ms, name=name))
 
     async def call_hook(self, hook: Callable[..., object] | None, *arguments: object) -> None:
-        """Call one of the caller's hooks; one that raises is logged and changes nothing."""
+        """Call one of the caller's hooks. If it raises, the error is logged and nothing else changes."""
         await call_hook(hook, *arguments)
 
     async def tell_end(self, step: StepRun) -> None:
-        """Tell the listener and the caller's hooks how `step`, or what undoes it, ended."""
+        """Report to the listener and the caller's hooks how `step`, or the rollback of a step, ended."""
         match step.status:
             case StepStatus.COMPLETED:
                 self.tell("step_completed", step)
@@ -82,27 +85,27 @@ class RunScope:
 
 
 class StepLog(logging.Handler):
-    """Hands the lines of a step's log to the listener and to the log sink (Prefect's log of the task run)."""
+    """Sends the lines of a step's log to the listener and to the log sink (Prefect's log of the task run)."""
 
     def __init__(self, scope: RunScope, step: StepRun, name: str) -> None:
-        """Serve `step` of `scope`, and of it the call of that `name`."""
+        """Log for `step` of `scope`. `name` is the call of the step that logs."""
         super().__init__()
         self._scope = scope
         self._step = step
         self._call = name
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Hand `record` on, without secrets."""
+        """Redact `record` and pass it on."""
         if self._scope.secrets.redactor:
             redact(record, self._scope.secrets.redactor)
-        with prints_of_call(None):  # who shows the line may print, too
+        with prints_of_call(None):  # the listener or the sink may print, too
             self._scope.tell("log", self._step, record.getMessage(), name=self._call)
             if self._scope.log_sink is not None:
                 self._scope.log_sink(record)
 
 
 def step_logger(scope: RunScope, step: StepRun, name: str) -> logging.Logger:
-    """Return a logger for one call of a step; made without the registry of loggers, so that runs leave nothing behind in it."""
+    """Return a logger for one call of a step. It bypasses the logger registry, so that runs leave nothing behind in it."""
     logger = logging.Logger(f"plan_adapter.steps.{step.id}", logging.INFO)
     logger.addHandler(StepLog(scope, step, name))
     return logger

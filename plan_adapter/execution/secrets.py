@@ -1,4 +1,4 @@
-"""`RunSecrets`: the secrets of one run, looked up once and kept in memory; `Redactor`, which hides their values in all that is kept."""
+"""`RunSecrets`: the secrets of one run, looked up once and kept in memory. `Redactor` replaces their values in everything that is kept."""
 
 import asyncio
 import contextlib
@@ -21,13 +21,13 @@ from plan_adapter.readable import MASK
 from plan_adapter.secrets import SecretChain
 
 LINE_CHARACTERS = 8
-"""A line of a value of several lines is hidden by itself from this length on."""
+"""The shortest line of a multi-line value that is redacted by itself."""
 
 WRAPPED_BYTES = 256
-"""Up to this size of a value line ends inside its base64 are looked for, too: `base64` wraps its output."""
+"""Up to this size of a value, its base64 may contain line ends, because `base64` wraps its output."""
 
 FORM_CHARACTERS = 16
-"""So many characters of a text one byte of a value takes at most, in any of the encodings that are known."""
+"""The most characters that one byte of a value takes in any known encoding."""
 
 _ANCHOR_CHARACTERS = 16
 _RUN = re.compile(r"[A-Za-z0-9]{3,}")
@@ -41,14 +41,14 @@ _WRAP = r"(?:\r?\n|(?:\\{1,8}r)?\\{1,8}n)?"
 
 @dataclass(frozen=True)
 class _Form:
-    """One way in which a value may stand in a text; where none of `anchors` is in a text, the pattern is not either."""
+    """One way in which a value may appear in a text. A text that contains none of `anchors` cannot match the pattern."""
 
     anchors: frozenset[str]
     source: str
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """The compiled pattern: most forms of a value never come up."""
+        """The pattern, compiled on first use because most forms of a value never appear."""
         return re.compile(self.source)
 
     def hide_in(self, text: str) -> str:
@@ -57,18 +57,18 @@ class _Form:
 
 
 class Redactor:
-    """Puts `***` in place of every value that it knows: as it is, inside of longer text, and encoded.
+    """Replaces every known value with `***`: as it is, inside longer text, and encoded.
 
-    Known encodings are base64 (both alphabets, at any place of what was encoded, with or without padding), hex, those of URLs, JSON, HTML
-    and of `repr`, also mixed, and JSON in JSON. Of a value of several lines each longer line is hidden by itself. What was cut in
-    half, compressed, encrypted or spelt out cannot be found.
+    Known encodings are base64 (both alphabets, at any offset, with or without padding), hex, and the escapes of URLs, JSON, HTML and
+    `repr`, also mixed and nested (JSON in JSON). In a multi-line value, each line of at least `LINE_CHARACTERS` is redacted by itself. A
+    value that was cut in half, compressed, encrypted or spelled out cannot be found.
     """
 
     longest: int
     """The most characters that one of the values takes in a text."""
 
     def __init__(self) -> None:
-        """Know no value yet; then everything stays as it is, at no cost."""
+        """Start without values. Everything then passes unchanged, at no cost."""
         self._pieces: dict[str, list[_Form]] = {}
         self._anchors: tuple[str, ...] = ()
         self._forms: tuple[_Form, ...] = ()
@@ -76,11 +76,11 @@ class Redactor:
         self.longest = 0
 
     def __bool__(self) -> bool:
-        """Return whether there is anything to hide."""
+        """Return whether there is anything to redact."""
         return bool(self._pieces)
 
     def add(self, value: str) -> None:
-        """Hide `value`, too, from now on."""
+        """Redact `value` from now on."""
         lines = [line for line in re.split(r"[\r\n]+", value) if len(line) >= LINE_CHARACTERS]
         for piece in {value, value.strip("\r\n"), *lines} - {""}:
             self._pieces.setdefault(piece, _forms(piece))
@@ -91,8 +91,8 @@ class Redactor:
         self._hides_numbers = any(re.fullmatch(r"[0-9.eE+-]+", piece) for piece in self._pieces)
 
     def text(self, text: str) -> str:
-        """Return `text` without the values."""
-        while self._may_be_in(text):  # once more where a mask and its neighbour make a value
+        """Return `text` with the values redacted."""
+        while self._may_be_in(text):  # again, if a mask and its neighbor form a value
             before = text
             for form in self._forms:
                 text = form.hide_in(text)
@@ -101,13 +101,13 @@ class Redactor:
         return text
 
     def value(self, value: JsonValue) -> JsonValue:
-        """Return a JSON value without the values, in keys and numbers, too."""
+        """Return a JSON value with the values redacted, in keys and numbers, too."""
         if not self._pieces or value is None or isinstance(value, bool):
             return value
         if isinstance(value, str):
             return self.text(value)
         try:
-            # The anchors are letters and digits, which stand in JSON as they are.
+            # Anchors are letters and digits, which JSON does not escape.
             return self._member(value) if self._may_be_in(json.dumps(value, ensure_ascii=False)) else value
         except RecursionError:
             return MASK
@@ -135,17 +135,17 @@ class Redactor:
 
 
 class RunSecrets:
-    """The secrets of one run: each is looked up once, and forgotten with the run. Belongs to one event loop."""
+    """The secrets of one run. Each is looked up once and discarded with the run. Belongs to one event loop."""
 
     def __init__(self, chain: SecretChain | None = None) -> None:
-        """Look secrets up in `chain`; there is none without one."""
+        """Look up secrets in `chain`. Without one, there are no secrets."""
         self.redactor = Redactor()
         self._chain = chain or SecretChain(())
         self._known: dict[str, str] = {}
         self._looking = asyncio.Lock()
 
     async def values(self, names: Collection[str]) -> Mapping[str, str]:
-        """Return the values by name, which are hidden everywhere from now on; raises ExpressionError, see `SecretChain.value`."""
+        """Return the values by name. They are redacted everywhere from now on. Raise ExpressionError as `SecretChain.value` does."""
         async with self._looking:
             for name in sorted(names):
                 if name not in self._known:
@@ -155,17 +155,20 @@ class RunSecrets:
         return {name: self._known[name] for name in names}
 
     async def expect(self, names: Collection[str]) -> None:
-        """Look `names` up before any step runs, so that no step shows what a later one uses; one without a value is left to its step."""
+        """Look up `names` before any step runs, so that no step shows a value that a later step uses.
+
+        A secret without a value is left to the step that needs it.
+        """
         for name in sorted(names):
             with contextlib.suppress(ExpressionError):
                 await self.values([name])
 
 
 def redact(record: logging.LogRecord, redactor: Redactor) -> None:
-    """Take what `scrubber` hides out of the message and the traceback of `record`."""
+    """Redact the message and the traceback of `record`."""
     try:
         message = record.getMessage()
-    except Exception:  # wrong arguments: logging would print them
+    except Exception:  # wrong arguments, which logging would print
         message = f"{record.msg} {record.args}"
     if (shown := redactor.text(message)) != message:
         record.msg, record.args = shown, None
@@ -182,7 +185,7 @@ _users = 0
 
 @contextlib.contextmanager
 def hidden_in_logs(redactor: Redactor) -> Generator[None]:
-    """Let `scrubber` clean what is logged by any logger in this context, and in the tasks and threads begun in it."""
+    """Apply `redactor` to what any logger logs in this context, and in tasks and threads started in it."""
     token = _HIDDEN.set(redactor)
     _use_redactor(1)
     try:
@@ -194,7 +197,7 @@ def hidden_in_logs(redactor: Redactor) -> Generator[None]:
 
 @contextlib.contextmanager
 def stays_hidden() -> Generator[None]:
-    """Keep what is in force of `hidden_in_logs` in this context for as long as this lasts, also where its block ends before."""
+    """Keep the `hidden_in_logs` of this context active for this block, even if its own block ends earlier."""
     change = int(_HIDDEN.get() is not None)
     _use_redactor(change)
     try:
@@ -204,7 +207,7 @@ def stays_hidden() -> Generator[None]:
 
 
 class _RedactingFilter:
-    """Makes log records as `before` does, cleaned."""
+    """Creates log records with the factory `before` and redacts them."""
 
     def __init__(self, before: Any) -> None:
         self.before = before
@@ -217,8 +220,8 @@ class _RedactingFilter:
 
 
 def _use_redactor(change: int) -> None:
-    """Have records cleaned while any run of this process has secrets."""
-    global _users  # noqa: PLW0603  # logging has one factory of records in a process
+    """Redact log records while any run of this process has secrets."""
+    global _users  # noqa: PLW0603  # logging has one record factory per process
     with _lock:
         _users += change
         factory = logging.getLogRecordFactory()
@@ -240,13 +243,16 @@ def _forms(piece: str) -> list[_Form]:
 
 
 def _anchors_of(parts: list[str]) -> frozenset[str]:
-    """Return of each part its longest run of letters and digits, which no encoding changes; without one `""`, which is in every text."""
+    """Return the longest run of letters and digits in each part, which no encoding changes.
+
+    A part without one gives `""`, which is in every text.
+    """
     runs = (max(_RUN.findall(part), key=len, default="")[:_ANCHOR_CHARACTERS] for part in parts)
     return frozenset(runs)
 
 
 def _escaped(piece: str) -> str:
-    """Return the pattern of `piece` with each character but letters and digits as it is, or escaped in any of the ways that are known."""
+    """Return a pattern for `piece` in which every character except letters and digits may be escaped in any known way."""
     return "".join(
         re.escape(part) if part[0].isascii() and part[0].isalnum() else _backslashes(len(part)) if part[0] == "\\" else _character(part)
         for part in re.findall(r"[A-Za-z0-9]+|\\+|[\s\S]", piece)
@@ -277,9 +283,9 @@ def _character(character: str) -> str:
 
 
 def _base64(content: bytes, shift: int) -> _Form:
-    """Return how base64 shows `content` where `shift` bytes (modulo 3) were encoded before it.
+    """Return how `content` appears in base64 if `shift` bytes (modulo 3) were encoded before it.
 
-    At either end a letter may hold bits of its neighbour, too.
+    The letter at either end may also hold bits of a neighboring byte.
     """
     first, last = 8 * shift, 8 * (shift + len(content))
     letters = b64encode(b"\0" * shift + content + b"\0" * 3).decode()
@@ -293,7 +299,7 @@ def _base64(content: bytes, shift: int) -> _Form:
     if known := last - end * 6:
         high = _ALPHABET.index(letters[end]) >> (6 - known) << (6 - known)
         pattern += _one_of(high | low for low in range(1 << (6 - known)))
-    count = len(core) // 32 + 2  # more pieces than line ends, which stand at least 64 letters apart, can break
+    count = len(core) // 32 + 2  # more pieces than line ends, at least 64 letters apart, can break
     pieces = [core[len(core) * index // count : len(core) * (index + 1) // count] for index in range(count)]
     return _Form(_anchors_of(pieces), pattern + _PADDING)
 

@@ -1,4 +1,4 @@
-"""What a run's status is, derived from how its steps ended and from what stopped it."""
+"""Derives a run's status from how its steps ended and from what stopped it."""
 
 from collections.abc import Collection, Sequence
 
@@ -9,13 +9,13 @@ from plan_adapter.readable import listed
 from plan_adapter.record import Outcome, PlanRun, RunReason, StepRun
 
 NOT_APPROVED = "not_approved"
-"""Why a step failed some of whose items were called and others not approved."""
+"""The reason of a failed step if some of its items were called and others were not approved."""
 
 
 def rolls_back(run: PlanRun, plan: ExecutionPlan) -> bool:
-    """Return whether what `run` did is to be undone without anybody asking: a failed step or the total timeout has ended it.
+    """Return whether `run` is rolled back automatically: a failed step or the total timeout ended it.
 
-    Also where that cannot be told yet, because an outcome is unknown: then nothing is undone, and the run says so.
+    Also true if an unknown outcome hides the answer. Nothing is undone then, and the status message says so.
     """
     if run.reason in (RunReason.TIMED_OUT, RunReason.UNKNOWN):
         return True
@@ -25,16 +25,16 @@ def rolls_back(run: PlanRun, plan: ExecutionPlan) -> bool:
 
 
 def ended_status(reason: RunReason | None, *, completed: bool) -> PlanStatus:
-    """Return the status of a run that did not complete and ended for `reason`; `completed`: whether any of its steps did."""
+    """Return the status of a run that ended for `reason` without completing. `completed`: at least one of its steps completed."""
     if reason in (RunReason.CANCELLED, RunReason.REJECTED, RunReason.EXPIRED):
         return PlanStatus.CANCELLED
     return PlanStatus.PARTIAL if completed else PlanStatus.FAILED
 
 
 def conclude(run: PlanRun, stop: Stop, refusal: GateRefusal | None = None, *, left: Collection[str] = ()) -> None:
-    """Write the final status, reason and message of `run`, all of whose steps have ended.
+    """Set the final status, reason and message of `run`, all of whose steps have ended.
 
-    `refusal` is that of a step's gate; a step that failed besides weighs more. `left` are the steps that nobody asked for this time.
+    `refusal` comes from a step gate; a failed step takes precedence over it. `left` are the steps that nobody requested this time.
     """
     completed = any(step.status is StepStatus.COMPLETED for step in run.steps)
     ended = [step for step in run.steps if step.status is StepStatus.FAILED]

@@ -1,4 +1,4 @@
-"""`Call`: the one step body: slot, references, intent, tool, receipt."""
+"""`Call`: the body of every step, from slot and parameters through intent and tool to the receipt."""
 
 import asyncio
 import time
@@ -25,7 +25,7 @@ from plan_adapter.tools.tool import Tool, ToolContext, as_json
 
 
 class Call:
-    """One unit of work: a step, or one item of its `for_each`; or what undoes it. Implements `ports.StepCall`."""
+    """One unit of work: a step, one item of its `for_each`, or the rollback of either. Implements `ports.StepCall`."""
 
     def __init__(
         self,
@@ -39,9 +39,9 @@ class Call:
         label: str | None = None,
         called: Called | None = None,
     ) -> None:
-        """Make the call of `step`, or what is `called` in its stead, with `value` as its `item`, which is called `label`.
+        """Create the call of `step`, or of `called` in its place. `value` is its `item`, and `label` is the item's name.
 
-        Whoever lets it be driven has a slot for its first attempt.
+        The caller must hold a slot for the first attempt.
         """
         self.step = step
         self.step_run = step_run
@@ -60,8 +60,8 @@ class Call:
         self._tries = 0
         self._judged: tuple[AttemptEnd, float | None] | None = None
         self._number = scope.history.calls(self._called.kind).attempts.get((step.id, item), 0)
-        self.approval: Approval | None = None  # of exactly this call, where its step has a gate of its own
-        self.lost: Attempt | None = None  # the last attempt, where nobody knows how it ended
+        self.approval: Approval | None = None  # of exactly this call, if its step has a gate of its own
+        self.lost: Attempt | None = None  # the last attempt, if its outcome is unknown
 
     @property
     def run(self) -> PlanRun:
@@ -70,43 +70,43 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The id of what is called; with `for_each` followed by the item's label."""
+        """The name of the step or rollback, with `for_each` followed by the item's label."""
         return call_name(self.step.id, self.item, self._label, kind=self._called.kind)
 
     @property
     def key(self) -> str:
-        """What tells the call from the others of its run, whatever its item is called: a name of a file, and of a task run."""
+        """The unique key of the call within its run, independent of the item's label. It names files and task runs."""
         return self._called.name if self.item is None else f"{self._called.name}[{self.item}]"
 
     @property
     def timeout_seconds(self) -> float | None:
-        """The limit of one attempt, None for no limit: that of the step, or that of the tool where it is shorter."""
+        """The limit of one attempt, or None for no limit: the shorter of the step's and the tool's."""
         milliseconds = self._scope.approved.bound.validated.plan.timeout_ms_of(self.step)
         limits = [milliseconds / 1000] if milliseconds else []
         return min(limits + ([self._tool.timeout_seconds] if self._tool.timeout_seconds else []), default=None)
 
     @property
     def task(self) -> object | None:
-        """The Prefect task that the tool is, None for any other tool."""
+        """The Prefect task behind the tool, or None for any other tool."""
         return self._tool.task
 
     @property
     def retry_delays(self) -> list[float]:
-        """Seconds between attempts as planned, one per retry."""
+        """The planned seconds between attempts, one per retry."""
         return self._policy.planned()
 
     @property
     def effect(self) -> Effect:
-        """What the call does."""
+        """The effect of the call."""
         return self._called.effect
 
     @property
     def _place(self) -> str:
-        """What the call does, in words that tell what undoes a step from a step."""
+        """The effect, marked as a rollback if it is one. Names the crash points."""
         return self.effect if self._called.kind == "step" else f"rollback {self.effect}"
 
     async def gated(self) -> GatedCall:
-        """Return the call as it would be made now, to be asked about; raises ToolError, which says what keeps it from being made at all."""
+        """Return the call as it would be made now, to be approved. Raise ToolError, which says why, if it cannot be made at all."""
         try:
             parameters = self._handing.parameters()
             self._tool.bind(await self._handing.with_secrets(parameters), self._context(parameters))
@@ -129,20 +129,20 @@ class Call:
         return call_digest(self.step, self.item, parameters, self._tool.definition(), None if folder is None else folder.content)
 
     def retry_delay(self, end: AttemptEnd) -> float | None:
-        """Return the seconds to wait before another attempt, or None if `end` was the last."""
-        if self._judged is None or self._judged[0] is not end:  # once per end: the delay has jitter
+        """Return the seconds to wait before another attempt, or None if `end` is final."""
+        if self._judged is None or self._judged[0] is not end:  # once per end, because the delay has jitter
             self._judged = (end, self._policy.delay_after(end, self._tries))
         return None if self._scope.stop.is_set else self._judged[1]
 
     async def stopped(self) -> AttemptEnd:
-        """Return when the run ends all work, with the end of the attempt that does not come any more."""
+        """Return when the run stops, with the end of the attempt that is no longer made."""
         await asyncio.shield(self._scope.stop.future)
         return self._stopped_end()
 
     async def attempt(self, *, without_prefect: bool = False) -> AttemptEnd:
-        """Make the next attempt; never raises for what a tool does, raises StoreError if the intent cannot be written.
+        """Make the next attempt. Never raises for what a tool does. Raises StoreError if the intent cannot be written.
 
-        `without_prefect`: of a tool that is a Prefect flow the function inside is called.
+        With `without_prefect`, a Prefect flow is called as its plain function.
         """
         self._without_prefect = without_prefect
         if not self._has_slot:
@@ -152,7 +152,7 @@ class Call:
                 return self._stopped_end()
             self._tries += 1
             end = await self._attempt()
-            if end.not_done and not self._scope.stop.is_set:  # what was not done costs no retry; the second time in a row it does
+            if end.not_done and not self._scope.stop.is_set:  # an attempt that did nothing costs no retry, but a second one in a row does
                 self._scope.tell("attempt_failed", self.step_run, end.error, 0, name=self.name)
                 end = await self._attempt()
         finally:
@@ -169,22 +169,22 @@ class Call:
             parameters = self._handing.parameters()
             context = self._context(parameters)
             arguments = self._tool.bind(await self._handing.with_secrets(parameters), context)
-        except Exception as error:  # nothing was called: no intent, and the next attempt would mostly end the same way
+        except Exception as error:  # nothing was called: no intent, and another attempt would usually fail the same way
             may_pass = isinstance(error, SecretUnavailableError)
             return AttemptEnd("failed", self._number, error=self._told(error), can_retry=may_pass)
-        if self._scope.stop.is_set:  # while a secret was looked up
+        if self._scope.stop.is_set:  # the run stopped while a secret was looked up
             return self._stopped_end()
         self._number += 1
         intent = self._intent(parameters, context.idempotency_key)
         reached("before-intent", self._place)
         try:
             await self._scope.recorder.intent(intent)
-        except NotApprovedError as error:  # what is checked there: that the approval is there now
+        except NotApprovedError as error:  # the approval is checked there, at the moment of writing
             self._number -= 1
             return AttemptEnd("failed", self._number, error=error_text(error), can_retry=False)
         reached("after-intent", self._place)
         self.step_run.attempts += 1
-        if self._scope.stop.is_set:  # while the intent was written, which a database that is away holds up: nothing was called
+        if self._scope.stop.is_set:  # stopped during the write, which an unreachable database delays; nothing was called
             end = self._stopped_end()
             self._scope.recorder.receipt(self._receipt(intent, end, 0))
             return end
@@ -204,18 +204,18 @@ class Call:
         return end
 
     def hold_slot(self) -> None:
-        """Have a slot for the next attempt."""
+        """Take over a slot for the next attempt."""
         self._has_slot = True
 
     @property
     def has_probe(self) -> bool:
-        """Whether there is a probe to ask how a lost attempt ended."""
+        """Whether the tool has a probe that can report how a lost attempt ended."""
         return self._tool.probe is not None
 
     async def probed(self, lost: Attempt) -> AttemptEnd | None:
-        """Return how `lost` ended, of which nobody knows it, by the word of the tool's probe, with the receipt handed over.
+        """Ask the tool's probe how `lost`, whose outcome is unknown, ended. Return that end, with its receipt handed over.
 
-        None where it cannot tell. Who calls it has a slot.
+        Returns None if the probe cannot tell. The caller must hold a slot.
         """
         if self._tool.probe is None:
             return None
@@ -252,10 +252,10 @@ class Call:
         await self._scope.call_hook(self._scope.hooks.on_step_start, self.run, self.step_run)
 
     async def _act(self, arguments: dict[str, Any]) -> AttemptEnd:
-        """Call the tool and judge what came back."""
+        """Call the tool and evaluate its result."""
         number = self._number
         interrupted = "unknown" if self.effect == "write" else "failed"
-        # Prefect would keep the parameters of a flow run in clear.
+        # Prefect would store the parameters of a flow run in plain text.
         without_prefect = self._without_prefect or bool(self._called.parameters.secrets)
         try:
             work = work_of(self._tool, arguments, isolation=self._isolation, without_prefect=without_prefect)
@@ -277,7 +277,7 @@ class Call:
         return AttemptEnd("succeeded", number, result=self._keep(result))
 
     def _told(self, error: BaseException) -> str:
-        """Return what was raised in words, without secrets."""
+        """Return the text of an exception with secrets redacted."""
         return error_text(error, self._scope.secrets.redactor.text)
 
     def _unmet(self, result: JsonValue) -> str | None:
@@ -338,7 +338,7 @@ class Call:
 
     @property
     def _isolation(self) -> Isolation:
-        if self._tool.is_async:  # it can be cancelled; in a process that is killed its own cleaning up, and a command's end, would be lost
+        if self._tool.is_async:  # it can be cancelled; killing its process would skip its cleanup and leave a command running
             return self._tool.isolation
         return self.step.isolation or self._scope.approved.bound.validated.plan.isolation or self._tool.isolation
 

@@ -1,4 +1,4 @@
-"""`TaskSet`: the asyncio tasks in which a run, or its rollback, goes on until nothing of it is left."""
+"""`TaskSet`: the asyncio tasks of a run, or of its rollback, until none is left."""
 
 import asyncio
 import contextvars
@@ -9,13 +9,14 @@ from plan_adapter.execution.scope import RunScope
 
 
 class TaskSet:
-    """Ends once no task is left and `is_over` says that nothing more is to come. Belongs to one event loop.
+    """Ends once no task is left and `is_over` says that no more will come. Belongs to one event loop.
 
-    What a task raises stops the run, of which `what` goes on here, and is raised at the end. `after_each` is called when a task has ended.
+    If a task raises, the run stops and the error is raised at the end. `what` names the work in that message. `after_each` is called after
+    each task.
     """
 
     def __init__(self, scope: RunScope, what: str, *, is_over: Callable[[], bool], after_each: Callable[[], None] | None = None) -> None:
-        """Make an empty one."""
+        """Create an empty set."""
         self._scope = scope
         self._what = what
         self._is_over = is_over
@@ -29,15 +30,15 @@ class TaskSet:
         return len(self._tasks)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begin `work` in a task of its own, with the context of the run: not that of the step which has just given its slot back."""
-        if self._context is None:  # of the first task, not of the caller of `__init__`: secrets may have been hidden since
+        """Start `work` in its own task, in the context of the run rather than that of the step that just released its slot."""
+        if self._context is None:  # from the first task, not from `__init__`: redaction may have been set up since
             self._context = contextvars.copy_context()
         task = asyncio.get_running_loop().create_task(work, context=self._context.copy())
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
 
     def end_if_done(self) -> None:
-        """End if nothing is left; to be called once after the first tasks were begun: there may be none."""
+        """End if nothing is left. Call once after the first tasks were started, because there may be none."""
         if self._ended.done() or self._tasks:
             return
         if self._error is not None:
@@ -46,7 +47,7 @@ class TaskSet:
             self._ended.set_result(None)
 
     async def ended(self) -> None:
-        """Return once this has ended. Being cancelled stops the run; it is raised again when the end is there and durable."""
+        """Return once the set has ended. A cancellation stops the run and is raised again once the end is durable."""
         try:
             await asyncio.shield(self._ended)
         except asyncio.CancelledError:

@@ -1,4 +1,4 @@
-"""A call in a process of its own, which can be killed."""
+"""Runs a call in its own process, which can be killed."""
 
 import asyncio
 import logging
@@ -21,14 +21,14 @@ log = logging.getLogger(__name__)
 
 
 async def call_in_process(tool: Tool[..., Any], arguments: dict[str, Any]) -> JsonValue:
-    """Return what `tool` returns in a process of its own, as JSON; cancelled, it kills the process.
+    """Return what `tool` returns, as JSON, from its own process. A cancellation kills the process.
 
-    Raises ToolError for whatever the tool raises, and UnknownOutcomeError where the process died. The lines of the tool's log come
-    when the call has ended.
+    Raises ToolError for anything the tool raises, and UnknownOutcomeError if the process died. The lines of the tool's log arrive when the
+    call has ended.
     """
     if tool.import_string is None:
         raise ToolError(f"tool `{tool.name}` cannot run in a process of its own: it is not importable from a module")
-    anyio.to_process.open_process = _open_worker  # pyright: ignore[reportPrivateImportUsage]  # it has no option for this
+    anyio.to_process.open_process = _open_worker  # pyright: ignore[reportPrivateImportUsage]  # anyio has no option for this
     call = partial(_imported_call, tool.import_string, _with_loggers(arguments, log))
     try:
         answer = await anyio.to_process.run_sync(call, cancellable=True, limiter=anyio.CapacityLimiter(1))
@@ -43,14 +43,14 @@ async def call_in_process(tool: Tool[..., Any], arguments: dict[str, Any]) -> Js
 
 
 async def _open_worker(command: Sequence[str], **options: Any) -> Process:
-    """Start a worker process without our credentials. It imports no library from the current folder, which `python -m` searches first."""
+    """Start a worker process without our credentials. `-P` keeps it from importing libraries from the current folder."""
     environment = without_credentials(os.environ, keeps_settings=True)
     return await anyio.open_process([command[0], "-P", *command[1:]], **options, env=environment)
 
 
 @dataclass(slots=True)
 class _Answer:
-    """What a worker process gives back; never an exception, which might not survive the way."""
+    """What a worker process returns. It holds no exception, which might not survive pickling."""
 
     result: JsonValue = None
     error: str | None = None
@@ -70,7 +70,7 @@ class _Lines(logging.Handler):
 
 
 def _imported_call(import_string: str, arguments: dict[str, Any]) -> _Answer:
-    """Import a tool and call it; runs in the worker process. Coroutines get a loop of their own there."""
+    """Import a tool and call it, in the worker process. Coroutines get their own event loop there."""
     from plan_adapter.tools.registry import import_tool
 
     answer = _Answer()
@@ -78,17 +78,17 @@ def _imported_call(import_string: str, arguments: dict[str, Any]) -> _Answer:
     logger.addHandler(_Lines(answer.log))
     try:
         tool = import_tool(import_string)
-        # Of a Prefect flow the function inside: the flow run around it is not known here, and Prefect would start a server of its own.
+        # A Prefect flow is called as its plain function: its flow run is unknown here, and Prefect would start its own server.
         value = tool.source(**_with_loggers(arguments, logger))
         answer.result = as_json(asyncio.run(cast("Coroutine[Any, Any, Any]", value)) if tool.is_async else value)
-    except BaseException as error:  # SystemExit would end the process, which serves the next call, too
-        # Not cut here, where nobody knows the secrets.
+    except BaseException as error:  # SystemExit would end the process, which also serves the next call
+        # Not shortened here, where the secrets are unknown and could be cut in half.
         answer.error, answer.is_unknown = error_message(error), isinstance(error, UnknownOutcomeError)
     return answer
 
 
 def _with_loggers(arguments: dict[str, Any], logger: logging.Logger) -> dict[str, Any]:
-    """Return `arguments` with `logger` in every context, and without the run's secrets: those of a step go into no other process."""
+    """Return `arguments` with `logger` in every context and without redaction, so that a run's secrets never reach another process."""
     return {
         name: replace(value, logger=logger, redaction=None) if isinstance(value, ToolContext) else value
         for name, value in arguments.items()

@@ -1,4 +1,4 @@
-"""`${{ }}`: compiled once with types, evaluated with the values of a run. The only package that knows CEL."""
+"""`${{ }}` expressions: compiled once with types, evaluated with the values of a run. The only package that uses CEL."""
 
 from plan_adapter.expressions.cel import matches
 from plan_adapter.expressions.declarations import INPUT_NAME, Declarations

@@ -1,4 +1,4 @@
-"""Expressions that may fill the memory, evaluated in a process of its own that has a limit. CEL itself counts items, not bytes."""
+"""Evaluates expressions that may need much memory in a separate, limited process. CEL itself limits items, not bytes."""
 
 import atexit
 import json
@@ -15,13 +15,13 @@ from typing import Any, Literal, TypeAlias
 MEGABYTE = 1024 * 1024
 
 MAX_VALUE_BYTES = 64 * MEGABYTE
-"""What all values that one expression uses may have together, and the value that it gives."""
+"""The limit for all values that one expression uses together, and for its result."""
 
 MAX_MEMORY_BYTES = 128 * MEGABYTE
-"""What evaluating an expression may take beside that."""
+"""The limit for the memory that evaluating an expression takes on top of that."""
 
 ORDINARY_BYTES = 4 * MEGABYTE
-"""An expression that cannot produce more than this is evaluated in this process: nearly all are."""
+"""An expression that cannot produce more than this is evaluated in this process, as nearly all are."""
 
 MAX_SECONDS = 10.0
 START_SECONDS = 60.0
@@ -31,7 +31,7 @@ TOO_LARGE = f"the values have more than {MAX_VALUE_BYTES // MEGABYTE} MB; let a 
 TOO_SLOW = f"it takes longer than {MAX_SECONDS:g} s; let a tool do that"
 
 PADDED_CHARACTERS = 700
-"""What `format` may make of each character: `%.1000f` of 1e308."""
+"""The most characters that `format` may produce for each character: `%.1000f` of 1e308."""
 
 _LOOKING = frozenset({"all", "exists", "exists_one", "existsOne", "filter"})
 _GROWING = frozenset({"join", "map", "replace", "split"})
@@ -39,11 +39,11 @@ _MAKING = frozenset({"bytes", "charAt", "format", "lowerAscii", "quote", "revers
 _INHERITED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "HOME")
 
 Kind: TypeAlias = Literal["value", "cel", "type", "depth"]
-"""What an evaluation gave: a value, an error of CEL, something that is no JSON, or something nested too deep."""
+"""The kind of an evaluation's outcome: a value, a CEL error, something that is not JSON, or a value nested too deeply."""
 
 
 def may_grow(code: str, size: int) -> bool:
-    """Return whether `code` may produce more than ORDINARY_BYTES of values of `size` bytes."""
+    """Return whether `code` may produce more than ORDINARY_BYTES from values of `size` bytes."""
     factors, exponent = _growth(code)
     largest = (size + len(code)) * factors
     return largest > ORDINARY_BYTES or exponent > 8 or largest**exponent > ORDINARY_BYTES
@@ -51,43 +51,43 @@ def may_grow(code: str, size: int) -> bool:
 
 @lru_cache(maxsize=2048)
 def _growth(code: str) -> tuple[int, int]:
-    """Return by which factor an expression makes more of its values, and to which power; words in its strings count, too.
+    """Return the factor and the power by which an expression may grow its values. Words inside its strings count as well.
 
-    Each `+` may copy all that was joined before it. A loop may use all values for each of their members, and so may what joins and
-    replaces; a loop that only looks makes nothing, unless it makes something new to look at.
+    Each `+` may copy everything joined before it. A loop may use all values for each of their members, and so may join and replace. A loop
+    that only searches makes nothing, unless it creates new values to search.
     """
     words = re.findall(r"\w+", code)
     pluses, growing = code.count("+"), sum(word in _GROWING for word in words)
     makes = pluses or growing or "[" in code or "{" in code or not _MAKING.isdisjoint(words)
     looking = sum(word in _LOOKING for word in words) if makes else 0
-    uses = max(1, words.count("item"), words.count("result"))  # every other value has a variable for each use
+    uses = max(1, words.count("item"), words.count("result"))  # every other value has a separate variable for each use
     padding = PADDED_CHARACTERS if "format" in words else 1
     return (pluses + 1) * uses * padding, 2 ** min(growing + looking, 5)
 
 
 @cache
 def evaluator() -> "Evaluator":
-    """Return the one of this process."""
+    """Return the evaluator of this process."""
     return Evaluator()
 
 
 class Evaluator:
-    """One process that evaluates expressions, started when the first one is; it ends with this process."""
+    """A process that evaluates expressions. It starts with the first expression and ends with this process."""
 
     def __init__(self) -> None:
-        """Start nothing yet."""
+        """Prepare the evaluator without starting its process."""
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
         self._lock = threading.Lock()
         atexit.register(self.close)
 
     def evaluate(self, code: str, variables: object, values: Mapping[str, Any]) -> tuple[Kind, Any]:
-        """Return what `code` gives with `values`: its value as JSON, or what is wrong, in words."""
+        """Return the value of `code` for `values` as JSON, or a message that says what is wrong."""
         request = json.dumps([code, variables, values]).encode() + b"\n"
         with self._lock:
             try:
                 answer = self._asked(self._running(), request, MAX_SECONDS)
-            except (BrokenPipeError, EOFError):  # C++ ends its process where there is no memory
+            except (BrokenPipeError, EOFError):  # C++ aborts its process when memory runs out
                 self.close()
                 return "cel", TOO_MUCH_MEMORY
             except TimeoutError:
@@ -103,22 +103,22 @@ class Evaluator:
         return kind, value
 
     def _running(self) -> "subprocess.Popen[bytes]":
-        """Return the process, ready; raises RuntimeError where it cannot be started."""
+        """Return the process, ready to evaluate. Raises RuntimeError if it cannot be started."""
         if self._process is None or self._process.poll() is not None or self._owner != os.getpid():
             command = [sys.executable, "-P", "-c", "from plan_adapter.expressions.evaluating import serve; serve()"]
             environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-            self._process = subprocess.Popen(  # noqa: S603  # words of our own
+            self._process = subprocess.Popen(  # noqa: S603  # fixed arguments
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env=environment,
-                start_new_session=True,  # Ctrl-C is for the run, which ends in order
+                start_new_session=True,  # Ctrl-C is for the run, which stops cleanly
             )
             self._owner = os.getpid()
             try:
                 self._asked(self._process, b'["true", [], {}]\n', START_SECONDS)
-            except (OSError, EOFError):  # TimeoutError is one of the former
+            except (OSError, EOFError):  # OSError includes TimeoutError
                 raise RuntimeError(f"`{sys.executable}` cannot be started to evaluate expressions that need much memory") from None
         return self._process
 
@@ -140,7 +140,7 @@ class Evaluator:
         return b"".join(pieces)
 
     def close(self) -> None:
-        """End the process, if it is one of this process's own."""
+        """End the evaluation process, if this process started it."""
         process, self._process = self._process, None
         if process is None or self._owner != os.getpid():
             return
@@ -150,5 +150,5 @@ class Evaluator:
             if pipe is not None:
                 try:
                     pipe.close()
-                except BrokenPipeError:  # what was not sent any more
+                except BrokenPipeError:  # flushing unsent input
                     continue

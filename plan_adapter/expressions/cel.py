@@ -1,4 +1,4 @@
-"""The door to CEL: compiled programs, their results as Python values, and CEL's messages in our words."""
+"""The interface to CEL: compiled programs, their results as Python values, and readable versions of CEL's messages."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -17,18 +17,18 @@ Signature: TypeAlias = tuple[tuple[str, str], ...]
 """The variables of a program: name and type."""
 
 MAX_VALUE_DEPTH = 200
-"""Levels of a value that is handed to CEL, whose own conversion of 50,000 levels overflows the stack."""
+"""The most levels of a value passed to CEL. Its own conversion overflows the stack at 50,000 levels."""
 
 
 NODE_BYTES = 8
-"""What a value counts beside its characters, of which each counts as one byte."""
+"""The size of a value besides its characters, each of which counts as one byte."""
 
 
 class CelSyntaxError(ValueError):
-    """CEL refuses to compile an expression; `column` counts from 1 in its first line, None where CEL names none."""
+    """CEL refuses to compile an expression. `column` counts from 1 in its first line, or is None if CEL gives none."""
 
     def __init__(self, error: str) -> None:
-        """Take CEL's message apart."""
+        """Parse CEL's message."""
         found = re.search(r"ERROR: <input>:\d+:(\d+): (?:Syntax error: )?(.*)", error)
         self.column = int(found[1]) if found else None
         message = (found[2] if found else _plain_message(error)).replace(" (in container '')", "").replace("'<EOF>'", "the end")
@@ -40,12 +40,12 @@ class CelValueError(ValueError):
     """An expression cannot be evaluated with these values."""
 
     def __init__(self, error: str) -> None:
-        """Put CEL's message into words."""
+        """Make CEL's message readable."""
         super().__init__(_at_run_time(_plain_message(error)))
 
 
 def type_of(code: str, variables: Signature) -> str:
-    """Return the type of the expression `code`: `bool`, `list(string)`, `map`, `dyn`, …; raises CelSyntaxError."""
+    """Return the type of the expression `code`: `bool`, `list(string)`, `map`, `dyn`, … Raises CelSyntaxError."""
     try:
         name = _program(code, variables).return_type().name().lower()
     except RuntimeError as error:
@@ -55,9 +55,9 @@ def type_of(code: str, variables: Signature) -> str:
 
 
 def calculate(code: str, variables: Signature, values: Mapping[str, Any]) -> Any:
-    """Return the value of `code` as Python has it; raises CelValueError, RecursionError for values nested too deep, TypeError for no JSON.
+    """Return the value of `code` as a Python value. Code whose values may become large runs in a process with a memory limit.
 
-    What may become large is evaluated in a process that has a limit on memory.
+    Raises CelValueError, RecursionError for values nested too deeply, and TypeError for a result that is not JSON.
     """
     data, size = dict[str, Any](), 0
     for name, kind in variables:
@@ -80,22 +80,22 @@ def calculate(code: str, variables: Signature, values: Mapping[str, Any]) -> Any
 
 
 def evaluate(code: str, variables: Signature, data: Mapping[str, Any]) -> Any:
-    """Return the value of `code` as Python has it, evaluated here, whatever it takes; raises CelValueError."""
+    """Return the value of `code` as a Python value, evaluated in this process whatever its size. Raises CelValueError."""
     try:
         outcome = _program(code, variables).eval(data=data)
     except RuntimeError as error:
         raise CelValueError(str(error)) from None
     value = outcome.plain_value()
-    # An error of the evaluation is a value like any other.
+    # CEL returns an evaluation error as a value.
     if outcome.type().name() == "ERROR":
         raise CelValueError(str(value))
     return value
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Return whether the regular expression `pattern` is found in `text`, in linear time (RE2: no look-around, no back references).
+    """Return whether the regular expression `pattern` matches anywhere in `text`.
 
-    Raises ExpressionError, which says what is wrong, if `pattern` is none.
+    It takes linear time (RE2: no look-around, no back references). Raises ExpressionError with the reason if `pattern` is invalid.
     """
     try:
         return calculate("text.matches(pattern)", (("text", "string"), ("pattern", "string")), {"text": text, "pattern": pattern})
@@ -105,7 +105,7 @@ def matches(pattern: str, text: str) -> bool:
 
 
 def type_hint(message: str) -> str:
-    """Return how to mend what CEL calls a missing overload."""
+    """Return how to fix what CEL calls a missing overload."""
     operands = message.rpartition("applied to")[2]
     if "double" in operands and "int" in operands:
         return "CEL does no mixed arithmetic: wrap the integer in double(), or write 2.0 for 2"
@@ -128,7 +128,7 @@ def _plain_message(error: str) -> str:
 
 
 def _converted(value: Any, kind: str) -> tuple[Any, int]:
-    """Return `value` as CEL takes it, and its size; what would overflow its stack, or arrive there as something else, is refused."""
+    """Return `value` in the form that CEL takes, and its size. Raises if it would overflow CEL's stack or lose content."""
     if isinstance(value, str):
         return value, NODE_BYTES + _length(value)
     if not isinstance(value, dict | list):

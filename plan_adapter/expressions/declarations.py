@@ -1,4 +1,4 @@
-"""`Declarations`: what an expression may use, and the type of each reference. Types are written as CEL writes them."""
+"""`Declarations`: what an expression may use, and the type of each reference. Types are written as in CEL."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -22,13 +22,13 @@ ONLY_THERE: Mapping[str, str] = {
     "False": "CEL writes `false`",
     "None": "CEL writes `null`",
 }
-"""What to write instead, by the name that was used where it does not exist."""
+"""What to write instead, by the name that is not available there."""
 
 INPUT_NAME = "[A-Za-z][A-Za-z0-9_]*"
-"""A name of an input; CEL knows no other letters."""
+"""The pattern of input names. CEL allows no other letters."""
 
 _NAME = r"[A-Za-z_](?:[A-Za-z0-9_.-]{0,62}[A-Za-z0-9_-])?|[a-z0-9-]{1,64}/[a-z0-9-]{1,100}"
-"""A name, or a Prefect block's type and name."""
+"""A secret's name, or a Prefect block's type and name."""
 
 _MEMBERS = {"result": "dyn", "status": "string", "error": "dyn"}
 _KINDS = {"string": "string", "integer": "int", "number": "double", "boolean": "bool", "array": "list", "object": "map"}
@@ -36,7 +36,7 @@ _NO_JSON = ("bytes", "duration", "timestamp", "type")
 
 
 class Typed(Protocol):
-    """What must be known of an input: its type, and that of its members if it is an array."""
+    """What type checks need from an input: its type, and the type of an array's members."""
 
     @property
     def type(self) -> str:
@@ -51,9 +51,9 @@ class Typed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Declarations:
-    """What an expression may use; `item`, `result` and `secrets` say whether these exist where it stands.
+    """What an expression may use. `item`, `result` and `secrets` say whether these exist at its place.
 
-    `steps` is best a frozenset: it is searched for every reference.
+    Pass `steps` as a frozenset if possible: it is searched for every reference.
     """
 
     steps: Collection[str]
@@ -64,16 +64,16 @@ class Declarations:
 
 
 class RefusedError(Exception):
-    """An expression cannot be used: the code, the message and the hint of the problem to be."""
+    """An expression cannot be used. Holds code, message and hint of the resulting problem."""
 
     def __init__(self, code: str, message: str, hint: str = "") -> None:
-        """Keep the three."""
+        """Store code, message and hint."""
         super().__init__(message)
         self.code, self.message, self.hint = code, message, hint
 
 
 def kind_of(path: Path, declared: Declarations) -> str:
-    """Return the type of the reference `path`: `string`, `int`, `list(double)`, `map`, `dyn`; raises RefusedError if nothing is there."""
+    """Return the type of the reference `path`: `string`, `int`, `list(double)`, `map`, `dyn`. Raises RefusedError if it does not exist."""
     match path[0]:
         case "steps":
             kind, rest = _kind_of_step(path, declared.steps), path[3:]
@@ -93,7 +93,7 @@ def kind_of(path: Path, declared: Declarations) -> str:
 
 
 def check_kind(source: str, kind: str, expect: Expected | None) -> None:
-    """Raise RefusedError if a value of type `kind` is no JSON, or not what is expected; `dyn` is found out at run time."""
+    """Raise RefusedError if a value of type `kind` is not JSON or not the expected type. `dyn` is checked at run time."""
     if kind in _NO_JSON:
         raise RefusedError("expression-type", f"{source} is a {kind}, which JSON does not have", "convert it with string()")
     if expect is not None and kind.partition("(")[0] not in ("dyn", expect):

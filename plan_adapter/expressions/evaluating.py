@@ -1,4 +1,4 @@
-"""What runs in the process of an Evaluator: expressions that may fill the memory, each with a limit."""
+"""The process behind an Evaluator: it evaluates expressions that may need much memory, each within a limit."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from plan_adapter.expressions.expression import plain
 
 
 def serve() -> None:
-    """Evaluate what comes on stdin, one expression a line, each with a limit on memory; runs in the process of an Evaluator."""
+    """Evaluate the expressions on stdin, one per line, each with a memory limit. Runs in an Evaluator's process."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     cel.evaluate("1 + 1", (), {})  # loads the library, whose own memory does not count
@@ -29,7 +29,7 @@ def serve() -> None:
 
 
 def _answer(code: str, variables: tuple[tuple[str, str], ...], values: Mapping[str, Any]) -> str:
-    """Return what an expression gives, as JSON."""
+    """Return the outcome of an expression as JSON."""
     kind: Kind
     try:
         text = json.dumps(["value", plain(cel.evaluate(code, variables, values), in_order=True)])
@@ -48,7 +48,7 @@ def _answer(code: str, variables: tuple[tuple[str, str], ...], values: Mapping[s
 
 
 def _address_space() -> int:
-    """Return the bytes that this process has mapped; systems without /proc do not hold anybody to RLIMIT_AS either."""
+    """Return how many bytes this process has mapped. Systems without /proc do not enforce RLIMIT_AS either."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

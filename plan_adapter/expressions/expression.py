@@ -1,7 +1,7 @@
-"""`Expression`: one compiled `${{ }}`, and `Variables`, the values that it is evaluated with.
+"""`Expression`, a compiled `${{ }}`, and `Variables`, the values to evaluate it with.
 
-An expression that is only a reference never reaches CEL. In any other, each use of a step or an input becomes a variable of its
-own (`steps["my-step"].result` -> `_r0`), so that ids may hold hyphens, and expressions of one shape share one compiled program.
+An expression that is only a reference never reaches CEL. In any other expression, each use of a step or an input becomes a separate
+variable (`steps["my-step"].result` -> `_r0`). So ids may contain hyphens, and expressions of the same shape share one compiled program.
 """
 
 import json
@@ -33,7 +33,7 @@ from plan_adapter.expressions.references import (
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """The values of a run: each ended step's result, status and error, the inputs, the secrets, and the current item and result."""
+    """The values of a run: each finished step's result, status and error, the inputs, the secrets, and the current item and result."""
 
     steps: Mapping[str, Mapping[str, JsonValue]]
     inputs: Mapping[str, JsonValue]
@@ -42,14 +42,14 @@ class Variables:
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
 
     def follow(self, path: Path) -> Any:
-        """Return what `path` leads to; raises NothingThereError."""
+        """Return the value at `path`. Raises NothingThereError."""
         roots = {"steps": self.steps, "inputs": self.inputs, "secrets": self.secrets, "item": self.item, "result": self.result}
         return follow(path, roots)
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One variable of an expression: its name in the code, its type, and the reference that gives its value."""
+    """A variable of an expression: its name in the code, its type, and the reference that gives its value."""
 
     name: str
     kind: str
@@ -58,15 +58,15 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """One compiled `${{ }}`; `code` is what CEL is given, None for a reference, whose path is the only variable's."""
+    """A compiled `${{ }}`. `code` is the CEL code, or None for a plain reference, whose path is that of the only variable."""
 
     source: str
-    kind: str  # CEL's name of its type: bool, int, list(string), dyn, …
+    kind: str  # the CEL name of its type: bool, int, list(string), dyn, …
     code: str | None
     variables: tuple[Variable, ...]
 
     def evaluate(self, variables: Variables) -> JsonValue:
-        """Return the value as plain JSON that nothing else holds; raises ExpressionError, which names the expression."""
+        """Return the value as plain JSON that nothing else references. Raises ExpressionError, which names the expression."""
         try:
             values = {variable.name: variables.follow(variable.path) for variable in self.variables}
             if self.code is None:
@@ -75,7 +75,7 @@ class Expression:
         except NothingThereError as error:
             raise ExpressionError(f"{self}: {error}") from None
         except cel.CelValueError as error:
-            # CEL says that a key is missing, not where: the references of the source do.
+            # CEL reports which key is missing but not where. The references in the source show where.
             raise ExpressionError(f"{self}: {self._what_is_missing(str(error), variables) or error}") from None
         except RecursionError:
             raise ExpressionError(f"{self}: a value is nested too deep") from None
@@ -84,11 +84,11 @@ class Expression:
 
     @property
     def secrets(self) -> frozenset[str]:
-        """The names of the secrets that it uses."""
+        """The names of the secrets that the expression uses."""
         return frozenset(str(variable.path[1]) for variable in self.variables if variable.path[0] == "secrets")
 
     def written(self, variables: Variables) -> str:
-        """Return it with its braces as it is written, but with the values of everything that is no secret in place of references."""
+        """Return the expression as written, with braces, and with values in place of all references except secrets."""
 
         def literal(path: Path) -> str | None:
             try:
@@ -108,12 +108,12 @@ class Expression:
         return str(min(lacks, key=lambda lack: f'"{lack.key}"' not in message, default=""))
 
     def __str__(self) -> str:
-        """Return the source in one line, as an error names it."""
+        """Return the source on one line, as error messages show it."""
         return f"`{shortened(self.source)}`"
 
 
 def compile_expression(source: str, declarations: Declarations) -> Expression:
-    """Return `source`, what stands between `${{` and `}}`, compiled; raises RefusedError."""
+    """Compile `source`, the text between `${{` and `}}`. Raises RefusedError."""
     if not source:
         raise RefusedError("expression-syntax", "the expression is empty", "write one, or remove the braces")
     path = whole_path(source)
@@ -126,7 +126,7 @@ def compile_expression(source: str, declarations: Declarations) -> Expression:
             raise RefusedError("hyphenated-id", f"`{root}.{word[:80]}` is read as a subtraction", f'write {root}["{word[:80]}"]')
         variable = Variable(f"_r{len(variables)}", kind_of(reference.path, declarations), reference.path)
         variables.append(variable)
-        # Filled up to the reference's length, so that CEL's columns are those of the source.
+        # Padded to the reference's length, so that CEL's columns match the source.
         code += source[position : reference.start] + variable.name.ljust(reference.end - reference.start)
         position = reference.end
     code += source[position:]
@@ -144,7 +144,7 @@ def _signature(variables: list[Variable] | tuple[Variable, ...]) -> cel.Signatur
 
 
 def _refusal(source: str, error: cel.CelSyntaxError, variables: list[Variable], declarations: Declarations) -> RefusedError:
-    """Return what CEL says about `source`, in the words of the source and with a hint."""
+    """Return CEL's error about `source` in terms of the source, with a hint."""
     place = f"`{shortened(source)}`" + (f", column {error.column}" if error.column else "")
     message = re.sub(r"\b_r(\d+)\b", lambda name: written(variables[int(name[1])].path), str(error))
     unknown = re.match(r"undeclared reference to '([^']*)'", message)
@@ -176,12 +176,12 @@ def _syntax_hint(source: str) -> str:
 
 
 def plain(value: Any, *, in_order: bool = False) -> JsonValue:
-    """Return `value` as JSON that shares nothing with it; raises TypeError, which says what it is, for what is no JSON.
+    """Return a copy of `value` as plain JSON. Raises TypeError, which describes the part that is not JSON.
 
-    `in_order` sorts keys: CEL's mappings have no order of their own, and a run must not depend on chance.
+    `in_order` sorts keys: CEL's mappings are unordered, and a run must be deterministic.
     """
     if isinstance(value, str):
-        return str(value)  # of a status, which is an enum
+        return str(value)  # a status is an enum
     if isinstance(value, bool | int) or value is None:
         return value
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""`Prediction`: what expressions will be, as far as the inputs of a run decide it; for whoever is asked before anything runs."""
+"""`Prediction`: the values of expressions as far as the inputs determine them, to show to an approver before anything runs."""
 
 import json
 from collections.abc import Mapping
@@ -11,27 +11,26 @@ from plan_adapter.expressions.references import count_names
 from plan_adapter.expressions.template import Template, each_text
 
 CHARACTERS = 10_000_000
-"""How much all that is foreseen for one plan may be together."""
+"""The total size of all predicted values of one plan."""
 
 GROWING = frozenset({"join", "map", "replace"})
-"""Calls whose value may be as large as the product of what they are given; of any other it is at most the sum."""
+"""Calls whose result may be as large as the product of their arguments. Any other result is at most their sum."""
 
 
 class Prediction:
-    """Fills in what inputs alone decide; `inputs` None are not known yet.
+    """Evaluates what the inputs alone determine. `inputs` is None while they are unknown.
 
-    Nobody has approved the plan yet, and few characters of an expression could fill the memory: what may become too large for
-    `characters` is not evaluated.
+    The plan is not approved yet, and a short expression could fill the memory. So anything that may exceed `characters` is not evaluated.
     """
 
     def __init__(self, inputs: Mapping[str, JsonValue] | None, *, characters: int = CHARACTERS) -> None:
-        """Begin with the whole of `characters`."""
+        """Start with the full budget of `characters`."""
         self._variables = Variables(steps={}, inputs=inputs or {})
         self._sizes = {name: _size(value) for name, value in self._variables.inputs.items()}
         self._left = characters
 
     def of(self, template: Template) -> JsonValue:
-        """Return the value of `template`; a text that uses anything but inputs, or cannot be evaluated, stands as it is written."""
+        """Return the value of `template`. A text that uses anything but inputs, or cannot be evaluated, stays as written."""
         return each_text(template.source, lambda text: self._text(text, template))
 
     def _text(self, text: str, template: Template) -> JsonValue:
@@ -46,7 +45,7 @@ class Prediction:
         return value
 
     def _longest(self, part: str | Expression) -> float:
-        """Return a bound on the characters of a part of a text; infinity where inputs alone do not decide it."""
+        """Return an upper bound for the characters of a part of a text, or infinity if the inputs alone do not determine it."""
         if isinstance(part, str):
             return len(part)
         roots = {variable.path[0] for variable in part.variables}
@@ -55,7 +54,7 @@ class Prediction:
             return float("inf")
         size = len(part.source) + sum(self._sizes[name] for name in names)
         growth = count_names(part.code or "", GROWING)
-        # A member that is mapped may be used for both factors of the next product: each growing call may square the size.
+        # A mapped member may be used for both factors of the next product, so each growing call may square the size.
         return float(size) ** 2**growth if growth <= 3 and not count_names(part.code or "", {"format"}) else float("inf")
 
 

@@ -1,6 +1,6 @@
-"""How `${{ }}` is written: the pieces of a text, the references in an expression, and what a reference leads to.
+"""The syntax of `${{ }}`: the pieces of a text, the references in an expression, and the lookup of a reference.
 
-Knows neither CEL nor plans.
+Independent of CEL and of plans.
 """
 
 import re
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 Path: TypeAlias = tuple[str | int, ...]
-"""A reference taken apart: `steps.check.result.rows[0]` is `("steps", "check", "result", "rows", 0)`."""
+"""A parsed reference: `steps.check.result.rows[0]` is `("steps", "check", "result", "rows", 0)`."""
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*\b"
-_PLAIN = r"\"[^\"\\\n]*\"|'[^'\\\n]*'"  # a string that says what it is: no prefix, no escapes
+_PLAIN = r"\"[^\"\\\n]*\"|'[^'\\\n]*'"  # a string literal without prefix and escapes
 _STRING = (
     r"(?<!\w)(?:[rR][bB]?|[bB][rR])(?:\"\"\"[\s\S]*?\"\"\"|'''[\s\S]*?'''|\"[^\"\n]*\"|'[^'\n]*')"
     r"|\"\"\"(?:\\[\s\S]|[^\\])*?\"\"\"|'''(?:\\[\s\S]|[^\\])*?'''|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'"
@@ -29,30 +29,30 @@ _HYPHENS = re.compile(r"(?:steps|secrets)\s*\.\s*([A-Za-z_]\w*(?:-\w+)+)")
 
 
 class UnclosedError(ValueError):
-    """A text holds `${{` without the `}}` that closes it."""
+    """A text contains `${{` without a closing `}}`."""
 
 
 class NothingThereError(LookupError):
-    """A reference leads nowhere; the message says what is there, `key` is what is missing."""
+    """A reference has no value. The message says what exists; `key` is what is missing."""
 
     def __init__(self, key: str | int, message: str) -> None:
-        """Keep `key`."""
+        """Store `key`."""
         super().__init__(message)
         self.key = key
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """What stands between `${{` and `}}`, without the white space around it."""
+    """The text between `${{` and `}}`, without surrounding white space."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A use of `steps`, `inputs` or `secrets` in an expression: `path` is as far as the name of a variable reaches.
+    """A use of `steps`, `inputs` or `secrets` in an expression. `path` covers the part that becomes a variable.
 
-    That is `("steps", id, member)`, `("inputs", name)` and `("secrets", name)`; a shorter path says that something is missing.
+    That is `("steps", id, member)`, `("inputs", name)` or `("secrets", name)`. In a shorter path, something is missing.
     """
 
     path: Path
@@ -61,14 +61,14 @@ class Reference:
 
 
 def has_expression(value: str) -> bool:
-    """Return whether `value` holds `${{`, and so is not only text."""
+    """Return whether `value` contains `${{`, and so is more than plain text."""
     return "${{" in value
 
 
 def pieces(text: str) -> list[str | Code]:
-    """Return `text` cut into literal texts and expressions; `}}` in a string or at the end of nested braces closes nothing.
+    """Split `text` into literal texts and expressions. Raises UnclosedError.
 
-    Raises UnclosedError.
+    A `}}` inside a string or at the end of nested braces does not close an expression.
     """
     found: list[str | Code] = []
     position = 0
@@ -84,7 +84,7 @@ def pieces(text: str) -> list[str | Code]:
 
 
 def whole_path(code: str) -> Path | None:
-    """Return the path that `code` is and nothing else, or None: such a reference needs no expression language."""
+    """Return the path if `code` is a single reference, else None. Such a reference needs no expression language."""
     match = _WHOLE.fullmatch(code)
     return None if match is None else _path(match[1], match[2])
 
@@ -96,12 +96,12 @@ def references(code: str) -> Iterator[Reference]:
 
 
 def longest_paths(code: str) -> list[Path]:
-    """Return each reference of `code` as far as it can be read without evaluating anything."""
+    """Return each reference in `code`, as long as it can be read without evaluating anything."""
     return [_path(match[1], match[2]) for match in _uses(code, _LONGEST)]
 
 
 def replaced(code: str, replace: Callable[[Path], str | None]) -> str:
-    """Return `code` with what `replace` gives for each reference but those of secrets; where that is None the reference stays."""
+    """Return `code` with each reference except secrets replaced by the result of `replace`. If that is None, the reference stays."""
     parts, position = list[str](), 0
     for match in _uses(code, _LONGEST):
         text = replace(_path(match[1], match[2]))
@@ -112,12 +112,12 @@ def replaced(code: str, replace: Callable[[Path], str | None]) -> str:
 
 
 def with_constants(code: str, text: str, replacement: str) -> str:
-    """Return `code` with `replacement` for each plain string that is exactly `text`; what names a member of a reference stays."""
+    """Return `code` with `replacement` for each plain string equal to `text`. Strings that name a member of a reference stay."""
     spans = [use.span() for pattern in (_LONGEST, _USE) for use in _uses(code, pattern)]
     parts, position = list[str](), 0
     for token in _TOKEN.finditer(code):
         is_text = re.fullmatch(_PLAIN, token.group()) is not None and token.group()[1:-1] == text
-        is_text = is_text and not code[: token.start()][-1:].isalnum()  # a prefix: bytes
+        is_text = is_text and not code[: token.start()][-1:].isalnum()  # a prefix makes it bytes
         if is_text and not any(start <= token.start() < end for start, end in spans):
             parts += [code[position : token.start()], replacement]
             position = token.end()
@@ -130,23 +130,23 @@ def names(code: str) -> frozenset[str]:
 
 
 def count_names(code: str, wanted: Collection[str]) -> int:
-    """Return how often identifiers of `wanted` stand in `code` outside strings and comments."""
+    """Return how often identifiers in `wanted` occur in `code` outside strings and comments."""
     return sum(token["name"] in wanted for token in _TOKEN.finditer(code) if token["name"])
 
 
 def hyphenated(code: str, start: int) -> str:
-    """Return the word with hyphens that follows the `steps.` or `secrets.` at `start` (`steps.my-step` gives `my-step`), or ""."""
+    """Return the hyphenated word after the `steps.` or `secrets.` at `start` (`steps.my-step` gives `my-step`), or ""."""
     match = _HYPHENS.match(code, start)
     return match[1] if match else ""
 
 
 def written(path: Path) -> str:
-    """Return `path` as one writes it: `steps["my-step"].result.rows[0]`."""
+    """Return `path` in expression syntax: `steps["my-step"].result.rows[0]`."""
     return str(path[0]) + "".join(_member(key) for key in path[1:])
 
 
 def follow(path: Path, variables: Mapping[str, object]) -> Any:
-    """Return what `path` leads to; a step's `error` is None where there is none. Raises NothingThereError."""
+    """Return the value at `path`. A step without an error has the `error` None. Raises NothingThereError."""
     value: Any = variables
     for length, key in enumerate(path):
         if _holds(value, key):
@@ -159,7 +159,7 @@ def follow(path: Path, variables: Mapping[str, object]) -> Any:
 
 
 def described(value: object) -> str:
-    """Return in words what kind of value `value` is, without showing it."""
+    """Return a phrase for the kind of `value`, without showing the value."""
     match value:
         case None:
             return "null"
@@ -176,7 +176,7 @@ def described(value: object) -> str:
 
 
 def shortened(text: str) -> str:
-    """Return `text` in one line of at most 80 characters."""
+    """Return `text` on one line, cut to 80 characters."""
     line = " ".join(text[:400].split())
     return line if len(line) <= 80 else line[:79] + "…"
 

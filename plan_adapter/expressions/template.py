@@ -1,4 +1,4 @@
-"""`Template`: a JSON value with expressions in its texts, compiled."""
+"""`Template`: a JSON value whose texts contain compiled expressions."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from plan_adapter.values import MAX_DEPTH, TOO_DEEP, join, normalize
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A JSON value with its expressions compiled; `source` is the value as written."""
+    """A JSON value with its expressions compiled. `source` is the value as written."""
 
     source: JsonValue
     expect: Expected | None = None
@@ -27,23 +27,23 @@ class Template:
     secrets: frozenset[str] = frozenset()
 
     def resolve(self, variables: Variables) -> JsonValue:
-        """Return the value with each expression's value in its place, as a copy; raises ExpressionError.
+        """Return a copy of the value with each expression replaced by its value. Raises ExpressionError.
 
-        A text that is one expression keeps that one's type; in others values are joined as text, strings as they are and all else
-        as JSON. What comes out is not looked at again.
+        A text that is a single expression takes that expression's type. In other texts, values are joined as text: strings as they are,
+        everything else as JSON. Results are not evaluated again.
         """
         value = each_text(self.source, lambda text: self._text(text, variables))
         if (self.expect == "bool" and not isinstance(value, bool)) or (self.expect == "list" and not isinstance(value, list)):
             wanted = "true or false" if self.expect == "bool" else "a list"
-            # Of a result that went to a file because it is large, its keys say so.
+            # The keys reveal a large result that was moved to a file.
             keys = f" with {', '.join(f'`{key}`' for key in [*value][:5])}" if isinstance(value, dict) and value else ""
             raise ExpressionError(f"`{shortened(str(self.source))}` is {described(value)}{keys}, not {wanted}")
         return value
 
     def resolve_openly(self, variables: Variables) -> JsonValue:
-        """Return what `resolve` returns, but with each expression that uses a secret as it is written: for all but the tool itself.
+        """Return the value as `resolve` does, but leave expressions that use a secret as written. For any use but the tool call.
 
-        What such an expression refers to besides secrets stands in it by value, so that nothing of it is left open.
+        In such an expression, all references except secrets are replaced by their values, so that only the secrets remain open.
         """
         return each_text(self.source, lambda text: self._open_text(text, variables)) if self.secrets else self.resolve(variables)
 
@@ -59,9 +59,9 @@ class Template:
         return self.filled(tuple(secretive), variables)
 
     def filled(self, parts: tuple[str | Expression, ...], variables: Variables) -> JsonValue:
-        """Return the value of one of the `texts`; numbers of a tool's parameters in the form that an approval's digest stands for.
+        """Return the value of one of the `texts`. Numbers in a tool's parameters are normalized, as an approval's digest requires.
 
-        The items of a list, which expressions go on calculating with, keep their types: 7.0 / 2 must not become 3.
+        Items of a list keep their types, because expressions calculate with them: 7.0 / 2 must not become 3.
         """
         value = _joined(parts, variables)
         return normalize(value) if self.expect is None else value
@@ -70,9 +70,9 @@ class Template:
 def compile_template(
     value: JsonValue, declarations: Declarations, *, at: str, expect: Expected | None = None
 ) -> tuple[Template, list[Problem]]:
-    """Return `value` with its expressions compiled and type-checked, and every problem found; `at` is its path in the document.
+    """Return `value` with its expressions compiled and type-checked, and every problem. `at` is its path in the document.
 
-    `expect` makes it one expression of that type; one whose type is not known before is checked when it is evaluated.
+    With `expect`, the value must be a single expression of that type. If its type is not known in advance, it is checked on evaluation.
     """
     if expect is None and _is_plain(value):
         return Template(value), []
@@ -89,21 +89,21 @@ def compile_template(
 
 
 def _is_plain(value: JsonValue) -> bool:
-    """Return whether `value` is a flat mapping without any expression, as most parameters are."""
+    """Return whether `value` is a flat mapping without expressions, as most parameters are."""
     if not isinstance(value, dict):
         return False
     return not any(isinstance(member, (dict, list)) or has_expression(f"{key} {member}") for key, member in value.items())
 
 
 class _Compiler:
-    """Compiles the texts of one JSON value and gathers their problems."""
+    """Compiles the texts of one JSON value and collects their problems."""
 
     def __init__(self, declarations: Declarations, expect: Expected | None) -> None:
         self._declarations = declarations
         self._expect: Expected | None = expect
         self.texts: dict[str, tuple[str | Expression, ...]] = {}
         self.problems: list[Problem] = []
-        self.refused: list[Path] = []  # the references of what does not compile
+        self.refused: list[Path] = []  # the references in expressions that do not compile
 
     def walk(self, value: JsonValue, at: str, *, depth: int) -> None:
         if depth > MAX_DEPTH:
@@ -150,7 +150,7 @@ class _Compiler:
         return expression
 
     def _misnamed(self, source: str) -> list[str]:
-        """Return the inputs in `source` whose names no expression can hold: their definitions have that problem, and not each use."""
+        """Return the inputs in `source` whose names no expression can contain. Their definitions have that problem, not each use."""
         names = (name for name in self._declarations.inputs if not re.fullmatch(INPUT_NAME, name))
         return [name for name in names if re.search(rf"\binputs\s*\.\s*{re.escape(name)}", source)]
 
@@ -159,7 +159,7 @@ class _Compiler:
 
 
 def each_text(value: JsonValue, fill: Callable[[str], JsonValue]) -> JsonValue:
-    """Return a copy of `value` with what `fill` makes of each text in its place; keys stay."""
+    """Return a copy of `value` with each text replaced by the result of `fill`. Keys stay."""
     if isinstance(value, str):
         return fill(value)
     if isinstance(value, dict):
@@ -168,7 +168,7 @@ def each_text(value: JsonValue, fill: Callable[[str], JsonValue]) -> JsonValue:
 
 
 def _joined(parts: tuple[str | Expression, ...], variables: Variables) -> JsonValue:
-    """Return the value of a text in pieces: that of its one expression, else all as text; raises ExpressionError."""
+    """Return the value of a text in pieces: that of its single expression, else all joined as text. Raises ExpressionError."""
     if len(parts) == 1 and isinstance(parts[0], Expression):
         return parts[0].evaluate(variables)
     return "".join(part if isinstance(part, str) else _as_text(part.evaluate(variables)) for part in parts)

@@ -1,1 +1,1 @@
-"""Approval: gates, who may answer at them, and what they show. Knows neither Prefect nor a database."""
+"""Approval: the gates, who is allowed to answer them, and what they show. Depends on neither Prefect nor a database."""

@@ -1,4 +1,4 @@
-"""Approvals in code: `approve`, `reject`, the `Approver` protocol, the rules of a gate, and `ApprovedPlan`, which alone can be executed."""
+"""Approvals: `approve`, `reject`, the `Approver` protocol, gate policies, and `ApprovedPlan`, the only executable form of a plan."""
 
 import asyncio
 import hashlib
@@ -20,42 +20,42 @@ from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate
 
 Operation: TypeAlias = Literal["run", "resume", "revise", "cancel", "rollback"]
-"""What the operators of a plan may do with its runs; all else is the approvers' or anyone's."""
+"""What a plan's operators control. Everything else is up to the approvers, or open to anyone."""
 
 
 class Approver(Protocol):
-    """Who or what answers when a plan needs an approval."""
+    """Answers when a plan needs an approval: a person or a program."""
 
     async def ask(self, request: ApprovalRequest) -> Approval:
-        """Return the answer; its `approval_digest` is that of the request."""
+        """Return the answer. Its `approval_digest` is the request's."""
         ...
 
 
 class Asking(Protocol):
-    """An open gate, as those see it who ask at it: several at once, of whom the first to bring a valid answer wins."""
+    """An open gate, as its askers see it. Several may ask at once, and the first valid answer wins."""
 
     @property
     def request(self) -> ApprovalRequest:
-        """What is asked."""
+        """What the gate asks."""
         ...
 
     @property
     def closed(self) -> "asyncio.Future[Gate]":
-        """Done once the gate is closed, by whomever; holds the gate as it ended."""
+        """Done once anybody has closed the gate. Holds the gate as it ended."""
         ...
 
     async def submit(self, answer: Answer) -> str | None:
-        """Give `answer`; return why it was not taken (for whom to tell it), None if it closed the gate, or if that was closed before."""
+        """Submit `answer`. Return why it was refused, as text for the person, or None if the gate is now closed or already was."""
         ...
 
     async def shown(self, *, flow_run_id: str, keyset: str) -> None:
-        """Note where the form of this gate is, so that an answer that nobody waited for can be found."""
+        """Record where the gate's form is, so that an answer that nobody waited for can be found."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ApprovedPlan:
-    """A plan, its inputs, and the approval of exactly these; made by `approved_plan` only."""
+    """A plan, its inputs and the approval of exactly these. Only `approved_plan` creates one."""
 
     bound: BoundPlan
     approval: Approval
@@ -70,9 +70,9 @@ def approve(
     note: str = "",
     valid_for: timedelta | None = None,
 ) -> Approval:
-    """Return an approval of `plan` as it is now, with these inputs and tool definitions, to be given to `run_plan`.
+    """Return an approval of `plan` as it is now, with these inputs and tool definitions. Pass it to `run_plan`.
 
-    The first run that uses it uses it up. `valid_for` limits it in time. Raises InvalidPlanError.
+    Only one run can use it. `valid_for` limits it in time. Raises InvalidPlanError.
     """
     return _answer("approve", plan, tools=tools, by=by, inputs=inputs, note=note, valid_for=valid_for)
 
@@ -86,14 +86,14 @@ def reject(
     note: str = "",
     valid_for: timedelta | None = None,
 ) -> Approval:
-    """Return a rejection of `plan`; a run that is given it is recorded as cancelled, reason rejected."""
+    """Return a rejection of `plan`. A run that receives it is recorded as cancelled, with the reason rejected."""
     return _answer("reject", plan, tools=tools, by=by, inputs=inputs, note=note, valid_for=valid_for)
 
 
 def answer_to(
     request: ApprovalRequest, *, decision: Decision, by: str, known_by: str, note: str = "", signature: str | None = None
 ) -> Approval:
-    """Return the answer to `request`, for approvers."""
+    """Return the answer to `request`, for use in approvers."""
     return Approval(
         id=new_id(),
         approval_digest=request.approval_digest,
@@ -111,7 +111,7 @@ def answer_to(
 
 
 def rules_of(plan: ExecutionPlan, policy: PolicyInForce, *, requested_by: str, revised_by: str = "") -> GateRules:
-    """Return what an answer must fit: the stricter of the plan's own policy and the one in force, groups resolved to names."""
+    """Return what an answer must satisfy: the stricter of the plan's own policy and `policy`, with groups resolved to names."""
     own, stored = plan.approval or ApprovalPolicy(), policy.stored
     named, proofs = policy.members(own.approvers), tuple(own.known_by) or None
     approvers, known_by, excluded_by = both(named, policy.approvers), both(proofs, policy.known_by), ""
@@ -133,10 +133,10 @@ def rules_of(plan: ExecutionPlan, policy: PolicyInForce, *, requested_by: str, r
 
 
 def with_todays_policy(rules: GateRules, plan: ExecutionPlan, policy: PolicyInForce) -> GateRules:
-    """Return what an answer must fit now at a gate that was opened with `rules`.
+    """Return what an answer must satisfy now at a gate that was opened with `rules`.
 
-    People who have come into a group since may answer, too. A policy of the store holds as it is now, beside what the gate demanded when
-    it was opened; without one, the process that opened the gate may know groups that this one does not.
+    People who joined a group since then can answer, too. A policy from the store applies as it is today, in addition to `rules`. Without
+    one, `rules` keep their demands, because the process that opened the gate may know groups that this process does not.
     """
     today = rules_of(plan, policy, requested_by=rules.requested_by, revised_by=rules.revised_by)
     approvers = rules.approvers
@@ -156,14 +156,14 @@ def with_todays_policy(rules: GateRules, plan: ExecutionPlan, policy: PolicyInFo
 
 
 def names_of_nobody(plan: ExecutionPlan, policy: PolicyInForce) -> list[str]:
-    """Return which approvers and operators of `plan` are no group, and in none: persons, or groups that are missing."""
+    """Return the approvers and operators of `plan` that neither are a group nor belong to one: single people, or missing groups."""
     known = {*policy.groups, *(member for members in policy.groups.values() for member in members)}
     own = plan.approval or ApprovalPolicy()
     return [name for name in dict.fromkeys((*own.approvers, *own.operators)) if name not in known and "/" not in name]
 
 
 def refusal(rules: GateRules, *, by: str, known_by: str, decision: Decision) -> str | None:
-    """Return why an answer does not fit `rules`, in words for who gave it; None if it fits. Anyone who may answer may reject."""
+    """Return why an answer violates `rules`, as text for the person who gave it, or None. Anyone who is allowed to answer can reject."""
     if rules.approvers is not None and by not in rules.approvers:
         who = ", ".join(rules.approvers)
         return f"{one_line(by)} may not answer here: " + (f"{who} may" if who else f"nobody may: {_why_none(rules.excluded_by)}")
@@ -177,7 +177,10 @@ def refusal(rules: GateRules, *, by: str, known_by: str, decision: Decision) -> 
 
 
 def refuse_operation(plan: ExecutionPlan, policy: PolicyInForce, *, by: str, operation: Operation) -> None:
-    """Return if `by` may do this with runs of `plan`, by the stricter of its own policy and the one in force; raises NotApprovedError."""
+    """Return if `by` is allowed to perform `operation` on runs of `plan`; raise NotApprovedError otherwise.
+
+    The stricter of the plan's own policy and `policy` decides.
+    """
     named = policy.members((plan.approval or ApprovalPolicy()).operators)
     operators = both(named, policy.operators)
     if operators is not None and by not in operators:
@@ -187,7 +190,10 @@ def refuse_operation(plan: ExecutionPlan, policy: PolicyInForce, *, by: str, ope
 
 
 def _why_none(excluded_by: str) -> str:
-    """Return why nobody may, or no proof counts; `excluded_by` is the environment variable that is the cause, if one is."""
+    """Return why nobody is allowed to answer, or no proof is accepted.
+
+    `excluded_by` is the environment variable that causes it, if one does.
+    """
     if not excluded_by:
         return "the plan and the policy exclude each other"
     return f"the environment variable {excluded_by} excludes all that the plan and the store's policy allow"
@@ -208,24 +214,24 @@ def needs_gate(step: Step, validated: ValidatedPlan, policy: PolicyInForce) -> b
 
 
 def signed_text(*, approval_digest: str, decision: Decision, run_id: str, gate_id: str) -> str:
-    """Return what an approver's SSH key signs: this answer to this content at this gate, and no other."""
+    """Return the text that an approver's SSH key signs. It binds this answer to this content at this gate."""
     return f"prefect-plan-adapter approval\ndigest: {approval_digest}\ndecision: {decision}\nrun: {run_id}\ngate: {gate_id}\n"
 
 
 def signed_resolution(*, digest: str, word: str, result: JsonValue, run_id: str) -> str:
-    """Return what the SSH key of somebody signs who says how a call ended: this word and result about this attempt, and no other."""
+    """Return the text that an SSH key signs to resolve an unknown outcome. It binds this resolution and result to this attempt."""
     kept = hashlib.sha256(json.dumps(result, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
     return f"prefect-plan-adapter outcome\ndigest: {digest}\nword: {word}\nresult: {kept}\nrun: {run_id}\n"
 
 
 def signed_operator_request(*, digest: str, operator_request: str, because: str, run_id: str) -> str:
-    """Return what the SSH key of somebody signs who asks for something of a run: this wish and reason about these steps, once."""
+    """Return the text that an SSH key signs for an operator request. It binds this request and reason to these steps, once."""
     kept = hashlib.sha256(because.encode()).hexdigest()
     return f"prefect-plan-adapter operator request\ndigest: {digest}\nrequest: {operator_request}\nbecause: {kept}\nrun: {run_id}\n"
 
 
 def text_to_sign(answer: Answer, request: ApprovalRequest) -> str:
-    """Return what an SSH key signs where `answer` is given to `request`; raises NotApprovedError where no signature counts."""
+    """Return the text that an SSH key signs to give `answer` to `request`. Raise NotApprovedError if `request` accepts no signature."""
     if request.run_id is None or (request.gate_id is None and request.kind == "approval" and request.operator_request is None):
         raise NotApprovedError("a signature is of an answer at a gate of a run, and this is none")
     if request.operator_request is not None:
@@ -239,16 +245,16 @@ def text_to_sign(answer: Answer, request: ApprovalRequest) -> str:
 
 
 def decision_of(answer: Answer) -> Decision:
-    """Return whether something may run, by `answer`; raises NotApprovedError for the answer to another question."""
+    """Return the decision in `answer`. Raise NotApprovedError if it answers an outcome gate instead."""
     if answer.decision not in ("approve", "reject", "request_changes"):
         raise NotApprovedError(f"`{answer.decision}` says how a call ended, and is no answer to whether something may run")
     return answer.decision
 
 
 def os_user() -> str:
-    """Return the account of this process's real user id, or the id where no account has it.
+    """Return the account name of this process's real user id, or the id if no account has it.
 
-    The environment has no say: anybody can set LOGNAME and USER.
+    The environment is ignored, because anybody can set LOGNAME and USER.
     """
     import pwd
 
@@ -259,7 +265,10 @@ def os_user() -> str:
 
 
 def approved_plan(bound: BoundPlan, approval: Approval, *, now: datetime) -> ApprovedPlan:
-    """Return `bound` as approved; raises NotApprovedError if `approval` is of other content, no approval, or expired at `now`."""
+    """Return `bound` as approved.
+
+    Raises NotApprovedError if `approval` covers other content, is not an approval, or has expired at `now`.
+    """
     if approval.approval_digest != bound.approval_digest:
         raise NotApprovedError(
             f"the approval by {approval.by} is of other content: it names {approval.approval_digest[:12]}…, "
@@ -275,12 +284,12 @@ def approved_plan(bound: BoundPlan, approval: Approval, *, now: datetime) -> App
 
 
 def without_approval(bound: BoundPlan, *, now: datetime) -> Approval:
-    """Return the record that this plan's author asked for no approval."""
+    """Return the record that the author of this plan required no approval."""
     return Approval(id=new_id(), approval_digest=bound.approval_digest, decision="approve", by=AUTHOR, known_by="not_required", at=now)
 
 
 def requires_approval(plan: ExecutionPlan, policy: PolicyInForce) -> bool:
-    """Return whether somebody must be asked; a policy in force may not honour the plan's own word that nobody must."""
+    """Return whether somebody must be asked. The policy can override a plan that requires no approval."""
     options = plan.options
     return not policy.allow_unapproved or (options.require_approval and not options.auto_approve)
 

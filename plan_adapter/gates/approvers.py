@@ -1,4 +1,4 @@
-"""Approvers for programs: a function, a fixed policy, the form in the Prefect UI."""
+"""Approvers for programs: a function, a fixed policy, and the form in the Prefect UI."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -11,23 +11,26 @@ from plan_adapter.gates.approval import Approver, answer_to
 from plan_adapter.record import Approval, ApprovalRequest, Decision
 
 Said: TypeAlias = Decision | bool | str | Approval
-"""`True` approves, `False` rejects, `"approve"`, `"reject"` and `"request_changes"` say what they are, any other text rejects with
-that note, and an `Approval` is taken as it is."""
+"""An answer from a function.
+
+`True` approves and `False` rejects. `"approve"`, `"reject"` and `"request_changes"` are decisions. Any other text rejects with that text as
+the note. An `Approval` is used as it is.
+"""
 
 
 class CallbackApprover:
-    """Asks `answer`, a function, sync or async, that is given the request; what it says counts as the word of `by`, unverified.
+    """Asks `answer`, a sync or async function that receives the request. Its answers are recorded as given by `by`, unverified.
 
-    A sync function runs in the event loop: one that waits for somebody should be async.
+    A sync function runs in the event loop. A function that waits for somebody should be async.
     """
 
     def __init__(self, answer: Callable[[ApprovalRequest], Said | Awaitable[Said]], *, by: str = "callback") -> None:
-        """Keep the function, which nobody calls before a gate opens."""
+        """Store the function. It is called when a gate opens."""
         self._answer = answer
         self._by = by
 
     async def ask(self, request: ApprovalRequest) -> Approval:
-        """Return the function's answer; raises NotApprovedError where it gives none, and whatever it raises."""
+        """Return the function's answer. Raises NotApprovedError if it returns none, and whatever the function raises."""
         said: object = self._answer(request)
         if inspect.isawaitable(said):
             said = await said
@@ -51,21 +54,21 @@ _DECISIONS: Mapping[str, Decision] = {"approve": "approve", "reject": "reject", 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a policy answers to the requests that fit all of what the rule says.
+    """What a policy answers to requests that match every field of the rule.
 
-    Whoever writes a plan chooses its name: `digests` and `requested_by` are what an approval should rest on.
+    The author of a plan chooses its name, so base an approval on `digests` and `requested_by`.
     """
 
     decision: Decision = "approve"
-    digests: Collection[str] | None = None  # approval digests, of plans with their inputs or of calls; None: any
-    requested_by: Collection[str] | None = None  # who started the run; None: anybody
-    plan: str = "*"  # the plan's name, with * and ?
-    step: str | None = "*"  # the step's id, with * and ?; a `*` fits the whole plan, too; None: only that
-    when: Callable[[ApprovalRequest], bool] | None = None  # anything else
+    digests: Collection[str] | None = None  # approval digests of plans with their inputs, or of calls; None: any
+    requested_by: Collection[str] | None = None  # who started the run; None: anyone
+    plan: str = "*"  # the plan's name, with the wildcards * and ?
+    step: str | None = "*"  # the step's id, with * and ?; `*` also matches the whole plan; None: only the whole plan
+    when: Callable[[ApprovalRequest], bool] | None = None  # any other condition
     note: str = ""
 
     def fits(self, request: ApprovalRequest) -> bool:
-        """Return whether the rule says something about `request`."""
+        """Return whether the rule matches `request`."""
         return (
             (self.digests is None or request.approval_digest in self.digests)
             and (self.requested_by is None or request.rules.requested_by in self.requested_by)
@@ -81,13 +84,13 @@ class Rule:
 
 
 class PolicyApprover:
-    """Answers by the first of `rules` that fits; where none does, `otherwise` is asked, and without one the answer is a rejection.
+    """Answers with the first of `rules` that matches. If none does, asks `otherwise`, or rejects without one.
 
-    Its answers are unverified, in the name of `by`: a policy of the plan or the settings can refuse them.
+    Its answers are unverified, in the name of `by`. A policy of the plan or the settings can refuse them.
     """
 
     def __init__(self, rules: Sequence[Rule], *, by: str = "policy", otherwise: Approver | None = None) -> None:
-        """Keep the rules as they are now."""
+        """Store a copy of the rules."""
         self._rules = tuple(rules)
         self._by = by
         self._otherwise = otherwise
@@ -103,13 +106,13 @@ class PolicyApprover:
 
 
 class PrefectApprover:
-    """Asks in the Prefect UI: the flow run pauses with a form; a step's gate is a subflow run with a form of its own.
+    """Asks in the Prefect UI. The flow run pauses with a form; a step gate is a subflow run with its own form.
 
-    It is given to `run_plan` and its kin, which open the form themselves; flows of `compile_plan` and deployments do so anyway.
+    Pass it to `run_plan` and similar functions, which open the form themselves. Flows from `compile_plan` and deployments do so anyway.
     """
 
     async def ask(self, request: ApprovalRequest) -> Approval:
-        """Refuse: without a flow run there is no form."""
+        """Raise NotApprovedError, because there is no form without a flow run."""
         raise NotApprovedError(
             f"`{request.name}` needs an approval, and there is no flow run whose form could be answered: run it with a Prefect server"
         )

@@ -45,13 +45,13 @@ def step_gate_text(
     ends: Mapping[str, str] | None = None,
     notices: Sequence[str] = (),
 ) -> str:
-    """Return what an approval of one call covers: the parameters as they will be handed to the tool, and what led here.
+    """Return the text of a step gate: the parameters as the tool will receive them, and what led to the call.
 
-    `results` are those of the steps that it depends on, `ends` how these ended (`completed`, `skipped`); `item` counts from 0.
+    `results` are those of the steps that it depends on, and `ends` is how they ended (`completed`, `skipped`). `item` counts from 0.
     """
     validated = bound.validated
     secrets = sorted(validated.parameters[step.id].secrets)
-    # Of this call everything is resolved but secrets; of what would undo it, what uses inputs alone.
+    # In this call, everything except secrets is resolved. In its rollback, only expressions that use inputs alone are.
     values, known = Values.of(bound, expressions=bool(secrets)), Values.of(bound)
     undo = preview_rollback(step.id, validated, Prediction(bound.inputs))
     first = [*notice_lines(notices), *opening(f"Approve {words(call_name(step.id, item, label))}?", step.description)]
@@ -70,7 +70,7 @@ def step_gate_text(
 
 
 def _danger(effect: Effect, undo: RollbackPreview | None, *, or_fails: bool) -> str:
-    """Return what the call may do, as a sentence."""
+    """Return a sentence about what the call can change."""
     if undo is not None:
         when = "if it fails, or the run fails after it" if or_fails else "if the run fails after it"
         return f"It {'reads' if effect == 'read' else '**writes**'}; {when}, it is undone as described below."
@@ -85,7 +85,7 @@ def _tries(step: Step, timeout_ms: int) -> str:
 
 
 def _rollback_section(undo: RollbackPreview | None, values: Values) -> list[str]:
-    """Return what undoes a call: it is approved with the plan, and nobody is asked again before."""
+    """Return the section on how a call is undone. Its rollback is approved with the plan, and nobody is asked again."""
     if undo is None:
         return []
     how = f"By {code(undo.tool_name)} ({EFFECTS_SHOWN[undo.effect]}), without asking again"
@@ -112,7 +112,7 @@ _ENDS_THE_ROLLBACK = (
 def outcome_text(bound: BoundPlan, step: Step, lost: Attempt, *, why: str, made_by: str | None, run_id: str) -> str:
     """Return the question how the attempt `lost` ended: what it called, since when, and what each answer does.
 
-    `made_by` is the start of the run, and its process, that made the attempt; `why` says why nobody knows how it ended.
+    `made_by` is the start of the run, with its process, that made the attempt. `why` says why the outcome is unknown.
     """
     validated, undoes = bound.validated, lost.kind == "rollback"
     template = validated.rollbacks[step.id].parameters if undoes else validated.parameters[step.id]

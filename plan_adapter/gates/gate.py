@@ -1,4 +1,4 @@
-"""A gate as it is opened, asked at and told of, and what its keeper needs of the flow engine and of people."""
+"""How gates are opened and described, and what a gate needs from the flow engine and from people."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -14,31 +14,34 @@ GateEventKind = Literal["opened", "answered", "expired", "reminder"]
 
 @runtime_checkable
 class CanAskOutcomes(Protocol):
-    """An approver who can also be asked how a call ended: a person."""
+    """An approver that can also be asked how a call ended: a person."""
 
     async def ask_outcome(self, request: ApprovalRequest) -> Answer | None:
-        """Return what is said, None where nobody is there to say it."""
+        """Return the answer, or None if nobody is there to give one."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GateForms:
-    """What a gate needs of the flow engine."""
+    """What a gate needs from the flow engine."""
 
     ask: Callable[[Asking], Awaitable[str | None]]
-    """Shows a gate as a form until it is closed, and then leaves the flow run as it should be; returns why somebody cancelled it there."""
+    """Shows a gate as a form until it is closed, and restores the state of the flow run afterwards.
+
+    Returns why somebody cancelled the run there, else None.
+    """
     collected: Callable[[Gate], Awaitable[Answer | None]]
-    """What was answered in a form while nobody waited for it; raises NotApprovedError for what is no whole answer."""
+    """Returns an answer that a form received while nobody waited for it. Raises NotApprovedError if the answer is incomplete."""
     emit: Callable[[GateEventKind, Gate, PlanRun, str | None, Approval | None], None]
-    """Send an event; may take a moment."""
+    """Sends an event. May take a moment."""
     publish: Callable[[Gate], Awaitable[None]]
-    """Keep the text of a gate where the run's page shows it."""
+    """Stores the text of a gate where the run's page shows it."""
     resume_released: Callable[[Gate, Approval], Awaitable[None]]
-    """Let a run that gave its worker back start again."""
+    """Lets a run that released its worker start again."""
     is_private: Callable[[], Awaitable[bool]]
-    """Whether only people who have signed in at the server can read and answer forms."""
+    """Returns whether only people who signed in to the server can read and answer forms."""
     leave: Callable[[Asking], Awaitable[None]] | None = None
-    """Puts the form of the plan's gate up for the time after this process, whose flow run must then end as one that waits."""
+    """Leaves the plan gate's form open after this process ends. The flow run must then end as waiting."""
 
 
 def new_gate(
@@ -54,7 +57,7 @@ def new_gate(
     kind: GateKind = "approval",
     call_kind: CallKind = "step",
 ) -> Gate:
-    """Return a gate that is to be opened; its times are those of the store."""
+    """Return a gate to be opened. The store sets its times."""
     return Gate(
         id=new_id(),
         run_id=run.id,
@@ -93,13 +96,13 @@ def request_of(gate: Gate) -> ApprovalRequest:
 
 
 def no_answer(gate: Gate) -> str:
-    """Return in words that nobody answered at `gate`, which has expired."""
+    """Return the message for the expired `gate` that nobody answered."""
     limit = duration((gate.expires_at - gate.opened_at).total_seconds() * 1000) if gate.expires_at is not None else "the time given"
     return f"nobody answered within {limit}"
 
 
 def said_at(gate: Gate, answer: Approval | None, word: Receipt | None) -> str:
-    """Return in words what was said at `gate`, which is closed: by an answer, by the word how a call ended, or by neither."""
+    """Return the message that says how the closed `gate` was answered: by an approval, by a resolution, or not at all."""
     if word is not None:
         return f"{gate.end}, says {word.by} ({word.known_by})" + (f": {word.note}" if word.note else "")
     if answer is None:

@@ -1,4 +1,4 @@
-"""What an answer at a gate proves about its giver, and the approval that is made of a proved and allowed answer."""
+"""Checks what an answer at a gate proves about its giver, and turns a proved and allowed answer into an approval."""
 
 import asyncio
 from dataclasses import dataclass
@@ -16,42 +16,43 @@ from plan_adapter.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """With what proofs are checked: whose signatures are allowed, the seeds of one-time codes, their key, and which codes were used.
+    """What proofs are checked with: the allowed signers, the seeds of one-time codes and their key, and the used codes.
 
-    `now` is the time in seconds since 1970 at which a code must be good; None: this host's.
+    `now` is the time, in seconds since 1970, at which a code must be valid. None means this host's time.
     """
 
     policy: PolicyInForce
-    settings: Settings  # where the key of the seeds is
+    settings: Settings  # says where the key of the seeds is
     codes: CodeStore
     now: float | None = None
 
 
 async def known_by(answer: Answer, request: ApprovalRequest, means: Means) -> KnownBy:
-    """Return how the giver of `answer` is known: by the best proof that it holds, of those that the rules take.
+    """Return the best proof of identity in `answer` that the gate policy accepts.
 
-    A proof that is there and wrong is a refusal, never a name without proof: raises NotApprovedError. A code is used up.
+    Raises NotApprovedError for a wrong proof; it never falls back to a name without proof. A code is used up.
     """
     if answer.signature is not None:
         text = text_to_sign(answer, request)
         verify = partial(signer, text, answer.signature, allowed=allowed_signers(means.policy), by=answer.by)
-        await asyncio.to_thread(verify)  # bounded: ssh-keygen is given ten seconds
+        await asyncio.to_thread(verify)  # bounded, because ssh-keygen has a timeout of ten seconds
     if answer.code is not None:
         await check(answer.by, answer.code, codes=means.codes, settings=means.settings, now=means.now)
     return _claimed(answer, request)
 
 
 async def approval_from(answer: Answer, request: ApprovalRequest, means: Means) -> Approval:
-    """Return `answer` as an approval, its giver proved and allowed by the rules of the gate; raises NotApprovedError with why not."""
+    """Return `answer` as an approval. Raise NotApprovedError, which says why, if its giver is unproved or not allowed."""
     decision = decision_of(answer)
     way = await proved(answer, request, means)
     return answer_to(request, decision=decision, by=answer.by, known_by=way, note=answer.note, signature=answer.signature)
 
 
 async def proved(answer: Answer, request: ApprovalRequest, means: Means) -> KnownBy:
-    """Return how the giver of `answer` is known, who may give it by the rules of the gate; raises NotApprovedError with why not.
+    """Return how the giver of `answer` is identified. Raise NotApprovedError, which says why, if the gate policy refuses it.
 
-    Who could not answer here with any proof is told so before a code is used up. Who may reject may say how a call ended.
+    A giver whom the policy would refuse with any proof is refused before a code is used up. Whoever is allowed to reject can also resolve
+    an unknown outcome.
     """
     if answer.digest is not None and not request.approval_digest.startswith(answer.digest):
         raise NotApprovedError(
@@ -68,10 +69,10 @@ async def proved(answer: Answer, request: ApprovalRequest, means: Means) -> Know
 
 
 def recheck(approval: Approval, request: ApprovalRequest | Gate, policy: PolicyInForce) -> None:
-    """Return if the signature of `approval` is of this answer at this gate; raises NotApprovedError otherwise.
+    """Return if `approval` is correctly signed for this answer at this gate; raise NotApprovedError otherwise.
 
-    Only what claims to be signed is looked at; one that a standing approval gave is proved by that one's signature
-    (`identity.standing_files.verify_standing`).
+    Only an approval recorded as signed is checked. One that came from a standing approval is proved by the latter's signature
+    (`standing_files.verify_standing`).
     """
     if approval.known_by != "ssh_signature" or approval.standing_id is not None:
         return
@@ -81,7 +82,7 @@ def recheck(approval: Approval, request: ApprovalRequest | Gate, policy: PolicyI
 
 
 def _claimed(answer: Answer, request: ApprovalRequest) -> KnownBy:
-    """Return the best of the proofs that come with `answer`, of those that the rules take where they take one."""
+    """Return the best proof in `answer` that the gate policy accepts. If it accepts none, return the best one."""
     proofs: list[KnownBy] = [answer.channel]
     if answer.code is not None:
         proofs.insert(0, "totp")

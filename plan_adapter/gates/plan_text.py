@@ -46,7 +46,7 @@ CHARACTERS_SHOWN = 200
 def changes_section(
     earlier: ExecutionPlan, preview: Preview, *, kept: Collection[str], schemas: Mapping[str, dict[str, JsonValue]]
 ) -> list[str]:
-    """Return how the plan of `preview` differs from `earlier`; `kept` are the steps whose approvals stay valid."""
+    """Return the section on how the plan of `preview` differs from `earlier`. `kept` are the steps whose approvals stay valid."""
     before, now = {step.id: step for step in earlier.steps}, {step.step.id: step for step in preview.steps}
     diff = diff_plans(earlier, preview.plan)
     lines = ["### What changed", ""]
@@ -68,12 +68,12 @@ def changes_section(
 
 
 def raised_notices(earlier: ExecutionPlan, preview: Preview) -> list[str]:
-    """Return which steps may do more than in `earlier`, for the top of the first screen."""
+    """Return a notice for each step that may do more than in `earlier`, for the top of the first screen."""
     before, now = {step.id: step for step in earlier.steps}, {step.step.id: step for step in preview.steps}
     notices = list[str]()
     for name in diff_plans(earlier, preview.plan).raised:
         was = before[name].effect
-        # A step that names no effect has its tool's, which may be no more than the one that was written.
+        # A step without `effect` has its tool's effect, which may be no more than the one written before.
         if name in now and was is not None and EFFECTS.index(now[name].effect) > EFFECTS.index(was):
             notices.append(f"MAY DO MORE THAN BEFORE: {code(name)}, {was} → {now[name].effect}")
     return notices
@@ -88,7 +88,7 @@ def _called(step: StepPreview) -> str:
 
 
 def _change_line(change: Change, secret: Collection[str]) -> str:
-    # Whether a place is one of a secret, every name in its path says; a parameter's schema, too.
+    # A value is secret if any name in its path is, or if the parameter's schema says so.
     hides = any(is_secret_name(name) or (index == 2 and name in secret) for index, name in enumerate(change.at.split(".")))
     old, new = (_short(masked({"secret" if hides else "value": value})) for value in (change.old, change.new))
     return f"- {code(change.at)}: {old} → {new}"
@@ -106,22 +106,22 @@ DESCRIPTION_CHARACTERS = 300
 
 @dataclass(frozen=True, slots=True)
 class _StepLines:
-    item: str  # of the list
-    blocks: list[str]  # its long values
+    item: str  # in the list
+    blocks: list[str]  # for its long values
 
     @property
     def size(self) -> int:
-        """Bytes, with line ends."""
+        """The size in bytes, including line ends."""
         return size_of((self.item, *self.blocks))
 
 
 def size_of(lines: Iterable[str]) -> int:
-    """Return how many bytes these lines take, with their ends."""
+    """Return the size of these lines in bytes, including line ends."""
     return sum(len(line.encode(errors="replace")) + 1 for line in lines)
 
 
 def steps_list(preview: Preview, gates: frozenset[str], values: Values, *, limit_bytes: int) -> list[str]:
-    """Return the list, and below it the values that are too long for it; what is over `limit_bytes` is left out, and that is said."""
+    """Return the list of steps, followed by the values that are too long for it. Steps beyond `limit_bytes` are omitted, with a note."""
     shown: list[_StepLines] = []
     for number, step in enumerate(preview.steps, start=1):
         lines = _step_lines(step, number, values, gate=step.step.id in gates)
@@ -151,7 +151,7 @@ def _step_lines(preview: StepPreview, number: int, values: Values, *, gate: bool
 
 
 def _add_parts(step_id: str, facts: Iterable[tuple[str, JsonValue]], parts: list[str], blocks: list[str]) -> None:
-    """Add what is told of a step to the parts of its line, and long values to the blocks below."""
+    """Add facts about a step to the parts of its line, and long values to the blocks below."""
     for label, value in facts:
         text = line_of(value)
         if text is not None:
@@ -178,7 +178,7 @@ def _at_most(preview: StepPreview) -> str:
 
 
 LIMIT_BYTES = 200_000
-"""How large the text of a gate may be before steps of the plan are left out of it."""
+"""How large the text of a gate can be before it omits steps of the plan."""
 
 _DOES: dict[Effect, str] = {"read": "read", "idempotent_write": "repeatable write", "write": "write"}
 _LEGEND = "Blue reads; yellow writes, and may be repeated safely; **red writes**; a hexagon asks again before it runs."
@@ -198,11 +198,11 @@ def plan_gate_text(
     folder: str = "",
     limit_bytes: int = LIMIT_BYTES,
 ) -> str:
-    """Return what an approval of a plan covers: on the first screen what it calls and what cannot be undone, then every detail.
+    """Return the text of a plan gate: what it calls and what cannot be undone on the first screen, then every detail.
 
-    `gated` are the steps that ask again before they run, `kept` those whose approvals stay valid; `expires_ms` 0 is no limit; `tools` is
-    the section that says which tools changed, `origin` the one that says what a model was asked for, `folder` where the run works.
-    Above `limit_bytes` steps at the end of the list are left out, and the text says so; nothing else is.
+    `gated` are the steps that ask again before they run, and `kept` those whose approvals stay valid. `expires_ms` 0 means no limit.
+    `tools` is the section on changed tools, `origin` the one on what a model was asked for, and `folder` is where the run works. If the
+    text exceeds `limit_bytes`, steps at the end of the list are omitted, with a note; nothing else is.
     """
     validated, gates = bound.validated, frozenset(gated)
     preview = preview_plan(validated, inputs=bound.inputs, approval_digest=approval_digest, requires_approval=True)
@@ -238,7 +238,7 @@ def _decided(preview: Preview, expires_ms: int) -> list[str]:
 
 
 def _about(preview: Preview, gates: frozenset[str], folder: str) -> list[str]:
-    """Return what is to be known of the run as a whole, a fact a line."""
+    """Return the section about the run as a whole, one fact per line."""
     plan = preview.plan
     counts = ", ".join(counted(count, _DOES[effect]) for effect, count in preview.effects.items())
     asks = [step.step.id for step in preview.steps if step.step.id in gates]

@@ -1,4 +1,4 @@
-"""The policy for every plan: the document that the store keeps, and what it and the settings demand together."""
+"""The gate policy for every plan: the document in the store, and what it and the settings demand together."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,30 +20,30 @@ T = TypeVar("T")
 
 STORES_SIGNERS = "the allowed signers of the store's policy"
 
-_SIGNER = re.compile(r'(?:"[^"]+"|[^\s"#]\S*)[ \t]+\S+[ \t]+\S+.*')  # names, options or a key type, a key
+_SIGNER = re.compile(r'(?:"[^"]+"|[^\s"#]\S*)[ \t]+\S+[ \t]+\S+.*')  # names, then options or a key type, then a key
 
 
 class Policy(BaseModel):
-    """Who may do what in every plan of a store. A field that is left out restricts nothing."""
+    """Who can do what in every plan of a store. An omitted field restricts nothing."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     approvers: list[str] = Field(default_factory=list)
-    """Names and groups that may answer at any gate."""
+    """Names and groups that are allowed to answer at any gate."""
     operators: list[str] = Field(default_factory=list)
-    """Names, groups and deployments that may run, resume, revise, cancel and roll back, and the names that may set the next policy."""
+    """Names, groups and deployments allowed to run, resume, revise, cancel and roll back; the names can also set the next policy."""
     groups: dict[str, list[str]] = Field(default_factory=dict)
-    """The members of groups; with a policy in the store, groups of the environment do not count."""
+    """The members of each group. With a policy in the store, groups from the environment are ignored."""
     known_by: list[KnownBy] = Field(default_factory=list)
-    """How an approver may be known at any gate."""
+    """The accepted proofs of identity at any gate."""
     self_approval: bool = True
-    """Whether who started a run may approve it."""
+    """Whether the person who started a run can approve it."""
     gate_effects: list[Effect] = Field(default_factory=list)
     """Steps whose tools have these effects wait at a gate of their own."""
     allow_unapproved: bool = True
-    """Whether `require_approval: false` and `auto_approve: true` of a plan are honoured."""
+    """Whether a plan's `require_approval: false` and `auto_approve: true` are honored."""
     allowed_signers: list[str] = Field(default_factory=list)
-    """SSH keys whose signatures count, a line each as in ssh-keygen's ALLOWED SIGNERS; a file that the environment names does not count."""
+    """The accepted SSH keys, one line each as in ssh-keygen's ALLOWED SIGNERS. A file named by the environment is ignored."""
 
     @field_validator("allowed_signers", mode="before")
     @classmethod
@@ -51,12 +51,12 @@ class Policy(BaseModel):
         return value.splitlines() if isinstance(value, str) else value
 
     def to_document(self) -> dict[str, JsonValue]:
-        """Return the policy as JSON, without the fields that were left out."""
+        """Return the policy as JSON, without omitted fields."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
 def read_policy(path: str | Path) -> Policy:
-    """Return the policy in a YAML or JSON file; raises InvalidPlanError with every problem, each with its line and column."""
+    """Return the policy in a YAML or JSON file. Raise InvalidPlanError, which lists every problem with its line and column."""
     values, problems, place = read_placed(path)
     if values is None:
         raise InvalidPlanError(problems)
@@ -69,7 +69,7 @@ def read_policy(path: str | Path) -> Policy:
 
 
 def policy_of(document: dict[str, JsonValue]) -> Policy:
-    """Return the policy that the store keeps as `document`; raises InvalidPlanError with every problem."""
+    """Return the policy that the store keeps as `document`. Raise InvalidPlanError, which lists every problem."""
     policy, problems = _checked(document)
     if policy is None or problems:
         raise InvalidPlanError(problems)
@@ -138,25 +138,25 @@ def _bad_signers(policy: Policy) -> list[Problem]:
 
 @dataclass(frozen=True, slots=True)
 class PolicyInForce:
-    """What the settings and the store's policy demand together, at one moment; of both the stricter.
+    """What the settings and the store's policy demand together at one moment. The stricter of the two applies.
 
-    Of names and proofs None restricts nothing, and an empty tuple takes nobody: the settings and the policy exclude each other.
+    For names and proofs, None restricts nothing. An empty tuple accepts nobody: the settings and the policy exclude each other.
     """
 
-    number: int | None = None  # of the store's policy; None where the settings decide alone
-    approvers: tuple[str, ...] | None = None  # groups resolved
+    number: int | None = None  # of the store's policy; None: only the settings apply
+    approvers: tuple[str, ...] | None = None  # with groups resolved
     operators: tuple[str, ...] | None = None
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
-    named: tuple[str, ...] = ()  # names and groups as they were written, of approvers
+    named: tuple[str, ...] = ()  # approvers as written, both names and groups
     known_by: tuple[KnownBy, ...] | None = None
     self_approval: bool = True
     gate_effects: tuple[Effect, ...] = ()
     allow_unapproved: bool = True
     allowed_signers: Path | str | None = None  # a file, or the lines themselves
-    stored: Policy = field(default_factory=Policy, compare=False)  # what the store demands alone, without the settings
+    stored: Policy = field(default_factory=Policy, compare=False)  # the store's policy alone, without the settings
 
     def members(self, names: Sequence[str]) -> tuple[str, ...] | None:
-        """Return `names` with the members of groups in the place of their groups; None where no name is given, which restricts nothing."""
+        """Return `names` with each group replaced by its members, or None (no restriction) if there are no names."""
         if not names:
             return None
         return tuple(dict.fromkeys(member for name in names for member in self.groups.get(name, [name])))
@@ -165,8 +165,8 @@ class PolicyInForce:
 def policy_in_force(settings: Settings, policy: Policy | None = None, *, number: int | None = None) -> PolicyInForce:
     """Return what `settings` and the store's `policy` demand together.
 
-    With a policy, groups and signers are the policy's alone; names and proofs are those that both take; booleans are the stricter ones;
-    gate effects add up.
+    With a policy, groups and signers come from the policy alone. Names and proofs must be accepted by both, the stricter boolean applies,
+    and gate effects add up.
     """
     if policy is None:
         of_store, groups = Policy(), settings.groups
@@ -191,7 +191,7 @@ def policy_in_force(settings: Settings, policy: Policy | None = None, *, number:
 
 
 def both(first: tuple[T, ...] | None, second: tuple[T, ...] | None) -> tuple[T, ...] | None:
-    """Return what both hold; None holds everything."""
+    """Return what both contain. None contains everything."""
     if first is None or second is None:
         return second if first is None else first
     return tuple(name for name in first if name in second)

@@ -1,4 +1,4 @@
-"""SSH signatures by `ssh-keygen -Y`: made with a person's own key, verified against a file of allowed signers."""
+"""SSH signatures with `ssh-keygen -Y`: signing with a person's own key, and verification against allowed signers."""
 
 import os
 import re
@@ -13,25 +13,25 @@ from plan_adapter.readable import one_line
 from plan_adapter.settings import Settings
 
 NAMESPACE = "prefect-plan-adapter"
-"""What a signature is for: one made for git or for files does not count here, nor one of ours there."""
+"""The purpose of a signature. One made for git or files is not accepted here, and ours are not accepted there."""
 
 KEY_NAMES = ("id_ed25519", "id_ecdsa", "id_rsa")
 MAX_SIGNATURE_CHARACTERS = 32 * 1024
 MAX_SIGNERS_BYTES = 4 * 1024 * 1024
 VERIFY_SECONDS = 10.0
 SIGN_SECONDS = 120.0
-"""How long a passphrase, or the touch of a security key, is waited for."""
+"""How long signing may wait for a passphrase or a touch of a security key."""
 
-# What ssh-keygen needs of the environment: an agent, a terminal or a window to ask in, a provider of security keys.
+# The environment that ssh-keygen needs: an agent, a terminal or window to ask in, a provider of security keys.
 _ENVIRONMENT = (
     *("PATH", "HOME", "USER", "TERM", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS"),
     *("SSH_AUTH_SOCK", "SSH_ASKPASS", "SSH_ASKPASS_REQUIRE", "SSH_SK_PROVIDER"),
 )
-_NO_PRINCIPAL = re.compile(r'[*?!,"\x00-\x1f\x7f]|^$')  # a pattern of names, or what no line can hold
+_NO_PRINCIPAL = re.compile(r'[*?!,"\x00-\x1f\x7f]|^$')  # a name pattern, or characters that no line can hold
 
 
 def default_key(settings: Settings) -> Path:
-    """Return the key to sign with: `signing_key`, or the first of the usual ones in ~/.ssh; raises NotApprovedError where there is none."""
+    """Return the key to sign with: `signing_key`, or the first usual one in ~/.ssh. Raise NotApprovedError if there is none."""
     if settings.signing_key is not None:
         return settings.signing_key.expanduser()
     folder = Path.home() / ".ssh"
@@ -41,11 +41,11 @@ def default_key(settings: Settings) -> Path:
             f"there is no SSH key in {folder} ({', '.join(KEY_NAMES)}): make one with `ssh-keygen -t ed25519`, "
             "or set PLAN_ADAPTER_SIGNING_KEY to yours"
         )
-    return found if found.exists() else found.with_name(f"{found.name}.pub")  # the public half alone: an agent has the other
+    return found if found.exists() else found.with_name(f"{found.name}.pub")  # only the public half is here; an agent has the other
 
 
 def allowed_signers(policy: PolicyInForce) -> Path | str:
-    """Return the file of keys whose signatures count, or its lines where the store's policy has them; raises NotApprovedError for none."""
+    """Return the file of allowed signers, or its lines if they come from the store's policy. Raise NotApprovedError if there are none."""
     if policy.allowed_signers is None and policy.number is not None:
         raise NotApprovedError(
             "no signature can be verified: the store's policy has no `allowed_signers`, a line for each key: `ana ssh-ed25519 AAAA…`; "
@@ -60,14 +60,14 @@ def allowed_signers(policy: PolicyInForce) -> Path | str:
 
 
 def sign(text: str, *, key: Path) -> str:
-    """Return the armored signature of `text` by `key`, a private key or a public one whose private half an agent has.
+    """Return the armored signature of `text` by `key`, a private key, or a public key whose private half is in an agent.
 
-    A passphrase is asked for on the terminal, by ssh-keygen itself. Raises NotApprovedError, which says what is missing.
+    ssh-keygen itself asks for a passphrase on the terminal. Raises NotApprovedError, which says what is missing.
     """
     if not key.exists():
         raise NotApprovedError(f"there is no SSH key {key}: make one with `ssh-keygen -t ed25519`, or set PLAN_ADAPTER_SIGNING_KEY")
     with tempfile.TemporaryDirectory(prefix="plan-sign-") as folder:
-        # As a file: with the text on its standard input, ssh-keygen would not ask for a passphrase on the terminal.
+        # Written to a file: if the text came on standard input, ssh-keygen would not ask for a passphrase on the terminal.
         message = Path(folder, "text")
         message.write_bytes(text.encode())
         arguments = ["-Y", "sign", "-f", str(key), "-n", NAMESPACE, str(message)]
@@ -79,10 +79,10 @@ def sign(text: str, *, key: Path) -> str:
 
 
 def signer(text: str, signature: str, *, allowed: Path | str, by: str) -> str:
-    """Return `by` once it is sure that a key of theirs, by `allowed`, a file or its lines, signed exactly `text`.
+    """Return `by` if one of their keys in `allowed`, a file or its lines, signed exactly `text`.
 
-    A line counts for the names that it writes out: one with a pattern (`*@example.org`) says that a key is somebody's, not whose.
-    Certificates of a `cert-authority` count for the names that they hold. Raises NotApprovedError, which says what is wrong.
+    Only lines that spell out the name count. A pattern (`*@example.org`) shows that a key is allowed, but not whose it is. Certificates of
+    a `cert-authority` count for the names that they hold. Raises NotApprovedError, which says what is wrong.
     """
     if _NO_PRINCIPAL.search(by):
         raise NotApprovedError(f"`{one_line(by)}` is no name that an SSH key could belong to")
@@ -91,7 +91,7 @@ def signer(text: str, signature: str, *, allowed: Path | str, by: str) -> str:
     signers = allowed.encode() if isinstance(allowed, str) else _read_signers(allowed)
     where = STORES_SIGNERS if isinstance(allowed, str) else str(allowed)
     with tempfile.TemporaryDirectory(prefix="plan-verify-") as folder:
-        # Copies: the file cannot change between two looks at it.
+        # Copies, so that the file cannot change between the two checks.
         everyone, own, signed = Path(folder, "everyone"), Path(folder, "own"), Path(folder, "signature")
         everyone.write_bytes(signers)
         own.write_bytes(_lines_of(by, signers))
@@ -108,10 +108,10 @@ def signer(text: str, signature: str, *, allowed: Path | str, by: str) -> str:
 def _ssh_keygen(
     arguments: Sequence[str], *, seconds: float, text: str = "", at_terminal: bool = False, shows_errors: bool = False
 ) -> subprocess.CompletedProcess[bytes]:
-    """Return how `ssh-keygen` ended; `at_terminal` leaves it our standard input, `shows_errors` our standard error."""
+    """Return how `ssh-keygen` ended. It inherits our standard input with `at_terminal`, and our standard error with `shows_errors`."""
     environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ} | {"LC_ALL": "C"}
     try:
-        return subprocess.run(  # noqa: S603  # words of our own, no shell
+        return subprocess.run(  # noqa: S603  # fixed arguments, no shell
             ["ssh-keygen", *arguments],  # noqa: S607  # wherever it is installed
             input=None if at_terminal else text.encode(),
             stdout=subprocess.PIPE,
@@ -129,7 +129,7 @@ def _ssh_keygen(
 
 
 def _is_security_key(key: Path) -> bool:
-    """Return whether ssh-keygen will ask for a touch, which it does on its standard error."""
+    """Return whether ssh-keygen will ask for a touch, which it does on standard error."""
     public = key if key.suffix == ".pub" else key.with_name(f"{key.name}.pub")
     try:
         return public.read_bytes().startswith(b"sk-")
@@ -166,7 +166,7 @@ def _read_signers(allowed: Path) -> bytes:
 
 
 def _lines_of(by: str, signers: bytes) -> bytes:
-    """Return the lines that write the name `by` out, or name an authority of certificates; the others empty, so that numbers stay."""
+    """Return the lines that spell out the name `by` or name a certificate authority. Other lines become empty to keep line numbers."""
     return b"\n".join(line if _names(by.encode(errors="replace"), line) else b"" for line in signers.split(b"\n"))
 
 

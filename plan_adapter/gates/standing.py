@@ -1,4 +1,4 @@
-"""Which runs a standing approval covers, and whether one makes sense."""
+"""Decides which runs a standing approval covers, and finds mistakes in one."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -27,15 +27,15 @@ NO_SCHEDULE = Problem(
 
 
 def digest_of(validated: ValidatedPlan) -> str:
-    """Return what a standing approval of `validated` binds to."""
+    """Return the digest that a standing approval of `validated` binds to."""
     return runbook_digest(validated.digest, validated.definitions)
 
 
 def covers(standing: StandingApproval, bound: BoundPlan, *, schedule: str | None, now: datetime) -> str | None:
-    """Return every reason why `standing` does not cover this run, in one line; None if it does.
+    """Return every reason why `standing` does not cover this run, in one line, or None if it does.
 
-    `schedule` is the `flow/deployment` whose schedule started the run, None for one that somebody started; `now` is the store's time.
-    Values of inputs are not shown: they may be secrets.
+    `schedule` is the `flow/deployment` whose schedule started the run, or None if a person started it. `now` is the store's time. Values of
+    inputs are not shown, because they may be secret.
     """
     reasons: list[str] = []
     if standing.runbook_digest != digest_of(bound.validated):
@@ -57,7 +57,7 @@ def covers(standing: StandingApproval, bound: BoundPlan, *, schedule: str | None
 
 
 def covers_step(standing: StandingApproval, step_id: str) -> bool:
-    """Return whether `standing`, which covers the run, answers at the gate of `step_id`, too."""
+    """Return whether `standing`, which covers the run, also answers the gate of `step_id`."""
     return step_id in standing.steps
 
 
@@ -75,11 +75,11 @@ def _input_reasons(patterns: Mapping[str, JsonValue], bound: BoundPlan) -> Itera
 
 
 def fits(pattern: JsonValue, value: JsonValue) -> bool:
-    """Return whether `value` is one that `pattern` allows.
+    """Return whether `pattern` allows `value`.
 
-    A text is a regular expression that the whole value fits; numbers and booleans are looked at as JSON writes them. It is one of
-    RE2, which takes linear time whatever it says; one that is no expression, or longer than 1,000 characters, fits nothing. Any
-    other pattern is the value itself.
+    A text is a regular expression that must match the whole value; numbers and booleans are matched in their JSON form. It is an RE2
+    expression, which takes linear time. An invalid expression, or one longer than 1,000 characters, matches nothing. Any other pattern is
+    the value itself.
     """
     if not isinstance(pattern, str):
         return _same(pattern, value)
@@ -93,10 +93,10 @@ def fits(pattern: JsonValue, value: JsonValue) -> bool:
 
 
 def pattern_fault(pattern: str) -> str | None:
-    r"""Return why `pattern` is no regular expression that a value could fit; None if it is one.
+    r"""Return why `pattern` is not a usable regular expression, or None if it is one.
 
-    It must be whole by itself: `a)|(?:b`, put into a group, would be two alternatives of which neither is anchored at both ends, and
-    `\Qa` would swallow what stands behind it.
+    It must be valid by itself. In a group, `a)|(?:b` would become two alternatives, neither anchored at both ends, and `\Qa` would swallow
+    what follows it.
     """
     if len(pattern) > MAX_PATTERN_CHARACTERS:
         return f"the regular expression is longer than {MAX_PATTERN_CHARACTERS} characters"
@@ -113,7 +113,7 @@ def _is_default(value: JsonValue, definition: Input) -> bool:
 
 
 def _same(one: JsonValue, other: JsonValue) -> bool:
-    """Return whether two values are the same JSON: 1 is 1.0, and not true."""
+    """Return whether two values are the same JSON: 1 equals 1.0, but not true."""
     return canonical_json(one) == canonical_json(other)
 
 
@@ -134,7 +134,7 @@ def summary_of(
     max_runs: int | None = None,
     note: str = "",
 ) -> StandingApproval:
-    """Return a standing approval of `validated` by `by`; raises InvalidPlanError with every reason why it would make no sense."""
+    """Return a standing approval of `validated` by `by`. Raise InvalidPlanError, which lists every mistake."""
     standing = StandingApproval(
         id=new_id(),
         runbook_digest=digest_of(validated),
@@ -155,7 +155,7 @@ def summary_of(
 
 
 def find_standing_problems(standing: StandingApproval) -> list[Problem]:
-    """Return what makes no sense in `standing`, whatever its plan is."""
+    """Return the mistakes in `standing` that do not depend on its plan."""
     problems: list[Problem] = []
     if not standing.by.strip() or visible(standing.by) != standing.by:
         problems.append(Problem("bad-value", at="by", message="this is no name of a person", hint="write who approves"))
@@ -181,7 +181,7 @@ def find_standing_problems(standing: StandingApproval) -> list[Problem]:
 
 
 def find_misfits(standing: StandingApproval, validated: ValidatedPlan) -> list[Problem]:
-    """Return what in `standing` does not go with the plan: inputs and steps that it does not have, and inputs that no run could fit."""
+    """Return where `standing` does not match the plan: unknown inputs and steps, and inputs that no run could satisfy."""
     problems: list[Problem] = []
     definitions = validated.plan.inputs
     for name, pattern in standing.inputs.items():

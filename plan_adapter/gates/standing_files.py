@@ -1,4 +1,4 @@
-"""The file beside a runbook that holds its standing approval, and the signature of that file."""
+"""The file next to a runbook that holds its standing approval, and the signature of that file."""
 
 import json
 import re
@@ -33,26 +33,26 @@ _TIME_HINT = "write it with its time zone: 2026-12-31T23:59:59Z"
 
 
 def standing_path(plan_path: Path) -> Path:
-    """Return where the standing approval of the runbook at `plan_path` stands: `nightly.approval.yaml` beside `nightly.yaml`."""
+    """Return the path of the standing approval for the runbook at `plan_path`: `nightly.approval.yaml` next to `nightly.yaml`."""
     return plan_path.with_name(plan_path.stem + SUFFIX)
 
 
 def signature_path(path: Path) -> Path:
-    """Return where the signature of the file at `path` stands: where `ssh-keygen -Y sign` writes it."""
+    """Return the path of the signature of the file at `path`, which is where `ssh-keygen -Y sign` writes it."""
     return path.with_name(f"{path.name}.sig")
 
 
 def find_standing_file(plan_path: str | Path) -> Path | None:
-    """Return the standing approval's file of the runbook at `plan_path`, None where there is none."""
+    """Return the file with the standing approval of the runbook at `plan_path`, or None if there is none."""
     path = standing_path(Path(plan_path))
     return path if path.is_file() else None
 
 
 def write_standing_file(standing: StandingApproval) -> str:
-    """Return `standing` as the text of a file; what its use adds (runs, who revoked it) and how `by` is known are no part of it.
+    """Return `standing` as the text of a file, without what its use adds (runs, who revoked it) and without how `by` was identified.
 
-    The same approval gives the same text, so that it can be signed and verified without a file, too. Raises InvalidPlanError where
-    it holds what no document can.
+    The same approval always gives the same text, so it can be signed and verified without a file. Raises InvalidPlanError if it holds a
+    value that no document can.
     """
     from plan_adapter.documents.yaml_text import write_yaml
 
@@ -66,10 +66,10 @@ def write_standing_file(standing: StandingApproval) -> str:
 
 
 def read_standing_file(path: str | Path) -> tuple[StandingApproval, str]:
-    """Return the standing approval in the file at `path`, and the file's exact text, which is what its signature signs.
+    """Return the standing approval in the file at `path`, and the exact text of the file, which its signature covers.
 
-    Nothing is proved yet: it is known by `unverified`. Its id is the SHA-256 of the text, so that a changed file is another approval.
-    Raises InvalidPlanError with every problem, each with its line and column.
+    Nothing is proved yet, so `known_by` is `unverified`. The id is the SHA-256 of the text, so a changed file is another approval. Raises
+    InvalidPlanError, which lists every problem with its line and column.
     """
     file = str(path)
     text = _content(Path(path), file)
@@ -95,7 +95,7 @@ def read_standing_file(path: str | Path) -> tuple[StandingApproval, str]:
     )
     fields.refuse_others()
     known = {_root(problem.at) for problem in (*problems, *fields.problems)}
-    if "max_runs" in known:  # whether the approval has an end cannot be told
+    if "max_runs" in known:  # unknown whether the approval has an end
         known.add("until")
     problems += fields.problems + [problem for problem in find_standing_problems(standing) if _root(problem.at) not in known]
     if problems:
@@ -104,7 +104,7 @@ def read_standing_file(path: str | Path) -> tuple[StandingApproval, str]:
 
 
 class _Fields:
-    """Takes the fields of the file one by one; what is wrong with one is gathered, and its default taken."""
+    """Reads the fields of the file one by one. A bad field is reported and gets its default."""
 
     def __init__(self, values: Mapping[str, JsonValue]) -> None:
         self.problems: list[Problem] = []
@@ -170,7 +170,7 @@ class _Fields:
         return {}
 
     def refuse_others(self) -> None:
-        """Report the fields that nobody took."""
+        """Report the fields that were not read."""
         for name in self._values:
             if name not in self._known:
                 hint = did_you_mean(name[:60], frozenset(self._known))
@@ -238,7 +238,7 @@ def _root(at: str) -> str:
 
 
 def _inputs(standing: StandingApproval) -> JsonValue:
-    """Return the inputs in their canonical form: a database may keep their keys in another order, and 1.0 as 1."""
+    """Return the inputs in canonical form, because a database may reorder keys and turn 1.0 into 1."""
     return json.loads(canonical_json(standing.inputs))
 
 
@@ -247,12 +247,12 @@ def _written(at: datetime | None) -> str | None:
 
 
 def sign_standing(standing: StandingApproval, *, key: Path) -> StandingApproval:
-    """Return `standing` with the signature, by `key`, of the text that `write_standing_file` gives for it."""
+    """Return `standing` with a signature by `key` of the text from `write_standing_file`."""
     return replace(standing, known_by="ssh_signature", signature=sign(write_standing_file(standing), key=key))
 
 
 def write_signed(standing: StandingApproval, path: Path) -> None:
-    """Write a signed standing approval and its signature to `path` and beside it."""
+    """Write a signed standing approval to `path`, and its signature next to it."""
     if standing.signature is None:
         raise NotApprovedError("a standing approval in a file must be signed")
     path.write_bytes(write_standing_file(standing).encode())
@@ -260,9 +260,9 @@ def write_signed(standing: StandingApproval, path: Path) -> None:
 
 
 def signed_standing(path: Path, *, policy: PolicyInForce) -> StandingApproval:
-    """Return the standing approval in the file at `path`, once the signature beside it is known to be of these bytes by who is named.
+    """Return the standing approval in the file at `path`, if the signature next to it covers these bytes and belongs to the named approver.
 
-    Without a signature a file is nobody's word. Raises InvalidPlanError for what the file says, NotApprovedError for its signature.
+    A file without a signature is refused. Raises InvalidPlanError for the file's content and NotApprovedError for its signature.
     """
     standing, text = read_standing_file(path)
     beside = signature_path(path)
@@ -283,10 +283,10 @@ def signed_standing(path: Path, *, policy: PolicyInForce) -> StandingApproval:
 
 
 def verify_standing(standing: StandingApproval, *, policy: PolicyInForce) -> None:
-    """Return if the signature of `standing`, as the store keeps it, is of what it says; raises NotApprovedError otherwise.
+    """Return if the signature of `standing`, as stored, matches its content; raise NotApprovedError otherwise.
 
-    One that does not claim to be signed is not looked at. One of a file is signed as the file was written, by hand perhaps: where its
-    text is another, the file that it came from must still say the same.
+    An approval that is not recorded as signed is not checked. One from a file was signed as the file was written, perhaps by hand. If that
+    text differs, the source file must still exist, be signed and say the same.
     """
     if standing.known_by != "ssh_signature":
         return

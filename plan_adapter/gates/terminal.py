@@ -21,10 +21,10 @@ CHUNK_BYTES = 4096
 
 
 class Lines:
-    """The lines of a file descriptor; waiting for one can be cancelled, and takes nothing from who waits next."""
+    """The lines of a file descriptor. Cancelling a wait for a line loses no input for the next one."""
 
     def __init__(self, descriptor: int | None = None) -> None:
-        """Read from `descriptor`: a terminal, a pipe or a file; None is stdin, as it is when it is first read."""
+        """Read from `descriptor`: a terminal, a pipe or a file. None is stdin at the time of the first read."""
         self._given = descriptor
         self._rest = b""
         self._was_terminal = False
@@ -34,7 +34,7 @@ class Lines:
         return sys.stdin.fileno() if self._given is None else self._given
 
     def forget(self) -> None:
-        """Drop what was typed before a question was shown: it answers nothing. What was written into a pipe stays."""
+        """Drop what was typed at a terminal before a question appeared. Input from a pipe is kept."""
         self._was_terminal = os.isatty(self._descriptor)
         if not self._was_terminal:
             return
@@ -46,11 +46,11 @@ class Lines:
 
     @property
     def has_hung_up(self) -> bool:
-        """Whether these were the lines of a terminal that is gone."""
+        """Whether the input was a terminal that is gone now."""
         return self._was_terminal and not os.isatty(self._descriptor)
 
     async def next(self) -> str | None:
-        """Return the next line without its end, None where the input has ended (Ctrl-D at a terminal)."""
+        """Return the next line without its end, or None at the end of the input (Ctrl-D at a terminal)."""
         while b"\n" not in self._rest:
             chunk = await self._chunk()
             if not chunk:
@@ -76,19 +76,19 @@ class Lines:
     def _read(self) -> bytes:
         try:
             return os.read(self._descriptor, CHUNK_BYTES)
-        except OSError:  # a terminal that was closed
+        except OSError:  # the terminal was closed
             return b""
 
 
 class Conversation:
-    """What is asked at this process's terminal: on stderr, answered on stdin.
+    """Questions at this process's terminal: shown on stderr, answered on stdin.
 
-    A display that moves gives way while a question is open: it sets `pause` and `resume`, and writes its lines through `above`. Who asks,
-    and finds the terminal gone, calls `hung_up`.
+    A live display yields while a question is open. It sets `pause` and `resume`, and writes its lines through `above`. An asker that finds
+    the terminal gone calls `hung_up`.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
-        """Answers come from `descriptor`; None is stdin."""
+        """Read answers from `descriptor`. None is stdin."""
         self.pause: Callable[[], None] = _nothing
         self.resume: Callable[[], None] = _nothing
         self.hung_up: Callable[[], None] = _nothing
@@ -98,17 +98,17 @@ class Conversation:
 
     @property
     def has_hung_up(self) -> bool:
-        """Whether the terminal is gone: the input has ended then, and nobody has ended it."""
+        """Whether the terminal is gone, so that the end of the input came from nobody."""
         return self._lines.has_hung_up
 
     @property
     def turn(self) -> asyncio.Lock:
-        """Held by who asks now."""
+        """Held by the current asker."""
         return self._turn
 
     @contextmanager
     def foreground(self) -> Generator[None]:
-        """Have the terminal: what moves there stands still meanwhile."""
+        """Pause the live display while the block runs."""
         self.pause()
         try:
             yield
@@ -120,9 +120,9 @@ class Conversation:
         self.above(lambda: _write(visible(text) + "\n"))
 
     async def ask(self, question: str, *, forget: bool = False) -> str | None:
-        """Return the line that answers `question`, None where the input has ended; a cancelled question ends its line.
+        """Return the line that answers `question`, or None at the end of the input. If cancelled, end the question's line.
 
-        With `forget` a line that was typed at the terminal before the question was there is no answer.
+        With `forget`, lines typed at the terminal before the question appeared are dropped.
         """
         if forget:
             self._lines.forget()
@@ -140,7 +140,7 @@ class Conversation:
         return None if answer is None else answer.strip()
 
     def above(self, write: Callable[[], object]) -> None:
-        """Let `write` write whole lines; an open question is shown again below them."""
+        """Let `write` write whole lines. An open question is shown again below them."""
         if not self._question:
             write()
             return
@@ -150,7 +150,7 @@ class Conversation:
 
 
 def _write(text: str) -> None:
-    with suppress(OSError):  # nobody looks any more
+    with suppress(OSError):  # nobody is watching any more
         sys.stderr.write(text)
         sys.stderr.flush()
 
@@ -161,17 +161,17 @@ def _wake(ready: asyncio.Future[None]) -> None:
 
 
 def _nothing() -> None:
-    """Nothing moves."""
+    """Do nothing: there is no live display."""
 
 
 SHOWN_LINES = 50
 ALWAYS_SHOWN = "cannot be undone"
-"""Words of lines that are shown wherever they stand."""
+"""Lines with these words are always shown."""
 DIGESTS = "\n### Digests\n"
 
 
 def gate_summary(request: ApprovalRequest) -> str:
-    """Return the beginning of the text, all that cannot be undone, the approval digest and the time limit."""
+    """Return the start of the text, every line about what cannot be undone, the approval digest and the time limit."""
     text = without_picture(request.text).rpartition(DIGESTS)[0] or request.text
     lines, is_approval = list(_compact(text)), request.kind == "approval"
     shown, rest = lines[:SHOWN_LINES], lines[SHOWN_LINES:]
@@ -188,7 +188,7 @@ def gate_summary(request: ApprovalRequest) -> str:
 
 
 def _compact(text: str) -> Iterator[str]:
-    """Yield the lines of `text` without empty ones but before a heading."""
+    """Yield the lines of `text` without empty ones, except before a heading."""
     for line in text.splitlines():
         if line.startswith(("## ", "### ")):
             yield ""
@@ -197,7 +197,7 @@ def _compact(text: str) -> Iterator[str]:
 
 
 Edit: TypeAlias = Callable[[ApprovalRequest, Conversation], Awaitable[bool]]
-"""Lets the person change what is asked about; returns whether a new version took its place, which is then asked about instead."""
+"""Lets the person edit what is asked about. Returns whether a new version replaced it, which is then asked about instead."""
 
 NO_ANSWER = "no answer: the input ended"
 
@@ -218,15 +218,15 @@ _OUTCOME_HELP = {
 
 
 class TerminalApprover:
-    """Shows what would run and asks the person at the terminal, in the name of the operating system's user.
+    """Shows what would run and asks the person at the terminal, in the name of the operating system user.
 
-    Of several gates one is asked about at a time. A gate that is answered elsewhere ends its question.
+    Several gates are asked about one at a time. A gate that is answered elsewhere ends its question.
     """
 
-    asks_again = True  # a person who is told why an answer was not taken can give another
+    asks_again = True  # a person who learns why an answer was refused can give another
 
     def __init__(self, *, edit: Edit | None = None, conversation: Conversation | None = None, is_alone: bool = True) -> None:
-        """`edit` None offers no editing. `is_alone`: nobody else is asked, so that an end of the input is an answer: a rejection."""
+        """Offer editing if `edit` is given. `is_alone`: nobody else is asked, so the end of the input is a rejection."""
         self._edit = edit
         self._conversation = conversation or Conversation()
         self._is_alone = is_alone
@@ -245,7 +245,7 @@ class TerminalApprover:
                     answer = await self._answer(word.casefold(), request)
                     if answer is not None:
                         return answer
-        if self._is_alone and conversation.has_hung_up:  # nobody ended the input: that is no answer
+        if self._is_alone and conversation.has_hung_up:  # the terminal is gone, which is no answer
             conversation.hung_up()
             return await _never()
         if self._is_alone:
@@ -254,7 +254,7 @@ class TerminalApprover:
         return await _never()
 
     async def ask_outcome(self, request: ApprovalRequest) -> Answer | None:
-        """Return what the person says of a call of which nobody knows how it ended; None where the input has ended."""
+        """Return how the person resolves an unknown outcome, or None at the end of the input."""
         conversation = self._conversation
         async with conversation.turn:
             with conversation.foreground():
@@ -306,7 +306,7 @@ class TerminalApprover:
         return f"Run {what}, approved by {self._user}? {', '.join(words)} "
 
     async def _answer(self, word: str, request: ApprovalRequest) -> Approval | None:
-        """Return what `word` answers, None where it is no answer yet."""
+        """Return the answer that `word` gives, or None if it is not an answer yet."""
         conversation = self._conversation
         if word in ("y", "yes"):
             return self._said(request, approve=True)
@@ -330,7 +330,7 @@ class TerminalApprover:
 
 
 def step_name(request: ApprovalRequest) -> str:
-    """Return the step that is asked about, with the label of its item."""
+    """Return the name of the step in question, with the label of its item."""
     return f"`{call_name(str(request.step_id), request.item, request.label, kind=request.call_kind)}`"
 
 
@@ -339,5 +339,5 @@ def _other_ways(request: ApprovalRequest) -> str:
 
 
 async def _never() -> Approval:
-    """Wait for whoever else answers: the caller cancels this wait then."""
+    """Wait forever. When somebody else answers, the caller cancels this wait."""
     return await asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""What every gate shows: the first screen, the folded sections after it, and values with secrets masked."""
+"""What the texts of all gates share: the first screen, the folded sections after it, and values with secrets masked."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,21 +15,21 @@ from plan_adapter.validation import BoundPlan, ValidatedPlan
 EFFECTS_SHOWN: dict[Effect, str] = {"read": "read", "idempotent_write": "write, repeatable", "write": "**write**"}
 
 NAMED = 12
-"""How many steps are told one a line; more are named in one sentence."""
+"""The most steps that get a line each. More are named in one sentence."""
 
 
 def named(ids: Sequence[str], limit: int = 5) -> str:
-    """Return the first of some names, and how many more there are."""
+    """Return the first names, and how many more there are."""
     return listed([code(name) for name in ids], limit)
 
 
 def uses_secrets(secrets: Sequence[str]) -> list[str]:
-    """Return the line that names the secrets that are handed to tools; none where there are none."""
+    """Return the line that names the secrets passed to tools, or no line if there are none."""
     return [f"- uses the secrets: {named(secrets, NAMED)}"] if secrets else []
 
 
 def expiry(plan: ExecutionPlan, expires_ms: int, step: Step | None) -> str:
-    """Return the sentence that says what happens without an answer at the gate of the plan, or of a step; 0 is no limit."""
+    """Return a sentence about what happens without an answer at the gate of the plan or of `step`. `expires_ms` 0 means no limit."""
     if not expires_ms:
         return "It waits for an answer without limit."
     skips = step is not None and (plan.approval or ApprovalPolicy()).expires == "skip"
@@ -37,30 +37,33 @@ def expiry(plan: ExecutionPlan, expires_ms: int, step: Step | None) -> str:
 
 
 def retries(step: Step) -> str:
-    """Return how often a step is tried again, and after how long."""
+    """Return how often a step is retried, and after how long."""
     delay = f" after {duration(step.retry_delay_ms)}" if step.retry_delay_ms else ""
     growth = f", each × {step.retry_backoff:g}" if delay and step.retry_backoff > 1 and step.max_retries > 1 else ""
     return counted(step.max_retries, "retry", "retries") + delay + growth
 
 
 SHORT_COLUMNS = 72
-"""How wide a value in a line may be; a wider one gets a block of its own."""
+"""How wide a value in a line can be. A wider one gets its own block."""
 
 FOLD_COLUMNS = 50
-"""How wide a word, or a line of a block, may be: both UIs have a form of 512 pixels, and hide what is further right."""
+"""How wide a word or a line of a block can be. Both UIs have a form of 512 pixels and hide what is further right."""
 
 SHOWN_CHARACTERS = 20_000
-"""How much of a single value is shown; what is missing is said."""
+"""How much of a single value is shown. The text says how much is missing."""
 
 
 @dataclass(slots=True)
 class Values:
-    """Masks values, and knows whether any was: each of `inputs` that is secret by its name, wherever it stands, and what `schemas` say."""
+    """Masks secret values, and records whether any was masked.
+
+    Masked are the `inputs` with a secret name, wherever their values appear, and what `schemas` mark as secret.
+    """
 
     inputs: Mapping[str, JsonValue]
-    schemas: Mapping[str, dict[str, JsonValue]] = field(default_factory=dict[str, dict[str, JsonValue]])  # of parameters, by tool
-    expressions: bool = True  # whether an expression may still stand in a value
-    literals: frozenset[str] = frozenset()  # what the plan writes beside references to secrets: `Bearer `
+    schemas: Mapping[str, dict[str, JsonValue]] = field(default_factory=dict[str, dict[str, JsonValue]])  # parameter schemas, by tool
+    expressions: bool = True  # whether values may contain unresolved expressions
+    literals: frozenset[str] = frozenset()  # text that the plan writes next to references to secrets, such as `Bearer `
     has_masked: bool = False
     _hidden: list[str] = field(default_factory=list[str])
 
@@ -69,37 +72,37 @@ class Values:
 
     @classmethod
     def of(cls, bound: BoundPlan, *, expressions: bool = True) -> "Values":
-        """Return what masks the values of a run of `bound`."""
+        """Return the masking for values of a run of `bound`."""
         tools = ((str(tool["name"]), tool["parameters"]) for tool in bound.validated.definitions)
         schemas = {name: schema for name, schema in tools if isinstance(schema, dict)}
         return cls(bound.inputs, schemas, expressions, _literals(bound.validated) if bound.validated.secrets else frozenset())
 
     def masked(self, name: str, value: JsonValue, schema: Mapping[str, JsonValue] | None = None) -> JsonValue:
-        """Return `value`, which stands under `name`, as it may be shown; `schema` is that of the object in which it stands."""
+        """Return the `value` of `name`, masked for display. `schema` is that of the object that contains it."""
         shown = masked({name: value}, schema=schema, hidden=self._hidden, expressions=self.expressions, literals=self.literals)
         result = shown[name] if isinstance(shown, dict) else shown
         self.has_masked = self.has_masked or result != value
         return result
 
     def parameters(self, tool_name: str, parameters: Mapping[str, JsonValue]) -> list[tuple[str, JsonValue]]:
-        """Return the parameters of a call of this tool as they may be shown, with their names."""
+        """Return the parameters of a call of this tool with their names, masked for display."""
         schema = self.schemas.get(tool_name)
         return [(name, self.masked(name, value, schema)) for name, value in parameters.items()]
 
 
 def columns_of(text: str) -> int:
-    """Return how wide `text` is in a font of fixed width."""
+    """Return how many columns `text` takes in a fixed-width font."""
     return sum(2 if east_asian_width(character) in "WF" else 1 for character in text)
 
 
 def fits(text: str, columns: int = SHORT_COLUMNS) -> bool:
-    """Return whether a line can show `text` exactly: browsers show one blank for several, and hide the end of a word that is too wide."""
+    """Return whether a line can show `text` exactly. Browsers collapse repeated spaces and hide the end of a word that is too wide."""
     words = text.split(" ")
     return columns_of(text) <= columns and all(words) and max(map(columns_of, words)) <= FOLD_COLUMNS
 
 
 def line_of(value: JsonValue) -> str | None:
-    """Return a value as it stands in a line, exactly; None for one that needs a block."""
+    """Return a value exactly as it appears in a line, or None if it needs a block."""
     if isinstance(value, str) and "\n" in value:
         return None
     text = as_text(value)
@@ -107,22 +110,22 @@ def line_of(value: JsonValue) -> str | None:
 
 
 def extent_of(value: JsonValue) -> str:
-    """Return in words how long a value is."""
+    """Return how long a value is, in words."""
     text = value if isinstance(value, str) else as_text(value)
     lines = text.count("\n") + 1
     return counted(lines, "line") if lines > 1 else f"{len(text):,} characters"
 
 
 def value_lines(label: str, value: JsonValue) -> list[str]:
-    """Return a value as an item of a list: in its line, or in a block."""
+    """Return a value as a list item, in its line or in a block."""
     text = line_of(value)
     return [f"- {label}: {code(text)}"] if text is not None else block(label, value)
 
 
 def block(label: str, value: JsonValue, *, most_lines: int | None = None) -> list[str]:
-    """Return a value in a fence, whose lines are indented: none of them can be taken for a line of ours.
+    """Return a value in a fence with indented lines, so that none of them can pass for a line of ours.
 
-    Of more than `most_lines` the first are shown, and it says so.
+    Beyond `most_lines`, only the first lines are shown, with a note.
     """
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
     cut = text[:SHOWN_CHARACTERS]
@@ -138,7 +141,7 @@ def block(label: str, value: JsonValue, *, most_lines: int | None = None) -> lis
 
 
 def folded(line: str) -> list[str]:
-    """Return `line` in pieces of at most FOLD_COLUMNS: the form hides what is further right, and with it what a command does there."""
+    """Return `line` in pieces of at most FOLD_COLUMNS. The form hides what is further right, which could be part of a command."""
     pieces, width = [""], 0
     for character in line:
         columns = columns_of(character)
@@ -152,7 +155,7 @@ def folded(line: str) -> list[str]:
 
 
 def _literals(validated: ValidatedPlan) -> frozenset[str]:
-    """Return the texts that the plan writes beside references to secrets; a value that was filled in is none of them."""
+    """Return the texts that the plan writes next to references to secrets. Values that were filled in are not among them."""
     templates = [*validated.parameters.values(), *(call.parameters for call in validated.rollbacks.values())]
     texts = [parts for template in templates if template.secrets for parts in template.texts.values()]
     with_secrets = [parts for parts in texts if any(not isinstance(part, str) and part.secrets for part in parts)]
@@ -166,23 +169,23 @@ def _texts(value: JsonValue) -> list[str]:
 
 
 HEIGHT = 386
-"""How many pixels there are, in the UI that has fewer."""
+"""The height of the first screen in pixels, in the UI that has less."""
 
 FEWEST = 100
-"""For the calls, whatever else there is to say."""
+"""The pixels reserved for the calls, whatever else is shown."""
 
 STEP_LINES = 2
-"""For one of many steps."""
+"""The lines for each step if there are many."""
 
 DESCRIPTION_COLUMNS, CUT_COLUMNS = 90, 70
-"""For the description: two lines, also of one that is cut with what says that it continues."""
+"""The columns of the description: two lines, uncut, or cut with a note that it continues."""
 
-# How Prefect's newer UI sets a form's text, in columns of a line and in pixels: measured. The older one scrolls it apart from the fields.
+# How Prefect's newer UI lays out a form's text, in columns per line and pixels, as measured. The older UI scrolls the text separately.
 _COLUMNS, _LINE, _CODE_LINE = 54, 23, 20
 _LIST_MARGIN, _BLOCK_MARGINS = 18, 52
 _PARAGRAPH = (60, 16)
 _KINDS = {"#": (40, 25), ">": (56, 18), "-": (_COLUMNS, 5)}
-"""The columns of a line and the margins of what begins with this sign."""
+"""The columns per line and the margins of lines that start with this sign."""
 
 
 def opening(heading: str, description: str) -> list[str]:
@@ -193,13 +196,13 @@ def opening(heading: str, description: str) -> list[str]:
 
 
 def short_description(description: str) -> tuple[str, bool]:
-    """Return the beginning of a description in one line, and whether that is all of it."""
+    """Return the start of a description in one line, and whether that is all of it."""
     text = one_line(description)
     return (text, True) if columns_of(text) <= DESCRIPTION_COLUMNS else (_cut(text, CUT_COLUMNS), False)
 
 
 def height_of(lines: Sequence[str]) -> int:
-    """Return how many pixels these lines of Markdown take in a form, about."""
+    """Return about how many pixels these lines of Markdown take in a form."""
     height = _LIST_MARGIN * any(line.startswith("- ") for line in lines)
     for line in filter(str.strip, lines):
         if line.startswith("  "):
@@ -211,7 +214,7 @@ def height_of(lines: Sequence[str]) -> int:
 
 
 def first_steps(preview: Preview, gates: frozenset[str], values: Values, *, height: int) -> list[str]:
-    """Return the steps with what each calls, as far as they fit into `height`: the writes first, then how many more there are."""
+    """Return the steps and their calls that fit into `height` pixels, writes first, then how many more there are."""
     steps = list(enumerate(preview.steps, start=1))
     most = max(STEP_LINES, height // _LINE // len(steps)) if steps else STEP_LINES
     rows = {number: _step_row(number, step, gates, values, columns=most * _COLUMNS) for number, step in steps}
@@ -234,7 +237,7 @@ def _more_steps(hidden: Sequence[StepPreview]) -> list[str]:
 
 
 def first_values(parameters: Sequence[tuple[str, JsonValue]], *, height: int) -> tuple[list[str], bool]:
-    """Return the parameters of one call as far as they fit into `height`, and whether that is all of them, whole."""
+    """Return the parameters of a call that fit into `height` pixels, and whether they are complete."""
     shown, is_whole = list[str](), True
     for index, (name, value) in enumerate(parameters):
         later = len(parameters) - index - 1
@@ -252,7 +255,7 @@ def first_values(parameters: Sequence[tuple[str, JsonValue]], *, height: int) ->
 
 
 def _cut_block(name: str, value: JsonValue, *, height: int) -> list[str]:
-    """Return as many lines of a value as fit into `height`; a line of it where only a few would."""
+    """Return as many lines of a value as fit into `height` pixels, or a single line if only a few would."""
     for lines in range(height // _CODE_LINE, STEP_LINES, -1):
         cut = block(code(name), value, most_lines=lines)
         if height_of(cut) <= height:
@@ -276,7 +279,7 @@ def _step_row(number: int, preview: StepPreview, gates: frozenset[str], values: 
 
 
 def _in_line(value: JsonValue, columns: int) -> str:
-    """Return a value as inline code, and whether there is more of it."""
+    """Return a value as inline code, marked if there is more of it."""
     text = as_text(value)
     if fits(text, columns):
         return code(text)
@@ -284,7 +287,7 @@ def _in_line(value: JsonValue, columns: int) -> str:
 
 
 def _cut(text: str, columns: int) -> str:
-    """Return the beginning of `text` that is at most `columns` wide."""
+    """Return the longest prefix of `text` that is at most `columns` wide."""
     width = 0
     for index, character in enumerate(text):
         width += columns_of(character)
@@ -294,16 +297,16 @@ def _cut(text: str, columns: int) -> str:
 
 
 TITLE_CHARACTERS = 100
-"""How much of a plan's name is its heading; the digests cover all of it."""
+"""How much of a plan's name its heading shows. The digests cover all of it."""
 
 NOTICE_CHARACTERS = 300
-"""How much of a notice is shown: a note of somebody who answered may be long."""
+"""How much of a notice is shown, because an answer's note may be long."""
 
 ORDER, DIGESTS = "### Order", "### Digests"
 
 
 def document(first: Iterable[str], rest: Iterable[str]) -> str:
-    """Return a whole text: its first screen, which has no section, and its sections."""
+    """Return the whole text: the first screen, which has no sections, and the sections."""
     return "\n".join([*first, *rest]).rstrip() + "\n"
 
 
@@ -314,8 +317,8 @@ def split_text(text: str) -> tuple[str, str]:
 
 
 def without_picture(text: str) -> str:
-    """Return the text of a gate without its picture, whose source says nothing to people: for where nobody draws it."""
-    # At the beginning of a line, where no text of a plan stands: it could hide what follows.
+    """Return a gate's text without its picture, for displays that cannot draw it."""
+    # Only at the start of a line, where no text of a plan can be. Otherwise a plan could hide what follows.
     before, order, rest = text.partition(f"\n{ORDER}\n")
     _, digests, after = rest.rpartition(f"\n{DIGESTS}\n")
     return before + digests + after if order else text
@@ -327,7 +330,7 @@ def title(plan: ExecutionPlan) -> str:
 
 
 def notice_lines(notices: Sequence[str]) -> list[str]:
-    """Return what must be seen before all else, each cut to a few lines."""
+    """Return the notices to show before everything else, each cut to a few lines."""
     return [line for notice in notices for line in (f"**⚠️ {words(_short(one_line(notice)))}**", "")]
 
 
@@ -344,17 +347,17 @@ def quoted(text: str) -> list[str]:
 
 
 def description_section(text: str) -> list[str]:
-    """Return the whole description, where the first screen shows only its beginning."""
+    """Return the section with the whole description, or nothing if the first screen shows all of it."""
     return [] if short_description(text)[1] else ["### Description", "", *quoted(text)]
 
 
 def masked_note(values: Values) -> list[str]:
-    """Return what says that something was masked, where something was."""
+    """Return the note that values were masked, or nothing if none were."""
     return ["`***` stands for a secret. The call gets the real value.", ""] if values.has_masked else []
 
 
 def digests_section(plan_digest: str, *, approval_digest: str | None = None) -> list[str]:
-    """Return what the answer binds to; None where it approves nothing."""
+    """Return the section with the digests that the answer binds to. `approval_digest` is None if the answer approves nothing."""
     approval = ["approval digest", approval_digest] if approval_digest is not None else []
-    # In a fence: its letters are small enough for the whole of a digest in the width of a form.
+    # In a fence, whose letters are small enough to fit a whole digest into a form.
     return [DIGESTS, "", "```", *approval, "plan digest", plan_digest, "```"]

@@ -1,4 +1,4 @@
-"""What became of tools: their definitions since an approval, and the code behind them since their last call; and both in words."""
+"""Tool drift: definitions that changed since an approval, and code that changed since the last call, with texts for both."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,10 @@ Definition = Mapping[str, JsonValue]
 
 @dataclass(frozen=True, slots=True)
 class ParameterChange:
-    """A parameter of a tool, as its schema describes it; None where it has none of that name. `elsewhere`: the schema around them."""
+    """A changed parameter of a tool, as its schema describes it. None: there is no such parameter.
+
+    An empty `name` stands for the schema around the parameters.
+    """
 
     name: str
     old: JsonValue
@@ -29,7 +32,7 @@ class ParameterChange:
 
 @dataclass(frozen=True, slots=True)
 class ToolChange:
-    """A tool whose definition is not the one that was approved."""
+    """A tool whose definition differs from the approved one."""
 
     name: str
     parameters: tuple[ParameterChange, ...] = ()
@@ -39,7 +42,7 @@ class ToolChange:
 
     @property
     def is_raised(self) -> bool:
-        """Whether the tool may do more than before: by its effect, or by a permission."""
+        """Whether the tool can do more than before, by its effect or a permission."""
         return bool(self.permissions_added) or (self.effect is not None and EFFECTS.index(self.effect[1]) > EFFECTS.index(self.effect[0]))
 
     @property
@@ -54,7 +57,7 @@ class ToolChange:
 
 
 def tool_changes(old: Iterable[Definition], new: Iterable[Definition]) -> list[ToolChange]:
-    """Return the tools of both whose definitions differ, by name; of one that only one of the two has, the plan's own changes tell."""
+    """Return the changes of tools that are in both `old` and `new`. The plan's own changes show added and removed tools."""
     before = {str(definition["name"]): definition for definition in old}
     pairs = [(before[name], after) for after in new if (name := str(after["name"])) in before]
     return [_change(was, now) for was, now in pairs if not _is_same(dict(was), dict(now))]
@@ -86,7 +89,7 @@ def _parameter_changes(old: dict[str, Any], new: dict[str, Any]) -> Iterable[Par
 
 
 def _described(schema: dict[str, Any]) -> dict[str, JsonValue]:
-    """Return the schema of each parameter, with whether it must be given."""
+    """Return the schema of each parameter, including whether it is required."""
     required = schema.get("required", [])
     return {name: {**part, "required": name in required} for name, part in schema.get("properties", {}).items()}
 
@@ -98,9 +101,9 @@ def _is_same(one: JsonValue, other: JsonValue) -> bool:
 def tool_change_lines(
     changes: Sequence[ToolChange], plan: ExecutionPlan, definitions: Iterable[Definition], *, done: Collection[str] = ()
 ) -> list[str]:
-    """Return a section for the text of a gate: what changed of each tool, and which steps call it; those in `done` are carried.
+    """Return a section for a gate's text: what changed in each tool, and which steps call it. Steps in `done` are carried.
 
-    Nothing where nothing changed. `definitions` are those of the tools as they are now.
+    Empty if nothing changed. `definitions` are those of the tools as they are now.
     """
     if not changes:
         return []
@@ -134,7 +137,7 @@ def _facts(change: ToolChange) -> Iterable[str]:
 
 
 def _short(name: str, schema: JsonValue) -> str:
-    # The default of a parameter, or the values that it may have, may be a secret.
+    # The default or the allowed values of a parameter may be secret.
     if isinstance(schema, dict) and (is_secret_name(name) or secret_parameters({"properties": {name: schema}})):
         schema = {key: part for key, part in schema.items() if key in ("type", "format", "required", "writeOnly")}
     text = as_text(schema)
@@ -154,14 +157,14 @@ def _called_by(tool: str, plan: ExecutionPlan, done: Collection[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CodeChange:
-    """A tool whose code was not the same at two attempts, the earlier one first."""
+    """A tool whose code differed between two attempts, the earlier one first."""
 
     tool_name: str
     before: Attempt
     after: Attempt
 
     def __str__(self) -> str:
-        """Return the change in a line of Markdown."""
+        """Return the change as one line of Markdown."""
         if (self.before.step_id, self.before.item) == (self.after.step_id, self.after.item):
             where = f"attempts {self.before.number} and {self.after.number} of {_place(self.before)}"
         else:
@@ -170,7 +173,7 @@ class CodeChange:
 
 
 def code_changes(attempts: Iterable[Attempt]) -> list[CodeChange]:
-    """Return where the code of a tool changed from one of its attempts to the next, in their order; what is not known is no change."""
+    """Return where a tool's code changed between consecutive attempts, in their order. Unknown code does not count as a change."""
     last, found = dict[str, Attempt](), list[CodeChange]()
     for attempt in attempts:
         if attempt.code_digest is None:
@@ -183,7 +186,7 @@ def code_changes(attempts: Iterable[Attempt]) -> list[CodeChange]:
 
 
 def changed_code(attempts: Iterable[Attempt], digests: Mapping[str, str | None]) -> list[str]:
-    """Return in words which tools have another code now, `digests` by name, than at their last attempt."""
+    """Return a text for each tool whose code differs from its last attempt. `digests` maps tool names to their current code digests."""
     last = {attempt.tool_name: attempt for attempt in attempts if attempt.code_digest is not None}
     changed = {name: last[name] for name, now in digests.items() if now is not None and name in last and last[name].code_digest != now}
     return [f"the code of {code(name)} is not what it was at {_attempt(before)}" for name, before in changed.items()]

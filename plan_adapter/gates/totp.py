@@ -1,4 +1,4 @@
-"""One-time codes (TOTP): their seeds, encrypted, and whether a code is good."""
+"""One-time codes (TOTP): their encrypted seeds, and checking a code."""
 
 import asyncio
 import hmac
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 
 KEY_FILE = "totp.key"
-"""In the home folder, readable by its owner alone."""
+"""The name of the key file in the home folder. Only its owner can read it."""
 
 MAX_KEY_BYTES = 4096
 
 
 def seal(person: str, seed: str, settings: Settings) -> str:
-    """Return the seed of `person`, encrypted; the key is made where there is none yet. Raises NotApprovedError."""
+    """Return the seed of `person`, encrypted. The key is created if there is none. Raise NotApprovedError if it cannot be used."""
     fernet = _fernet(settings, make=True)
     return fernet.encrypt(json.dumps({"person": person, "seed": seed}).encode()).decode("ascii")
 
 
 def unseal(person: str, sealed: str, settings: Settings) -> str:
-    """Return the seed of `person` that `seal` encrypted; raises NotApprovedError, which never holds a part of it."""
+    """Return the seed of `person` that `seal` encrypted. Raise NotApprovedError, which never contains a part of it."""
     from cryptography.fernet import InvalidToken
 
     fernet, who = _fernet(settings, make=False), one_line(person)
@@ -47,7 +47,7 @@ def unseal(person: str, sealed: str, settings: Settings) -> str:
             f"the one-time code seed of {who} was encrypted with another key than {_place(settings)}: use the key of the machine where "
             f"{who} was enrolled, or enroll again with `plan enroll {who}`"
         ) from None
-    if kept["person"] != person:  # somebody who can write the database has copied the seed of another person
+    if kept["person"] != person:  # somebody with access to the database copied another person's seed
         raise NotApprovedError(f"the one-time code seed that the store has for {who} belongs to somebody else")
     return kept["seed"]
 
@@ -73,7 +73,7 @@ def _fernet(settings: Settings, *, make: bool) -> "Fernet":
 
 
 def _key_of_file(path: Path, *, make: bool) -> str:
-    """Return the key in the file at `path`, which is made first where it is missing and `make`; raises NotApprovedError."""
+    """Return the key in the file at `path`. With `make`, create it first if missing. Raise NotApprovedError if it cannot be used."""
     if make and not path.exists():
         _make(path)
     try:
@@ -97,7 +97,7 @@ def _key_of_file(path: Path, *, make: bool) -> str:
 
 
 def _make(path: Path) -> None:
-    """Make the key: in one piece and once, however many processes do so at the same time."""
+    """Create the key atomically and only once, even if several processes do so at the same time."""
     from cryptography.fernet import Fernet
 
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
@@ -116,49 +116,52 @@ def _make(path: Path) -> None:
 
 STEP_SECONDS = 30
 WINDOW = 1
-"""Steps before and after the present one whose codes count: clocks differ, and typing takes time."""
+"""How many steps before and after the current one are accepted: clocks differ, and typing takes time."""
 
 ISSUER = "prefect-plan-adapter"
 
 
 class CodeStore(Protocol):
-    """What keeps the encrypted seeds, and counts the codes of everybody, for all processes: a `PlanStore`."""
+    """Stores the encrypted seeds and counts everybody's codes for all processes: a `PlanStore`."""
 
     async def totp_seed(self, person: str) -> str | None:
-        """Return the newest seed of `person` as `seal` encrypted it, None where there is none."""
+        """Return the newest seed of `person` as `seal` encrypted it, or None if there is none."""
         ...
 
     async def try_code(self, name: str) -> float:
-        """Count a try as a wrong one until `use_code` follows, and return 0.0; else the seconds until the next try, and count nothing."""
+        """Count a try and return 0.0, or return the seconds until the next try and count nothing.
+
+        A try counts as wrong until `use_code` follows.
+        """
         ...
 
     async def use_code(self, name: str, counter: int) -> bool:
-        """Return true once for each name and counter, ever."""
+        """Return true once ever for each name and counter."""
         ...
 
 
 def code_key(person: str) -> str:
-    """Return the name under which the codes and tries of `person` are counted; two people never share one."""
+    """Return the name under which codes and tries of `person` are counted. Two people never share one."""
     return f"totp-{sha256(person.encode(errors='surrogatepass')).hexdigest()}"
 
 
 def new_seed(person: str) -> tuple[str, str]:
-    """Return a new seed and its otpauth URI, for the QR code of their phone."""
+    """Return a new seed and its otpauth URI, for the QR code on the person's phone."""
     seed = random_base32()
     return seed, TOTP(seed).provisioning_uri(name=person, issuer_name=ISSUER)
 
 
 async def check(person: str, code: str, *, codes: CodeStore, settings: Settings, now: float | None = None) -> int:
-    """Return the counter of `code`, which is the one of `person` at `now` (seconds since 1970) and is used up hereby.
+    """Return the counter of `code` if it is valid for `person` at `now` (seconds since 1970). The code is used up.
 
-    Raises NotApprovedError, which says why it does not count.
+    Raises NotApprovedError, which says why the code is refused.
     """
     who, name = one_line(person), code_key(person)
     sealed = await codes.totp_seed(person)
     if sealed is None:
         raise NotApprovedError(f"{who} has no one-time codes: `plan enroll {who}` makes them")
     totp = TOTP(await asyncio.to_thread(unseal, person, sealed, settings), interval=STEP_SECONDS)
-    if wait := await codes.try_code(name):  # counted before it is looked at, so that no more tries than that are made at once
+    if wait := await codes.try_code(name):  # counted before the check, so that parallel tries cannot exceed the limit
         raise NotApprovedError(f"too many wrong codes for {who}: try again in {duration(wait * 1000)}")
     counter = _counter(totp, code, time.time() if now is None else now)
     if counter is None:
@@ -169,7 +172,7 @@ async def check(person: str, code: str, *, codes: CodeStore, settings: Settings,
 
 
 def _counter(totp: TOTP, code: str, now: float) -> int | None:
-    """Return the counter whose code is `code`; every one in the window is compared, each in constant time."""
+    """Return the counter whose code is `code`, or None. Every counter in the window is compared, each in constant time."""
     given = "".join(code.split()).encode(errors="replace")
     present = int(now) // STEP_SECONDS
     found: int | None = None

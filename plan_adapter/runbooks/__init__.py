@@ -1,1 +1,1 @@
-"""Runbooks: turning a good run into one."""
+"""Runbooks: promoting a good run to a runbook."""

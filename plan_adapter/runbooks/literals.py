@@ -1,4 +1,4 @@
-"""What a text looks like that differs from one run of a runbook to the next: a host, a path, a version, a date."""
+"""Finds the literals of a plan that look as if they vary from run to run (hosts, paths, versions, dates), and replaces them by inputs."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ VARYING_KEYS = frozenset(
         "queue region release server service site tag target tenant topic version zone",
     )
 )
-"""Last words of the names under which a single word stands that is another one in another run."""
+"""Last words of names whose values vary from run to run, even if they are a single word."""
 
 CHINESE = {
     **{"主机": "host", "主机名": "host", "服务器": "server", "节点": "node", "域名": "host", "环境": "environment", "版本": "version"},
@@ -36,7 +36,7 @@ CHINESE = {
         "目录": "folder",
     },
 }
-"""The same words where a name is Chinese, of whose letters no input can be called."""
+"""The same words in Chinese, because an input's name cannot contain Chinese characters."""
 
 _DOMAINS = "com|net|org|io|dev|app|cloud|cn|de|eu|uk|jp|internal|intranet|local|lan|corp|example|test|invalid|svc|arpa"
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
@@ -58,13 +58,13 @@ _LONGEST = 200
 
 
 def looks(pieces: list[str | Code], key: str) -> Iterator[tuple[str, str]]:
-    """Yield (what it looks like, the text) for all that varies in a text in pieces, which stands under the name `key`."""
+    """Yield (kind, text) for everything in a text that looks as if it varies. The text, in pieces, is the value of `key`."""
     if len(pieces) == 1 and isinstance(pieces[0], str) and (whole := _whole(pieces[0], key)):
         yield whole
         return
     for number, piece in enumerate(pieces):
         if isinstance(piece, str):
-            ends = (number == 0, number == len(pieces) - 1)  # whether the text, and no expression, ends there
+            ends = (number == 0, number == len(pieces) - 1)  # whether the piece starts and ends the text, with no expression beside it
             yield from ((kind, piece[start:end]) for kind, start, end in _parts(piece) if _stands_alone(piece, start, end, ends))
 
 
@@ -86,7 +86,7 @@ def _whole(text: str, key: str) -> tuple[str, str] | None:
     if _MACHINE.fullmatch(text) and not _NO_HOSTS.fullmatch(text):
         return "host", text
     if any(pattern.fullmatch(text) for _, pattern in _IN_TEXT):
-        return None  # found by its pattern
+        return None  # its pattern finds it later
     if _WHOLE_PATH.fullmatch(text) and not _SYSTEM_PATH.match(text):
         return "path", text
     if word in VARYING_KEYS and not re.search(r"[\s,;=]", text) and not _NO_HOSTS.fullmatch(text) and not text.startswith("-"):
@@ -95,7 +95,7 @@ def _whole(text: str, key: str) -> tuple[str, str] | None:
 
 
 def _parts(text: str) -> Iterator[tuple[str, int, int]]:
-    """Yield (kind, start, end) of what is found; where two overlap, the one whose pattern comes first."""
+    """Yield (kind, start, end) of every match. Of overlapping matches, the first pattern's wins."""
     taken: list[tuple[int, int]] = []
     urls = [match.span() for match in _URL.finditer(text)]
     for match in _URL.finditer(text):
@@ -115,7 +115,7 @@ def _parts(text: str) -> Iterator[tuple[str, int, int]]:
 
 
 def _stands_alone(piece: str, start: int, end: int, ends: tuple[bool, bool]) -> bool:
-    """Return whether no expression adjoins what was found: that would be half of a name."""
+    """Return whether no expression is adjacent to the match. Otherwise the match would be half of a name."""
     return (start > 0 or ends[0]) and (end < len(piece) or ends[1])
 
 
@@ -127,32 +127,32 @@ _TOKENS = re.compile(r"\b(?:Bearer|Basic)\s+\S|(?<![A-Za-z0-9])(?:gh[opsu]_|gith
 _BEFORE_CODE = ("-c", "-lc", "-ec", "-e", "-m", "--eval", "--command", "-Command", "/c")
 _CODE_KEYS = frozenset(("cmd", "code", "command", "script", "sql", "statement"))
 _SCRIPT = re.compile(r"[\s;|&$`<>()]")
-_REFERENCES = 8  # that are followed from one schema to the next for the same value
+_REFERENCES = 8  # how many schema references to follow for one value
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A scalar of a call's parameters. `path` leads to it from the plan's document; `at` is the same for people: `check.parameters.url`."""
+    """A scalar in a call's parameters. `path` locates it in the plan's document; `at` is the readable form: `check.parameters.url`."""
 
     path: Path
     at: str
-    key: str  # the name that it stands under: of a parameter, or of the option before it in a list of arguments
+    key: str  # its name: that of a parameter, or of the preceding option in a list of arguments
     value: str | int | float | bool
-    schemas: tuple[Schema, ...]  # what the tool says of it, as far as it says anything
+    schemas: tuple[Schema, ...]  # the tool's schemas for it, if any
 
     @property
     def is_flag(self) -> bool:
-        """Whether it is an option of a command, as `-f` or `--force`."""
+        """Whether it is a command option, such as `-f` or `--force`."""
         return isinstance(self.value, str) and self.value.startswith("-") and "=" not in self.value and " " not in self.value
 
     @property
     def choices(self) -> list[JsonValue]:
-        """The only values that the tool takes here; empty where it takes others."""
+        """The only values that the tool accepts here, or empty if it accepts others."""
         return next((list(schema["enum"]) for schema in self.schemas if "enum" in schema), list[JsonValue]())
 
 
 def literals_of(plan: ExecutionPlan, tools: ToolRegistry) -> list[Literal]:
-    """Return the literals of the plan's calls in their order; none that is secret, code, or the program that a command calls."""
+    """Return the literals of the plan's calls in order, except secrets, code, and the program that a command runs."""
     calls = list(_calls(plan, tools))
     hidden = {text for call in calls for text in _hidden(call.parameters, masked(call.parameters, schema=call.schema))}
     found: list[Literal] = []
@@ -171,7 +171,7 @@ class _Call:
     at: str
     parameters: dict[str, JsonValue]
     schema: Schema
-    code: frozenset[str]  # parameters in which no expression may stand
+    code: frozenset[str]  # parameters that must not contain expressions
 
 
 def _calls(plan: ExecutionPlan, tools: ToolRegistry) -> Iterator[_Call]:
@@ -187,7 +187,7 @@ def _calls(plan: ExecutionPlan, tools: ToolRegistry) -> Iterator[_Call]:
 
 
 def _hidden(value: JsonValue, shown: JsonValue) -> Iterator[str]:
-    """Yield the texts of `value` of which `shown` shows nothing: as secrets they are no input anywhere."""
+    """Yield the texts of `value` that `shown` hides completely: as secrets, they cannot become an input anywhere."""
     if isinstance(value, dict) and isinstance(shown, dict):
         for name, member in value.items():
             yield from _hidden(member, shown[name])
@@ -199,7 +199,7 @@ def _hidden(value: JsonValue, shown: JsonValue) -> Iterator[str]:
 
 
 def _tells_secret(text: str) -> bool:
-    """Return whether a secret stands in a text by its name, as in `--password=…`, or by its own looks."""
+    """Return whether a text contains a secret, by its name, as in `--password=…`, or by its form."""
     return bool(_TOKENS.search(text)) or any(is_secret_name(name) for name in _ASSIGNED.findall(text))
 
 
@@ -210,7 +210,7 @@ class _Walk:
     place: str
 
     def of(self, value: JsonValue, shown: JsonValue, path: Path, key: str, schemas: tuple[Schema, ...]) -> Iterator[Literal]:
-        """Yield the literals in `value`; `shown` is what people may see of it, which differs where something is secret."""
+        """Yield the literals in `value`. `shown` is the redacted value, which differs where something is secret."""
         if isinstance(value, dict) and isinstance(shown, dict):
             for name, member in value.items():
                 members = tuple(part for schema in schemas for part in self.below(schema, name))
@@ -223,7 +223,7 @@ class _Walk:
                     yield from self.of(member, shown[index], (*path, index), name or key, members)
         elif isinstance(value, str | int | float) and value == shown and value != "" and not self._is_secret(key, value):
             if last_word(key) in _CODE_KEYS and isinstance(value, str) and _SCRIPT.search(value):
-                return  # of a tool that does not say that it is code
+                return  # code, although the tool does not declare it as such
             at = self.place
             for part in path:
                 at = join(at, part)
@@ -233,11 +233,11 @@ class _Walk:
         return isinstance(value, str) and (is_secret_name(key) or _tells_secret(value))
 
     def below(self, schema: Schema, name: str) -> tuple[Schema, ...]:
-        """Return what `schema` says of its property `name`."""
+        """Return the schemas that `schema` has for its property `name`."""
         return self.resolved(schema.get("properties", {}).get(name, schema.get("additionalProperties")))
 
     def resolved(self, schema: Any, depth: int = 0) -> tuple[Schema, ...]:
-        """Return a schema with all that it refers to or chooses among."""
+        """Return a schema together with all schemas that it refers to or chooses from."""
         if not isinstance(schema, Mapping) or depth > _REFERENCES:
             return ()
         own = cast("Schema", schema)
@@ -248,7 +248,7 @@ class _Walk:
 
 
 def _is_code(argument: JsonValue, before: JsonValue) -> bool:
-    """Return whether an argument of a command may be a script, into which no input is put, or names a program: `sh -c …`, `ssh host …`."""
+    """Return whether a command's argument may be a script, which takes no inputs, or names a program: `sh -c …`, `ssh host …`."""
     return before in _BEFORE_CODE or (isinstance(argument, str) and _SCRIPT.search(argument) is not None)
 
 
@@ -258,37 +258,37 @@ def _option(before: JsonValue) -> str | None:
     return before.removeprefix("--") or None if is_option and isinstance(before, str) else None
 
 
-_SHORTEST_PART = 4  # characters of a text that is looked for inside of others, where nothing but its repetition speaks for it
+_SHORTEST_PART = 4  # characters of a text that is also searched inside other texts, if only its repetition suggests an input
 
 
 @dataclass(frozen=True)
 class Replacing:
-    """Replaces `value` by the input `name`: where it is all that stands somewhere, and where it stands as a word of its own in a text."""
+    """Replaces `value` by the input `name`, both as a whole value and as a separate word in a text."""
 
     value: str | int | float | bool
     name: str
-    is_certain: bool  # it is known to vary, or looks so; else a short word may mean something else in a longer text
+    is_certain: bool  # known to vary, or looks so; otherwise a short word may mean something else in a longer text
 
     @property
     def reference(self) -> str:
-        """What takes its place."""
+        """The expression that replaces the value."""
         return f"${{{{ inputs.{self.name} }}}}"
 
     @property
     def is_part(self) -> bool:
-        """Whether it is looked for inside of longer texts, too."""
+        """Whether it is also searched inside longer texts."""
         return isinstance(self.value, str) and (self.is_certain or len(self.value) >= _SHORTEST_PART)
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
         value = str(self.value)
-        # Letters of scripts that write without blanks end no word.
+        # In scripts that are written without spaces, a letter next to the value does not extend the word.
         before = ("/" if value[0] in "/~" else "") + (r"A-Za-z0-9_.\-" if value[0].isascii() else "")
         after = r"(?![A-Za-z0-9_\-]|\.[A-Za-z0-9_])" if value[-1].isascii() else ""
         return re.compile((f"(?<![{before}])" if before else "") + re.escape(value) + after)
 
     def text(self, text: str) -> str:
-        """Return `text` with the input in every place of the value."""
+        """Return `text` with every occurrence of the value replaced by the input."""
         if text == self.value:
             return self.reference
         if not self.is_part or str(self.value) not in text:
@@ -300,14 +300,14 @@ class Replacing:
         last = len(cut) - 1
         parts = [self._code(part) if isinstance(part, Code) else self._words(part, (at == 0, at == last)) for at, part in enumerate(cut)]
         same = all(new == (f"${{{{ {old.text} }}}}" if isinstance(old, Code) else old) for new, old in zip(parts, cut, strict=True))
-        return text if same else "".join(parts)  # as it was written, with its white space
+        return text if same else "".join(parts)  # as written, with its white space
 
     def expression(self, text: str) -> str:
-        """Return a text that is one expression with the input in place of the constant."""
+        """Return a single-expression text with the constant replaced by the input."""
         return self.text(text) if self.value != text else text
 
     def remains(self, value: JsonValue, at: str) -> Iterator[str]:
-        """Yield the places in a document at which the value is still written out."""
+        """Yield the paths in a document where the value is still written out."""
         if isinstance(value, dict):
             for key, member in value.items():
                 if self._is_in(key):
@@ -329,25 +329,25 @@ class Replacing:
 
     def _words(self, piece: str, ends: tuple[bool, bool]) -> str:
         def put(found: re.Match[str]) -> str:
-            # Beside an expression it is half of a name.
+            # Next to an expression it is half of a name.
             alone = (found.start() > 0 or ends[0]) and (found.end() < len(piece) or ends[1])
             return self.reference if alone else found[0]
 
         return self._pattern.sub(put, piece)
 
     def _code(self, part: Code) -> str:
-        if not self.is_certain or self.value in tuple(StepStatus):  # `status == 'completed'` speaks of something else
+        if not self.is_certain or self.value in tuple(StepStatus):  # `status == 'completed'` is about something else
             return f"${{{{ {part.text} }}}}"
         return f"${{{{ {with_constants(part.text, str(self.value), f'inputs.{self.name}')} }}}}"
 
 
 def value_at(document: Any, path: tuple[str | int, ...]) -> Any:
-    """Return what `path` leads to in a document."""
+    """Return the value at `path` in a document."""
     for key in path:
         document = document[key]
     return document
 
 
 def put_at(document: Any, path: tuple[str | int, ...], value: JsonValue) -> None:
-    """Put `value` where `path` leads to in a document."""
+    """Set the value at `path` in a document."""
     value_at(document, path[:-1])[path[-1]] = value

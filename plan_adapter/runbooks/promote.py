@@ -1,4 +1,4 @@
-"""What a proposed input is called."""
+"""`promote`: turns the plan of a good run into a runbook, and proposes and names its inputs."""
 
 import copy
 import re
@@ -25,7 +25,7 @@ _UNTELLING = frozenset(
         "statement text uri url value values",
     )
 )
-"""Names of parameters that say nothing of what stands under them."""
+"""Parameter names that say nothing about their value."""
 
 _TAKEN = frozenset({"self", "cls", "return_state", "wait_for", "true", "false", "null", "in"})
 _LONGEST = 40
@@ -33,7 +33,7 @@ _LONGEST = 40
 
 @dataclass(frozen=True, slots=True)
 class NameSource:
-    """What a name is made of: what the value looks like, and the keys that it stands under, each with whether nothing else does."""
+    """What a name is made from: the kind of value, and the keys it occurs under, each with whether the key holds nothing else."""
 
     kind: str
     keys: Sequence[tuple[str, bool]]
@@ -53,44 +53,44 @@ def free_name(source: NameSource, taken: Collection[str]) -> str:
 
 
 def _identifier(key: str) -> str:
-    """Return `key` in snake_case, "" where it has no letters of ASCII: those alone may stand in the name of an input."""
+    """Return `key` in snake_case, or "" if it has no ASCII letters, because input names allow no others."""
     split = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key) if key.isascii() else last_word(key)
     name = re.sub(r"[^A-Za-z0-9]+", "_", split).strip("_").lower()[:_LONGEST].rstrip("_")
     return name if name[:1].isalpha() else ""
 
 
 MOST_INPUTS = 20
-"""More inputs than these nobody fills in: the others are told as literals that stay."""
+"""Nobody fills in more inputs than this. Further candidates stay literals and are counted in a note."""
 
-_COMPARED = 200  # candidates of which it is counted where else they stand; a plan of thousands of steps has thousands
-_LONGEST_NAME = 200  # characters of a text that is taken for a value because it is repeated
+_COMPARED = 200  # candidates whose other occurrences are counted; a plan with thousands of steps has thousands
+_LONGEST_NAME = 200  # characters of a text that can count as a value because it is repeated
 _SHORTEST = 2
 _PLACES_SHOWN = 6
 _KINDS: Mapping[type, InputType] = {str: "string", bool: "boolean", int: "integer", float: "number"}
 
-_Key = tuple[type, str | int | float | bool, str]  # of a number also the name that it stands under: 30 is many things
+_Key = tuple[type, str | int | float | bool, str]  # for a number, also its key: 30 can mean many things
 
 
 @dataclass(frozen=True, slots=True)
 class ProposedInput:
-    """A literal that may become an input: under which name, as what, why, where it stood, and where it still does."""
+    """A literal that may become an input: its name, definition, reasons, the places it was in, and those where it remains."""
 
     name: str
     definition: Input
     reasons: tuple[str, ...]
-    places: tuple[str, ...]  # as `check.parameters.url`
-    remains: tuple[str, ...] = ()  # where the value is still written out, because no expression may stand there
+    places: tuple[str, ...]  # such as `check.parameters.url`
+    remains: tuple[str, ...] = ()  # where the value is still written out, because expressions are not allowed there
 
     @property
     def comment(self) -> str:
-        """Return in words why it is proposed and where it stands, in one line."""
+        """Return a line that says why it is proposed and where it occurs."""
         still = f"; still written out in {_listed(self.remains)}" if self.remains else ""
         return f"proposed: {'; '.join(self.reasons)}; in {_listed(self.places)}{still}"
 
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """A runbook to be: the plan with the proposed inputs, whose defaults are what the run had; and what is to be known of it."""
+    """A proposed runbook: the plan with its proposed inputs, whose defaults are the run's values, and notes about it."""
 
     plan: ExecutionPlan
     inputs: tuple[ProposedInput, ...]
@@ -98,7 +98,7 @@ class Promotion:
 
     @property
     def comments(self) -> dict[str, str]:
-        """Return the comment of each proposed input by its place in the document."""
+        """Return the comment of each proposed input by its path in the document."""
         return {f"inputs.{proposed.name}": proposed.comment for proposed in self.inputs}
 
 
@@ -110,12 +110,12 @@ def promote(
     name: str | None = None,
     without: Collection[str] = (),
 ) -> Promotion:
-    """Return `plan` with inputs in the place of literals that vary: with their defaults every call is given what it was given before.
+    """Return `plan` with literals that vary replaced by inputs. With the inputs' defaults, every call gets the same values as before.
 
-    A literal of a call's parameters is taken where it differs in `others` (other versions of the plan, each with what it is called, as
-    `version 2`), where it looks like a host, path, version, date, image tag or address, and where it stands in several places. Never
-    one that is secret, code, or a program's name. The plan's own inputs stay as they are. `without` are names that are not to be
-    proposed. Raises InvalidPlanError where `plan` does not fit `tools`.
+    A literal of a call's parameters becomes an input if it differs in `others` (other versions of the plan, each with a label such as
+    `version 2`), if it looks like a host, path, version, date, image tag or address, or if it occurs in several places. Secrets, code and
+    program names never do. The plan's own inputs stay as they are. `without` are names not to propose. Raises InvalidPlanError if `plan`
+    does not fit `tools`.
     """
     plan = validate(plan, tools).plan
     literals = literals_of(plan, tools)
@@ -139,7 +139,7 @@ def promote(
 @dataclass(slots=True)
 class _Candidate:
     value: str | int | float | bool
-    kind: str = ""  # what it looks like
+    kind: str = ""  # the kind of value that it looks like
     reasons: list[str] = field(default_factory=list[str])
     literals: list[Literal] = field(default_factory=list[Literal])
     is_varied: bool = False
@@ -150,14 +150,14 @@ class _Candidate:
 
 
 class _Candidates:
-    """Gathers what may become an input, by its value."""
+    """Collects the candidates for inputs, by value."""
 
     def __init__(self, literals: Sequence[Literal]) -> None:
         self._literals = literals
         self._found: dict[_Key, _Candidate] = {}
 
     def ordered(self) -> list[_Candidate]:
-        """Return the candidates: what is known to vary, then what stands in most places, also inside of others, then the longest."""
+        """Return the candidates: those known to vary first, then those with most occurrences, also inside other texts, then the longest."""
         found = sorted(self._found.values(), key=lambda one: (not one.is_varied, -len(one.literals), -len(str(one.value))))
         rank = {id(one): (not one.is_varied, -self._places(one), -len(str(one.value))) for one in found[:_COMPARED]}
         return [*sorted(found[:_COMPARED], key=lambda one: rank[id(one)]), *found[_COMPARED:]]
@@ -168,7 +168,7 @@ class _Candidates:
         return max(len(candidate.literals), sum(isinstance(text, str) and draft.text(text) != text for text in texts))
 
     def add_varied(self, others: Iterable[tuple[str, list[Literal], ExecutionPlan]], plan: ExecutionPlan) -> None:
-        """Add what another version of the plan has otherwise at the same place of the same call."""
+        """Add the values that differ in another version of the plan, at the same place of the same call."""
         tool_of = {step.id: step.tool_name for step in plan.steps}
         for label, literals, other in others:
             same = {step.id for step in other.steps if tool_of.get(step.id) == step.tool_name}
@@ -181,7 +181,7 @@ class _Candidates:
                         self._add(mine, literal, f"it was {as_text(other_value)} in {label}", is_varied=True)
 
     def add_looks(self) -> None:
-        """Add what looks as if it differed from run to run."""
+        """Add values that look as if they vary from run to run."""
         for literal in self._literals:
             if isinstance(literal.value, str) and not literal.choices:
                 try:
@@ -192,7 +192,7 @@ class _Candidates:
                     self._add(text, literal, f"it looks like {_in_words(kind)}", kind=kind)
 
     def add_repeated(self) -> None:
-        """Add what stands in several places; a number only under the same name."""
+        """Add values that occur in several places. A number must have the same key."""
         places: dict[_Key, list[Literal]] = {}
         for literal in self._literals:
             if _may_repeat(literal):
@@ -214,7 +214,7 @@ class _Candidates:
 
 @dataclass(slots=True)
 class _Work:
-    """The document of the runbook as it comes to be."""
+    """The runbook's document while it is being edited."""
 
     document: dict[str, JsonValue]
     literals: Sequence[Literal]
@@ -224,11 +224,11 @@ class _Work:
     left: int = 0
 
     def definitions(self) -> dict[str, JsonValue]:
-        """Return the proposed inputs as a document writes them."""
+        """Return the proposed inputs in document form."""
         return {one.name: one.definition.model_dump(mode="json", exclude_defaults=True, exclude_none=True) for one in self.inputs}
 
     def propose(self, candidate: _Candidate) -> None:
-        """Put an input in the place of a candidate, where it still stands in enough places."""
+        """Replace a candidate by an input, if it still occurs in enough places."""
         draft = Replacing(candidate.value, "x", candidate.is_certain)
         is_full = len(self.inputs) >= MOST_INPUTS
         found = self._replaced(draft, candidate, candidate.literals if is_full else self.literals)
@@ -251,7 +251,7 @@ class _Work:
         self.inputs.append(ProposedInput(name, _definition(candidate, places), tuple(candidate.reasons), places, self._remains(replacing)))
 
     def _replaced(self, replacing: Replacing, candidate: _Candidate, among: Sequence[Literal]) -> list[tuple[Literal, str]]:
-        """Return the literals that hold the value now, each with what it becomes."""
+        """Return the literals that contain the value now, each with its replacement."""
         found: list[tuple[Literal, str]] = []
         keys = {literal.key for literal in candidate.literals}
         for literal in among:
@@ -264,7 +264,7 @@ class _Work:
         return found
 
     def _replace_in_expressions(self, replacing: Replacing) -> None:
-        """Put the input in the place of constants in conditions and outputs, so that these mean the same again."""
+        """Replace constants in conditions and outputs by the input, so that they keep their meaning."""
         for step in cast("list[dict[str, JsonValue]]", self.document["steps"]):
             for name in ("when", "for_each", "done_when"):
                 text = step.get(name)
@@ -282,7 +282,7 @@ class _Work:
 
 
 def _definition(candidate: _Candidate, places: Sequence[str]) -> Input:
-    """Return the input: of the tool's type where that takes the value, with its choices, else of the literal's own."""
+    """Return the input. It has the tool's type and choices if they accept the value, else the literal's own type."""
     whole = [literal for literal in candidate.literals if literal.value == candidate.value]
     said = {str(schema.get("type")) for literal in whole for schema in literal.schemas}
     kind = _KINDS[type(candidate.value)]
@@ -312,7 +312,7 @@ def _may_repeat(literal: Literal) -> bool:
 
 
 def _difference(mine: Any, theirs: Any) -> tuple[Any, Any]:
-    """Return what differs between two values: of texts the words between what they begin and end with, else all of both."""
+    """Return the part that differs between two values: for texts, the words between common start and end; else both values."""
     if not isinstance(mine, str) or has_expression(mine) != has_expression(theirs):
         return mine, theirs
     words, others = (re.findall(r"[A-Za-z0-9_.\-]+|[^A-Za-z0-9_.\-]", text) for text in (mine, theirs))

@@ -1,1 +1,1 @@
-"""One run: its approval, its life from the first row to the last, and where its steps are called."""
+"""How one run is approved, started, resumed, rolled back and ended."""

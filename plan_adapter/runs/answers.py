@@ -19,9 +19,9 @@ from plan_adapter.store.store import PlanStore
 
 
 async def why_stale(answer: Approval, plan: ExecutionPlan, run: PlanRun, store: PlanStore, settings: Settings) -> str | None:
-    """Return why an approval that was given at a gate, and that nobody has used yet, would not be taken now; None where it would.
+    """Return why `answer` is a stale approval, or None. Only an unused approval from a gate can be stale.
 
-    The policy, groups and allowed signers may have changed since, or be others in the process that took it.
+    The policy, groups and allowed signers may have changed since the answer, or may differ in the process that took it.
     """
     if answer.decision != "approve" or answer.gate_id is None or answer.used_at is not None:
         return None
@@ -39,7 +39,7 @@ async def why_stale(answer: Approval, plan: ExecutionPlan, run: PlanRun, store: 
 async def approval_before(
     answers: Sequence[Approval], plan: ExecutionPlan, run: PlanRun, store: PlanStore, settings: Settings
 ) -> tuple[list[str], list[str]]:
-    """Return in words who asked for changes of what a gate asks about, and whose approval of it counts no more, and why."""
+    """Return two lists of messages: who asked for changes, and which approvals are stale and why."""
     changes = [f"{row.by} asks for changes: {row.note}" for row in answers if row.decision == "request_changes"]
     lapsed = list[str]()
     for row in answers:
@@ -50,18 +50,18 @@ async def approval_before(
 
 @dataclass(slots=True)
 class GateAnswers:
-    """Takes the answers at the gates of one run in one process, whichever way they come."""
+    """Verifies and records the answers at the gates of one run, whether they come from a form, a terminal or a command."""
 
     store: PlanStore
     settings: Settings
-    forms_are_private: Callable[[], Awaitable[bool]] | None = None  # whether people sign in where they answer forms; None: no forms
-    redact: Callable[[JsonValue], JsonValue] = lambda value: value  # takes secrets out of what people say of a call
-    _verified: set[str] = field(default_factory=set[str])  # ids of answers that were proved in this process
+    forms_are_private: Callable[[], Awaitable[bool]] | None = None  # whether the forms require a login; None: no forms
+    redact: Callable[[JsonValue], JsonValue] = lambda value: value  # redacts secrets in notes and results
+    _verified: set[str] = field(default_factory=set[str])  # ids of the answers verified in this process
 
     async def close(self, gate: Gate, answer: Answer, request: ApprovalRequest) -> Gate:
-        """Return `gate` closed by `answer`, whose giver is proved and allowed.
+        """Verify `answer`, close `gate` with it, and return the closed gate.
 
-        Raises NotApprovedError with why it is not taken, RunConflictError where somebody else was first.
+        Raises NotApprovedError if the answer is refused, and RunConflictError if another answer came first.
         """
         if gate.kind == "approval" or gate.step_id is None:
             return await self.store.answer_gate(gate.id, await self._taken(answer, request))
@@ -69,13 +69,13 @@ class GateAnswers:
         return await self.store.gate(gate.id)
 
     async def prove(self, approval: Approval, asked: ApprovalRequest | Gate) -> None:
-        """Return if `approval`, which may come from elsewhere, is signed by who it says, where it says so; raises NotApprovedError."""
+        """Check the proof of identity in `approval`, which another process may have written. Raises NotApprovedError."""
         if approval.id not in self._verified:
             await asyncio.to_thread(recheck, approval, asked, await self.store.policy_in_force(self.settings))
             self._verified.add(approval.id)
 
     async def resolution_at(self, gate: Gate) -> Receipt | None:
-        """Return the receipt that is what was said at `gate`, which asked how a call ended; None for any other one."""
+        """Return the receipt with the resolution that closed `gate`, or None if it is open or not an outcome gate."""
         if gate.kind != "outcome" or gate.closed_at is None:
             return None
         call = (gate.step_id, gate.item, gate.call_kind)
@@ -83,7 +83,7 @@ class GateAnswers:
         return next((row for row in of_gate if row.ended_at == gate.closed_at and row.by is not None), None)
 
     async def _taken(self, answer: Answer, request: ApprovalRequest) -> Approval:
-        """Return `answer` as an approval, its giver proved and allowed; raises NotApprovedError with why not."""
+        """Return `answer` as an approval, with its identity verified and allowed. Raises NotApprovedError."""
         await self._refuse_open_form(answer, request)
         means = await self._means()
         approval = await approval_from(answer, await self._as_of_today(request, means.policy), means)
@@ -99,7 +99,7 @@ class GateAnswers:
         means = await self._means()
         known_by = await proved(answer, await self._as_of_today(request, means.policy), means)
         said = (str(self.redact(answer.note)), self.redact(answer.result))
-        if answer.signature is not None and said[1] != answer.result:  # no record could show that this is what was signed
+        if answer.signature is not None and said[1] != answer.result:  # the redacted record could not be checked against the signature
             raise NotApprovedError("the result that was signed holds the value of a secret: say it without, and sign that")
         return Word(answer.decision, answer.by, known_by, *said, digest=request.approval_digest, signature=answer.signature)
 
@@ -108,14 +108,14 @@ class GateAnswers:
         return Means(policy, self.settings, self.store, (await self.store.now()).timestamp())
 
     async def _as_of_today(self, request: ApprovalRequest, policy: PolicyInForce) -> ApprovalRequest:
-        """Return `request` with what an answer must fit now, by the store's policy where it has one."""
+        """Return `request` with the gate policy of today, if the store has a policy."""
         if policy.number is None or request.run_id is None:
             return request
         run = await self.store.run(request.run_id, with_steps=False)
         return replace(request, rules=with_todays_policy(request.rules, await self.store.get(run.digest), policy))
 
     async def _refuse_open_form(self, answer: Answer, request: ApprovalRequest) -> None:
-        """Raise NotApprovedError for a code in a form that anybody could have read and sent."""
+        """Raise NotApprovedError for a one-time code in a form that anyone can read and submit."""
         if answer.channel != "form" or answer.code is None or answer.signature is not None or self.forms_are_private is None:
             return
         if not await self.forms_are_private():

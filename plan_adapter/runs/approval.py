@@ -1,4 +1,4 @@
-"""The approval of one run, of its whole plan or of one of its calls: found, asked for, checked and used up."""
+"""Finds, requests, checks and uses up the approval of a run's plan."""
 
 import asyncio
 from collections.abc import Collection
@@ -35,11 +35,11 @@ from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan, bind_inputs, validate
 
 MOST_PENDING = 200
-"""How many of the newest runs that wait are looked at, whether their gate is over."""
+"""How many of the newest waiting runs `end_expired` checks for an expired gate."""
 
 
 async def is_answered(bound: BoundPlan, store: PlanStore, run_request: RunRequest, *, run: PlanRun | None = None) -> bool:
-    """Whether nobody needs to be asked, or there is an answer (also one to `run`), or somebody who can be asked."""
+    """Return whether the plan needs no approval, has an answer already (also at a gate of `run`), or has somebody to ask."""
     if not requires_approval(bound.validated.plan, await store.policy_in_force(run_request.settings)):
         return True
     if run_request.approval is not None or run_request.approver is not None or run_request.asks_in_form:
@@ -50,7 +50,7 @@ async def is_answered(bound: BoundPlan, store: PlanStore, run_request: RunReques
 
 
 async def not_approved(bound: BoundPlan, store: PlanStore, settings: Settings, *, run: PlanRun | None = None) -> NotApprovedError:
-    """Return the error that names what needs an approval, and the ways to give it."""
+    """Return the error that says which approval is missing and how to give it."""
     plan, lapsed = bound.validated.plan, list[str]()
     if run is not None:
         _, lapsed = await approval_before(await _answers(run, bound, store), plan, run, store, settings)
@@ -62,11 +62,11 @@ async def not_approved(bound: BoundPlan, store: PlanStore, settings: Settings, *
 
 
 async def approve_run(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> ApprovedPlan | None:
-    """Return the plan as approved for `run`, or None where it was rejected, expired or cancelled, which is then recorded.
+    """Return the plan as approved for `run`, or None if the run was rejected, expired or cancelled, which is then recorded.
 
-    None also where nobody is waited for and nobody has approved it: its gate is left open then. A new version of the plan that comes
-    meanwhile takes the place of the one that was asked about, in `run`, too. Raises NotApprovedError for an answer of other content, and
-    where the answer is waited for and nobody is there to ask.
+    Also returns None if nobody has approved the plan and the caller does not wait; the gate stays open. If a new version of the plan
+    arrives in the meantime, it replaces the one in `run` and is asked about instead. Raises NotApprovedError for an answer to other
+    content, and if the caller waits but there is nobody to ask.
     """
     while True:
         try:
@@ -77,17 +77,17 @@ async def approve_run(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> App
         if answer is None:
             return None
         if await why_stale(answer, bound.validated.plan, run, keeper.store, keeper.run_request.settings) is not None:
-            continue  # it was taken elsewhere, by other rules: somebody is asked again
+            continue  # another process accepted it under another policy: ask again
         if answer.decision == "approve":
             return await _used(bound, run, answer, keeper)
         if answer.decision == "reject":
             return await end_rejected(run, answer, keeper.store)
-        if keeper.has_spoken(bound.approval_digest) and not keeper.run_request.asks_in_form:  # the same would be said again, for ever
+        if keeper.has_spoken(bound.approval_digest) and not keeper.run_request.asks_in_form:  # else this never ends
             raise NotApprovedError(f"{answer.by} asks for changes: {answer.note}; `plan revise {run.id} FILE` gives a new version")
 
 
 async def open_detached(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: Settings) -> Gate:
-    """Return the gate of a run that nobody waits for, open for `plan approve`."""
+    """Open and return the gate of a run that no process waits at, ready for `plan approve`."""
     draft = await _gate_of(bound, run, store, settings)
     gate = await store.open_gate(draft, timeout_ms=bound.validated.plan.options.approval_timeout_ms)
     await store.leave_gate(gate.id)
@@ -96,15 +96,18 @@ async def open_detached(bound: BoundPlan, run: PlanRun, store: PlanStore, settin
 
 @runtime_checkable
 class Foresees(Protocol):
-    """An approver who knows beforehand whether an approval would be taken."""
+    """An approver that knows in advance whether its approval would be accepted."""
 
     def foresee(self, rules: GateRules) -> None:
-        """Raise NotApprovedError where it would not be, by `rules`."""
+        """Raise NotApprovedError if the gate policy `rules` would refuse the approval."""
         ...
 
 
 async def refuse_approver(bound: BoundPlan, store: PlanStore, run_request: RunRequest, *, run: PlanRun | None = None) -> None:
-    """Raise NotApprovedError where the plan must be approved and who is asked knows that they may not: before anything begins."""
+    """Raise NotApprovedError, before anything starts, if the approver knows that its approval would be refused.
+
+    Does nothing if a form asks as well, or if the plan needs no further answer.
+    """
     if run_request.asks_in_form or not isinstance(run_request.approver, Foresees):
         return
     if await is_answered(bound, store, replace(run_request, approver=None), run=run):
@@ -117,8 +120,8 @@ async def refuse_approver(bound: BoundPlan, store: PlanStore, run_request: RunRe
 
 
 async def end_overdue(run: PlanRun, store: PlanStore) -> PlanRun:
-    """Return `run` as it is once its gates are ended at which nobody answered in time and no process waits."""
-    if run.completed_at is not None:  # its gates were closed then
+    """End the expired gates of `run` that no process waits at, and return the run as it is now."""
+    if run.completed_at is not None:  # ending the run closed its gates
         return run
     waiting = await store.gates(run_id=run.id)
     now = await store.now() if waiting else None
@@ -129,7 +132,7 @@ async def end_overdue(run: PlanRun, store: PlanStore) -> PlanRun:
 
 
 async def end_expired(store: PlanStore, *, run_id: str | None = None) -> None:
-    """End the gates at which nobody answered in time and no process waits, of one run or of all, and the runs that end with them."""
+    """End the expired gates that no process waits at, of one run or of all runs, and the runs that end with them."""
     now = await store.now()
     for gate in await store.gates(run_id=run_id):
         if gate.is_over(now):
@@ -140,12 +143,12 @@ async def end_expired(store: PlanStore, *, run_id: str | None = None) -> None:
     for run in waiting:
         last = next(reversed([gate for gate in await store.gates(run_id=run.id, open_only=False) if gate.step_id is None]), None)
         is_over = last is not None and last.end == "expired" and last.approval_digest == run.approval_digest
-        if last is not None and is_over and run.status is PlanStatus.PENDING_APPROVAL:  # closed by an answer that came late
+        if last is not None and is_over and run.status is PlanStatus.PENDING_APPROVAL:  # expired by a late answer
             await end_unapproved(run, store, RunReason.EXPIRED, _unanswered(last))
 
 
 async def _ends_run(gate: Gate, run: PlanRun, store: PlanStore) -> bool:
-    """Return whether `run`, which waits without a process, ends as `gate` expires; else going on with it tells what becomes of it."""
+    """Return whether `run`, which has no process, ends when `gate` expires. If not, the next resume handles the expired gate."""
     if gate.step_id is None:
         return True
     plan = await store.get(run.digest)
@@ -158,13 +161,13 @@ def _unanswered(gate: Gate) -> str:
 
 
 async def end_unapproved(run: PlanRun, store: PlanStore, reason: RunReason, message: str) -> None:
-    """Record that `run` ends without having begun."""
+    """Record that `run` ended before any step started."""
     run.transition(PlanStatus.CANCELLED, reason=reason, message=message, completed_at=await store.now())
     await store.update_run(run)
 
 
 async def _found(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval | None:
-    """Return the answer that is there already, None where somebody must be asked."""
+    """Return an answer that exists already, or None if somebody has to be asked."""
     store, run_request, plan = keeper.store, keeper.run_request, bound.validated.plan
     answer = await _answer_to(run, bound, store, run_request.settings)
     if answer is not None:
@@ -184,9 +187,9 @@ def _context_of(run: PlanRun) -> RunContext:
 
 
 async def _answer_to(run: PlanRun, bound: BoundPlan, store: PlanStore, settings: Settings) -> Approval | None:
-    """Return what `run` was answered about exactly this content: at a gate of its own, or by what it has used already.
+    """Return the answer of `run` about exactly this content, given at its own gate or used by it before.
 
-    None also where that asks for changes, or counts no more.
+    Returns None for a request for changes and for a stale approval.
     """
     last = next(reversed(await _answers(run, bound, store)), None)
     if last is None or last.decision == "request_changes":
@@ -199,12 +202,12 @@ async def _answers(run: PlanRun, bound: BoundPlan, store: PlanStore) -> list[App
 
 
 def is_of_run(row: Approval, run: PlanRun) -> bool:
-    """Return whether `row` was given at the gate of the run's plan, or was used for it."""
+    """Return whether `row` was given at the plan gate of `run`, or was used for it."""
     return row.run_id == run.id and row.step_id is None and (row.gate_id is not None or row.used_at is not None)
 
 
 async def _fitting(given: Approval, bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval:
-    """Return an answer that was given before the run was made; raises NotApprovedError where the rules do not take it."""
+    """Return `given`, an answer from before the run was created. Raises NotApprovedError if the gate policy refuses it."""
     revisions = await keeper.store.revisions(run.id)
     revised_by = revisions[-1].by if revisions else ""
     policy = await keeper.store.policy_in_force(keeper.run_request.settings)
@@ -220,7 +223,7 @@ async def _fitting(given: Approval, bound: BoundPlan, run: PlanRun, keeper: Gate
 
 
 async def _asked(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval | None:
-    """Return the answer at the plan's gate; None where there is none any more, which is then recorded."""
+    """Return the answer at the plan gate, or None if there is none. If the run has ended with the gate, that is recorded."""
     store, run_request = keeper.store, keeper.run_request
     if run_request.waits and not run_request.asks:
         raise await not_approved(bound, store, run_request.settings, run=run)
@@ -249,7 +252,7 @@ async def _asked(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval
 
 
 def _is_left(run_request: RunRequest) -> bool:
-    """Return whether the gate of the plan is left open for others."""
+    """Return whether the plan gate stays open for others, with nobody waiting here."""
     return not (run_request.waits or run_request.asks)
 
 
@@ -260,11 +263,11 @@ def _done(left: "asyncio.Future[None]") -> bool:
 
 
 class _RevisedError(Exception):
-    """A new version of the plan took the place of the one that was asked about."""
+    """A new version of the plan replaced the one being asked about."""
 
 
 async def renewed(run: PlanRun, keeper: GateKeeper) -> BoundPlan:
-    """Return the new version of the plan of `run`, and write it into `run`; raises RunConflictError where its tools are not at hand."""
+    """Update `run` to the new version of its plan, and return that version. Raises RunConflictError if its tools are missing or differ."""
     tools = keeper.run_request.tools
     if tools is None:
         raise RunConflictError(f"run {run.id} has a new version of its plan: `plan resume {run.id}` asks about it")
@@ -279,7 +282,7 @@ async def renewed(run: PlanRun, keeper: GateKeeper) -> BoundPlan:
 
 
 async def _gate_of(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: Settings) -> Gate:
-    """Return the gate of the plan of `run`, which is kept as one that waits; its message tells what was answered and counts no more."""
+    """Return the plan gate of `run` to open, and record that the run waits. Its message names stale approvals."""
     plan = bound.validated.plan
     answers, revisions = await store.approvals(run.id), await store.revisions(run.id)
     policy = await store.policy_in_force(settings)
@@ -310,7 +313,7 @@ async def _gate_of(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: S
 
 
 def _unknown_names(plan: ExecutionPlan, policy: PolicyInForce) -> list[str]:
-    """Return who of the approvers may be a group that is missing; where there are no groups at all, every name is a person's."""
+    """Return notices about approvers that may be misspelt or missing groups. If no groups exist, every name is a person."""
     approvers = plan.approval.approvers if plan.approval is not None else ()
     names = [name for name in names_of_nobody(plan, policy) if name in approvers] if policy.groups else []
     where = "PLAN_ADAPTER_GROUPS" if policy.number is None else "the store's policy"
@@ -318,13 +321,13 @@ def _unknown_names(plan: ExecutionPlan, policy: PolicyInForce) -> list[str]:
 
 
 async def _origin(run: PlanRun, earlier: list[str], store: PlanStore) -> list[str]:
-    """Return what is told of the draft that the plan of `run`, or one of its `earlier` versions, came of."""
+    """Return lines about the draft that the plan of `run`, or one of its `earlier` versions, came from."""
     found = await store.drafts.of_plans([run.digest, *reversed(earlier)], tenant_id=run.tenant_id)
     return [] if found is None else origin_lines(found[1], is_as_drafted=found[0] == run.digest)
 
 
 async def _keep_waiting(run: PlanRun, store: PlanStore, *, message: str | None) -> None:
-    """Keep that `run` waits for an approval of its plan, and where: whoever goes on with it must find its flow run."""
+    """Record that `run` waits at its plan gate, with its flow run, which a resume has to find."""
     as_it_waits = (PlanStatus.PENDING_APPROVAL, None, message, None)
     if run.flow_run_id is not None or (run.status, run.reason, run.message, run.completed_at) != as_it_waits:
         run.transition(PlanStatus.PENDING_APPROVAL, message=message)
@@ -332,13 +335,13 @@ async def _keep_waiting(run: PlanRun, store: PlanStore, *, message: str | None) 
 
 
 def gated_steps(bound: BoundPlan, policy: PolicyInForce) -> Collection[str]:
-    """Return the ids of the steps that wait at a gate of their own."""
+    """Return the ids of the steps that have a step gate."""
     return [step.id for step in bound.validated.plan.steps if needs_gate(step, bound.validated, policy)]
 
 
 async def _used(bound: BoundPlan, run: PlanRun, answer: Approval, keeper: GateKeeper) -> ApprovedPlan:
     store, used = keeper.store, answer
-    if answer.run_id == run.id and answer.used_at is not None:  # in an earlier start: nobody else can use it, and it stays so
+    if answer.run_id == run.id and answer.used_at is not None:  # used in an earlier start of this run, so it stays valid
         approved = approved_plan(bound, replace(answer, expires_at=None), now=answer.used_at)
     else:
         approved = approved_plan(bound, replace(answer, expires_at=None) if answer.run_id == run.id else answer, now=await store.now())

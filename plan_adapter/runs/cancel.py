@@ -1,4 +1,4 @@
-"""Runs that somebody cancelled in Prefect while no process of theirs was there to see it."""
+"""Applies cancellations made in Prefect to runs that no process was watching."""
 
 import asyncio
 import logging
@@ -12,17 +12,17 @@ from plan_adapter.store.store import PlanStore
 log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0
-"""How long Prefect may take to say why a process is ended: its worker kills the process after half a minute."""
+"""How long to wait for Prefect to say why the process is being stopped. The worker kills the process after 30 seconds."""
 
 RESUMING_ENTRIES = frozenset({"run_created", "run_started", "new_version", "gate_opened"})
-"""The entries of a run's audit that make an earlier cancellation in Prefect one that was dealt with."""
+"""Audit log entries after which an earlier cancellation in Prefect no longer counts."""
 
 
 async def end_cancelled(runs: Collection[PlanRun], store: PlanStore) -> dict[str, str]:
-    """Cancel those of `runs` that were cancelled in Prefect since they went on last; return the reason of each by the run's id.
+    """Cancel the `runs` that were cancelled in Prefect since they last started, and return the reasons by run id.
 
-    The server is that of Prefect's settings. Of a run that has ended nothing is asked; one that a process executes is only asked to end.
-    Raises NoServerError.
+    The server is the one in Prefect's settings. Runs that have ended are not looked up. If a process is executing a run, it is asked to end
+    it. Raises NoServerError.
     """
     from plan_adapter.engine.flow_runs import cancellations
 
@@ -31,16 +31,16 @@ async def end_cancelled(runs: Collection[PlanRun], store: PlanStore) -> dict[str
     for flow_run_id, cancellation in (await cancellations(unended) if unended else {}).items():
         run = unended[flow_run_id]
         went_on = [entry.at for entry in await store.audit(run.id) if entry.kind in RESUMING_ENTRIES]
-        if went_on and max(went_on) > cancellation.at:  # revised since, or resumed without Prefect
+        if went_on and max(went_on) > cancellation.at:  # revised since then, or resumed without Prefect
             continue
-        with suppress(RunConflictError):  # it has ended meanwhile
+        with suppress(RunConflictError):  # it has ended in the meantime
             await store.cancel(run.id, cancellation.reason)
             ended[run.id] = cancellation.reason
     return ended
 
 
 async def cancelled_before(run: PlanRun, store: PlanStore) -> str | None:
-    """Return why `run`, of which somebody wants more now, is cancelled by `end_cancelled`; None where it is not, or Prefect is away."""
+    """Return why `run` was cancelled in Prefect, and cancel it; None if it was not, or Prefect cannot be reached."""
     try:
         return (await end_cancelled([run], store)).get(run.id)
     except NoServerError as error:
@@ -49,7 +49,7 @@ async def cancelled_before(run: PlanRun, store: PlanStore) -> str | None:
 
 
 async def is_cancelled(run: PlanRun, flow_run_id: str, store: PlanStore) -> bool:
-    """Return whether the process that works on `run` is ended because somebody cancels the flow run; the run is then told to end."""
+    """Return whether this process is being stopped because the flow run was cancelled. If so, also cancel `run`."""
     from plan_adapter.engine.flow_runs import cancellation_of
 
     try:

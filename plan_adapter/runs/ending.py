@@ -1,4 +1,4 @@
-"""How a start of a run is watched and how it ends: concluded, left waiting, or released for another start."""
+"""Watches a run while it executes, and ends it: concluded, left waiting, or released for another start."""
 
 import asyncio
 import logging
@@ -35,7 +35,10 @@ async def watched(
     *,
     ends: Stop | None = None,
 ) -> AsyncGenerator[None]:
-    """Keep the lease of the run, and set `ends`, if not given the stop of all work, once one of the two gives a reason."""
+    """Keep the run's lease and watch for cancellation inside the block.
+
+    Sets `ends` (by default `scope.stop`, which stops all work) once `asked` or `in_prefect` returns a reason.
+    """
     ends = ends or scope.stop
     works = [_keep_lease(scope, store), watch(ends, asked, every_seconds=STORE_POLL_SECONDS)]
     if in_prefect is not None:
@@ -51,7 +54,7 @@ async def watched(
 
 @asynccontextmanager
 async def _hidden_secrets(scope: RunScope) -> AsyncGenerator[None]:
-    """Keep secrets out of all that is logged and printed within: those of the plan, and the credentials of this process."""
+    """Redact the plan's secrets and this process's credentials in everything logged or printed inside the block."""
     await scope.secrets.expect(scope.approved.bound.validated.secrets)
     if scope.secrets.redactor:
         with hidden_in_logs(scope.secrets.redactor), redacted_prints(scope.secrets.redactor.text):
@@ -61,7 +64,7 @@ async def _hidden_secrets(scope: RunScope) -> AsyncGenerator[None]:
 
 
 async def _keep_lease(scope: RunScope, store: PlanStore) -> None:
-    """Renew the lease of the run while it is executed, and stop it once another process has taken it over."""
+    """Renew the run's lease periodically, and stop the run if another process has taken it over."""
     while True:
         await asyncio.sleep(store.lease_seconds / 4)
         try:
@@ -74,7 +77,7 @@ async def _keep_lease(scope: RunScope, store: PlanStore) -> None:
 
 
 async def answer_soon(in_prefect: Callable[[], Awaitable[str | None]]) -> str | None:
-    """Return the reason for which the run is cancelled in Prefect; None also where that cannot be told at once."""
+    """Return why the run was cancelled in Prefect, or None if it was not or Prefect does not answer in time."""
     try:
         async with asyncio.timeout(PREFECT_POLL_SECONDS):
             return await in_prefect()
@@ -84,7 +87,7 @@ async def answer_soon(in_prefect: Callable[[], Awaitable[str | None]]) -> str | 
 
 
 async def conclude_run(scope: RunScope, store: PlanStore, rollback: Rollback | None, undrafted: str | None) -> None:
-    """Keep and tell how the run, whose steps have ended, has ended; `undrafted` is why what is left could not be drafted anew."""
+    """Record and report the end of a run whose steps have all ended. `undrafted` says why replanning failed, if it did."""
     conclude(scope.run, scope.stop, scope.refusal, left=scope.history.left)
     scope.run.outputs, problem = _outputs(scope)
     scope.run.message = scope.run.message or problem
@@ -94,7 +97,10 @@ async def conclude_run(scope: RunScope, store: PlanStore, rollback: Rollback | N
 
 
 async def end_run(scope: RunScope, store: PlanStore, rollback: Rollback | None) -> None:
-    """Keep and tell the end of the run, whose status, reason and message are set; the message also tells where its rollback stands."""
+    """Record and report the end of the run, with the status, reason and message set by the caller.
+
+    The message also reports the state of the rollback. Secrets in the message and outputs are redacted.
+    """
     run, now, redactor = scope.run, scope.recorder.now(), scope.secrets.redactor
     if rollback is not None:
         run.message, run.rollback = rollback.report().beside(run.message, run.rollback)
@@ -113,7 +119,7 @@ async def end_run(scope: RunScope, store: PlanStore, rollback: Rollback | None) 
 
 
 def _outputs(scope: RunScope) -> tuple[dict[str, JsonValue], str | None]:
-    """Return the plan's outputs; those that cannot be computed are null, and their errors are returned in words."""
+    """Return the plan's outputs and, if any could not be computed, their errors as one message. Such outputs are null."""
     outputs, problems = dict[str, JsonValue](), list[str]()
     for name, template in scope.approved.bound.validated.outputs.items():
         try:
@@ -125,18 +131,18 @@ def _outputs(scope: RunScope) -> tuple[dict[str, JsonValue], str | None]:
 
 
 async def leave_waiting(run: PlanRun, store: PlanStore) -> None:
-    """Keep `run`, of which nothing but gates of steps is open, as one that waits for them without a process."""
+    """Record that `run`, with only step gates open, waits for answers without a process."""
     run.transition(PlanStatus.PENDING_APPROVAL, reason=run.reason, message=run.message)
     await store.update_run(run)
-    if (reason := await store.cancel_request(run.id)) is not None:  # it came too late for the steps to see it
+    if (reason := await store.cancel_request(run.id)) is not None:  # the request came after the last step checked for one
         await store.cancel(run.id, reason)
         ended = (await store.run(run.id, with_steps=False)).completed_at
         run.transition(PlanStatus.CANCELLED, reason=RunReason.CANCELLED, message=reason, completed_at=ended)
 
 
 async def let_go(run: PlanRun, store: PlanStore) -> None:
-    """Leave a run that could not be brought to an end to whoever resumes it."""
+    """Release a run that could not be ended here, so that another process can resume it."""
     try:
         await store.release(run.id)
     except StoreError as error:
-        log.info("run %s could not be released: %s", run.id, error)  # the store's error comes to the caller anyway
+        log.info("run %s could not be released: %s", run.id, error)  # the caller gets the original store error

@@ -1,4 +1,4 @@
-"""The folder that a run works in: recorded with the run, compared when it is resumed, covered by a new approval once it moves."""
+"""The folder that a run works in. It is recorded with the run and compared on resume; moving it needs a new approval."""
 
 import os
 import shlex
@@ -17,7 +17,7 @@ NO_INODE = "-"
 
 
 def current_folder(settings: Settings) -> RunFolder | None:
-    """Return the folder that a run of this process works in, links followed; None where the current folder is gone."""
+    """Return the folder that a run in this process works in, with symlinks resolved; None if the current folder is gone."""
     try:
         path = os.path.realpath(Path.cwd())
     except OSError:
@@ -27,7 +27,7 @@ def current_folder(settings: Settings) -> RunFolder | None:
 
 
 def in_folder(bound: BoundPlan, folder: RunFolder | None) -> BoundPlan:
-    """Return `bound` with an approval digest that covers `folder`, where somebody moved the run there."""
+    """Return `bound` with an approval digest that covers `folder`, if the run was moved there."""
     if folder is None or not folder.is_moved:
         return bound
     validated = bound.validated
@@ -36,9 +36,9 @@ def in_folder(bound: BoundPlan, folder: RunFolder | None) -> BoundPlan:
 
 
 def why_elsewhere(recorded: RunFolder | None, now: RunFolder | None, *, by_path: bool = False) -> str | None:
-    """Return how the folder of this process differs from that of a run; None where it does not, or the run has none recorded.
+    """Return how this process's folder differs from that of a run, or None if it does not or none is recorded.
 
-    `by_path`: a folder that was put in the place of the recorded one is the same.
+    With `by_path`, a folder that replaced the recorded one at the same path counts as the same.
     """
     if recorded is None:
         return None
@@ -54,7 +54,7 @@ def why_elsewhere(recorded: RunFolder | None, now: RunFolder | None, *, by_path:
 
 
 def refuse_elsewhere(run: PlanRun, settings: Settings) -> None:
-    """Raise NotApprovedError, with what to type, where `run` works in another folder than this process."""
+    """Raise NotApprovedError, with the command to type, if `run` works in another folder than this process."""
     now = current_folder(settings)
     if (why := why_elsewhere(run.folder, now)) is not None:
         here = f"`{resume_asked(run)} --here` asks for an approval of this folder"
@@ -65,14 +65,17 @@ def refuse_elsewhere(run: PlanRun, settings: Settings) -> None:
 
 
 def refuse_rollback_elsewhere(run: PlanRun, settings: Settings) -> None:
-    """Raise NotApprovedError where what `run` did would be undone in another folder: nobody can approve that."""
+    """Raise NotApprovedError if `run` would be rolled back in another folder. No approval can allow that."""
     why = why_elsewhere(run.folder, current_folder(settings), by_path=True)
     if why is not None and run.folder is not None:
         raise NotApprovedError(f"run {run.id} {why}: it is undone where it was done; {_there(run.folder, rollback_command(run))}")
 
 
 def moved_here(settings: Settings, run: PlanRun) -> RunFolder | None:
-    """Return the folder of this process as the one to which `run` is moved; None where the run works in it already."""
+    """Return the current folder, marked as moved to, or None if `run` works in it already.
+
+    Raises NotApprovedError if the current folder is gone.
+    """
     now = current_folder(settings)
     if why_elsewhere(run.folder, now) is None:
         return None
@@ -82,12 +85,12 @@ def moved_here(settings: Settings, run: PlanRun) -> RunFolder | None:
 
 
 def folder_text(folder: RunFolder) -> str:
-    """Return the folder in words for a gate: `/srv/app`, and where files are kept if that is elsewhere."""
+    """Return the folder as text for a gate: `/srv/app`, plus the folder for files if that is another one."""
     return folder.path if folder.files_root == folder.path else f"{folder.path}, files in {folder.files_root}"
 
 
 def move_text(before: RunFolder | None, now: RunFolder | None) -> str | None:
-    """Return from where to where a run was moved; None where it was not."""
+    """Return a sentence that says how the folder of a run changed, or None if it did not."""
     if before is None or now is None or before == now:
         return None
     replaced = " (another folder at the same place)" if folder_text(before) == folder_text(now) else ""
@@ -108,7 +111,7 @@ def _inode(path: str) -> str:
 
 
 def _same_inodes(recorded: str, now: str) -> bool:
-    # Not the numbers of devices: those of many file systems change when a machine starts again.
+    # Ignore device numbers: on many file systems they change when the machine restarts.
     pairs = zip(recorded.split(), now.split(), strict=False)
     return all(NO_INODE in (one, other) or one.partition(":")[2] == other.partition(":")[2] for one, other in pairs)
 

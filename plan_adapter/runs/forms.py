@@ -1,4 +1,4 @@
-"""`prefect_forms`: the Prefect side of a run's gates. Imported only inside a flow run."""
+"""`prefect_forms`: connects a run's gates to forms in the Prefect UI. Imported only inside a flow run."""
 
 import asyncio
 import logging
@@ -23,9 +23,10 @@ log = logging.getLogger(__name__)
 
 
 async def end_released(store: PlanStore) -> None:
-    """End the runs that gave their workers back and that nobody answered in time: the next one that starts does it for them.
+    """End the runs that released their worker and got no answer in time.
 
-    Nobody else is there to look at the database's clock. A server that cannot be reached is only logged.
+    No process watches the deadline of such a run, so the next flow run that starts does it. If the server cannot be reached, that is
+    logged.
     """
     now = await store.now()
     over = [gate for gate in await store.gates() if gate.rules.release and gate.is_over(now)]
@@ -40,7 +41,7 @@ async def end_released(store: PlanStore) -> None:
 
 
 def prefect_forms(flow_run_id: str, store: PlanStore, server: "Server | None") -> GateForms:
-    """Return what the gates of the flow run `flow_run_id` need of Prefect; None means the server of Prefect's settings."""
+    """Return the Prefect forms for the gates of the flow run `flow_run_id`. By default the server is the one in Prefect's settings."""
     from plan_adapter.engine.connection import current_server
 
     server = server or current_server()

@@ -21,7 +21,7 @@ from plan_adapter.runs.session import RunRequest, RunSession
 from plan_adapter.store.store import PlanStore
 
 LOOK_SECONDS = 5.0
-"""How often an open gate is looked at where the store tells of no change."""
+"""How often to check an open gate if the store signals no change."""
 CANCELLATION_SECONDS = 2.0
 
 
@@ -31,7 +31,7 @@ class OpenGate:
     def __init__(
         self, gate: Gate, run: PlanRun, store: PlanStore, answers: GateAnswers, *, listener: Listener | None, refused: str | None
     ) -> None:
-        """Wait at `gate`; `refused` is why what was answered there while nobody waited was not taken."""
+        """Prepare to wait at `gate`. `refused` says why an answer from before, when no process was waiting, was not accepted."""
         self.gate = gate
         self.closed: asyncio.Future[Gate] = asyncio.get_running_loop().create_future()
         self.request = replace(request_of(gate), refused=refused)
@@ -39,10 +39,10 @@ class OpenGate:
         self._store = store
         self._answers = answers
         self._listener = listener
-        self._page: str | None = None  # the flow run, other than the run's own, that shows its form
+        self._page: str | None = None  # the flow run that shows the form, if it is not the run's own
 
     async def submit(self, answer: Answer) -> str | None:
-        """Give `answer`; return why it was not taken, None if it closed the gate, or if that was closed before."""
+        """Submit `answer`. Return why it was refused, or None if it closed the gate or the gate was closed already."""
         if self.closed.done():
             return None
         try:
@@ -50,17 +50,17 @@ class OpenGate:
         except NotApprovedError as error:
             said = f"{answer.decision} is not taken: {error}"
             await self._store.note_refusal(self.gate.run_id, said, by=answer.by, step_id=self.gate.step_id, call_kind=self.gate.call_kind)
-            if answer.channel == "form":  # who sits at a terminal is told by who asks them
+            if answer.channel == "form":  # at a terminal, the approver prints the refusal
                 told = f"the answer by {answer.by} is not taken: {error}"
                 tell(self._listener, Event("gate_refused", self._run, message=told, gate=self.gate))
             return str(error)
-        except RunConflictError as error:  # mostly somebody else was first, or it is over
+        except RunConflictError as error:  # usually because another answer came first or the gate expired
             self._set(await self._store.gate(self.gate.id))
             return None if self.closed.done() else str(error)
         return None
 
     async def take(self, approval: Approval) -> str | None:
-        """Give what an approver of this process answered; the same as `submit` otherwise."""
+        """Submit the answer of an approver in this process. Returns the same as `submit`."""
         reason = refusal(self.gate.rules, by=approval.by, known_by=approval.known_by, decision=approval.decision)
         if reason is not None:
             return reason
@@ -71,7 +71,7 @@ class OpenGate:
             return str(error)
 
     async def shown(self, *, flow_run_id: str, keyset: str) -> None:
-        """Note where the form of this gate is."""
+        """Record which flow run shows the form of this gate."""
         await self._store.show_gate(self.gate.id, flow_run_id=flow_run_id, keyset=keyset)
         if flow_run_id not in (self._page, self._run.flow_run_id):
             self._page = flow_run_id
@@ -79,7 +79,7 @@ class OpenGate:
             tell(self._listener, Event("gate_shown", self._run, gate=gate, in_form=True))
 
     async def watch(self) -> None:
-        """Return once the gate is closed, by whatever process, or is over by the database's clock."""
+        """Return once any process has closed the gate, or it has expired by the database's clock."""
         store = self._store
         read_at, now = time.monotonic(), await store.now()
         over_at = None if self.gate.expires_at is None else read_at + (self.gate.expires_at - now).total_seconds()
@@ -94,7 +94,7 @@ class OpenGate:
             await store.changed(min(LOOK_SECONDS, max(0.01, left)))
 
     async def watch_cancellation(self, asked: Callable[[], Awaitable[str | None]]) -> None:
-        """Cancel the run, and with it the gate, once `asked` gives a reason."""
+        """Cancel the run, and its gate, once `asked` returns a reason."""
         reason = await first_reason(asked, every_seconds=CANCELLATION_SECONDS, is_over=self.closed.done)
         if reason is not None:
             await self.cancel(reason)
@@ -106,17 +106,17 @@ class OpenGate:
         await self.give_up()
 
     async def give_up(self) -> None:
-        """Close the gate, because nobody is there to answer; one at which another process waits by now is closed for this one only."""
+        """Close the gate because nobody can answer it. If another process waits at it by now, stop waiting here only."""
         gate = await self._store.close_gate(self.gate.id, "cancelled")
         self._set(gate if gate.end is not None else replace(gate, end="cancelled"))
 
     async def stop_with(self, until: "asyncio.Future[None]") -> None:
-        """Close the gate once `until` is done, because what it asks about will not be done."""
+        """Close the gate once `until` is done, because the call it asks about will not be made."""
         await asyncio.wait({until})
         await self.give_up()
 
     async def leave_with(self, left: "asyncio.Future[None]") -> None:
-        """Wait at the gate no more, which stays open, once `left` is done."""
+        """Stop waiting at the gate once `left` is done. The gate stays open."""
         await asyncio.wait({left})
         if not self.closed.done():
             self.closed.set_result(self.gate)
@@ -124,7 +124,7 @@ class OpenGate:
     async def _close_with(self, approval: Approval) -> None:
         try:
             gate = await self._store.answer_gate(self.gate.id, approval)
-        except RunConflictError:  # somebody else was first, or it is over
+        except RunConflictError:  # another answer came first, or the gate expired
             gate = await self._store.gate(self.gate.id)
         self._set(gate)
 
@@ -138,7 +138,7 @@ log = logging.getLogger(__name__)
 LEAVE_SECONDS = 10.0
 """How long Prefect may take to show that the last gates are closed."""
 HOOK_SECONDS = 10.0
-"""How long a hook may hold up a gate that is open, or closed."""
+"""How long a hook may block a gate that has just opened or closed."""
 
 
 @dataclass(slots=True)
@@ -146,10 +146,10 @@ class GateKeeper:
     """The gates of one run in one process."""
 
     session: RunSession
-    why_stopped: Callable[[], str] = str  # why all work of the run ends, empty as long as it does not
+    why_stopped: Callable[[], str] = str  # why all work of the run is stopping; empty while it is not
     answers: GateAnswers = field(init=False)
-    _refused: dict[str, str] = field(default_factory=dict[str, str])  # why what was answered at a gate while nobody waited was not taken
-    _answered: set[str] = field(default_factory=set[str])  # digests about which the approver, who is asked once, has said something
+    _refused: dict[str, str] = field(default_factory=dict[str, str])  # by gate, why an answer given while no process waited was refused
+    _answered: set[str] = field(default_factory=set[str])  # digests that an approver without `asks_again` has answered
     _emitting: asyncio.Lock = field(default_factory=asyncio.Lock)
     _leaving: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
@@ -160,12 +160,12 @@ class GateKeeper:
 
     @property
     def store(self) -> PlanStore:
-        """Where the gates and their answers are recorded."""
+        """The store that records the gates and their answers."""
         return self.session.store
 
     @property
     def run_request(self) -> RunRequest:
-        """Whom the gates ask, and for how long."""
+        """The run request: whom the gates ask, and whether they wait."""
         return self.session.run_request
 
     @property
@@ -178,13 +178,13 @@ class GateKeeper:
         self.answers = GateAnswers(self.store, self.run_request.settings, forms_are_private)
 
     async def open(self, gate: Gate, *, timeout_ms: int) -> Gate:
-        """Return `gate` as it is open now: a new one, or that of an earlier start of the run, whose approvers are those of today."""
+        """Open `gate` and return it. A gate left open by an earlier start is reused, with the approvers of the current policy."""
         opened = await self.store.open_gate(gate, timeout_ms=timeout_ms)
         reached("gate-opened")
         return replace(opened, rules=replace(opened.rules, approvers=gate.rules.approvers))
 
     async def collected(self, gate: Gate) -> Gate | None:
-        """Return `gate` closed by what was answered in its form while nobody waited; None where there is no such answer that is valid."""
+        """Return `gate` closed by an answer given in its form while no process was waiting, or None without a valid one."""
         if self.forms is None or gate.keyset is None:
             return None
         try:
@@ -193,7 +193,7 @@ class GateKeeper:
         except NotApprovedError as error:
             self._refused[gate.id] = str(error)
             return None
-        except RunConflictError:  # it came too late
+        except RunConflictError:  # the answer came too late
             now = await self.store.gate(gate.id)
             return None if now.end is None else now
 
@@ -205,15 +205,15 @@ class GateKeeper:
         until: "asyncio.Future[None] | None" = None,
         left: "asyncio.Future[None] | None" = None,
     ) -> Gate:
-        """Return an open gate closed: by an answer, by its expiry, by somebody who cancelled, or because `until` was done.
+        """Wait at an open gate, and return it closed by an answer, by its expiry, by a cancellation, or because `until` is done.
 
-        Once `left` is done it is returned open, and this process waits there no more. What an approver raises is raised, and the gate
+        Once `left` is done the gate is returned open, and this process stops waiting at it. Errors of an approver are raised; the gate
         stays open for others.
         """
         asking = self._waited_at(gate)
         await self._tell("gate_opened", gate, step)
         self._emit("opened", gate)
-        if self.forms is not None:  # a server that is away must hold up neither answers nor the expiry
+        if self.forms is not None:  # in the background: an unreachable server must not delay answers or expiry
             self._finish_later(asyncio.ensure_future(_awaited(self.forms.publish(gate))))
         form = None if self.forms is None or not self._has_form(gate) else asyncio.ensure_future(self._ask_in_form(self.forms, asking))
         others = [asyncio.ensure_future(work) for work in self._askers(asking, until, left)]
@@ -239,12 +239,12 @@ class GateKeeper:
         return closed
 
     async def ask_until_left(self, gate: Gate, left: "asyncio.Future[None]") -> Gate:
-        """Return an open gate of the plan closed, or open once `left` is done; its form takes answers then all the same."""
+        """Return an open plan gate closed, or open once `left` is done. Its form then keeps accepting answers."""
         closed = await self.ask(gate, left=left)
         if closed.end is not None or self.forms is None or self.forms.leave is None:
             return closed
         await self.forms.leave(self._waited_at(gate))
-        return await self.store.gate(gate.id)  # one that was answered meanwhile has nobody else to act on it
+        return await self.store.gate(gate.id)  # if it was answered in the meantime, only this process can act on it
 
     def _waited_at(self, gate: Gate) -> OpenGate:
         listener, refused = self.run_request.listener, self._refused.pop(gate.id, None)
@@ -256,14 +256,14 @@ class GateKeeper:
 
     @property
     def can_ask_how_it_ended(self) -> bool:
-        """Whether anybody is there to be asked how a call ended."""
+        """Whether there is anyone to ask about unknown outcomes."""
         return self.run_request.waits and (self.forms is not None or isinstance(self.run_request.approver, CanAskOutcomes))
 
     def _has_form(self, gate: Gate) -> bool:
         return self.run_request.asks_in_form or gate.kind == "outcome"
 
     async def leave(self) -> None:
-        """Return once every form is left, at the latest after some seconds: before the flow run ends."""
+        """Wait for all forms to be removed, for at most LEAVE_SECONDS. Call this before the flow run ends."""
         if self._leaving:
             _, late = await asyncio.wait(self._leaving, timeout=LEAVE_SECONDS)
             await _dismiss(list(late))
@@ -284,7 +284,7 @@ class GateKeeper:
         if self.session.backend.cancellation is not None and asking.gate.step_id is None and not self.run_request.asks_in_form:
             yield asking.watch_cancellation(
                 self.session.backend.cancellation
-            )  # a form does that itself, and a step's gate ends with its run
+            )  # a form watches for itself, and a step gate ends with its run
         if asking.gate.rules.remind_after_ms:
             yield self._remind(asking)
 
@@ -294,7 +294,7 @@ class GateKeeper:
             await asking.cancel(reason)
 
     async def _leave_form(self, form: "asyncio.Task[None]", asking: OpenGate) -> None:
-        if asking.closed.done():  # it takes its time to leave the flow run in order, and is not waited for
+        if asking.closed.done():  # it needs time to restore the flow run's state: do not wait for it
             self._finish_later(form)
         else:
             await _dismiss([form])
@@ -323,7 +323,7 @@ class GateKeeper:
             await asyncio.to_thread(emit)
 
     async def _leave(self, gate: Gate) -> None:
-        """Note that this process waits at the gate no more; one that was answered in this moment, while the run is released, goes on."""
+        """Record that this process stopped waiting at the gate. If a released run was answered at this moment, resume it."""
         await self.store.leave_gate(gate.id)
         answer = await self.store.answer_to_gate(gate.id)
         if answer is not None and gate.rules.release and self.forms is not None:
@@ -341,15 +341,15 @@ class GateKeeper:
             log.warning("hook %s took more than %g s and was ended", getattr(hook, "__name__", hook), HOOK_SECONDS)
 
     def has_spoken(self, approval_digest: str) -> bool:
-        """Return whether the approver, who does not ask a person each time, has answered about this content."""
+        """Return whether the approver has answered about this content. An approver that asks a person each time is not counted."""
         return approval_digest in self._answered
 
     async def _ask_approver(self, approver: Approver, asking: OpenGate) -> None:
-        """Ask `approver` until the gate is closed; one that does not ask a person gets no second try."""
+        """Ask `approver` until the gate is closed. An approver without `asks_again` is asked only once."""
         request, asks_again = asking.request, getattr(approver, "asks_again", False)
         while not asking.closed.done():
-            said = await approver.ask(replace(request))  # a copy: what the approver does to it changes nothing
-            if not isinstance(said, Approval):  # pyright: ignore[reportUnnecessaryIsInstance]  # an approver is anybody's code
+            said = await approver.ask(replace(request))  # a copy, so that the approver cannot change the original
+            if not isinstance(said, Approval):  # pyright: ignore[reportUnnecessaryIsInstance]  # approvers are third-party code
                 raise NotApprovedError(f"the approver {type(approver).__name__} gave no approval but {said!r:.100}")
             if not asks_again:
                 self._answered.add(request.approval_digest)
@@ -359,7 +359,7 @@ class GateKeeper:
             request = replace(request, refused=refused)
 
     async def _ask_outcome(self, person: CanAskOutcomes, asking: OpenGate) -> None:
-        """Ask `person` until the gate is closed; one who has nothing to say closes it, where nobody else is asked."""
+        """Ask `person` until the gate is closed. If there is no answer and no form, close the gate."""
         request = asking.request
         while not asking.closed.done():
             said = await person.ask_outcome(replace(request))
@@ -370,7 +370,7 @@ class GateKeeper:
 
 
 async def _first_trouble(closed: "asyncio.Future[Gate]", workers: "list[asyncio.Task[None]]") -> None:
-    """Return once the gate is closed; raises what the first worker raised before that."""
+    """Return once the gate is closed. Raises the first error of a worker before that."""
     pending: set[asyncio.Future[None]] = set(workers)
     waiting = asyncio.ensure_future(_done(closed))
     try:
@@ -387,7 +387,7 @@ async def _first_trouble(closed: "asyncio.Future[Gate]", workers: "list[asyncio.
 async def _dismiss(workers: "list[asyncio.Task[None]]") -> None:
     for worker in workers:
         worker.cancel()
-    await asyncio.gather(*workers, return_exceptions=True)  # the first trouble was raised already
+    await asyncio.gather(*workers, return_exceptions=True)  # `_first_trouble` has raised the first error
 
 
 async def _awaited(work: Awaitable[None]) -> None:

@@ -1,4 +1,4 @@
-"""What a person asks for of a run beside its gates: their word is proved, allowed and kept before anything follows from it."""
+"""Verifies, authorizes and records operator requests: requests about a run that are made outside a gate."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,9 +24,9 @@ _NOT_DONE: dict[OperatorRequestKind, str] = {
 
 
 def choices_of(run: PlanRun, validated: ValidatedPlan, history: RunHistory, asked: ResumeOptions) -> dict[str, StepChoice]:
-    """Return by step what becomes of it: what was left out before stays so, unless the run is to go on from there.
+    """Return by step id what a resume does with the step. Skipped steps stay skipped, unless the run resumes from that step.
 
-    Raises RunConflictError, which names everything that cannot be done as it is asked.
+    Raises RunConflictError, which names every request that cannot be met.
     """
     by_status = {status: {step.id for step in run.steps if step.status is status} for status in StepStatus}
     succeeded = by_status[StepStatus.COMPLETED] | {step_id for step_id, item in history.succeeded if item is None}
@@ -42,9 +42,10 @@ def choices_of(run: PlanRun, validated: ValidatedPlan, history: RunHistory, aske
 async def with_operator_requests(
     run: PlanRun, validated: ValidatedPlan, history: RunHistory, asked: ResumeOptions, store: PlanStore, run_request: RunRequest
 ) -> RunHistory:
-    """Return `past` with what becomes of each step as a person asks; that steps are left out, or one no more, is kept as their word.
+    """Return `history` with the requested choice for each step, and record which steps are skipped or wanted again.
 
-    Raises RunConflictError for what cannot be done, and NotApprovedError for who may not ask for it, before any of it is kept.
+    Nothing is recorded if a request is refused. Raises RunConflictError for a request that cannot be met, and NotApprovedError if the
+    caller is not allowed to make it.
     """
     choices = choices_of(run, validated, history, asked)
     by = _identity(run_request).by
@@ -73,10 +74,10 @@ async def record_operator_request(
     *,
     is_guarded: bool = True,
 ) -> None:
-    """Keep what the speaker of `occasion` asks for, about `steps` or the whole run.
+    """Record a request about `steps`, or about the whole run if `steps` is empty, under the identity in `run_request`.
 
-    Where it `is_guarded` they must be somebody who may approve `plan`, known as it wants; raises NotApprovedError, which the audit then
-    tells of. Raises RunConflictError where the run has changed meanwhile.
+    If `is_guarded`, the requester must be allowed to approve `plan`, with the proof of identity that it demands. Raises NotApprovedError,
+    which is also written to the audit log. Raises RunConflictError if the run has changed in the meantime.
     """
     policy = await store.policy_in_force(run_request.settings)
     rules = rules_of(plan, policy, requested_by=run.requested_by or "") if is_guarded else GateRules()
@@ -95,7 +96,7 @@ async def record_operator_request(
 
 
 class _Named:
-    """Whoever goes on with a run without a proof of who they are."""
+    """The identity of a caller who gives a name but no proof."""
 
     has_proof = False
     channel = "os_user"
@@ -114,7 +115,7 @@ def _identity(run_request: RunRequest) -> Identity:
 
 
 def _how_to_allow(kind: OperatorRequestKind, steps: Sequence[str], run: PlanRun, rules: GateRules, identity: Identity) -> str:
-    """Return with what somebody who proved nothing could ask for it."""
+    """Return how a caller without a proof of identity could make the request: the command and its options."""
     if identity.has_proof:
         return ""
     options = {"leave_out": "".join(f" --skip {step_id}" for step_id in steps) + " --because …", "take_back": f" --from {''.join(steps)}"}

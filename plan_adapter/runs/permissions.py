@@ -1,4 +1,4 @@
-"""Who may do what with a recorded run. Whoever may not is told who may, and the audit of the run is told of them."""
+"""Checks who is allowed to do what with a recorded run. Refusals name who is allowed, and are written to the audit log."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from plan_adapter.store.store import PlanStore
 async def require_operator(
     plan: ExecutionPlan, run: PlanRun, store: PlanStore, settings: Settings, *, by: str, operation: Operation
 ) -> None:
-    """Return if `by` may do this with `run`; raises NotApprovedError, which the audit then tells of."""
+    """Raise NotApprovedError if `by` is not allowed to do this with `run`. The refusal is written to the audit log."""
     try:
         refuse_operation(plan, await store.policy_in_force(settings), by=by, operation=operation)
     except NotApprovedError as error:
@@ -25,9 +25,9 @@ async def require_operator(
 async def require_approver(
     plan: ExecutionPlan, run: PlanRun, store: PlanStore, settings: Settings, *, by: str, known_by: str, decision: Decision, doing: str
 ) -> None:
-    """Return if `by` may answer at the gates of `plan`; raises NotApprovedError, which the audit then tells of.
+    """Raise NotApprovedError if `by` is not allowed to answer at the gates of `plan`. The refusal is written to the audit log.
 
-    `doing` begins the sentence that says why not.
+    `doing` begins the error message.
     """
     rules = rules_of(plan, await store.policy_in_force(settings), requested_by=run.requested_by or "")
     if (why := refusal(rules, by=by, known_by=known_by, decision=decision)) is not None:
@@ -36,12 +36,12 @@ async def require_approver(
 
 
 async def require_resume_operator(run: PlanRun, plan: ExecutionPlan, store: PlanStore, run_request: RunRequest) -> None:
-    """Return if who resumes `run` may, as an operator; raises NotApprovedError, which the audit then tells of."""
+    """Raise NotApprovedError if the caller is not allowed to resume `run`. The refusal is written to the audit log."""
     await require_operator(plan, run, store, run_request.settings, by=run_request.operator, operation="resume")
 
 
 def proof_options(rules: GateRules, command: str, *, by: str, decision: Decision) -> str:
-    """Return with which options `command` would be taken, in words that follow why it was not; nothing where none of them would do."""
+    """Return which options would make `command` acceptable, as the end of an error message; empty if no option would."""
     ways = [option for backend, option in _PROOFS.items() if rules.known_by is None or backend in rules.known_by]
     if not ways:
         return ""

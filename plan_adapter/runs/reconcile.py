@@ -1,4 +1,4 @@
-"""What is in doubt of a run that no process executes, and what a person types about it."""
+"""Finds runs whose process died or that changed in Prefect, corrects their state, and says what a person has to type."""
 
 from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass, replace
@@ -21,15 +21,15 @@ from plan_adapter.store.store import PlanStore
 
 @dataclass(frozen=True, slots=True)
 class UnknownOutcome:
-    """What is to be said of a run, and the command with which it goes on: `plan resume`, or `plan resolve` while a write is unknown."""
+    """What to report about a stopped run, and the command to type: `plan resume`, or `plan resolve` while an outcome is unknown."""
 
     message: str
     command: str
-    then: str | None  # what is typed after that
+    then: str | None  # the command to type after that
 
 
 async def advice_on(run: PlanRun, store: PlanStore) -> UnknownOutcome | None:
-    """Return what is in doubt of `run`; None where nothing is, and its process is not gone either."""
+    """Return what a person has to know and type about `run`, or None if it has not stopped, or has ended with no unknown outcome."""
     is_gone = run.reason is RunReason.INTERRUPTED
     gone = ["its process is gone"] if is_gone else []
     if not _has_stopped(run):
@@ -44,9 +44,9 @@ async def advice_on(run: PlanRun, store: PlanStore) -> UnknownOutcome | None:
 
 
 async def unasked_outcomes(store: PlanStore, settings: Settings, *, asked: Collection[str]) -> list[Gate]:
-    """Return the unknown outcomes that no process asks about, oldest first, each as the gate that would ask; the store has none of these.
+    """Return the unknown outcomes that no process asks about, oldest first, each as the gate that would ask.
 
-    `asked` are the digests of the gates that are open.
+    `asked` contains the digests of the open gates. The gates returned are not in the store.
     """
     policy, runs, found = await store.policy_in_force(settings), dict[str, PlanRun](), list[Gate]()
     for lost in await store.unknown_of_all():
@@ -74,12 +74,12 @@ async def unasked_outcomes(store: PlanStore, settings: Settings, *, asked: Colle
 
 
 def _has_stopped(run: PlanRun) -> bool:
-    """Return whether `run` has ended or its process is gone: what its process has begun is no doubt."""
+    """Return whether `run` has ended or its process is gone. While a process executes it, calls in progress are not unknown."""
     return run.completed_at is not None or run.reason is RunReason.INTERRUPTED
 
 
 async def hint_of(run: PlanRun, store: PlanStore) -> str | None:
-    """Return what a person may type now that `run` has stopped with something in doubt; None where it has not."""
+    """Return what a person can type about `run`, which has stopped with an unknown outcome or without its process; otherwise None."""
     if (unknown_outcome := await advice_on(run, store)) is not None:
         says = (
             f"`{unknown_outcome.command}` resumes the run"
@@ -97,22 +97,22 @@ async def hint_of(run: PlanRun, store: PlanStore) -> str | None:
 
 
 MOST_RUNS = 1000
-"""How many of the newest runs of a status are looked at."""
+"""How many of the newest runs of each status are checked."""
 
 REACTION = timedelta(seconds=15)
 """How long a process that waited at a gate may take to act on the answer."""
 
 RECENT = timedelta(days=1)
-"""How long after its end a run is compared with what Prefect shows."""
+"""How long after its end a run is compared with its state in Prefect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was not as it should be.
+    """One inconsistency that `reconcile` found.
 
-    `expired`: a gate that nobody answered in time and no process waited at; `interrupted`: a run whose process ended, or gives no sign of
-    life; `answered`: a run whose gate was answered while no process waited; `cancelled`: one that somebody cancelled in Prefect while no
-    process was there to see it; `shown`: Prefect showed something else than the record says.
+    `expired`: a gate expired while no process waited at it. `interrupted`: the run's process ended or shows no sign of life. `answered`: a
+    gate was answered while no process waited at it. `cancelled`: the run was cancelled in Prefect while no process was watching it.
+    `shown`: Prefect showed another state than the record.
     """
 
     kind: Literal["expired", "interrupted", "answered", "cancelled", "shown"]
@@ -120,14 +120,14 @@ class Finding:
     name: str
     message: str
     is_corrected: bool
-    command: str | None = None  # what a person may type now
+    command: str | None = None  # what a person can type now
 
 
 async def reconcile(store: PlanStore, *, with_prefect: bool) -> list[Finding]:
-    """Look for what was left behind, mend it where nobody needs to be asked, and return everything that was found, oldest first.
+    """Find inconsistencies, correct those that need no decision by a person, and return all of them, oldest first.
 
-    Nothing is executed and nothing is approved. `with_prefect`: the server of Prefect's settings is told how runs stand. Raises
-    NoServerError and StoreError; what was mended until then stays so.
+    No step is executed and nothing is approved. `with_prefect` also compares runs with the server in Prefect's settings and corrects their
+    state there. Raises NoServerError and StoreError; earlier corrections remain.
     """
     found = [finding async for finding in _expired(store, with_prefect=with_prefect)]
     found += await find_interrupted(store, with_prefect=with_prefect)
@@ -138,9 +138,9 @@ async def reconcile(store: PlanStore, *, with_prefect: bool) -> list[Finding]:
 
 
 async def find_interrupted(store: PlanStore, *, with_prefect: bool) -> list[Finding]:
-    """Do of `reconcile` what cannot wait, and what costs little where nothing happened: find the runs whose process is gone.
+    """Find the runs whose process is gone. This is the urgent and cheap part of `reconcile`.
 
-    Those that were cancelled in Prefect are ended first: a cancellation is not to be shown as an interruption.
+    With `with_prefect`, runs cancelled in Prefect are ended first, so that they do not appear as interrupted.
     """
     found = [finding async for finding in _cancelled(store)] if with_prefect else []
     return found + [finding async for finding in _interrupted(store, with_prefect=with_prefect)]
@@ -215,7 +215,7 @@ async def _answered(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[F
 
 
 async def _answered_step(run: PlanRun, store: PlanStore) -> Finding | None:
-    """Return that steps of a run, which waits without a process at their gates, were answered; None where none was."""
+    """Return a finding if `run` waits at step gates without a process and some were answered; otherwise None."""
     if run.started_at is None or any(gate.attended for gate in await store.gates(run_id=run.id)):
         return None
     if not (answers := await _unused_answers(run, store)):
@@ -225,7 +225,7 @@ async def _answered_step(run: PlanRun, store: PlanStore) -> Finding | None:
 
 
 async def _unused_answers(run: PlanRun, store: PlanStore) -> str:
-    """Return in words what was answered about steps and not used yet; empty where nothing was."""
+    """Return a description of the unused answers about steps; empty if there are none."""
     last = {(row.step_id, row.item): row for row in await store.approvals(run.id) if row.step_id is not None and row.gate_id}
     asked_again = {(gate.step_id, gate.item) for gate in await store.gates(run_id=run.id)}
     unused = [row for place, row in last.items() if row.used_at is None and place not in asked_again]
@@ -233,7 +233,7 @@ async def _unused_answers(run: PlanRun, store: PlanStore) -> str:
 
 
 async def _resume_released(gate: Gate, answer: Approval, *, with_prefect: bool) -> bool:
-    """Let a run start again that gave its worker back; return whether the gate is one of such a run, and Prefect could be told."""
+    """Resume the run if it released its worker at `gate` and Prefect may be used. Return whether that is so."""
     if not with_prefect or not gate.rules.release:
         return False
     from plan_adapter.engine.gate_forms import resume_released

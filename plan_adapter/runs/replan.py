@@ -1,6 +1,6 @@
-"""The rest of a run's plan, drafted anew by a model: on a person's words, or after a failure where the plan says `on_failure: replan`.
+"""Has a model draft the remaining steps of a run again: on request, or after a failure if the plan says `on_failure: replan`.
 
-What comes of it is a new version like any other: it is put into the run, and approved before any of it runs.
+The draft becomes a new version of the run's plan, which is approved like any other before its steps run.
 """
 
 from collections.abc import Callable, Collection
@@ -25,21 +25,21 @@ from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import ValidatedPlan
 
 MOST_REPLANS = 2
-"""How often a run has its rest drafted anew by itself."""
+"""How many times a run is replanned automatically."""
 
 BY_ITSELF = "on_failure: replan"
-"""Who, in the record, replaced a version by such a draft."""
+"""The author recorded for a version that automatic replanning made."""
 
 AFTER_FAILURE = "Reach what the plan was to reach, from where its run has failed. Look at why it failed, and do not do the same again."
 
 
 @dataclass(frozen=True, slots=True)
 class Replanner:
-    """Whom a new version of the rest is asked of. `offered` are the tools that it may use beside those of the plan, by name."""
+    """Drafts a new version of a run's remaining steps. `offered` names the tools it may use beside those of the plan."""
 
     model: Model
     offered: Collection[str] = ()
-    secrets: tuple[str, ...] = ()  # that it may use beside those of the plan, by name
+    secrets: tuple[str, ...] = ()  # names of secrets that it may use beside those of the plan
     asker: Asker | None = None
     budget: Budget | None = None
     on_call: Callable[[ModelCall], None] | None = None
@@ -47,7 +47,7 @@ class Replanner:
     async def drafted(
         self, run: PlanRun, words: str, *, validated: ValidatedPlan, tools: ToolRegistry, history: RunHistory, store: PlanStore
     ) -> Draft:
-        """Return the draft of a new version of `validated`, the plan of `run`, which is kept in `store`; see `Planner.drafted`."""
+        """Draft a new version of `validated`, the plan of `run`, store the draft in `store`, and return it. See `Planner.drafted`."""
         rest = Rest.of(validated, history)
         names = {str(definition["name"]) for definition in validated.definitions}
         hide = await hidden_from_models(Settings(), self.secrets)
@@ -65,7 +65,7 @@ class Replanner:
 
 
 async def refuse_replanning(run: PlanRun, plan: ExecutionPlan, history: RunHistory, store: PlanStore) -> None:
-    """Raise RunConflictError where `run` takes no new version, or nobody knows how something ended that it has begun."""
+    """Raise RunConflictError if `run` cannot take a new version: it has completed, is executing, or has an unknown outcome."""
     if run.status is PlanStatus.COMPLETED:
         raise RunConflictError(f"run {run.id} has completed: start a new run")
     if run.status is PlanStatus.EXECUTING and (owner := await store.owner(run.id)) is not None:
@@ -74,7 +74,7 @@ async def refuse_replanning(run: PlanRun, plan: ExecutionPlan, history: RunHisto
 
 
 def refuse_unknown_outcome(run: PlanRun, plan: ExecutionPlan, history: RunHistory) -> None:
-    """Raise RunConflictError where nobody knows how something ended that `run` has begun, also where a person left it at that."""
+    """Raise RunConflictError if `run` has an unknown outcome, including one that an `abort` left unknown."""
     doubted = [*history.unknown, *aborted_steps(plan, history)]
     if doubted:
         raise RunConflictError(
@@ -84,7 +84,7 @@ def refuse_unknown_outcome(run: PlanRun, plan: ExecutionPlan, history: RunHistor
 
 
 async def wants_replanning(run: PlanRun, plan: ExecutionPlan, store: PlanStore) -> bool:
-    """Return whether `run`, which a failed step has ended, is to have its rest drafted anew by itself once more."""
+    """Return whether `run`, which a failed step has ended, is replanned automatically once more."""
     if plan.on_failure != "replan":
         return False
     return sum(revision.by == BY_ITSELF for revision in await store.revisions(run.id)) < MOST_REPLANS
@@ -93,10 +93,10 @@ async def wants_replanning(run: PlanRun, plan: ExecutionPlan, store: PlanStore) 
 async def drafted_by_itself(
     run: PlanRun, validated: ValidatedPlan, history: RunHistory, store: PlanStore, run_request: RunRequest
 ) -> tuple[Draft, ToolRegistry]:
-    """Return a draft of the rest by the model of the settings, and the tools with which it is valid; raises ModelError.
+    """Draft the remaining steps with the model in the settings, and return the draft and the tools it is valid with.
 
-    The model may use the tools of the plan, and of the others those that are not built in; it can ask nobody. Raises RunConflictError
-    where something is in doubt.
+    The model may use the tools of the plan and all other tools that are not built in. It cannot ask questions. Raises ModelError, and
+    RunConflictError if an outcome is unknown.
     """
     refuse_unknown_outcome(run, validated.plan, history)
     tools = run_request.tools or tools_of_plan(validated)
@@ -111,10 +111,10 @@ async def drafted_by_itself(
 
 
 def tools_of_plan(validated: ValidatedPlan) -> ToolRegistry:
-    """Return the tools that a plan itself uses."""
+    """Return a registry with the tools that a plan uses."""
     return ToolRegistry([*validated.tools.values(), *(undo.tool for undo in validated.rollbacks.values())])
 
 
 def note_of(draft: Draft, words: str) -> str:
-    """Return the note with which a drafted version is kept: what it was asked for, and where its story is."""
+    """Return the note stored with a drafted version: the request, the model and the command that shows the draft."""
     return f"{words} (drafted by {draft.model}: `plan show --draft {draft.id}`)"

@@ -1,4 +1,4 @@
-"""How a call ended, said from elsewhere than at its gate: what such a word binds to, and who may give it."""
+"""Resolutions of unknown outcomes that are given outside a gate: what they are bound to, and who is allowed to give them."""
 
 from plan_adapter.commands import resolve_command
 from plan_adapter.errors import NotApprovedError
@@ -24,9 +24,9 @@ async def resolution_request(
     label: str | None = None,
     kind: CallKind = "step",
 ) -> ApprovalRequest:
-    """Return what somebody is asked who says this of a step, or of its rollback: what their answer binds to, and what it must fit.
+    """Return the request that a resolution of a step, or of its rollback, answers: the content it is bound to and the gate policy.
 
-    Raises RunConflictError where that cannot be said.
+    Raises RunConflictError if this resolution is not possible.
     """
     plan = await store.get(run.digest)
     return ApprovalRequest(
@@ -45,9 +45,9 @@ async def resolution_request(
 
 
 async def resolution_by(answer: Answer, request: ApprovalRequest, store: PlanStore, settings: Settings) -> Word:
-    """Return `answer` as the word that the store takes, its giver proved and allowed.
+    """Return `answer` as a resolution for the store, with its identity verified and allowed.
 
-    Raises NotApprovedError with why not, which the audit of the run then tells of.
+    Raises NotApprovedError, which is also written to the run's audit log.
     """
     assert answer.decision in ("done", "again", "abort")
     try:

@@ -1,4 +1,4 @@
-"""Whether a recorded run can be resumed, and with what: its steps, or a rollback that was interrupted."""
+"""Decides whether a recorded run can be resumed, and resumes its steps or its interrupted rollback."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -29,13 +29,13 @@ from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs
 
 
 async def needs_approval(bound: BoundPlan, run: PlanRun, store: PlanStore, run_request: RunRequest) -> bool:
-    """Return whether `run` may have to be asked about before it goes on: it waits for that, its tools are others, or nobody approved it."""
+    """Return whether `run` may need an approval before it resumes: it waits for one, its tools have changed, or it has none."""
     is_as_it_was = run.status is not PlanStatus.PENDING_APPROVAL and bound.approval_digest == run.approval_digest
     return not is_as_it_was or not await is_answered(bound, store, replace(run_request, approver=None, asks_in_form=False), run=run)
 
 
 async def refuse_missing_now(bound: BoundPlan, run: PlanRun, history: RunHistory, run_request: RunRequest) -> None:
-    """Raise InvalidPlanError where `run` cannot go on for want of secrets of the steps that are still to be called."""
+    """Raise InvalidPlanError if secrets are missing for steps of `run` that are not done yet."""
     validated = bound.validated
     if validated.secrets:
         choices = {**choices_of(run, validated, history, ResumeOptions()), **history.choices}
@@ -46,9 +46,10 @@ async def refuse_missing_now(bound: BoundPlan, run: PlanRun, history: RunHistory
 def action_left(
     run: PlanRun, plan: ExecutionPlan, history: RunHistory, kept: RunReason | None, *, asked: ResumeOptions | None = None
 ) -> RunAction:
-    """Return what goes on with `run`, which `refuse_resume` has let pass: its steps, or its interrupted rollback.
+    """Return the action that resumes `run`: `perform` for its steps, or `roll_back` for an interrupted rollback.
 
-    `kept` is why it ends, as the process that executed it last has kept it. Raises RunConflictError, which says why, where nothing goes on.
+    Call `refuse_resume` first. `kept` is the reason for the end that the last owner recorded. Raises RunConflictError if nothing can be
+    resumed.
     """
     work = _action_for(run, history, kept)
     _refuse_what_was_aborted(run, plan, history, left_out=(asked or ResumeOptions()).left_out(history.left_out))
@@ -56,8 +57,8 @@ def action_left(
 
 
 def _action_for(run: PlanRun, history: RunHistory, kept: RunReason | None) -> RunAction:
-    """Return what goes on with `run`: its steps, or its rollback where that was interrupted; raises RunConflictError after a rollback."""
-    # A run that is undone keeps why it ends, from before the first call on; one whose steps are executed has no reason, or is in doubt.
+    """Return `perform`, or `roll_back` if a rollback was interrupted. Raises RunConflictError after a finished rollback."""
+    # A rollback records the reason for the end before its first call. While steps execute, the reason is empty or `unknown`.
     is_ending = run.reason is RunReason.INTERRUPTED and kept not in (None, RunReason.UNKNOWN, RunReason.INTERRUPTED)
     if not history.has_rollbacks and not is_ending:
         return perform
@@ -68,7 +69,7 @@ def _action_for(run: PlanRun, history: RunHistory, kept: RunReason | None) -> Ru
 
 
 def rolled_back(run: PlanRun) -> RunConflictError:
-    """Return the error that says why a run that was undone does not go on, and what can be done."""
+    """Return the error that says a run was rolled back and cannot be resumed, and what to do instead."""
     return RunConflictError(
         f"run {run.id} was rolled back and cannot be resumed: start a new run (`plan show {run.id}` shows what was rolled back"
         + (f", `plan cancel {run.id} --rollback` rolls back the rest)" if run.rollback is not None and run.rollback.can_continue else ")")
@@ -76,7 +77,7 @@ def rolled_back(run: PlanRun) -> RunConflictError:
 
 
 async def refuse_resume(run: PlanRun, store: PlanStore) -> None:
-    """Raise RunConflictError, which says what can be done, for a run that has ended for good, or that a living process has."""
+    """Raise RunConflictError, with what to do instead, if `run` has ended for good or a live process executes it or waits at its gate."""
     if run.status is PlanStatus.COMPLETED:
         raise RunConflictError(f"run {run.id} has completed; there is nothing to resume")
     if run.reason in (RunReason.REJECTED, RunReason.EXPIRED):
@@ -94,7 +95,7 @@ async def refuse_resume(run: PlanRun, store: PlanStore) -> None:
 
 
 def _refuse_what_was_aborted(run: PlanRun, plan: ExecutionPlan, history: RunHistory, *, left_out: Collection[str]) -> None:
-    """Raise RunConflictError where a step that is still to be done may have been: who ended the run over it did not say."""
+    """Raise RunConflictError if a step to be called may have been done already: an `abort` ended the run and left its outcome unknown."""
     left = [unit for unit in aborted_steps(plan, history) if unit[0] not in left_out]
     if left and not history.has_rollbacks:
         names = ", ".join(unit_names(left, history.labels))
@@ -108,13 +109,13 @@ def _refuse_what_was_aborted(run: PlanRun, plan: ExecutionPlan, history: RunHist
 async def reopened_gate(
     bound: BoundPlan, run: PlanRun, store: PlanStore, run_request: RunRequest, *, record_pending: bool
 ) -> tuple[PlanRun, bool]:
-    """Return `run` as one that can be asked about, with the tools as they are now, and whether it waits because nobody is there.
+    """Return `run` updated to the current tools, and whether it waits because there is nobody to ask.
 
-    Its gate is open then, also after somebody asked for changes there. Raises NotApprovedError, and changes nothing, where nobody is there
-    and that is not to be recorded, and for an approval of other content.
+    If it waits, its plan gate is open, also after a request for changes. Raises NotApprovedError, and changes nothing, if there is nobody
+    to ask and `record_pending` is false, or if the approval in `run_request` is for other content.
     """
     if run_request.approval is not None and run_request.approval.approval_digest != bound.approval_digest:
-        approved_plan(bound, run_request.approval, now=await store.now())  # raises what is wrong with it
+        approved_plan(bound, run_request.approval, now=await store.now())  # raises the precise error
     is_waiting = not await is_answered(bound, store, run_request, run=run)
     if is_waiting and not record_pending:
         await refuse_other_tools(bound, run, store, then=f"give an approver or an approval of that, or `plan resume {run.id}` asks")
@@ -137,20 +138,19 @@ async def execute_resume(
     record_pending: bool = False,
     here: bool = False,
 ) -> PlanRun:
-    """Go on with a run that stopped: `aresume_run` for callers that have an occasion, and who want only some of its steps.
+    """Resume a run. Same as `aresume_run`, for callers with a run request and `asked`, their choice of steps.
 
-    With `record_pending` a run that nobody is there to approve is left waiting at its gate and returned, not raised. One that has not
-    ended, and that somebody cancelled in Prefect while no process had it, ends as cancelled, with the reason; going on once more is a new
-    word.
+    With `record_pending`, a run that nobody can approve is left waiting at its gate and returned, instead of raising an error. If a run was
+    cancelled in Prefect while no process executed it, it ends as cancelled with that reason; to resume it, call this again.
     """
     async with opened_store(store, run_request.settings) as opened:
         recorded = await opened.recorded(run_id)
         if recorded.has_open_gates:
             await end_overdue(recorded.run, opened)
-            recorded = await opened.recorded(recorded.run.id)  # all of it: a past that is older than its run would do things again
+            recorded = await opened.recorded(recorded.run.id)  # reload it all: a history older than its run would repeat calls
         run, plan, history = recorded.run, recorded.plan, recorded.history
         await require_resume_operator(run, plan, opened, run_request)
-        await refuse_resume(run, opened)  # first: a process that has it is told by Prefect itself
+        await refuse_resume(run, opened)  # before looking in Prefect, which notifies a live owner itself
         if not offline and run.flow_run_id is not None and run.completed_at is None and await _was_cancelled(run, opened, run_request):
             return await opened.run(run.id)
         work = action_left(run, plan, history, recorded.kept, asked=asked)
@@ -174,7 +174,7 @@ async def execute_resume(
             await refuse_approver(bound, opened, run_request, run=run)
             with known_secrets_of(server):
                 run, is_waiting = await reopened_gate(bound, run, opened, run_request, record_pending=record_pending)
-            if is_waiting and (offline or not await opened.gates(run_id=run.id)):  # else its flow run shows the gate
+            if is_waiting and (offline or not await opened.gates(run_id=run.id)):  # otherwise its flow run shows the gate
                 return await opened.run(run.id)
         return await perform_anywhere(RunSession(bound, run, opened, run_request, history), server=server, action=work)
 
@@ -182,7 +182,7 @@ async def execute_resume(
 async def execute_in_flow(
     validated: ValidatedPlan, given: partial[RunRequest], store: PlanStore | None, inputs: dict[str, Any], flow_run_id: str
 ) -> PlanRun:
-    """Run `validated` inside the flow run `flow_run_id`; go on with its run where the flow run has one."""
+    """Run `validated` inside the flow run `flow_run_id`, or resume the run if the flow run has one already."""
     from plan_adapter.engine.flow_runs import origin
     from plan_adapter.engine.termination import ended_in_order
 
@@ -197,7 +197,7 @@ async def execute_in_flow(
             refuse_operation(bound.validated.plan, policy, by=run_request.operator, operation="run")
             await refuse_missing(bound.validated, run_request.settings)
             run = await create_run(bound, opened, run_request, flow_run_id=flow_run_id)
-        elif run.reason in (RunReason.REJECTED, RunReason.EXPIRED):  # while it had given its worker back
+        elif run.reason in (RunReason.REJECTED, RunReason.EXPIRED):  # while its worker was released
             return run
         else:
             await require_resume_operator(run, bound.validated.plan, opened, run_request)
@@ -220,7 +220,7 @@ async def execute_in_flow(
 
 
 async def _revised(bound: BoundPlan, run: PlanRun, store: PlanStore, run_request: RunRequest) -> BoundPlan:
-    """Return the version that `run` has now, where `bound` is one that it took the place of; raises NotApprovedError for any other plan."""
+    """Return the current version of the run's plan if `bound` is an earlier one. Raises NotApprovedError for any other plan or inputs."""
     if bound.inputs == run.inputs and any(one.digest == bound.validated.digest for one in await store.revisions(run.id)):
         tools = run_request.tools or tools_of_plan(bound.validated)
         return as_recorded(run, (await store.recorded(run.id)).plan, tools)
@@ -231,7 +231,7 @@ async def _revised(bound: BoundPlan, run: PlanRun, store: PlanStore, run_request
 
 
 async def _was_cancelled(run: PlanRun, store: PlanStore, run_request: RunRequest) -> bool:
-    """Return whether `run` ends here, because somebody cancelled it in Prefect while no process executed it."""
+    """Return whether `run` was cancelled in Prefect while no process executed it. If so, it is now recorded as cancelled."""
     from plan_adapter.engine.connection import use_server
 
     with use_server(await server_of(run_request)):

@@ -1,4 +1,4 @@
-"""`roll_back`: undoes what a run did that has ended, or goes on undoing where that was interrupted."""
+"""`roll_back`: rolls back the completed steps of a run that has ended, or resumes an interrupted rollback."""
 
 from dataclasses import replace
 
@@ -27,9 +27,9 @@ from plan_adapter.validation import BoundPlan
 
 
 async def roll_back(session: RunSession) -> PlanRun:
-    """Roll back the completed steps of the session's run, and return it with its record; the approval that it used covers that.
+    """Roll back the completed steps of the session's run, and return the run with its record. The approval that it used covers this.
 
-    Raises NotApprovedError where the run has used none of this content, and RunConflictError where another process executes it or the
+    Raises NotApprovedError if the run has used no approval of this content, and RunConflictError if another process executes it or the
     outcome of a step is unknown.
     """
     run, store = session.run, session.store
@@ -55,10 +55,10 @@ async def roll_back(session: RunSession) -> PlanRun:
 
 
 async def version_done(run: PlanRun, store: PlanStore) -> Revision | None:
-    """Return the version of the plan under which what `run` did was approved, None where that is what it has now.
+    """Return the version of the plan that the calls of `run` were approved under, or None if that is the current one or there is none.
 
-    It is the last one whose approval was used: a newer one that nobody approved has done nothing, and steps that were begun are the
-    same in all versions since. None also where no version was approved: then nothing was done.
+    It is the last version with a used approval. Later versions were never approved and have called nothing, and steps that had started are
+    the same in all versions since. If no version was approved, nothing was called.
     """
     rows = [row for row in await store.approvals(run.id) if is_of_run(row, run) and row.used_at is not None]
     used = {row.approval_digest for row in rows if row.decision == "approve"}
@@ -68,9 +68,9 @@ async def version_done(run: PlanRun, store: PlanStore) -> Revision | None:
 
 
 async def with_approved_rollbacks(bound: BoundPlan, run: PlanRun, history: RunHistory, store: PlanStore) -> BoundPlan:
-    """Return `bound` as what `run` was approved with, to be undone: each call that is left to be made is one that was approved.
+    """Return `bound` with the approval digest of `run`, after checking that all remaining rollback calls use approved tools.
 
-    Other tools may have changed. Raises NotApprovedError, which names those that have and would be called.
+    Other tools may have changed. Raises NotApprovedError, which names the changed tools that would be called.
     """
     if bound.approval_digest == run.approval_digest:
         return bound
@@ -86,17 +86,17 @@ async def with_approved_rollbacks(bound: BoundPlan, run: PlanRun, history: RunHi
 
 
 def is_guarded(plan: ExecutionPlan, policy: PolicyInForce) -> bool:
-    """Return whether only somebody who may approve `plan` may have what its runs did undone.
+    """Return whether only somebody who is allowed to approve `plan` can request a rollback of its runs.
 
-    Where calls of the plan wait at gates of their own, no call that undoes one is asked about: the approval of the plan covers those that
-    follow a failure, and who asks for others approves them by that.
+    This is the case if calls of the plan have step gates. Rollback calls have none: the plan's approval covers rollbacks after a failure,
+    and a person who requests any other rollback approves it with that request.
     """
     own = plan.approval or ApprovalPolicy()
     return bool(own.effects or policy.gate_effects) or any(step.requires_approval for step in plan.steps)
 
 
 def refuse_unknown_outcome(run: PlanRun, history: RunHistory) -> None:
-    """Raise RunConflictError where nobody knows whether a step was done: undoing around it could do harm."""
+    """Raise RunConflictError if the outcome of a step is unknown, because rolling back around it could do harm."""
     if unknown := history.unknown_steps:
         names = ", ".join(f"`{step_id}`" for step_id in unknown)
         raise RunConflictError(
@@ -114,7 +114,7 @@ async def _used_approval(run: PlanRun, store: PlanStore) -> Approval:
 
 
 def _end_steps(scope: RunScope) -> None:
-    """Let expressions use the ends of the steps, and end those that a process which died left in the middle."""
+    """Make the results of the steps available to expressions, and end the steps that a dead process left unfinished."""
     for step in scope.run.steps:
         if step.completed_at is None:
             receipt = scope.history.succeeded.get((step.id, None))
@@ -133,9 +133,9 @@ def _end_steps(scope: RunScope) -> None:
 async def rollback_run(
     run: PlanRun, *, reason: str, tools: ToolRegistry | None, run_request: RunRequest, store: PlanStore, offline: bool = False
 ) -> PlanRun:
-    """Cancel `run` unless it has ended, and have what it did undone: `acancel_run` with `rollback`, for callers that have an occasion."""
+    """Cancel `run` unless it has ended, and roll it back. Same as `acancel_run` with `rollback`, for callers with a run request."""
     version = await version_done(run, store)
-    plan = await store.get(run.digest if version is None else version.digest)  # a version that nobody approved says of nobody that they may
+    plan = await store.get(run.digest if version is None else version.digest)  # an unapproved version grants no permissions
     await require_operator(plan, run, store, run_request.settings, by=run_request.operator, operation="rollback")
     if run.status is PlanStatus.COMPLETED:
         raise RunConflictError(f"run {run.id} has completed: only a run that failed or was cancelled is rolled back")
@@ -145,7 +145,7 @@ async def rollback_run(
     was_interrupted = run.reason is RunReason.INTERRUPTED and history.has_rollbacks
     if run.completed_at is None and not was_interrupted:
         await store.cancel(run.id, reason, rollback=True)
-    if await store.owner(run.id) is not None:  # who executes it undoes it
+    if await store.owner(run.id) is not None:  # the owner rolls it back
         return await store.run(run.id)
     run = await store.run(run.id)
     history = await store.history(run.id)

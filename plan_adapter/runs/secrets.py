@@ -1,4 +1,4 @@
-"""`secrets_of`: where the secrets of a run come from; `refuse_missing`, what is seen of them before a run, and what no model sees."""
+"""The secrets of a run: where they come from, which are missing before it starts, and which are redacted for models."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def secrets_of(settings: Settings) -> RunSecrets:
-    """Return the secrets of a new run, none of which is looked up yet; the credentials of this process are hidden from the beginning."""
+    """Return the secrets of a new run. Values are looked up on use; the credentials of this process are redacted from the start."""
     secrets = RunSecrets(secret_chain(settings, blocks=KnownServer()))
     for value in credential_values(os.environ):
         secrets.redactor.add(value)
@@ -28,7 +28,7 @@ def secrets_of(settings: Settings) -> RunSecrets:
 
 
 async def hidden_from_models(settings: Settings, names: Collection[str]) -> Redactor:
-    """Return what hides every secret that is at hand, and those called `names` wherever they are kept, from a model."""
+    """Return a redactor for text that a model sees. It covers all secrets this process can read, and those in `names` anywhere."""
     secrets = secrets_of(settings)
     await secrets.expect(names)
     for value in await values_at_hand(settings):
@@ -37,18 +37,18 @@ async def hidden_from_models(settings: Settings, names: Collection[str]) -> Reda
 
 
 async def sights(names: Collection[str], settings: Settings) -> list[Sight]:
-    """Return of each secret where it comes from, or that it is missing; by name."""
+    """Return where each secret comes from, or that it is missing, sorted by name."""
     chain = secret_chain(settings, blocks=KnownServer())
     return list(await asyncio.gather(*(chain.look(name) for name in sorted(names))))
 
 
 async def refuse_missing(validated: ValidatedPlan, settings: Settings, *, done: Collection[str] = ()) -> None:
-    """Return if every secret is there that must be before the run begins; raises InvalidPlanError, which names all that are missing.
+    """Raise InvalidPlanError if a secret that must exist before the run starts is missing. The error names all missing secrets.
 
-    `done` are steps that are not called (any more), when a run goes on.
+    `done` contains the steps that a resume does not call.
 
-    One that is used only after a step that writes may be what that step makes: the log warns of it. One that a place could not be asked
-    for may be there later: it is left to the steps that use it.
+    A secret that is used only after a step that writes may be created by that step. If it is missing, a warning is logged. If a place
+    cannot be queried, the check is left to the steps that use the secret.
     """
     uses = _uses(validated, done)
     missing = await _missing(uses, settings)
@@ -63,7 +63,7 @@ async def refuse_missing(validated: ValidatedPlan, settings: Settings, *, done: 
 
 
 async def missing_notices(validated: ValidatedPlan, settings: Settings) -> list[str]:
-    """Return what a gate says of the secrets that were not found where it was opened."""
+    """Return notices for a gate about secrets that were not found where the gate was opened."""
     uses = _uses(validated)
     missing = await _missing(uses, settings)
     without = {name: "without it the run does not begin" if uses[name].is_early else uses[name].lateness for name in missing}
@@ -74,18 +74,18 @@ async def missing_notices(validated: ValidatedPlan, settings: Settings) -> list[
 
 
 def late_uses(validated: ValidatedPlan) -> dict[str, str]:
-    """Return by name what to say of a secret, where it is missing, that only steps use before which one writes."""
+    """Return the message for each secret that is used only after a step that writes, by name. It applies if the secret is missing."""
     return {name: use.lateness for name, use in _uses(validated).items() if not use.is_early}
 
 
 async def _missing(names: Collection[str], settings: Settings) -> dict[str, str]:
-    """Return by name why a secret is not there; none of which nobody knows it."""
+    """Return why each missing secret is missing, by name. A secret is left out if a place could not be queried."""
     return {sight.name: sight.problem for sight in await sights(names, settings) if sight.problem is not None and sight.is_known}
 
 
 @dataclass(slots=True)
 class _Use:
-    """Where a plan uses a secret: its steps, their places in the document, and whether one of them has no step before it that writes."""
+    """Where a plan uses a secret: the steps and their places in the document. `is_early`: at least one has no earlier step that writes."""
 
     steps: list[str] = field(default_factory=list[str])
     places: list[str] = field(default_factory=list[str])
@@ -93,18 +93,18 @@ class _Use:
 
     @property
     def lateness(self) -> str:
-        """What is to be said where the secret is missing and `is_early` is false."""
+        """The message if the secret is missing and `is_early` is false."""
         uses, fails = ("uses", "fails") if len(self.steps) == 1 else ("use", "fail")
         steps = listed([f"`{step}`" for step in self.steps], 5)
         return f"{steps} {uses} it after steps that write, and {fails} unless one of them makes it"
 
 
 def _uses(validated: ValidatedPlan, done: Collection[str] = ()) -> dict[str, _Use]:
-    """Return by secret where the plan uses it, without the steps that are `done`."""
+    """Return where the plan uses each secret, by name. Steps in `done` are ignored."""
     steps = validated.steps
     after_writes, uses = set[str](), dict[str, _Use]()
     for step_id in validated.order:
-        if step_id in done:  # what it may have made is there
+        if step_id in done:  # whatever it creates exists already
             continue
         before = [after for after in validated.reduced[step_id] if after not in done]
         if any(after in after_writes or (steps[after].effect or validated.tools[after].effect) != "read" for after in before):
@@ -122,10 +122,10 @@ def _uses(validated: ValidatedPlan, done: Collection[str] = ()) -> dict[str, _Us
 
 
 class KnownServer:
-    """The blocks of the Prefect server, where one is known. Prefect is imported only to look there. Implements `secrets.SecretPlace`."""
+    """The blocks of the Prefect server, if one is configured. Imports Prefect only when needed. Implements `secrets.SecretPlace`."""
 
     def place(self, name: str) -> str:
-        """Return the block, in words, or why none was looked at."""
+        """Return a description of the block, or why no block was looked up."""
         if configured_api_url() is None:
             return "no Prefect block (no Prefect server is known)"
         from plan_adapter.engine.secret_blocks import SecretBlocks
@@ -133,7 +133,7 @@ class KnownServer:
         return SecretBlocks().place(name)
 
     async def secret(self, name: str) -> str | None:
-        """Return the secret of the block, None where there is none or no server is known."""
+        """Return the secret in the block, or None if there is no such block or no server."""
         try:
             if configured_api_url() is None:
                 return None

@@ -1,4 +1,4 @@
-"""`RunRequest`: what a caller asks for; `RunSession`: one start of a run, in one process."""
+"""`RunRequest`: what a caller passes with a run. `RunSession`: one start of a run in one process."""
 
 import asyncio
 import logging
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class Identity(Protocol):
-    """A person who asks for something of a run, and who proves who they are once it is known what their word binds to."""
+    """The person behind a request about a run, who proves who they are once the content to sign is known."""
 
     @property
     def by(self) -> str:
-        """Their name."""
+        """The person's name."""
         ...
 
     @property
@@ -40,60 +40,60 @@ class Identity(Protocol):
 
     @property
     def has_proof(self) -> bool:
-        """Whether they come with a proof of it."""
+        """Whether the person brings a proof of identity."""
         ...
 
     async def proved(self, because: str, request: ApprovalRequest, store: PlanStore, /) -> tuple[str, str | None]:
-        """Return how they are known, and their signature if they sign; raises NotApprovedError where that does not fit the rules."""
+        """Return how the identity was verified, and the signature, if any. Raises NotApprovedError if the gate policy refuses it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What a caller asks for beside the plan and its inputs: who approves, who asks, hooks, context and settings."""
+    """What a caller passes beside the plan and its inputs: who approves, who asks, hooks, context and settings."""
 
     approval: Approval | None = None
     approver: Approver | None = None
-    asks_in_form: bool = False  # whether a form in the Prefect UI asks, too; only with a server
-    waits: bool = True  # whether people are waited for: at gates of steps, and to say how a write ended of which nobody knows it
-    tools: ToolRegistry | None = None  # for a new version of the plan that comes while the run waits at its gate
+    asks_in_form: bool = False  # whether a form in the Prefect UI asks as well; needs a server
+    waits: bool = True  # whether to wait for people: at gates, and for resolutions of unknown outcomes
+    tools: ToolRegistry | None = None  # for a new version of the plan that arrives while the run waits at its gate
     requested_by: str = field(default_factory=os_user)
-    plan_file: Path | None = None  # where the plan stands; a standing approval may stand beside it
+    plan_file: Path | None = None  # path of the plan document; a standing approval may be beside it
     schedule: str | None = None  # `flow/deployment` whose schedule started the run
-    deployment: str | None = None  # `flow/deployment` of a run that no person is known to have started; it is then the operator
+    deployment: str | None = None  # `flow/deployment`, the operator of a run that no known person started
     hooks: Hooks = field(default_factory=Hooks)
     context: RunContext = field(default_factory=RunContext)
     listener: Listener | None = None
     leave: Leave = field(default_factory=Leave)
     settings: Settings = field(default_factory=Settings)
-    identity: Identity | None = None  # whose word it is that a step is left out, or what was done undone; None: that of `requested_by`
-    server: "Server | None" = None  # one that has just answered; None: the server that the settings mean is asked
+    identity: Identity | None = None  # who makes an operator request; None: `requested_by`, without proof
+    server: "Server | None" = None  # one that has just responded; None: the server in the settings
 
     @property
     def asks(self) -> bool:
-        """Whether anybody is asked at the gate of the plan."""
+        """Whether anyone is asked at the plan gate."""
         return self.approver is not None or self.asks_in_form
 
     @property
     def operator(self) -> str:
-        """The name under which whoever runs, resumes, revises, cancels or rolls back is looked for among the operators."""
+        """The name checked against the operators when this caller runs, resumes, revises, cancels or rolls back."""
         return self.deployment or self.requested_by
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Where a run executes: directly in this process, or as task runs of a Prefect flow run, which has logs, forms and a cancellation."""
+    """Where a run executes: directly in this process, or as task runs of a Prefect flow run with logs, forms and cancellation."""
 
     run_step: StepRunner = field(default_factory=DirectStepRunner)
     cancellation: Callable[[], Awaitable[str | None]] | None = None
     log_sink: Callable[[logging.LogRecord], None] | None = None
     forms: GateForms | None = None
-    is_cut_short: Callable[[], bool] = lambda: False  # whether the process is to end, and the run to be resumed elsewhere
+    is_cut_short: Callable[[], bool] = lambda: False  # whether this process is stopping and the run resumes elsewhere
 
 
 @dataclass(slots=True)
 class RunSession:
-    """One start of a run in one process: what is executed, on whose request, after which earlier starts, and where."""
+    """One start of a run in one process: what runs, for which request, after which history, and where."""
 
     bound: BoundPlan
     run: PlanRun
@@ -105,7 +105,7 @@ class RunSession:
 
 @contextmanager
 def known_secrets_of(server: "Server | None") -> Generator[None]:
-    """Let what is looked up within find the blocks of `server`, too."""
+    """Let secrets inside the block be looked up on `server`, too."""
     if server is None:
         yield
         return
@@ -116,7 +116,7 @@ def known_secrets_of(server: "Server | None") -> Generator[None]:
 
 
 async def server_of(run_request: RunRequest) -> "Server":
-    """Return the Prefect server to run on, started if it is the local one; raises NoServerError."""
+    """Return the Prefect server to run on, and start it if it is the local one. Raises NoServerError."""
     if run_request.server is not None:
         return run_request.server
     from plan_adapter.engine.local_server import server_for
@@ -126,7 +126,7 @@ async def server_of(run_request: RunRequest) -> "Server":
 
 @asynccontextmanager
 async def opened_store(store: PlanStore | None, settings: Settings) -> AsyncGenerator[PlanStore]:
-    """Yield `store`, or the store of the settings, which is closed at the end."""
+    """Yield `store`, or the store in the settings, which is closed afterwards."""
     if store is not None:
         yield store
         return

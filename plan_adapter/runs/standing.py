@@ -1,4 +1,4 @@
-"""The standing approval that covers a run, used up for it."""
+"""Finds the standing approval that covers a run or one of its calls, and uses it up."""
 
 import asyncio
 import logging
@@ -21,9 +21,10 @@ log = logging.getLogger(__name__)
 
 
 async def standing_for(bound: BoundPlan, run: PlanRun, store: PlanStore, run_request: RunRequest) -> Approval | None:
-    """Return the approval that a standing one gives `run`, counted and recorded; None where none covers it.
+    """Return the approval that a standing approval gives `run`, counted and recorded, or None if none covers it.
 
-    Only a run that a schedule started can be covered. A signed file beside the plan's own counts like a row, from its first use on.
+    Only runs started by a schedule can be covered. A signed file beside the plan document is stored at its first use, and then treated like
+    any other standing approval.
     """
     if run_request.schedule is None:
         return None
@@ -38,15 +39,15 @@ async def standing_for(bound: BoundPlan, run: PlanRun, store: PlanStore, run_req
             try:
                 await _verify(standing, policy)
                 return await store.use_standing(standing.id, run_id=run.id, approval_digest=bound.approval_digest)
-            except NotApprovedError as error:  # a wrong signature, or used up or revoked in this moment
+            except NotApprovedError as error:  # wrong signature, or just used up or revoked
                 reason = str(error)
         log.info("the standing approval %s does not cover run %s: %s", standing.id, run.id, reason)
     return None
 
 
 def _refusal(standing: StandingApproval, plan: ExecutionPlan, policy: PolicyInForce) -> str | None:
-    """Return why who gave `standing` may not approve a run of this plan."""
-    rules = rules_of(plan, policy, requested_by="")  # a schedule starts it
+    """Return why the person who gave `standing` is not allowed to approve this plan, or None."""
+    rules = rules_of(plan, policy, requested_by="")  # started by a schedule
     return refusal(rules, by=standing.by, known_by=standing.known_by, decision="approve")
 
 
@@ -57,15 +58,15 @@ async def _verify(standing: StandingApproval, policy: PolicyInForce) -> None:
 async def approval_by_standing(
     of_run: Approval, call: GatedCall, run: PlanRun, plan: ExecutionPlan, store: PlanStore, run_request: RunRequest
 ) -> Approval | None:
-    """Return the approval of a call that the run's standing approval gives, where that names the step; None otherwise."""
+    """Return the approval of a call if the run's standing approval covers the step, or None."""
     if of_run.standing_id is None:
         return None
-    kept = await store.standing(include_ended=True)  # also one whose last run this is
+    kept = await store.standing(include_ended=True)  # including one that this run has just used up
     standing = next((known for known in kept if known.id == of_run.standing_id and known.revoked_at is None), None)
     if standing is None or call.step.id not in standing.steps or (standing.until is not None and standing.until <= await store.now()):
         return None
     policy = await store.policy_in_force(run_request.settings)
-    if _refusal(standing, plan, policy) is not None:  # today's policy does not take it any more: somebody is asked
+    if _refusal(standing, plan, policy) is not None:  # stale under the current policy: ask a person
         return None
     await _verify(standing, policy)
     given = replace(
@@ -83,7 +84,7 @@ async def approval_by_standing(
 
 
 async def _take_file(store: PlanStore, run: PlanRun, run_request: RunRequest, policy: PolicyInForce) -> str | None:
-    """Keep the standing approval of a signed file beside the plan's own in the store, which counts its uses; return its id."""
+    """Store the signed standing approval file beside the plan document, and return its id, or None. The store counts its uses."""
     path = find_standing_file(run_request.plan_file) if run_request.plan_file is not None else None
     if path is None:
         return None
@@ -95,7 +96,7 @@ async def _take_file(store: PlanStore, run: PlanRun, run_request: RunRequest, po
     if standing.id not in {known.id for known in await store.standing(include_ended=True)}:
         try:
             await store.add_standing(standing, context=RunContext(tenant_id=run.tenant_id))
-        except StoreError:  # another run that began in this moment has kept it
+        except StoreError:  # another run may have stored it just now
             if standing.id not in {known.id for known in await store.standing(include_ended=True)}:
                 raise
     return standing.id

@@ -1,4 +1,4 @@
-"""One run from its first row to its last, with the steps called directly or as task runs of a flow run."""
+"""Starts a run: creates its record, approves it and executes its steps, directly or as task runs of a flow run."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class RunAction(Protocol):
-    """What is done in a session: `perform` executes the steps, `roll_back` rolls them back."""
+    """What to do in a session: `perform` executes the steps, `roll_back` rolls them back."""
 
     async def __call__(self, session: RunSession, /) -> PlanRun:
         """Do it, and return the run with its end recorded."""
@@ -44,7 +44,7 @@ class RunAction(Protocol):
 
 
 async def perform_anywhere(session: RunSession, *, server: "Server | None", action: RunAction | None = None) -> PlanRun:
-    """Approve and execute a run, or do another `action`: as a flow run on `server`, or directly where that is None."""
+    """Run `action` on a session, by default `perform`: as a flow run on `server`, or directly if `server` is None."""
     action, run = action or perform, session.run
     session.store = session.store.patient(session.run_request.settings.store_patience_seconds)
     if server is None:
@@ -62,7 +62,7 @@ async def perform_anywhere(session: RunSession, *, server: "Server | None", acti
         except BaseException as error:
             ended.set_exception(error)
             if run.completed_at is None or not isinstance(error, asyncio.CancelledError):
-                raise  # else first let the flow run end as Cancelled, with the reason
+                raise  # otherwise let the flow run end as Cancelled first, with the reason
         else:
             ended.set_result(None)
         return run
@@ -75,7 +75,7 @@ async def perform_anywhere(session: RunSession, *, server: "Server | None", acti
 
 
 def prefect_backend(flow_run_id: str, store: PlanStore, settings: Settings, server: "Server | None" = None) -> Backend:
-    """Return how steps are called and gates shown inside the flow run `flow_run_id`, whose context this is; `server` knows its UI."""
+    """Return the backend for the flow run `flow_run_id`, in whose context this is called. `server` provides links to its UI."""
     from plan_adapter.engine.flow_runs import cancellation_of
     from plan_adapter.engine.tasks import PrefectStepRunner, log_to_prefect
     from plan_adapter.runs.forms import prefect_forms
@@ -97,20 +97,20 @@ async def perform(session: RunSession) -> PlanRun:
             if session.run_request.approver is None and not session.run_request.asks_in_form:
                 await open_detached(version, run, store, session.run_request.settings)
                 return run
-        run.steps = (await store.run(run.id)).steps  # as they are now that the run has ended, or waits
+        run.steps = (await store.run(run.id)).steps  # current state, now that the run has ended or waits
         return run
     finally:
         await keeper.leave()
 
 
 def _for_drafted(run_request: RunRequest) -> RunRequest:
-    """Return who is asked about what a model drafted: nobody whose word was given before that."""
+    """Return the run request for a plan that a model drafted. Approvals and answers given before the draft are dropped."""
     is_beforehand = getattr(run_request.approver, "is_beforehand", False)
     return replace(run_request, approval=None, approver=None if is_beforehand else run_request.approver)
 
 
 async def _perform(approved: ApprovedPlan, keeper: GateKeeper) -> BoundPlan | None:
-    """Execute the steps of what is approved; return the new version of the rest where a failure has one drafted, which waits then."""
+    """Execute the steps of the approved plan. If a failure leads to a new version, which waits for approval, return it, else None."""
     session, run, store = keeper.session, keeper.run, keeper.store
     backend = session.backend
     run.transition(PlanStatus.EXECUTING)
@@ -135,7 +135,7 @@ async def _perform(approved: ApprovedPlan, keeper: GateKeeper) -> BoundPlan | No
             return version
         rollback = await _rollback_of(scope, session)
         if rollback is not None:
-            # One that was cancelled in Prefect is so still: that ended the steps, and says nothing against their rollback.
+            # A run cancelled in Prefect still shows as cancelled. That stopped the steps, but must not stop their rollback.
             was_in_prefect = scope.stop.kind == "cancelled" and scope.stop.message != await store.cancel_request(run.id)
             await undo(rollback, store, None if was_in_prefect else backend.cancellation)
     finally:
@@ -147,22 +147,23 @@ async def _perform(approved: ApprovedPlan, keeper: GateKeeper) -> BoundPlan | No
 
 
 async def _replanned(scope: RunScope, keeper: GateKeeper) -> tuple[BoundPlan | None, str | None]:
-    """Return the new version of what is left where a failure is to have one drafted, or in words why none came of it.
+    """Return the new version if a failure led to one, or why replanning failed.
 
-    The run waits for its approval then. Whoever cancels it meanwhile ends the draft.
+    Both are None if nothing is replanned or the run was stopped. A run with a new version waits for its approval. Cancelling the run also
+    ends the drafting.
     """
     run, store, validated = scope.run, keeper.store, scope.approved.bound.validated
     conclude(run, scope.stop, scope.refusal, left=scope.history.left)
     if run.reason is not RunReason.STEP_FAILED or not await wants_replanning(run, validated.plan, store):
         return None, None
-    run.message = scope.secrets.redactor.text(run.message or "")  # a model is told it, and the note of the version holds it
+    run.message = scope.secrets.redactor.text(run.message or "")  # it goes to a model and into the note of the version
     scope.tell("replanning", message=run.message)
     ended = await store.now()
     drafting = asyncio.ensure_future(drafted_by_itself(run, validated, await store.history(run.id), store, keeper.run_request))
     try:
         async with watched(scope, store, partial(store.cancel_request, run.id), keeper.session.backend.cancellation):
             await asyncio.wait({drafting, scope.stop.future}, return_when=asyncio.FIRST_COMPLETED)
-        if (reason := await store.cancel_request(run.id)) is not None:  # in the moment when the draft was there
+        if (reason := await store.cancel_request(run.id)) is not None:  # cancelled just as the draft arrived
             scope.stop.set("cancelled", reason)
         if scope.stop.is_set:
             return None, None
@@ -180,7 +181,7 @@ async def _replanned(scope: RunScope, keeper: GateKeeper) -> tuple[BoundPlan | N
         drafting.cancel()
         await asyncio.gather(drafting, return_exceptions=True)
     run.completed_at = ended
-    await store.update_run(run)  # it has ended: the next start of it is that of the new version
+    await store.update_run(run)  # end it here: the new version runs in the next start
     note = note_of(draft, run.message or "")
     await store.revise_run(run.id, bound.validated, bound.approval_digest, by=BY_ITSELF, note=note)
     keeper.session.run_request = replace(keeper.run_request, tools=tools)
@@ -188,13 +189,13 @@ async def _replanned(scope: RunScope, keeper: GateKeeper) -> tuple[BoundPlan | N
 
 
 def enable_outcome_gates(scope: RunScope, keeper: GateKeeper) -> None:
-    """Let people be asked at gates of `keeper` how calls of `scope` ended of which nobody knows it."""
+    """Let calls of `scope` ask at outcome gates of `keeper` about their unknown outcomes."""
     scope.outcomes = OutcomeGates(scope.approved, keeper)
     keeper.answers.redact, keeper.why_stopped = scope.secrets.redactor.value, lambda: scope.stop.message
 
 
 def scope_of(approved: ApprovedPlan, session: RunSession, recorder: Recorder) -> RunScope:
-    """Return what the calls of one start of a run share; no gate of a step is open yet."""
+    """Return the state that all calls of one start of a run share. No step gates are open yet."""
     run_request = session.run_request
     return RunScope(
         approved=approved,
@@ -213,7 +214,7 @@ def scope_of(approved: ApprovedPlan, session: RunSession, recorder: Recorder) ->
 
 
 async def _rollback_of(scope: RunScope, session: RunSession) -> Rollback | None:
-    """Return what undoes the run, whose steps have ended, kept as one that is being undone; None where nothing is to be."""
+    """Return the rollback of a run whose steps have ended, recorded as in progress, or None if nothing is rolled back."""
     run, store, plan = session.run, session.store, scope.approved.bound.validated.plan
     if not scope.approved.bound.validated.rollbacks:
         return None
@@ -224,15 +225,15 @@ async def _rollback_of(scope: RunScope, session: RunSession) -> Rollback | None:
     rollback = Rollback(scope, await store.history(run.id), session.backend.run_step)
     if not rollback.left:
         return None
-    if asked is False:  # and then called off: it only says where things stand
+    if asked is False:  # called off since: only report the state of the rollback
         rollback.halt.set("cancelled", await store.cancel_request(run.id) or "cancelled")
     run.transition(PlanStatus.EXECUTING, reason=run.reason, message=run.message)
-    await store.update_run(run)  # with its reason: whoever goes on with an interrupted rollback must know it
+    await store.update_run(run)  # with its reason, needed to resume an interrupted rollback
     return rollback
 
 
 async def undo(rollback: Rollback, store: PlanStore, in_prefect: Callable[[], Awaitable[str | None]] | None) -> None:
-    """Undo what a run did; whoever cancels it before or meanwhile, here or `in_prefect`, lets what is under way end and nothing begin."""
+    """Roll back a run. If the run is cancelled, here or `in_prefect`, calls in progress finish and no further call starts."""
     run = rollback.scope.run
 
     async def told_to_end() -> str | None:
@@ -245,7 +246,7 @@ async def undo(rollback: Rollback, store: PlanStore, in_prefect: Callable[[], Aw
 
 
 async def create_run(bound: BoundPlan, store: PlanStore, run_request: RunRequest, *, flow_run_id: str | None = None) -> PlanRun:
-    """Return a new run of `bound`, recorded as pending its approval."""
+    """Create a run of `bound`, record it as pending approval, and return it."""
     plan, context, now = bound.validated.plan, run_request.context, await store.now()
     run = PlanRun(
         id=new_id(),
@@ -273,7 +274,7 @@ async def create_run(bound: BoundPlan, store: PlanStore, run_request: RunRequest
 
 
 def _pending_steps(validated: ValidatedPlan, history: RunHistory) -> list[StepRun]:
-    """Return the steps of a plan as a start of its run finds them; their attempts are those that were made before."""
+    """Return the steps of a plan at the start of a run, with their attempts from earlier starts."""
     tried = dict[str, int]()
     for (step_id, _), number in history.attempts.items():
         tried[step_id] = tried.get(step_id, 0) + number
@@ -301,9 +302,9 @@ async def execute_plan(
     offline: bool = False,
     record_pending: bool = False,
 ) -> PlanRun:
-    """Run a validated plan with its inputs: `arun_plan` for callers that have one.
+    """Run a validated plan with its inputs. Same as `arun_plan`, for callers with a bound plan and a run request.
 
-    With `record_pending` a plan that nobody is there to approve is recorded as pending_approval and returned, not raised.
+    With `record_pending`, a plan that nobody can approve is recorded as pending_approval and returned, instead of raising an error.
     """
     async with opened_store(store, run_request.settings) as opened:
         policy = await opened.policy_in_force(run_request.settings)

@@ -1,4 +1,4 @@
-"""Step gates and outcome gates, as execution asks at them."""
+"""Step gates and outcome gates, as the execution of a run uses them."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -21,26 +21,26 @@ from plan_adapter.store.outcomes import outcome_digest
 
 @dataclass(slots=True)
 class CallGates:
-    """The gates of single calls of one run. Implements `ports.StepGates`."""
+    """The step gates of one run. Implements `ports.StepGates`."""
 
     approved: ApprovedPlan
     keeper: GateKeeper
     stop: Stop
-    policy: PolicyInForce  # as it was when this start of the run began: a newer one decides of its answers, and of the next start
-    asked: Collection[str] = ()  # steps that an earlier start of the run has ended, and that somebody was asked about
-    _before: list[Gate] | None = field(default=None, init=False)  # gates that were closed before this start
+    policy: PolicyInForce  # as of this start; answers are checked against the current policy
+    asked: Collection[str] = ()  # steps that had a gate and ended in an earlier start
+    _before: list[Gate] | None = field(default=None, init=False)  # gates closed before this start
 
     @property
     def waits(self) -> bool:
-        """Whether people are waited for however long they take."""
+        """Whether to wait for answers, however long they take."""
         return self.keeper.run_request.waits
 
     def is_gated(self, step: Step) -> bool:
-        """Return whether the step, the plan's policy or the settings ask for an approval of this call."""
+        """Return whether the step, the plan's policy or the settings require an approval of this call."""
         return needs_gate(step, self.approved.bound.validated, self.policy)
 
     async def ask(self, call: GatedCall) -> Approval | GateRefusal | None:
-        """Return the approval of exactly this call, why there is none, or None where it was left waiting for one."""
+        """Return the approval of exactly this call, or why there is none. None if the call was left waiting for an approval."""
         try:
             answer = await self._found(call)
             while answer is None and not call.left.done():
@@ -50,16 +50,16 @@ class CallGates:
         return answer
 
     async def _asked(self, call: GatedCall) -> Approval | GateRefusal | None:
-        """Return what was answered; None of a call that was left, and where somebody must be asked again."""
+        """Return the answer at the call's gate, or why there is none. None if the call was left or has to be asked about again."""
         keeper, answers = self.keeper, await self._answers(call)
         if answers and answers[-1].decision == "request_changes" and keeper.has_spoken(call.approval_digest) and not self._asks_others:
-            raise NotApprovedError(f"{answers[-1].by} asks for changes: {answers[-1].note}")  # the same would be said again, for ever
+            raise NotApprovedError(f"{answers[-1].by} asks for changes: {answers[-1].note}")  # asking again would never end
         gate = await keeper.open(await self._gate_of(call, answers), timeout_ms=self._plan.options.approval_timeout_ms)
         closed = await keeper.collected(gate) or await self._closed(gate, call)
         return None if closed is None else await self._outcome(closed, call)
 
     async def _closed(self, gate: Gate, call: GatedCall) -> Gate | None:
-        """Return `gate` closed; None where it is open still, because the call was left, or who answers for this process may not."""
+        """Return `gate` closed, or None if it is still open: the call was left, or this process's approver is not allowed to answer."""
         keeper = self.keeper
         is_asked_here = keeper.run_request.approver is not None and not keeper.has_spoken(call.approval_digest)
         if not is_asked_here and not call.waiting.done():
@@ -114,18 +114,18 @@ class CallGates:
 
     @property
     def _asks_others(self) -> bool:
-        """Whether somebody else than the approver, who is asked once about the same, can be asked."""
+        """Whether anyone can be asked besides the approver, who is asked only once about the same content."""
         return self.keeper.run_request.asks_in_form or not self.waits
 
     async def _answers(self, call: GatedCall) -> list[Approval]:
-        """Return what was answered at gates of this call, oldest first."""
+        """Return the answers at gates of this call, oldest first."""
         rows = await self.keeper.store.approvals(self.keeper.run.id)
         return [row for row in rows if row.gate_id is not None and is_of_call(row, self.keeper.run, call)]
 
     async def _found(self, call: GatedCall) -> Approval | GateRefusal | None:
-        """Return what the run was answered about this call while nobody waited, or the approval that a standing one gives."""
+        """Return the answer given while no process waited, or the approval from a standing approval. None if somebody has to be asked."""
         last = next(reversed(await self._answers(call)), None)
-        if last is not None and last.decision == "reject" and last.at >= self.approved.approval.at:  # else a new version asks anew
+        if last is not None and last.decision == "reject" and last.at >= self.approved.approval.at:  # not of an earlier version
             return _refused(last)
         if last is not None and last.decision == "approve" and last.used_at is None:
             return last if await self._counts(last) else None
@@ -136,14 +136,14 @@ class CallGates:
         )
 
     async def _counts(self, answer: Approval) -> bool:
-        """Return whether `answer` is an approval that this process takes, whoever took it before."""
+        """Return whether `answer` is an approval that is not stale in this process."""
         keeper = self.keeper
         return answer.decision == "approve" and (
             await why_stale(answer, self._plan, keeper.run, keeper.store, keeper.run_request.settings) is None
         )
 
     async def _expired(self, call: GatedCall) -> Gate | None:
-        """Return the gate of this call at which nobody answered in time while no process waited; None where that is not so."""
+        """Return the gate of this call that expired while no process waited at it, or None."""
         if call.step.id in self.asked:
             return None
         if self._before is None:
@@ -176,21 +176,21 @@ def _refused(answer: Approval) -> GateRefusal:
 
 
 def is_of_call(row: Approval, run: PlanRun, call: GatedCall) -> bool:
-    """Return whether `row` answers about exactly this call of this run."""
+    """Return whether `row` is an answer about exactly this call of this run."""
     of = (row.run_id, row.step_id, row.item, row.approval_digest)
     return of == (run.id, call.step.id, call.item, call.approval_digest)
 
 
 @dataclass(slots=True)
 class OutcomeGates:
-    """The gates of one run that ask how calls ended. Implements `ports.Outcomes`."""
+    """The outcome gates of one run. Implements `ports.Outcomes`."""
 
     approved: ApprovedPlan
     keeper: GateKeeper
     _open: int = 0
 
     async def ask(self, unknown_outcome: UnknownOutcome) -> Said | None:
-        """Return what was said, by the form, at the terminal or by `plan resolve`; None where none of them asks, or the run ends before."""
+        """Return the resolution from a form, a terminal or `plan resolve`. None if nobody can be asked or the run ends first."""
         keeper = self.keeper
         if not keeper.can_ask_how_it_ended or unknown_outcome.withdrawn.done():
             return None
@@ -223,7 +223,7 @@ class OutcomeGates:
         )
 
     async def _show_unknown(self, unknown_outcome: UnknownOutcome, change: int) -> None:
-        """Let the run say that it waits because an outcome is unknown, as long as it does; one that is undone keeps its reason."""
+        """Set the run's reason to unknown while outcome gates are open. A run that is being rolled back keeps its reason."""
         if unknown_outcome.lost.kind == "rollback":
             return
         self._open += change

@@ -1,4 +1,4 @@
-"""Runs whose tools are not those that were approved: the same plan as a new version, whose approval covers what changed."""
+"""Tool drift: resuming a run whose tools differ from the approved ones, as a new version whose approval covers the changes."""
 
 from dataclasses import replace
 
@@ -16,13 +16,13 @@ from plan_adapter.tools.tool import Tool
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate_recorded
 
 OTHER_TOOLS = "the run was made with other tools than are at hand now: give them again (`--tools package.module:name`, PLAN_ADAPTER_TOOLS)"
-"""What mends a recorded plan that calls a tool of which nothing is known."""
+"""The hint for a recorded plan that calls a tool this process does not have."""
 
 
 def as_recorded(run: PlanRun, plan: ExecutionPlan, tools: ToolRegistry, *, moved_to: RunFolder | None = None) -> BoundPlan:
-    """Return the recorded `plan` of `run` with its inputs, and with the tools as they are now; raises InvalidPlanError.
+    """Return the recorded `plan` of `run`, bound to its inputs and the current tools. Raises InvalidPlanError.
 
-    It is to run in the folder that the run is `moved_to`, or was moved to before.
+    If the run was moved before, or is `moved_to` a folder now, the result covers that folder.
     """
     folder = moved_to or (run.folder if run.folder is not None and run.folder.is_moved else None)
     try:
@@ -33,12 +33,12 @@ def as_recorded(run: PlanRun, plan: ExecutionPlan, tools: ToolRegistry, *, moved
 
 
 def is_same_but_for_tools(bound: BoundPlan, run: PlanRun) -> bool:
-    """Return whether plan and inputs of `bound` are those of `run`, whatever its tools are."""
+    """Return whether the plan and inputs of `bound` are those of `run`. The tools may differ."""
     return bound.approval_digest == approval_digest(run.digest, run.inputs, bound.validated.definitions)
 
 
 async def changes_of_tools(validated: ValidatedPlan, run: PlanRun, store: PlanStore) -> list[ToolChange]:
-    """Return the tools whose definitions are not those that the run keeps; raises NotApprovedError where somebody altered these."""
+    """Return the tools whose definitions differ from those recorded with `run`. Raises NotApprovedError if the record was altered."""
     kept = await store.definitions(run.id)
     folder = run.folder.content if run.folder is not None and run.folder.is_moved else None
     if approval_digest(run.digest, run.inputs, kept, folder) != run.approval_digest:
@@ -50,9 +50,9 @@ async def changes_of_tools(validated: ValidatedPlan, run: PlanRun, store: PlanSt
 
 
 async def take_tools(bound: BoundPlan, run: PlanRun, store: PlanStore, *, by: str) -> PlanRun:
-    """Put the same plan with its tools and its folder as they are now into `run`; return the run, which waits for an approval of that.
+    """Make the plan with its current tools and folder the new version of `run`, and return the run, which waits for an approval of it.
 
-    What is done stays done; approvals of single calls count where their tool and folder are as they were. Raises RunConflictError as
+    Completed steps stay completed. Approvals of single calls stay good if their tool and folder are unchanged. Raises RunConflictError as
     `revise_run` does.
     """
     note = await _differences(bound, run, store, "tools changed")
@@ -60,35 +60,35 @@ async def take_tools(bound: BoundPlan, run: PlanRun, store: PlanStore, *, by: st
 
 
 async def _differences(bound: BoundPlan, run: PlanRun, store: PlanStore, tools_changed: str) -> str:
-    """Return in words what is not as the run has it: its tools, its folder."""
+    """Return a description of how the tools and the folder differ from those of `run`."""
     changes = named_changes(await changes_of_tools(bound.validated, run, store))
     moved = None if bound.folder is None else move_text(run.folder, bound.folder)
     return "; ".join(([f"{tools_changed}: {changes}"] if changes else []) + ([moved] if moved is not None else []))
 
 
 async def refuse_other_tools(bound: BoundPlan, run: PlanRun, store: PlanStore, *, then: str) -> None:
-    """Raise NotApprovedError where the tools or the folder of `bound` are not those of `run`: which, and `then` what can be done."""
+    """Raise NotApprovedError if the tools or folder of `bound` differ from those of `run`. The message ends with `then`."""
     if bound.approval_digest != run.approval_digest:
         why = await _differences(bound, run, store, f"tools of run {run.id} have changed since it was approved")
         raise NotApprovedError(f"{why}; {then}")
 
 
 def named_changes(changes: list[ToolChange]) -> str:
-    """Return in words which tools changed, and how."""
+    """Return a description of which tools changed, and how."""
     return "; ".join(f"`{change.name}` ({change.summary})" for change in changes)
 
 
 def replaced_version(revisions: list[Revision], answers: list[Approval]) -> Revision | None:
-    """Return the version with which what a run has now is to be compared: the last that was approved, else the last one that was replaced.
+    """Return the version to compare the current one with: the last approved version, or else the last one replaced.
 
-    Several versions may have come since somebody approved one; who approves now is to see all that changed since then.
+    Several versions may have followed the last approval. The next approver has to see everything that changed since.
     """
     approved = {answer.approval_digest for answer in answers if answer.step_id is None and answer.used_at is not None}
     return next((one for one in reversed(revisions) if one.approval_digest in approved), revisions[-1] if revisions else None)
 
 
 def tool_drift_lines(bound: BoundPlan, run: PlanRun, replaced: Revision | None) -> list[str]:
-    """Return for the text of a gate which tools changed since the version that was `replaced`."""
+    """Return lines for a gate's text about the tools that changed since the `replaced` version."""
     if replaced is None:
         return []
     done = {step.id for step in run.steps if step.status is StepStatus.COMPLETED}
@@ -97,7 +97,7 @@ def tool_drift_lines(bound: BoundPlan, run: PlanRun, replaced: Revision | None) 
 
 
 async def code_notices(validated: ValidatedPlan, run: PlanRun, store: PlanStore) -> list[str]:
-    """Return in words which tools have another code now than when the run last called them, behind whatever definition."""
+    """Return notices about tools whose code has changed since the run last called them, whatever their definitions say."""
     attempts = await store.attempts(run.id)
     if not attempts:
         return []

@@ -1,1 +1,1 @@
-"""The door to SQLAlchemy: the database of plans, versions, runs, approvals, attempts and receipts."""
+"""The store: plans, versions, runs, approvals, attempts and receipts in a database. The only package that uses SQLAlchemy."""

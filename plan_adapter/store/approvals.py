@@ -1,4 +1,4 @@
-"""Approvals: kept, found, and used once. Functions of a connection and the tenant whose rows are seen."""
+"""Approvals: record, find and use them. The functions take a connection and, where it matters, the tenant whose rows are visible."""
 
 from datetime import datetime
 
@@ -17,7 +17,10 @@ from plan_adapter.store.tables import approvals, audit, runs
 
 
 def add(connection: Connection, approval: Approval, context: HasContext) -> None:
-    """Keep `approval`, whichever way it decides; one for a run is whose the run is. Raises RunConflictError for the answer of a gate."""
+    """Record `approval`, whatever its decision. An approval for a run takes that run's context.
+
+    Raises RunConflictError for an answer at a gate; only `gates.answer` records those.
+    """
     if approval.gate_id is not None:
         raise RunConflictError(f"this is an answer at gate {approval.gate_id}: only answering there keeps it")
     of_run = _context_of_run(connection, approval.run_id)
@@ -29,14 +32,14 @@ def add(connection: Connection, approval: Approval, context: HasContext) -> None
 
 
 def rows_of(connection: Connection, tenant: str | None, run_or_digest: str) -> list[Row]:
-    """Return the rows that were given for or used by a run, or are of an approval digest, oldest first."""
+    """Return approval rows, oldest first: those given for or used by a run, or those of an approval digest."""
     named = or_(approvals.c.run_id == run_or_digest, approvals.c.approval_digest == run_or_digest)
     query = select(approvals).where(named).order_by(approvals.c.at, approvals.c.id)
     return list(connection.execute(seen_by(tenant, query, approvals)).mappings())
 
 
 def find(connection: Connection, approval_digest: str, *, context: HasContext) -> Approval | None:
-    """Return the oldest approval of this digest that a run of the same tenant, which has none, may use, or None."""
+    """Return the oldest usable approval of this digest in the context's tenant that is not tied to a run, or None."""
     same = and_(approvals.c.approval_digest == approval_digest, approvals.c.tenant_id == whose(context)["tenant_id"])
     query = select(approvals).where(same, approvals.c.run_id.is_(None), _is_usable(None)).order_by(approvals.c.at, approvals.c.id)
     row = connection.execute(query.limit(1)).mappings().first()
@@ -44,10 +47,10 @@ def find(connection: Connection, approval_digest: str, *, context: HasContext) -
 
 
 def use(connection: Connection, approval: Approval, *, run_id: str, context: HasContext) -> Approval:
-    """Use `approval` up for a run and return it as used; it is kept first where the store does not know it.
+    """Use up `approval` for a run and return it as used. An approval that the store does not have yet is recorded first.
 
-    Of several runs that want the same approval one gets it. A run that has used it may use it again. Raises NotApprovedError, also for
-    the approval of a step, and for one that names a gate which it did not close.
+    If several runs want the same approval, one gets it. A run that has used it may use it again. Raises NotApprovedError if it cannot be
+    used, also for the approval of a step, and for one that names a gate it did not close.
     """
     context = _context_of_run(connection, run_id) or context
     if approval.gate_id is None:
@@ -56,13 +59,13 @@ def use(connection: Connection, approval: Approval, *, run_id: str, context: Has
     same = and_(approvals.c.id == approval.id, approvals.c.approval_digest == approval.approval_digest)
     same = and_(same, approvals.c.tenant_id == whose(context)["tenant_id"])
     is_free = or_(approvals.c.run_id.is_(None), approvals.c.run_id == run_id)
-    # One statement: a second run that comes in between waits for this row and then finds it used.
+    # One statement: a concurrent run waits for this row and then finds it used.
     used = {"run_id": run_id, "used_at": database_now(), "agent_id": context.agent_id, "org_id": context.org_id, "task_id": context.task_id}
     take = update(approvals).where(same, is_free, _is_usable(run_id)).values(used)
     taken = connection.execute(take.returning(approvals)).mappings().first()
     if taken is not None:
         told = plain(approvals, taken)
-        # An answer at a gate, or one that was given for this run, is in its audit since it was given.
+        # An answer at a gate, or an approval given for this run, is already in the run's audit log.
         given = [] if _is_told(connection, run_id, approval.id) else [entries.of_approval(told)]
         chain.append(connection, run_id, [*given, entries.of_use(told)])
         signal(connection)
@@ -87,10 +90,10 @@ def _context_of_run(connection: Connection, run_id: str | None) -> RunContext | 
 
 
 def _is_usable(run_id: str | None) -> ColumnElement[bool]:
-    """Return the condition: a plan's, approved, used by nobody, not expired, and not followed by another decision on the same content.
+    """Return the condition for a usable approval of a plan: an unused, unexpired `approve` that no later decision revokes.
 
-    What takes it back is a decision for every run, or one for the run that it is for or that wants it now. Decisions for other runs
-    and about steps say nothing.
+    A later decision on the same content revokes it if it is for every run, for the approval's own run, or for `run_id`. Decisions for other
+    runs and about steps do not count.
     """
     later = approvals.alias()
     concerned = or_(later.c.run_id.is_(None), later.c.run_id == approvals.c.run_id, *([later.c.run_id == run_id] if run_id else []))

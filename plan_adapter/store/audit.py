@@ -1,4 +1,4 @@
-"""The audit of a run, as it is read; and what it is told of somebody who was refused, which changes no other row."""
+"""Read the audit log of a run, and record refused attempts to act on it. A refusal changes no other row."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,7 +16,7 @@ from plan_adapter.store.tables import audit
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """One thing that happened: when, what, to which step, by whom, and the words that were written about it."""
+    """One entry of a run's audit log: when, what, which step, by whom, and the message."""
 
     at: datetime
     kind: AuditKind
@@ -26,12 +26,12 @@ class AuditEntry:
     number: int | None = None  # of the attempt
     by: str | None = None
     message: str | None = None
-    known_by: str | None = None  # how `by` was known
-    call_kind: CallKind | None = None  # of the attempt, or the gate
+    known_by: str | None = None  # how `by` was identified
+    call_kind: CallKind | None = None  # of the attempt or the gate
 
 
 def entries_of(connection: Connection, run_id: str) -> list[AuditEntry]:
-    """Return what happened to a run, in the order in which it was recorded."""
+    """Return the audit log of a run, in the order in which it was recorded."""
     query = select(audit).where(audit.c.run_id == run_id).order_by(audit.c.number)
     return [
         AuditEntry(
@@ -60,7 +60,7 @@ def note_refusal(
     step_id: str | None,
     call_kind: CallKind | None,
 ) -> None:
-    """Append that somebody may not do what they tried."""
+    """Append an entry that says who was not allowed to do what they tried."""
     at = instant_text(now_of(connection))
     refusal = entries.of_refusal(at, by=by, known_by=known_by, message=message, step_id=step_id, call_kind=call_kind)
     chain.append(connection, run_id, [refusal])

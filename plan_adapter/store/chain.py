@@ -1,8 +1,8 @@
-"""The audit of a run as a chain: each entry holds a digest of itself and of the digest before it. Functions of a connection.
+"""The audit log of a run as a hash chain: each entry's digest covers the entry and the digest before it. Functions of a connection.
 
-Entries are appended in the transaction that does what they tell, and last in it. Transactions that write about one run take their
-locks in this order: run, lease, gates, approvals, chain. The last one is this module's own, so whoever waits for it holds nothing
-that its owner could still want.
+An entry is appended in the transaction that makes the change it describes, as the last statement. Transactions that write about one run
+take their locks in this order: run, lease, gates, approvals, chain. Only this module takes the chain lock, so whoever waits for it holds
+nothing that the lock's owner could still need.
 """
 
 import sqlite3
@@ -19,7 +19,7 @@ from plan_adapter.store.tables import audit, runs
 
 
 class _Head(NamedTuple):
-    """The newest entry of a chain, and whose the run is."""
+    """The newest entry of a chain, and the context of its run."""
 
     number: int
     digest: str
@@ -30,7 +30,7 @@ class _Head(NamedTuple):
 
 
 class Link(NamedTuple):
-    """An entry by which it can be told whether the transaction that appended it was committed."""
+    """An entry that shows whether the transaction that appended it was committed."""
 
     run_id: str
     number: int
@@ -38,17 +38,17 @@ class Link(NamedTuple):
 
 
 LINKS = "plan_adapter_links"
-"""The execution option of a connection that holds the list to which `append` adds its last link."""
+"""The execution option of a connection whose list receives the last link of each `append`."""
 
 
 def append(connection: Connection, run_id: str, entries: Sequence[Entry]) -> None:
-    """Append `entries` to the audit of a run, in this order; the last thing that a transaction does about the run."""
+    """Append `entries` to a run's audit log, in this order. Must be the last thing a transaction does about the run."""
     if not entries:
         return
     head = _locked_head(connection, run_id)
     if head is None:
         row = connection.execute(select(runs).where(runs.c.id == run_id)).mappings().first()
-        if row is None:  # an approval may be used up for a run that this store does not hold
+        if row is None:  # an approval may be used for a run that this store does not hold
             return
         run = plain(runs, row)
         head = _Head(0, beginning(run), *(run[name] for name in _WHOSE))  # pyright: ignore[reportArgumentType]  # columns of these types
@@ -57,7 +57,7 @@ def append(connection: Connection, run_id: str, entries: Sequence[Entry]) -> Non
     rows = list[tuple[Any, ...]]()
     for entry in entries:
         number += 1
-        told = (run_id, number, *whose, *entry)  # the columns of the table in their order; a test holds that
+        told = (run_id, number, *whose, *entry)  # the table's columns in order, which a test checks
         before = digest_of(dict(zip(_FIELDS, (*told, before), strict=True)))
         rows.append((*told, before))
     _insert(connection, rows)
@@ -67,27 +67,27 @@ def append(connection: Connection, run_id: str, entries: Sequence[Entry]) -> Non
 
 
 def holds(connection: Connection, link: Link) -> bool:
-    """Return whether the transaction that appended `link` was committed; waits for its end, should the database still be at it."""
+    """Return whether the transaction that appended `link` was committed. Waits for that transaction if it is still in progress."""
     _lock(connection, link.run_id)
     same = (audit.c.run_id == link.run_id, audit.c.number == link.number, audit.c.digest == link.digest)
     return connection.execute(select(audit.c.number).where(*same)).first() is not None
 
 
 def beginning(run: Plain) -> str:
-    """Return the digest before the first entry: of the run and of what it was created with."""
+    """Return the digest before the first entry. It covers the run's id, plan, inputs, requester and creation time."""
     return digest_of({name: run[name] for name in ("id", "plan_id", "inputs", "requested_by", "created_at")})
 
 
 def entry_digest(entry: Plain, before: str) -> str:
-    """Return the digest that an entry of the table must have."""
+    """Return the digest that an audit entry must have."""
     told: dict[str, JsonValue] = {name: value for name, value in entry.items() if name != "digest"}
     return digest_of({**told, "before": before})
 
 
 def _locked_head(connection: Connection, run_id: str) -> _Head | None:
-    """Return the newest entry; nobody else appends to this chain until the transaction ends."""
+    """Return the newest entry, or None. Nobody else appends to this chain until the transaction ends."""
     if connection.dialect.name == "sqlite":
-        # Its transactions that write exclude each other. Not through SQLAlchemy, which would take ten times as long.
+        # SQLite's write transactions exclude each other. The raw driver is ten times as fast as SQLAlchemy here.
         row = _driver(connection).execute(_HEAD_ON_SQLITE, (run_id,)).fetchone()
         return None if row is None else _Head(*row)
     _lock(connection, run_id)
@@ -96,7 +96,7 @@ def _locked_head(connection: Connection, run_id: str) -> _Head | None:
 
 
 def _lock(connection: Connection, run_id: str) -> None:
-    """Let nobody else append to the chain of the run; a later statement sees what was committed while that was waited for."""
+    """Lock the run's chain against other writers. Later statements see what was committed while this one waited."""
     if connection.dialect.name == "postgresql":
         connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(f"plan_adapter.audit {run_id}", 0))))
 
@@ -124,5 +124,5 @@ _AT = _COLUMNS.index("at")
 _HEAD = (audit.c.number, audit.c.digest, *(audit.c[name] for name in _WHOSE))
 _HEAD_ON_SQLITE = f"SELECT number, digest, {', '.join(_WHOSE)} FROM audit WHERE run_id = ? ORDER BY number DESC LIMIT 1"  # noqa: S608
 _names = ", ".join(f'"{name}"' for name in _COLUMNS)
-_INSERT_ON_SQLITE = f"INSERT INTO audit ({_names}) VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608  # names of our own
+_INSERT_ON_SQLITE = f"INSERT INTO audit ({_names}) VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608  # our own names
 _INSERT = insert(audit)

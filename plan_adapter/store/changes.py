@@ -1,8 +1,8 @@
-"""That a store has changed, noticed by who waits for it: a generation number, the waiters, and the signal that writers give.
+"""Notify waiters that a store has changed: a generation number, the waiters, and the signal that writers send.
 
-Writers call `signal` in their transaction. While somebody waits, and a little longer, the database watches for signals of any
-process and tells each as a new generation. A caller cannot miss one between its read and its wait: each read notes the generation
-it began with, in the caller's context, and a wait returns at once where a newer one is known by then.
+Writers call `signal` in their transaction. While somebody waits, and for a short time after, the store is watched for signals from any
+process; each signal starts a new generation. A caller cannot miss a signal between its read and its wait: each read notes the current
+generation in the caller's context, and a wait returns at once if a newer one is known.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ from typing import Final, TypeAlias
 from sqlalchemy import Connection, func, select
 
 CHANNEL: Final = "plan_adapter_changed"
-"""What is notified on PostgreSQL."""
+"""The PostgreSQL notification channel."""
 
 LINGER_SECONDS = 3.0
-"""How long a store is watched after the last wait, so that a caller that reads and waits in turn starts no watch each time."""
+"""How long the watch continues after the last wait, so that a caller that reads and waits in a loop does not restart it each time."""
 
 PAUSE_SECONDS = 0.01
-"""How long a wait takes that need not wait: a caller whose reads are not seen in its context is slowed down, not spinning."""
+"""The length of a wait that is already behind. It keeps a caller whose reads are not visible in its context from spinning."""
 
 _Waiter: TypeAlias = tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]
 
@@ -32,24 +32,24 @@ _numbers = count()
 _noted: ContextVar[Mapping[int, int]] = ContextVar("plan_store_generations", default=MappingProxyType({}))
 
 _MOST_NOTED = 16
-"""Of how many stores the generations are noted in one context."""
+"""The largest number of stores whose generations are noted in one context."""
 
 
 def signal(connection: Connection) -> None:
-    """Tell all who wait for the store that it has changed, once this transaction is committed."""
+    """Notify everybody who waits for the store, once this transaction is committed."""
     if connection.dialect.name == "postgresql":
         connection.execute(select(func.pg_notify(CHANNEL, "")))
         return
-    # In the header of the file, transactional like any row, and cheap to look at from another connection.
+    # In the file's header: transactional like any row, and cheap to read from another connection.
     version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
     connection.exec_driver_sql(f"PRAGMA user_version = {(version + 1) % 2**31}")
 
 
 class Changes:
-    """The generation that this process knows of a store, and who waits for the next one; usable from every loop and thread."""
+    """The generation of a store that this process knows, and the callers that wait for the next one. Safe for all loops and threads."""
 
     def __init__(self) -> None:
-        """Know nothing yet: the first watch begins a new generation."""
+        """Start without knowledge of the store. The first watch begins a new generation."""
         self._number = next(_numbers)
         self._generation = 0
         self._lock = threading.Lock()
@@ -59,14 +59,14 @@ class Changes:
         self.stopped = threading.Event()
 
     def note(self) -> None:
-        """Note in the caller's context that it reads what is there now."""
+        """Note in the caller's context that it reads the current generation."""
         noted = _noted.get()
         if noted.get(self._number) != self._generation:
             others = [pair for pair in noted.items() if pair[0] != self._number]
             _noted.set(dict([*others[1 - _MOST_NOTED :], (self._number, self._generation)]))
 
     async def wait(self, seconds: float, start: Callable[[], None]) -> None:
-        """Return at a generation newer than the one that the caller noted, or after `seconds`; `start` starts the watch."""
+        """Wait until a generation is newer than the one the caller noted, at most `seconds`. `start` starts the watch."""
         seen = _noted.get().get(self._number, self._generation)
         loop = asyncio.get_running_loop()
         waiter: _Waiter = loop, loop.create_future()
@@ -85,23 +85,23 @@ class Changes:
         self.note()
 
     def tell(self) -> None:
-        """Begin a new generation and wake all who wait."""
+        """Begin a new generation and wake all waiters."""
         with self._lock:
             self._generation += 1
             waiting, self._waiting = self._waiting, set[_Waiter]()
         for loop, woken in waiting:
-            with contextlib.suppress(RuntimeError):  # the loop has ended
+            with contextlib.suppress(RuntimeError):  # the loop has closed
                 loop.call_soon_threadsafe(_wake, woken)
 
     def continues(self) -> bool:
-        """Return whether the watch must go on; once it is told that it need not, the next wait starts another."""
+        """Return whether the watch must continue. After False, the next wait starts a new watch."""
         with self._lock:
             is_wanted = bool(self._waiting) or time.monotonic() - self._last_wanted < LINGER_SECONDS
             self._is_watched = is_wanted and not self.stopped.is_set()
             return self._is_watched
 
     def stop(self) -> None:
-        """Let the watch end soon, and wake all who wait."""
+        """Make the watch end soon, and wake all waiters."""
         self.stopped.set()
         self.tell()
 

@@ -1,7 +1,7 @@
-"""One-time codes: each counts once, and after too many wrong ones of a name no further one of it is looked at for a while.
+"""One-time codes: each is accepted once, and too many wrong ones lock a name for a while. Functions of a connection.
 
-Rows are only added, all to one table: the codes that were used, with their counters; and, under names that no Secret block can have, the
-tries, numbered, and which of them were right. Functions of a connection.
+Rows are only added, all to one table. It holds the used codes with their counters. Under names that no Secret block can have, it also holds
+the numbered tries and which of them were right.
 """
 
 from datetime import datetime, timedelta
@@ -17,11 +17,11 @@ WITHIN = timedelta(minutes=5)
 
 
 def begin_try(connection: Connection, name: str, context: HasContext) -> float:
-    """Count a try of a code of `name`, as a wrong one until `use` says otherwise, and return 0.0.
+    """Count a try of a code of `name` and return 0.0. The try counts as wrong until `use` is called.
 
-    Where too many were wrong nothing is counted, and the seconds are returned after which one may be tried again.
+    After too many wrong tries nothing is counted. Then returns the seconds to wait before the next try.
     """
-    while True:  # another process may take the number, and with it the last try, in between; so the number is read first
+    while True:  # another process may take the number, and the last try, in between; so the number is read first
         last = connection.scalar(select(func.max(used_codes.c.counter)).where(used_codes.c.name == _tries(name)))
         now = now_of(connection)
         wrong = list(_wrong(connection, name, since=now - WITHIN).values())
@@ -32,7 +32,7 @@ def begin_try(connection: Connection, name: str, context: HasContext) -> float:
 
 
 def use(connection: Connection, name: str, counter: int, context: HasContext) -> bool:
-    """Return whether this is the first use of the code of `name` with this counter; it is used from now on, and a try was right."""
+    """Return whether this is the first use of `name`'s code with this counter. Marks it used, and one of the wrong tries right."""
     if not _add(connection, name, counter, context):
         return False
     while wrong := _wrong(connection, name, since=now_of(connection) - WITHIN):
@@ -42,7 +42,7 @@ def use(connection: Connection, name: str, counter: int, context: HasContext) ->
 
 
 def _wrong(connection: Connection, name: str, *, since: datetime) -> dict[int, datetime]:
-    """Return the times of the tries after `since` that were not right, by their numbers, oldest first."""
+    """Return the wrong tries after `since` as number -> time, oldest first."""
     right = used_codes.alias()
     was_right = select(right.c.counter).where(right.c.name == _right(name), right.c.counter == used_codes.c.counter).exists()
     tries = select(used_codes.c.counter, used_codes.c.used_at).where(used_codes.c.name == _tries(name), used_codes.c.used_at > since)

@@ -1,4 +1,4 @@
-"""What differs between SQLite and PostgreSQL: column types that mean the same on both, the database's clock, an insert that yields."""
+"""The differences between SQLite and PostgreSQL: shared column types, the database's clock, and INSERT with ON CONFLICT."""
 
 import time
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from sqlalchemy.types import TypeDecorator
 
 
 def insert_into(table: Table, dialect: str) -> Any:
-    """Return an INSERT with ON CONFLICT, which each database writes in a way of its own; the modules of the other one are not imported."""
+    """Return an INSERT that supports ON CONFLICT. Imports only the modules of this dialect."""
     if dialect == "postgresql":
         from sqlalchemy.dialects.postgresql import insert
     else:
@@ -22,7 +22,7 @@ def insert_into(table: Table, dialect: str) -> Any:
 
 
 class Instant(TypeDecorator[datetime]):
-    """An aware datetime in UTC. SQLite keeps it as text that sorts by time, PostgreSQL as timestamptz."""
+    """An aware datetime in UTC. SQLite stores it as text that sorts by time, PostgreSQL as timestamptz."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -36,27 +36,27 @@ class Instant(TypeDecorator[datetime]):
         return None if value is None else value.astimezone(UTC)
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Any:
-        """Return what reads a value; SQLite's texts at once, because a long run has thousands of them."""
+        """Return the function that reads a value. SQLite's texts get a fast path, because a long run has thousands of them."""
         return _read_text if dialect.name == "sqlite" else super().result_processor(dialect, coltype)
 
 
 def _read_text(value: str | None) -> datetime | None:
-    return None if value is None else datetime.fromisoformat(f"{value}+00:00")  # SQLite keeps no time zone
+    return None if value is None else datetime.fromisoformat(f"{value}+00:00")  # SQLite stores no time zone
 
 
 class Words(TypeDecorator[str]):
-    """Text that may come from a tool: what a database cannot hold (NUL, unpaired surrogates) is kept as an escape that can be read."""
+    """Text that may come from a tool. Characters that a database cannot store (NUL, unpaired surrogates) become readable escapes."""
 
     impl = Text
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        """Return `value` as text that both databases take."""
+        """Return `value` as text that both databases accept."""
         return None if value is None else readable_words(value)
 
 
 def readable_words(value: str) -> str:
-    """Return `value` with escapes for what a database cannot hold."""
+    """Return `value` with escapes for characters that a database cannot store."""
     if value.isascii() and "\0" not in value:
         return value
     return value.replace("\0", "\\x00").encode(errors="backslashreplace").decode()
@@ -76,7 +76,7 @@ def now_of(connection: Connection) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The database's time: read once, then counted on by this process's monotonic clock; never behind the database's."""
+    """The database's time, read once and advanced by this process's monotonic clock. Never behind the database's."""
 
     read: datetime
     at: float
@@ -87,17 +87,17 @@ class Clock:
 
 
 def clock_of(connection: Connection) -> Clock:
-    """Return the database's clock."""
+    """Return a `Clock` set to the database's time."""
     before = time.monotonic()
     return Clock(now_of(connection), before)
 
 
 SQLITE_NOW = "plan_store_now"
-"""SQLite's own clock has milliseconds; `sqlite_now` is registered under this name on each connection."""
+"""The name under which `sqlite_now` is registered on each connection. SQLite's own clock only has milliseconds."""
 
 
 def sqlite_now() -> str:
-    """Return the time in UTC in the form in which SQLAlchemy keeps a DateTime on SQLite."""
+    """Return the time in UTC in the format in which SQLAlchemy stores a DateTime on SQLite."""
     return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
 
 

@@ -1,8 +1,8 @@
-"""`Database`: where work on a connection is done, usable from every event loop and thread.
+"""`Database`: runs work on a connection, from any event loop and thread.
 
-Work is a plain function of an SQLAlchemy connection; it runs in one transaction, in a thread that belongs to the database. A
-thread, and not the caller's event loop, because loops come and go while a store stays, and because with SQLite a whole
-transaction then costs one change of threads instead of one per statement.
+Work is a plain function of an SQLAlchemy connection. It runs in one transaction, in a thread that belongs to the database. The thread
+outlives the callers' event loops, which come and go while a store stays. On SQLite it also makes a whole transaction cost one change of
+threads instead of one per statement.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from plan_adapter.store.changes import Changes
 T = TypeVar("T")
 
 LOCK_SECONDS = 10.0
-"""How long a locked file or a silent server is waited for, unless the URL's `timeout` says otherwise."""
+"""How long to wait for a locked file or a silent server, unless the URL's `timeout` says otherwise."""
 
 
 class Database(ABC):
-    """Runs work in transactions; the first work also looks at the schema."""
+    """Runs work in transactions. The first work also checks the schema."""
 
     def __init__(self, url: URL, *, known: frozenset[str]) -> None:
-        """Keep `url`; nothing is opened yet. Raises StoreError for parameters other than `timeout` and those that are `known`."""
+        """Store `url` without opening it. Raises StoreError for parameters other than `timeout` and those in `known`."""
         if unknown := sorted(set(url.query) - known - {"timeout"}):
             shown = ", ".join(sorted(known | {"timeout"}))
             raise StoreError(f"the store's URL has parameters that are not known here: {', '.join(unknown)}; known: {shown}")
@@ -48,34 +48,34 @@ class Database(ABC):
 
     @abstractmethod
     def _watch(self) -> None:
-        """Start to tell `changes` of every signal that a process gives, for as long as it goes on."""
+        """Start passing the signals of all processes to `changes`, until it no longer needs them."""
 
     @abstractmethod
     def _shut_down(self) -> Future[None]: ...
 
     async def read(self, work: Callable[[Connection], T]) -> T:
-        """Return what `work` returns; everything that it reads is of one moment. Raises StoreError."""
+        """Return the result of `work`. All its reads see one snapshot. Raises StoreError."""
         self._refuse_closed()
         self.changes.note()
         return await asyncio.wrap_future(self._submit(work, writes=False))
 
     async def write(self, work: Callable[[Connection], T]) -> T:
-        """Return what `work` returns once it is committed; nothing of it stays if it raises. Raises StoreError."""
+        """Return the result of `work` once it is committed. If it raises, nothing is written. Raises StoreError."""
         self._refuse_closed()
         return await asyncio.wrap_future(self._submit(work, writes=True))
 
     async def changed(self, seconds: float) -> None:
-        """Return when a signal was given since the caller's last read, or after `seconds`; see `changes`."""
+        """Return once a signal was sent since the caller's last read, or after `seconds`; see `changes`."""
         self._refuse_closed()
         await self.changes.wait(seconds, self._watch)
 
     async def upgrade(self) -> str:
-        """Migrate to the newest schema and return its revision. Raises StoreError for a schema that is newer than this package."""
+        """Migrate to the newest schema and return its revision. Raises StoreError if the schema is newer than this package."""
         self._refuse_closed()
         return await asyncio.wrap_future(self._submit_upgrade())
 
     async def close(self) -> None:
-        """Close every connection; the database cannot be used any more."""
+        """Close every connection. The database cannot be used afterwards."""
         if not self.is_closed:
             self.is_closed = True
             self.changes.stop()

@@ -1,6 +1,6 @@
-"""Rows as JSON values, and the digests that the audit keeps of them.
+"""Rows as JSON values, and the digests of rows that the audit log keeps.
 
-A digest is the SHA-256 of the RFC 8785 form of a row: of its columns by name, times as UTC with microseconds.
+A digest is the SHA-256 of a row's RFC 8785 form: its columns by name, with times in UTC with microseconds.
 """
 
 import json
@@ -16,21 +16,21 @@ from sqlalchemy import RowMapping, Table
 from plan_adapter.store.columns import Instant, Words, readable_words
 
 Plain: TypeAlias = dict[str, JsonValue]
-"""A row, as it stands in an exported file, too."""
+"""A row as JSON values, as in an exported file."""
 
 _LEFT_OUT: dict[str, frozenset[str]] = {
     "runs": frozenset({"updated_at"}),
-    "gates": frozenset({"openings", "owner", "flow_run_id", "keyset"}),  # who shows it where, which may change while it is open
+    "gates": frozenset({"openings", "owner", "flow_run_id", "keyset"}),  # where and by whom it is shown; this may change while it is open
 }
 _END_OF_GATE = frozenset({"closed_at", "end"})
 
-# A row holds texts, integers, booleans and None under ASCII names: of these json's own writer makes the bytes of RFC 8785, in a
-# seventh of the time. Each step pays for it several times; a test holds that the two are the same.
+# A row holds only texts, integers, booleans and None under ASCII names. For these, json's own encoder writes the bytes of RFC 8785 in a
+# seventh of the time. Each step needs several digests. A test checks that both encoders agree.
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, check_circular=False).encode
 
 
 def plain(table: Table, row: Mapping[str, Any] | RowMapping) -> Plain:
-    """Return a row that is to be written, or was read, as JSON values; a column that it does not name is None."""
+    """Return a row, read or about to be written, as JSON values. Missing columns are None."""
     blank, instants, words = _kinds(table)
     found: dict[str, Any] = {**blank, **cast("Mapping[str, Any]", row)}
     for name in instants:
@@ -43,12 +43,12 @@ def plain(table: Table, row: Mapping[str, Any] | RowMapping) -> Plain:
 
 
 def digest_of(value: JsonValue) -> str:
-    """Return the SHA-256, in hex, of the canonical form of `value`, which is of what rows hold."""
+    """Return the SHA-256, in hex, of the canonical form of `value`. Only for the kinds of values that rows hold."""
     return sha256(_encode(value).encode(errors="surrogatepass")).hexdigest()
 
 
 def row_digest(table: str, row: Plain, *, open_gate: bool = False) -> str:
-    """Return the digest of a row of `table`; with `open_gate` that of a gate as it was before it was closed."""
+    """Return the digest of a row of `table`. With `open_gate`, return the digest that a gate had before it was closed."""
     left_out = (_LEFT_OUT.get(table) or frozenset[str]()) | (_END_OF_GATE if open_gate else frozenset[str]())
     return digest_of({name: value for name, value in row.items() if name not in left_out} if left_out else row)
 
@@ -66,7 +66,7 @@ def instant_of(text: str) -> datetime:
 
 @cache
 def _kinds(table: Table) -> tuple[dict[str, None], tuple[str, ...], tuple[str, ...]]:
-    """Return the columns of a table without values, in the order of their names, those that are times, and those that are words."""
+    """Return a table's columns in order of name: all of them as a dict of None, the time columns, and the text columns."""
     columns = sorted(table.c, key=lambda column: column.name)
     instants, words = (tuple(column.name for column in columns if isinstance(column.type, kind)) for kind in (Instant, Words))
     return dict.fromkeys(column.name for column in columns), instants, words

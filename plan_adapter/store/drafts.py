@@ -1,4 +1,4 @@
-"""`Drafts`: drafts of plans and the calls of models on their way; what a process that ended had paid for is not asked again."""
+"""`Drafts`: store drafts of plans and their model calls, so that a restarted draft reuses answers that were already paid for."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -25,7 +25,7 @@ from plan_adapter.store.tables import drafts, model_calls
 
 
 class Drafts:
-    """The drafts of a store, those of one tenant where it has one. Implements `agent.planner.Keep`; every method raises StoreError."""
+    """The drafts of a store, or of its one tenant. Implements `agent.planner.Keep`. Every method raises StoreError."""
 
     def __init__(self, database: Database | PatientDatabase, tenant_id: str | None, context: RunContext) -> None:
         self._database = database
@@ -33,35 +33,38 @@ class Drafts:
         self._context = context
 
     async def begin(self, draft: Draft) -> list[ModelCall]:
-        """Keep a draft that is to be made, and return its calls in their order where it was begun before."""
+        """Record a new draft and return no calls, or return the recorded calls of an existing draft in order."""
         await self._database.write(partial(_begin, draft=draft, context=self._context))
         return await self._database.read(partial(_calls_of, draft_id=draft.id))
 
     async def keep(self, draft: Draft, call: ModelCall) -> None:
-        """Keep one call of a draft, and the draft itself; the same call again changes nothing."""
+        """Record one call of a draft, and the draft if needed. Recording the same call again changes nothing."""
         await self._database.write(partial(_keep_call, draft=draft, call=call, context=self._context))
 
     async def end(self, draft: Draft) -> None:
-        """Keep what came of a draft; its plan is kept as content, without a name."""
+        """Record the result of a draft. Its plan is stored as content, without a name."""
         row = None if draft.plan is None else plans.plan_row(draft.plan, plan_digest(draft.plan), self._context)
         await self._database.write(partial(_end, draft=draft, plan_row=row, context=self._context))
 
     async def get(self, beginning: str) -> Draft:
-        """Return the draft whose id begins so, with its calls and its plan; raises StoreError for none and for several."""
+        """Return the draft with this id prefix, its calls and its plan. Raises StoreError if none or several match."""
         return await self._database.read(partial(_get, tenant=self._tenant, beginning=beginning))
 
     async def of_plans(self, digests: Sequence[str], *, tenant_id: str | None) -> tuple[str, Draft] | None:
-        """Return the first of `digests` that came of a draft, and the newest such draft, of `tenant_id` or of none; without its calls."""
+        """Return the first of `digests` that came from a draft, and its newest draft without calls, or None.
+
+        Looks at the drafts of `tenant_id` and at those without a tenant; a store with a tenant looks at its own only.
+        """
         tenants = {"", tenant_id or ""} if self._tenant is None else {self._tenant}
         return await self._database.read(partial(_of_plans, tenants=tenants, digests=digests))
 
     async def newest(self, *, limit: int = 20) -> list[Draft]:
-        """Return drafts, the newest first, without their calls and plans."""
+        """Return drafts without their calls and plans, newest first."""
         return await self._database.read(partial(_newest, tenant=self._tenant, limit=limit))
 
 
 def _begin(connection: Connection, draft: Draft, context: HasContext) -> None:
-    """Keep a draft that is to be made, unless it was begun before."""
+    """Record a new draft, unless it is already recorded."""
     row = {
         **whose(context),
         "id": draft.id,
@@ -74,7 +77,7 @@ def _begin(connection: Connection, draft: Draft, context: HasContext) -> None:
 
 
 def _keep_call(connection: Connection, draft: Draft, call: ModelCall, context: HasContext) -> None:
-    """Keep one call of a draft; the same call again changes nothing."""
+    """Record one call of a draft. Recording the same call again changes nothing."""
     _begin(connection, draft, context)
     row = {
         **whose(context),
@@ -97,7 +100,7 @@ def _keep_call(connection: Connection, draft: Draft, call: ModelCall, context: H
 
 
 def _end(connection: Connection, draft: Draft, plan_row: dict[str, Any] | None, context: HasContext) -> None:
-    """Keep what came of a draft; its plan is kept as content, without a name."""
+    """Record the result of a draft. Its plan is stored as content, without a name."""
     _begin(connection, draft, context)
     if plan_row is not None:
         plans.put_plan(connection, plan_row)
@@ -123,7 +126,7 @@ def _calls_of(connection: Connection, *, draft_id: str) -> list[ModelCall]:
 
 
 def _get(connection: Connection, *, tenant: str | None, beginning: str) -> Draft:
-    """Return the draft whose id begins so; raises StoreError for none and for several."""
+    """Return the draft with this id prefix. Raises StoreError if none or several match."""
     query = plans.seen_by(tenant, select(drafts), drafts).where(drafts.c.id.startswith(beginning, autoescape=True)).limit(2)
     rows = connection.execute(query).mappings().all()
     if len(rows) != 1:
@@ -143,7 +146,7 @@ def _of_plans(connection: Connection, *, tenants: set[str], digests: Sequence[st
 
 
 def _newest(connection: Connection, *, tenant: str | None, limit: int) -> list[Draft]:
-    """Return the newest drafts first, without their calls and plans."""
+    """Return drafts without their calls and plans, newest first."""
     query = plans.seen_by(tenant, select(drafts), drafts).order_by(drafts.c.created_at.desc(), drafts.c.id.desc()).limit(limit)
     return [_draft(row) for row in connection.execute(query).mappings()]
 

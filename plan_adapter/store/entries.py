@@ -1,4 +1,4 @@
-"""What the rows of a run say as entries of its audit. The same functions make the entries and check them."""
+"""Turn the rows of a run into entries of its audit log. The same functions create the entries and verify them."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
@@ -20,13 +20,13 @@ AuditKind: TypeAlias = Literal[
     "gate_expired",
     "gate_cancelled",
     "gate_superseded",
-    "word_signed",  # how an attempt ended, or what is wanted, was said by somebody who signed it; `message` is the signature
-    "left_out",  # a step that is not to be called: `message` says why, `row_digest` is of the step, `row_id` of the whole wish
-    "taken_back",  # a step that was left out is wanted again, with the same fields
-    "rollback_asked",  # what was done is to be undone: `row_digest` is of the plan
-    "gate_resolved",  # one that asked how an attempt ended; `message` is what was said, and the end of the attempt says by whom
+    "word_signed",  # a signed resolution or operator request; `message` is the signature
+    "left_out",  # a step to skip: `message` says why, `row_digest` is the step's, `row_id` the operator request's digest
+    "taken_back",  # a skipped step is to run after all, with the same fields
+    "rollback_asked",  # a rollback was requested: `row_digest` is the plan's
+    "gate_resolved",  # an outcome gate; `message` is the resolution, and the entry for the attempt's end says by whom
     "revised",
-    "new_version",  # the run as it is after `revised`
+    "new_version",  # the run after `revised`
     "run_started",
     "run_changed",
     "attempt_started",
@@ -36,12 +36,12 @@ AuditKind: TypeAlias = Literal[
     "step_failed",
     "step_skipped",
     "cancel_requested",
-    "refused",  # somebody may not do what they tried: `message` says what and who may
+    "refused",  # somebody lacked permission: `message` says for what, and who has it
     "run_ended",
 ]
 
 RUN_KINDS = frozenset({"run_created", "new_version", "run_started", "run_changed", "cancel_requested", "run_ended"})
-"""The kinds of entries about the row of the run itself: the newest one has its digest."""
+"""The entry kinds about the run's own row. The newest such entry has the row's digest."""
 
 OPERATOR_REQUEST_KINDS: dict[OperatorRequestKind, AuditKind] = {
     "leave_out": "left_out",
@@ -62,7 +62,7 @@ _STEP_ENDS: dict[Any, AuditKind] = {"completed": "step_completed", "failed": "st
 
 
 class Entry(NamedTuple):
-    """An entry that is to be appended; `at` as `digests.instant_text` writes it."""
+    """An entry to append. `at` has the format of `digests.instant_text`."""
 
     at: str
     kind: AuditKind
@@ -78,25 +78,25 @@ class Entry(NamedTuple):
 
 
 def of_run(row: Plain, kind: AuditKind, *, at: str | None = None, message: str | None = None, row_id: str | None = None) -> Entry:
-    """Return the entry of a kind about a run as it is now; its time is that of the last change unless one is given."""
+    """Return an entry of this kind about the run's current row. `at` defaults to the time of its last change."""
     return Entry(at or _text(row["updated_at"]), kind, message=message, row_id=row_id, row_digest=row_digest("runs", row))
 
 
 def of_run_end(row: Plain) -> Entry:
-    """Return the entry about a run that has ended."""
+    """Return the entry for the end of a run."""
     outcome = _text(row["status"]) + (f" ({row['reason']})" if row["reason"] else "") + (f": {row['message']}" if row["message"] else "")
     return of_run(row, "run_ended", at=_optional(row["completed_at"]), message=outcome)
 
 
 def of_attempt(row: Plain) -> Entry:
-    """Return the entry about an intent."""
+    """Return the entry for an intent."""
     what, digest = f"{row['tool_name']} ({row['effect']})", row_digest("attempts", row)
     where = _call(row)
     return Entry(_text(row["started_at"]), "attempt_started", *where, message=what, row_id=_text(row["id"]), row_digest=digest)
 
 
 def of_receipt(row: Plain) -> Entry:
-    """Return the entry about the end of an attempt."""
+    """Return the entry for the end of an attempt."""
     where = _call(row)
     return Entry(
         _text(row["ended_at"]),
@@ -111,14 +111,14 @@ def of_receipt(row: Plain) -> Entry:
 
 
 def of_step(row: Plain) -> Entry:
-    """Return the entry about a step that has ended."""
+    """Return the entry for the end of a step."""
     kind = _STEP_ENDS.get(row["status"], "step_failed")
     message = _optional(row["error"] or row["reason"])
     return Entry(_text(row["completed_at"]), kind, _text(row["step_id"]), message=message, row_digest=row_digest("step_runs", row))
 
 
 def of_approval(row: Plain) -> Entry:
-    """Return the entry about an answer, at a gate or without one."""
+    """Return the entry for an answer, at a gate or without one."""
     note = _optional(row["note"] or None)
     if row["gate_id"] is None:
         return _about_approval(row, _DECISIONS.get(row["decision"], "rejected"), _text(row["at"]), note)
@@ -126,29 +126,29 @@ def of_approval(row: Plain) -> Entry:
 
 
 def of_use(row: Plain) -> Entry:
-    """Return the entry about an approval that was used up."""
+    """Return the entry for the use of an approval."""
     return _about_approval(row, "approval_used", _text(row["used_at"]), _text(row["approval_digest"]))
 
 
 def of_gate(row: Plain) -> Entry:
-    """Return the entry about a gate that was opened."""
+    """Return the entry for the opening of a gate."""
     return _about_gate(row, "gate_opened", _text(row["opened_at"]), _optional(row["description"]), is_open=True)
 
 
 def of_gate_end(row: Plain) -> Entry:
-    """Return the entry about a gate that was closed without an approval or a rejection."""
+    """Return the entry for a gate that was closed without an approval or a rejection."""
     kind = _GATE_ENDS.get(row["end"], "gate_cancelled")
     return _about_gate(row, kind, _text(row["closed_at"]), _text(row["end"]) if kind == "gate_resolved" else None, is_open=False)
 
 
 def of_revision(row: Plain) -> Entry:
-    """Return the entry about a version that was replaced."""
+    """Return the entry for a replaced version of the plan."""
     note, digest = _optional(row["note"] or None), row_digest("revisions", row)
     return Entry(_text(row["at"]), "revised", by=_text(row["by"]), message=note, row_id=str(row["number"]), row_digest=digest)
 
 
 def of_signature(receipt: Plain, signature: str) -> Entry:
-    """Return the entry about the signature of the word that `receipt` is."""
+    """Return the entry for the signature of a resolution, which `receipt` records."""
     where = _call(receipt)
     by, known_by = _optional(receipt["by"]), _optional(receipt["known_by"])
     return Entry(_text(receipt["ended_at"]), "word_signed", *where, by=by, known_by=known_by, message=signature)
@@ -157,7 +157,7 @@ def of_signature(receipt: Plain, signature: str) -> Entry:
 def of_operator_request(
     at: str, kind: OperatorRequestKind, *, by: str, known_by: str, because: str, step_id: str | None, request_digest: str, digest: str
 ) -> Entry:
-    """Return the entry about what a person asks for, of one step or of the run."""
+    """Return the entry for an operator request about one step or the whole run."""
     who, why = readable_words(by), readable_words(because)
     return Entry(
         at, OPERATOR_REQUEST_KINDS[kind], step_id, by=who, known_by=known_by, message=why, row_id=request_digest, row_digest=digest
@@ -165,23 +165,23 @@ def of_operator_request(
 
 
 def of_operator_request_signature(kind: Entry, signature: str) -> Entry:
-    """Return the entry about the signature of a wish."""
+    """Return the entry for the signature of an operator request."""
     return Entry(kind.at, "word_signed", by=kind.by, known_by=kind.known_by, message=signature, row_id=kind.row_id)
 
 
 def of_refusal(at: str, *, by: str, known_by: str | None, message: str, step_id: str | None, call_kind: CallKind | None) -> Entry:
-    """Return the entry about somebody who may not do what they tried with the run."""
+    """Return the entry for a refused action: somebody lacked permission."""
     who, why = readable_words(by), readable_words(message)
     return Entry(at, "refused", step_id=step_id, call_kind=call_kind, by=who, known_by=known_by, message=why)
 
 
 def _call(row: Plain) -> tuple[str, int, int, CallKind]:
-    """Return the fields of an entry that name an attempt."""
+    """Return the fields that identify an attempt."""
     return cast("tuple[str, int, int, CallKind]", (row["step_id"], row["item"], row["number"], row["kind"]))
 
 
 def in_time(entries: Sequence[Entry]) -> list[Entry]:
-    """Return entries of one transaction in the order in which things happened."""
+    """Return the entries of one transaction in order of time."""
     return sorted(entries, key=lambda entry: entry.at)
 
 

@@ -1,4 +1,4 @@
-"""Everything that the store holds about a run, as one document: what is exported, and what is verified; read a row at a time."""
+"""Everything the store holds about a run, as one document for export and verification. Rows are read one at a time."""
 
 import json
 import re
@@ -30,28 +30,28 @@ from plan_adapter.store.tables import (
 FORMAT = "plan-adapter-run/1"
 
 AT_ONCE = 200
-"""How many rows are asked of a server at a time."""
+"""How many rows are fetched from a server at a time."""
 
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}")
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of a table, each as it is stored; whoever iterates over them reads them anew, within the transaction of the connection."""
+    """Rows of a table as stored. Each iteration reads them again, within the connection's transaction."""
 
     connection: Connection
     table: Table
     which: ColumnElement[bool]
 
     def __iter__(self) -> Iterator[Plain]:
-        """Read the rows in the order of their key, which does not depend on the database."""
+        """Read the rows in order of their key. The order does not depend on the database."""
         query = select(self.table).where(self.which).order_by(*self.table.primary_key.columns)
         if self.connection.dialect.name != "sqlite":
             with self.connection.execute(query, execution_options={"yield_per": AT_ONCE}) as found:
                 for row in found.mappings():
                     yield plain(self.table, row)
             return
-        # As the file holds it, and not as a reader makes sense of it: also what no reader can make sense of is to be shown.
+        # Read raw values as the file holds them, so that values no reader can parse are exported, too.
         compiled = query.compile(dialect=sqlite.dialect(), compile_kwargs={"render_postcompile": True})
         parameters = [compiled.params[name] for name in compiled.positiontup or ()]
         driver: sqlite3.Connection = self.connection.connection.driver_connection  # pyright: ignore[reportAssignmentType]
@@ -63,13 +63,13 @@ class Rows:
             driver.text_factory = before
 
     def first(self) -> Plain | None:
-        """Return the first row, None if there is none."""
+        """Return the first row, or None."""
         return next(iter(self), None)
 
 
 def parts_of(connection: Connection, run_id: str) -> dict[str, Any]:
-    """Return the document of a run, whose lists are `Rows`, to be read before the transaction ends; None for a row that is missing."""
-    # In the database, not by what was read: a digest that somebody altered need not be text that can be asked for.
+    """Return the document of a run. Its lists are `Rows`, readable until the transaction ends; a missing row is None."""
+    # As subqueries, not values read before: an altered digest may not even be valid text for a parameter.
     digests = union_all(select(runs.c.digest).where(runs.c.id == run_id), select(revisions.c.digest).where(revisions.c.run_id == run_id))
     tenant = select(runs.c.tenant_id).where(runs.c.id == run_id).scalar_subquery()
     implied = select(runs.c.implied_dependencies_digest).where(runs.c.id == run_id).scalar_subquery()
@@ -95,9 +95,9 @@ def document_of(connection: Connection, run_id: str) -> dict[str, JsonValue]:
 
 
 def write_document(document: Mapping[str, Any], write: Callable[[str], object], *, in_lines: bool, only_ascii: bool = False) -> None:
-    """Write what `parts_of` returned as one JSON document, sorted by names, a row at a time; each text in UTF-8 if it is such.
+    """Write a document of `parts_of` as JSON with sorted names, one row at a time. Texts are UTF-8 unless they cannot be encoded.
 
-    `in_lines`: indented by one blank, as `json.dumps(…, indent=1)` writes it; else all in one line.
+    `in_lines`: indented by one space, like `json.dumps(…, indent=1)`; otherwise in one line.
     """
     between = ",\n " if in_lines else ", "
     write("{\n " if in_lines else "{")
@@ -125,9 +125,9 @@ def _text(value: Any, depth: int, *, in_lines: bool, only_ascii: bool) -> str:
     text = json.dumps(value, ensure_ascii=only_ascii, sort_keys=True, indent=1 if in_lines else None)
     try:
         text.encode()
-    except UnicodeEncodeError:  # a row that was altered to what is no text
+    except UnicodeEncodeError:  # an altered row whose text is not valid
         return _text(value, depth, in_lines=in_lines, only_ascii=True)
-    return text.replace("\n", "\n" + " " * depth)  # no text holds a line end as it is
+    return text.replace("\n", "\n" + " " * depth)  # line ends inside texts are escaped
 
 
 def _as_text(found: bytes) -> str:

@@ -1,4 +1,4 @@
-"""An exported run as it stands in a file, of whatever size: its lists are read a row at a time."""
+"""Read an exported run from a file of any size. Lists are read one row at a time."""
 
 import codecs
 import json
@@ -17,20 +17,20 @@ _BLANKS = frozenset(" \t\r\n")
 
 @dataclass(frozen=True, slots=True)
 class FileRows:
-    """The rows of one list of a file; whoever iterates over them reads them anew."""
+    """The rows of one list in a file. Each iteration reads them again."""
 
     path: Path
     offset: int  # of the list's bracket, in bytes
 
     def __iter__(self) -> Iterator[Any]:
-        """Read the rows in their order."""
+        """Read the rows in order."""
         with self.path.open("rb") as file:
             file.seek(self.offset)
             yield from _Scanner(file, self.offset).members_of_list()
 
 
 def read_exported(path: Path) -> dict[str, Any] | None:
-    """Return the document in a file, whose lists are `FileRows`; None where it holds another JSON value. Raises OSError, ValueError."""
+    """Return the document in a file, with its lists as `FileRows`, or None for another JSON value. Raises OSError and ValueError."""
     with path.open("rb") as file:
         scanner = _Scanner(file, 0)
         if scanner.next() != "{":
@@ -49,7 +49,7 @@ def read_exported(path: Path) -> dict[str, Any] | None:
 
 
 class _Scanner:
-    """Reads JSON values off a file of UTF-8, with no more of it in memory than the value that is read."""
+    """Reads JSON values from a UTF-8 file. Holds little more than the current value in memory."""
 
     def __init__(self, file: IO[bytes], offset: int) -> None:
         self._file = file
@@ -62,11 +62,11 @@ class _Scanner:
 
     @property
     def offset(self) -> int:
-        """Where the next character stands in the file, in bytes."""
+        """The position of the next character in the file, in bytes."""
         return self._before + len(self._text[: self._at].encode())
 
     def next(self) -> str:
-        """Return the next character that is no blank, and go before it; empty at the end."""
+        """Skip blanks and return the next character without consuming it, or an empty text at the end."""
         while True:
             while self._text[self._at : self._at + 1] in _BLANKS:
                 self._at += 1
@@ -75,7 +75,7 @@ class _Scanner:
             self._load()
 
     def value(self) -> Any:
-        """Return the next value, and go behind it; raises ValueError where there is none."""
+        """Consume and return the next value. Raises ValueError if there is none."""
         self.next()
         while True:
             try:
@@ -84,17 +84,17 @@ class _Scanner:
                 if self._is_all:
                     raise
             else:
-                if end < len(self._text) or self._is_all:  # else a number may go on
+                if end < len(self._text) or self._is_all:  # otherwise a number may continue
                     self._at = end
                     return value
             self._load()
 
     def names(self) -> Iterator[str]:
-        """Yield the names of an object; whoever takes one reads its value before the next."""
+        """Yield the names of an object. The caller must read each value before the next name."""
         for _ in self._between("{", "}"):
             name = self.value()
             if not isinstance(name, str):
-                raise ValueError(f"a name is {type(name).__name__}, not text")  # noqa: TRY004  # of the file, not of an argument
+                raise ValueError(f"a name is {type(name).__name__}, not text")  # noqa: TRY004  # in the file, not an argument
             self._take(":")
             yield name
 
@@ -119,7 +119,7 @@ class _Scanner:
 
     def _load(self) -> None:
         self._before = self.offset
-        chunk = self._file.read(max(CHUNK_BYTES, len(self._text)))  # a long value is begun anew only a few times
+        chunk = self._file.read(max(CHUNK_BYTES, len(self._text)))  # so a long value is parsed again only a few times
         self._text = self._text[self._at :] + self._decode.decode(chunk, final=not chunk)
         self._at = 0
         self._is_all = not chunk

@@ -1,4 +1,4 @@
-"""What a database raised, as a StoreError that says which store, what is wrong and what to do. Never shows a password or a row."""
+"""Convert database errors to StoreErrors that name the store, the problem and the fix. Never shows a password or a row."""
 
 import sqlite3
 from collections.abc import Generator
@@ -11,7 +11,7 @@ from plan_adapter.errors import StoreError
 
 
 class PassingError(StoreError):
-    """The database is away, locked or full for now: the same work may be done in a moment."""
+    """The database is unreachable, locked or full for now. The same work may succeed in a moment."""
 
 
 _SQLITE = {
@@ -27,7 +27,7 @@ _SQLITE = {
 }
 _PASSING_ON_SQLITE = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN")
 
-_POSTGRESQL = {  # SQLSTATE, or its class of two letters
+_POSTGRESQL = {  # SQLSTATE, or its two-character class
     "28P01": "refuses the password of this user",
     "28": "refuses this user",
     "3D000": "has no database of this name; create it first",
@@ -41,12 +41,15 @@ _POSTGRESQL = {  # SQLSTATE, or its class of two letters
     "08": "ended the connection",
 }
 _PASSING_ON_POSTGRESQL = ("08", "25006", "40001", "40P01", "53", "55P03", "57P01", "57P02", "57P03", "57P05", "58030")
-"""SQLSTATEs, or how they begin: connection, a standby, serialization and deadlock, resources, locks, shutdown, disk."""
+"""SQLSTATEs or prefixes of them: connection, standby, serialization and deadlock, resources, locks, shutdown, disk."""
 
 
 @contextmanager
 def as_store_errors(store: str, *, timeout: float) -> Generator[None]:
-    """Turn what the database or its driver raises into a StoreError about `store`, without a password; a PassingError if it may pass."""
+    """Convert errors of the database or its driver to a StoreError about `store`, without a password.
+
+    Raises PassingError if a retry may succeed.
+    """
     try:
         yield
     except (DBAPIError, sqlite3.Error) as error:
@@ -62,7 +65,7 @@ def as_store_errors(store: str, *, timeout: float) -> Generator[None]:
     except SQLAlchemyError as error:
         raise StoreError(f"{store} cannot be used: {type(error).__name__}: {error}") from error
     except Exception as error:
-        # SQLAlchemy 2.0 passes on as it is what asyncpg raises while it connects.
+        # SQLAlchemy 2.0 does not wrap what asyncpg raises while connecting.
         if not hasattr(error, "sqlstate"):
             raise
         raise _kind(error)(f"{store} {_told(error, timeout)}") from error
@@ -78,7 +81,7 @@ def _kind(error: Exception) -> type[StoreError]:
 
 
 def _told(error: Exception, timeout: float) -> str:
-    """Say what is wrong and what to do; the text of an unknown error is the driver's own."""
+    """Return the problem and the fix in words. For unknown errors, this is the driver's own text."""
     orig = error.orig if isinstance(error, DBAPIError) else error
     if name := str(getattr(orig, "sqlite_errorname", "") or ""):
         told = next((text for code, text in _SQLITE.items() if name == code or name.startswith(code + "_")), None)

@@ -1,4 +1,4 @@
-"""Gates: opened, answered once, expired, closed. Functions of a connection and the tenant whose rows are seen."""
+"""Gates: open, answer, expire and close them. The functions take a connection and the tenant whose rows are visible."""
 
 import json
 from collections.abc import Sequence
@@ -24,10 +24,10 @@ from plan_adapter.store.tables import gates, runs
 
 
 def open_gate(connection: Connection, tenant: str | None, gate: Gate, *, timeout_ms: int, owner: Owner, epoch: int | None = None) -> Gate:
-    """Open `gate` for `owner` and return it as it is kept: the one that is open for the same content goes on, others are superseded.
+    """Open `gate` for `owner` and return it as stored. An open gate for the same content is reused; one for other content is superseded.
 
-    `epoch` is that of the owner's lease, if it has taken the run. Raises RunConflictError if another living process of this host waits
-    there, and for a run that does not exist or has ended; LeaseLostError for the gate of a step where another process has taken the run.
+    `epoch` is that of the owner's lease, if it has taken the run. Raises RunConflictError if another living process of this host waits at
+    the gate, and for a run that does not exist or has ended. Raises LeaseLostError for a step gate if another process has taken the run.
     """
     run = _run_locked(connection, tenant, gate.run_id)
     at = and_(
@@ -37,7 +37,7 @@ def open_gate(connection: Connection, tenant: str | None, gate: Gate, *, timeout
         gates.c.item == item_column(gate.item),
         gates.c.closed_at.is_(None),
     )
-    # At the gates of steps waits who executes the run: one that was stalled and has lost it opens none, and keeps nobody away.
+    # Only the process that executes the run waits at step gates. If it stalled and lost its lease, it must open none and block nobody.
     is_held = gate.step_id is not None and epoch is not None
     if epoch is not None and is_held:
         leases.require(connection, gate.run_id, epoch)
@@ -61,13 +61,13 @@ def open_gate(connection: Connection, tenant: str | None, gate: Gate, *, timeout
 
 
 def answer(connection: Connection, tenant: str | None, gate_id: str, approval: Approval) -> Gate | PlanAdapterError:
-    """Close an open gate with `approval`, which is kept, and return the gate; else return why it was not taken.
+    """Close an open gate with `approval`, record it, and return the gate. Otherwise return the reason as an error.
 
-    The error is returned, not raised, because it may come with a change that is to stay: a gate whose time is over is closed.
+    The error is returned, not raised, because its transaction may contain a change to commit: an overdue gate is closed.
     """
     if connection.execute(select(answers.c.id).where(answers.c.id == approval.id)).first() is not None:
         return NotApprovedError(f"the approval {approval.id} was given before: each answer is one of its own")
-    # One statement decides: an answer that comes in between waits for this row, finds it closed and changes nothing.
+    # One statement decides: a concurrent answer waits for this row, finds it closed and changes nothing.
     same = and_(gates.c.kind == "approval", gates.c.approval_digest == approval.approval_digest, _is_open(), _is_in_time())
     closed = _closed_now(connection, and_(_is(gate_id, tenant), same), "answered")
     if closed is None:
@@ -88,50 +88,50 @@ def answer(connection: Connection, tenant: str | None, gate_id: str, approval: A
 
 
 def answer_to(connection: Connection, tenant: str | None, gate_id: str) -> Approval | None:
-    """Return the answer that closed the gate, None while there is none."""
+    """Return the answer that closed the gate, or None."""
     row = connection.execute(seen_by(tenant, select(answers).where(answers.c.gate_id == gate_id), answers)).mappings().first()
     return None if row is None else approval_of(row)
 
 
 def expire(connection: Connection, tenant: str | None, gate_id: str) -> Gate:
-    """Close the gate as expired if it is open and its time is over, and return it as it is now."""
+    """Close the gate as expired if it is open and overdue. Return its current state."""
     _close_one(connection, and_(_is(gate_id, tenant), _is_open(), ~_is_in_time()), "expired")
     return find(connection, tenant, gate_id)
 
 
 def close(connection: Connection, tenant: str | None, gate_id: str, end: GateEnd, owner: Owner) -> Gate:
-    """Close the gate if it is open and nobody but `owner` waits there, and return it as it is now."""
+    """Close the gate if it is open and nobody but `owner` waits there. Return its current state."""
     is_free = or_(gates.c.owner.is_(None), gates.c.owner == str(owner))
     _close_one(connection, and_(_is(gate_id, tenant), _is_open(), is_free), end)
     return find(connection, tenant, gate_id)
 
 
 def outcome_asked(connection: Connection, run_id: str) -> dict[str, str]:
-    """Return the open gates of a run that ask how an attempt ended: their ids by the digest of what they ask, locked."""
+    """Return and lock a run's open outcome gates, as digest -> gate id."""
     which = (gates.c.run_id == run_id, gates.c.kind == "outcome", gates.c.closed_at.is_(None))
     rows = connection.execute(select(gates.c.approval_digest, gates.c.id).where(*which).with_for_update())
     return {row.approval_digest: row.id for row in rows}
 
 
 def close_told(connection: Connection, gate_id: str, end: GateEnd, *, at: datetime) -> entries.Entry:
-    """Close an open gate with what was said there and return what the audit is to be told; the caller tells it, and gives the signal."""
+    """Close an open gate with a resolution and return the audit entry. The caller appends the entry and signals."""
     closed = update(gates).where(gates.c.id == gate_id).values(closed_at=at, end=end).returning(gates)
     return entries.of_gate_end(plain(gates, connection.execute(closed).mappings().one()))
 
 
 def close_all(connection: Connection, run_id: str, end: GateEnd) -> list[entries.Entry]:
-    """Close every open gate of a run and return what the audit is to be told; the caller tells it, and gives the signal."""
+    """Close every open gate of a run and return the audit entries. The caller appends them and signals."""
     return _close(connection, and_(gates.c.run_id == run_id, gates.c.closed_at.is_(None)), end)
 
 
 def leave(connection: Connection, tenant: str | None, gate_id: str, owner: Owner) -> None:
-    """Note that `owner` does not wait at the gate any more; it stays open."""
+    """Record that `owner` no longer waits at the gate. The gate stays open."""
     connection.execute(update(gates).where(_is(gate_id, tenant), gates.c.owner == str(owner)).values(owner=None))
     signal(connection)
 
 
 def show(connection: Connection, tenant: str | None, gate_id: str, *, flow_run_id: str, keyset: str) -> None:
-    """Keep where the form of the gate is."""
+    """Record where the gate's form is shown."""
     changed = connection.execute(update(gates).where(_is(gate_id, tenant)).values(flow_run_id=flow_run_id, keyset=keyset))
     if not changed.rowcount:
         raise RunConflictError(f"there is no gate {gate_id}")
@@ -139,7 +139,7 @@ def show(connection: Connection, tenant: str | None, gate_id: str, *, flow_run_i
 
 
 def find(connection: Connection, tenant: str | None, gate_id: str) -> Gate:
-    """Return the gate; raises RunConflictError if there is none."""
+    """Return the gate. Raises RunConflictError if there is none."""
     row = connection.execute(select(gates).where(_is(gate_id, tenant))).mappings().first()
     if row is None:
         raise RunConflictError(f"there is no gate {gate_id}")
@@ -147,7 +147,7 @@ def find(connection: Connection, tenant: str | None, gate_id: str) -> Gate:
 
 
 def listed(connection: Connection, tenant: str | None, *, run_id: str | None, open_only: bool, limit: int) -> list[Gate]:
-    """Return gates, oldest first; their texts come only with those of one run, because all of them together may be long."""
+    """Return gates, oldest first. Their texts are only included for a single run, because they may be long."""
     columns = gates.c if run_id is not None else [column for column in gates.c if column is not gates.c.text]
     query = select(*columns).order_by(gates.c.opened_at, gates.c.id).limit(limit)
     if run_id is not None:
@@ -165,7 +165,7 @@ def are_open(connection: Connection, run_id: str) -> bool:
 
 
 def changes_asked(connection: Connection, tenant: str | None) -> dict[str, Approval]:
-    """Return by open gate the last answer that asked for changes of what the gate asks about."""
+    """Return, by open gate, the last answer that requested changes of the same content."""
     same = [getattr(gates.c, name) == getattr(answers.c, name) for name in ("run_id", "item", "approval_digest")]
     query = select(gates.c.id.label("asked_at"), *answers.c).join(
         answers, and_(*same, gates.c.step_id == func.coalesce(answers.c.step_id, ""))
@@ -175,7 +175,7 @@ def changes_asked(connection: Connection, tenant: str | None) -> dict[str, Appro
 
 
 def gate_of(row: Row, *, attended: dict[str | None, bool | None] | None = None) -> Gate:
-    """Return the gate of a row; `attended` has the answers for the owners of open gates, where they are known."""
+    """Return the gate of a row. `attended` maps owners of open gates to whether they live, if that is already known."""
     owner: str | None = row["owner"]
     return Gate(
         **{name: row[name] for name in _PLAIN},
@@ -188,7 +188,7 @@ def gate_of(row: Row, *, attended: dict[str | None, bool | None] | None = None) 
 
 
 def _run_locked(connection: Connection, tenant: str | None, run_id: str) -> Row:
-    """Return the row of a run that has not ended; gates of one run are opened one after the other."""
+    """Lock and return the row of a run that has not ended, so that only one gate of a run is opened at a time."""
     query = seen_by(tenant, select(runs).where(runs.c.id == run_id), runs)
     row = connection.execute(query.with_for_update(key_share=True)).mappings().first()
     if row is None:
@@ -219,7 +219,7 @@ def _close(connection: Connection, which: ColumnElement[bool], end: GateEnd) -> 
 
 
 def _close_one(connection: Connection, which: ColumnElement[bool], end: GateEnd) -> None:
-    """Close the gate that fits `which`, if there is one, and tell the audit."""
+    """Close the gate that matches `which`, if there is one, and append the audit entry."""
     row = _closed_now(connection, which, end)
     if row is not None:
         chain.append(connection, row["run_id"], [entries.of_gate_end(plain(gates, row))])
@@ -227,7 +227,7 @@ def _close_one(connection: Connection, which: ColumnElement[bool], end: GateEnd)
 
 
 def _closed_now(connection: Connection, which: ColumnElement[bool], end: GateEnd) -> Row | None:
-    """Close the gate that fits `which`; return its row, or None if there is none."""
+    """Close the gate that matches `which`. Return its row, or None if there is none."""
     return connection.execute(update(gates).where(which).values(closed_at=database_now(), end=end).returning(gates)).mappings().first()
 
 
@@ -278,7 +278,7 @@ def _is_in_time() -> ColumnElement[bool]:
 
 
 def _is_attended(owner: str | None) -> bool | None:
-    """Return whether the process lives; None for one on another host, of which nothing is known."""
+    """Return whether the process lives, or None for one on another host, where that is unknown."""
     if owner is None:
         return False
     found = Owner.parse(owner)

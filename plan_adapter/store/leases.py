@@ -1,7 +1,7 @@
 """Leases: at most one process executes a run. Functions of a connection.
 
-A lease has an epoch, which every process that takes the run counts up. What a process writes about the run names its epoch, and in the
-transaction that would write it the epoch is compared: one that was stalled, and whose run another process has taken, writes nothing.
+A lease has an epoch, which every process that takes the run increments. A process states its epoch when it writes about the run, and the
+transaction compares it. So a stalled process whose run was taken over writes nothing.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,14 +17,14 @@ from plan_adapter.store.rows import Row
 from plan_adapter.store.tables import leases
 
 GRACE_SECONDS = 15.0
-"""How long after the end of a lease nobody else takes the run: a owner that is only slow may still renew."""
+"""How long after the end of a lease the run stays reserved. A slow owner may still renew in this time."""
 
 
 def is_free(lease: Row | None, now: datetime) -> bool:
     """Return whether nobody can be executing the run of `lease` at `now`, the database's time.
 
-    A owner that ended on this host is known to have ended. Of any other one the lease decides: one that lives but does not renew for
-    so long is stalled, and what it writes later is refused.
+    A dead process of this host frees the run at once. For any other owner the lease decides: if it lives but does not renew for so long, it
+    is stalled, and its later writes are refused.
     """
     if lease is None or lease["owner"] is None:
         return True
@@ -38,7 +38,7 @@ def who(lease: Row) -> str:
 
 
 def of_run(connection: Connection, run_id: str, *, lock: bool = False) -> Row | None:
-    """Return the lease of the run, None if no process ever took it."""
+    """Return the lease of the run, or None if no process ever took it."""
     query = select(leases).where(leases.c.run_id == run_id)
     return connection.execute(query.with_for_update() if lock else query).mappings().first()
 
@@ -49,9 +49,9 @@ def of_runs(connection: Connection, run_ids: Collection[str]) -> Sequence[Row]:
 
 
 def take(connection: Connection, run_id: str, owner: Owner, *, whose: Mapping[str, str | None], seconds: float) -> tuple[int, Clock]:
-    """Make `owner` the one that executes the run, and return the epoch of its lease, and the clock by which that began.
+    """Make `owner` the process that executes the run. Return the epoch of its lease, and the clock by which the lease began.
 
-    Raises RunConflictError where another one may be executing it. The caller has locked the run.
+    The caller has locked the run. Raises RunConflictError if another process may be executing it.
     """
     lease, clock = of_run(connection, run_id, lock=True), clock_of(connection)
     now = clock.read
@@ -71,7 +71,7 @@ def take(connection: Connection, run_id: str, owner: Owner, *, whose: Mapping[st
 
 
 def renew(connection: Connection, run_id: str, epoch: int, *, seconds: float) -> None:
-    """Let the lease last `seconds` from now; raises LeaseLostError where it is another one's by now."""
+    """Extend the lease to `seconds` from now. Raises LeaseLostError if another process has taken the run."""
     mine = (leases.c.run_id == run_id, leases.c.epoch == epoch, leases.c.owner.is_not(None))
     until = now_of(connection) + timedelta(seconds=seconds)
     if connection.execute(update(leases).where(*mine).values(until=until)).rowcount != 1:
@@ -79,17 +79,17 @@ def renew(connection: Connection, run_id: str, epoch: int, *, seconds: float) ->
 
 
 def require(connection: Connection, run_id: str, epoch: int) -> None:
-    """Raise LeaseLostError unless `epoch` is that of the run's lease; nobody takes the run until the transaction ends."""
+    """Raise LeaseLostError unless `epoch` is the lease's. Nobody can take the run until the transaction ends."""
     if connection.scalar(_EPOCH, {"run": run_id}) != epoch:
         raise _lost(run_id)
 
 
-# Every commit of a run asks this: it is put together once.
+# Built once, because every commit of a run executes it.
 _EPOCH = select(leases.c.epoch).where(leases.c.run_id == bindparam("run")).with_for_update(read=True)
 
 
 def let_go(connection: Connection, run_id: str, epoch: int | None = None) -> bool:
-    """Let anybody take the run, with `epoch` only if the lease is still that one; return whether somebody had it."""
+    """Free the run, with `epoch` only if the lease still has that epoch. Return whether anything was released."""
     mine = (leases.c.run_id == run_id, *(() if epoch is None else (leases.c.epoch == epoch,)))
     return connection.execute(update(leases).where(*mine).values(owner=None)).rowcount == 1
 

@@ -1,6 +1,6 @@
-"""What people ask for of a run beside its gates: to leave steps out, to take that back, to undo what was done. Functions of a connection.
+"""Operator requests outside gates: skip steps, run skipped steps after all, roll back the run. Functions of a connection.
 
-A wish is an entry of the run's audit for each step that it is about, under one digest, and one with its signature where it was signed.
+A request is recorded in the run's audit log: one entry per step under a shared digest, and one for the signature if it is signed.
 """
 
 import json
@@ -27,26 +27,26 @@ from plan_adapter.store.tables import runs as run_table
 
 @dataclass(frozen=True, slots=True)
 class OperatorRequest:
-    """What a person asks for and why, about which steps (none where it is to undo what the run did), and how they were known."""
+    """A request by a person: what, why, for which steps (none for a rollback), and how the person was identified."""
 
     kind: OperatorRequestKind
     steps: tuple[str, ...]
     because: str
     by: str
     known_by: str
-    digest: str  # `operator_request_digest_of`, which its giver was shown
-    signature: str | None = None  # an armored SSH signature of `signed_operator_request`, which was verified
+    digest: str  # from `operator_request_digest_of`, as shown to the person
+    signature: str | None = None  # a verified armored SSH signature of `signed_operator_request`
 
 
 class Subject(NamedTuple):
-    """What a wish is about: a step, or (None) the run; and the digest of what that was then: of the step as it stands in the plan."""
+    """What a request is about, and its digest at that time: a step of the plan, or the run's plan if `step_id` is None."""
 
     step_id: str | None
     digest: str
 
 
 def request_digest(run_id: str, number: int, kind: str, subjects: Sequence[Subject]) -> str:
-    """Return what a wish binds to: it is the one with this number in its run, from 1, so that it counts once."""
+    """Return the digest that identifies a request. `number` is its position in the run, from 1, so each request counts once."""
     about: list[JsonValue] = [[step_id, digest] for step_id, digest in subjects]
     return digest_of(["plan_adapter.wish", run_id, number, kind, about])
 
@@ -54,16 +54,16 @@ def request_digest(run_id: str, number: int, kind: str, subjects: Sequence[Subje
 def operator_request_digest_of(
     connection: Connection, tenant: str | None, run_id: str, kind: OperatorRequestKind, steps: Sequence[str]
 ) -> str:
-    """Return what this wish binds to, as `keep` would keep it now; raises RunConflictError for a step that the run does not have."""
+    """Return the digest that `keep` would require for this request now. Raises RunConflictError for an unknown step."""
     run = runs.row_of(connection, tenant, run_id)
     return request_digest(run["id"], _next_number(connection, run["id"]), kind, _subjects(connection, run, steps))
 
 
 def keep(connection: Connection, tenant: str | None, run_id: str, request: OperatorRequest) -> datetime:
-    """Keep what a person asks for and return when the run was changed by that; whoever has read it before cannot claim it any more.
+    """Record an operator request and return the run's new change time. Whoever read the run before can no longer claim it.
 
-    Raises RunConflictError where another wish came in between, and where steps are left out, or wanted again, of a run that a process
-    executes: it would not look.
+    Raises RunConflictError if another request came in between. Requests about steps also raise it while a process executes the run, because
+    that process would not notice.
     """
     found: str = runs.row_of(connection, tenant, run_id)["id"]
     run = connection.execute(select(run_table).where(run_table.c.id == found).with_for_update(key_share=True)).mappings().one()
@@ -86,8 +86,8 @@ def keep(connection: Connection, tenant: str | None, run_id: str, request: Opera
 
 
 def left_out_of(connection: Connection, run_id: str) -> dict[str, str]:
-    """Return the steps that people have left out of the run, and who did so and why; a step that was changed since is another one."""
-    # The index holds nothing more; asked for more at once, SQLite would rather read all of the audit.
+    """Return the skipped steps of the run, each with who skipped it and why. A step that changed since is not skipped."""
+    # Two queries: the index covers only the numbers. In one query, SQLite would scan the whole audit log.
     numbers = connection.scalars(select(audit.c.number).where(audit.c.run_id == run_id, IS_OPERATOR_REQUEST)).all()
     if not numbers:
         return {}
@@ -117,7 +117,7 @@ def _subjects(connection: Connection, run: Row, steps: Sequence[str]) -> list[Su
 
 
 def _step_digests(connection: Connection, run: Row) -> Mapping[str, str]:
-    """Return by step the digest of it as it stands in the plan that the run has now."""
+    """Return the digests of the steps in the run's current plan, by step id."""
     same = (plans.c.tenant_id == run["tenant_id"], plans.c.digest == run["digest"])
     document = json.loads(connection.execute(select(plans.c.document).where(*same)).scalar_one())
     return {step["id"]: digest_of(step) for name in ("steps", "finally") for step in document.get(name, ())}

@@ -1,6 +1,6 @@
-"""Outcomes that nobody knows: the attempts that have an intent and no receipt, and the word of a person that ends one.
+"""Unknown outcomes: attempts with an intent but no receipt, and the resolution that a person gives for one.
 
-The word is a receipt like any other, with whose it is. Functions of a connection.
+A resolution is stored as a receipt that names the person. Functions of a connection.
 """
 
 import hashlib
@@ -30,24 +30,24 @@ from plan_adapter.store.tables import runs as run_table
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What a person says about an attempt whose outcome is unknown, and how they were known."""
+    """A person's resolution of an attempt whose outcome is unknown, and how the person was identified."""
 
     resolution: Resolution
     by: str
     known_by: str
     note: str = ""
-    result: JsonValue = None  # of the step, where it was done
-    digest: str | None = None  # what it is said of, where its giver was shown that: then it is a word about nothing else
-    signature: str | None = None  # an armored SSH signature of `signed_resolution`, which was verified
+    result: JsonValue = None  # of the step, if it was done
+    digest: str | None = None  # what the person was shown, if anything; the resolution then applies to that only
+    signature: str | None = None  # a verified armored SSH signature of `signed_resolution`
 
 
 def outcome_digest(attempt_id: str) -> str:
-    """Return what an answer to the question binds to how this attempt ended; never a digest that an approval could be of."""
+    """Return the digest that a resolution of this attempt binds to. It never equals the digest of an approval."""
     return hashlib.sha256(f"plan_adapter.outcome {attempt_id}".encode()).hexdigest()
 
 
 class CallPlace(NamedTuple):
-    """A call of a run: the step, or an item of it, or the rollback of either."""
+    """A call of a run: a step, one of its items, or the rollback of either."""
 
     step_id: str
     item: int | None
@@ -55,39 +55,39 @@ class CallPlace(NamedTuple):
 
     @property
     def unit(self) -> Unit:
-        """The step, or the item."""
+        """The step or the item."""
         return self.step_id, self.item
 
     def name(self) -> str:
-        """Return what the step, or its rollback, is called, without the item."""
+        """Return the name of the step or its rollback, without the item."""
         return call_name(self.step_id, None, kind=self.kind)
 
 
 def by_hand_digest(*, run_id: str, step_id: str, item: int | None, number: int, kind: CallKind) -> str:
-    """Return what a word binds to that takes the place of an attempt: of this call, and of this number."""
+    """Return the digest that a resolution binds to if it replaces an attempt. It covers the call and the attempt's number."""
     call = f"{run_id} {kind} {number} {'' if item is None else item} {step_id}"
     return hashlib.sha256(f"plan_adapter.by_hand {call}".encode()).hexdigest()
 
 
 def resolution_digest(connection: Connection, tenant: str | None, run_id: str, call: CallPlace, resolution: Resolution) -> str:
-    """Return what this word about a call binds to, as `resolve` would keep it now; raises RunConflictError as that does."""
+    """Return the digest that `resolve` would require for this resolution now. Raises RunConflictError like `resolve`."""
     run = _locked(connection, tenant, run_id)
     return _subject(connection, tenant, run, call, resolution, at=now_of(connection))[1]
 
 
 def start_of(connection: Connection, attempt: Attempt) -> str | None:
-    """Return in words the start of the run, and its process, that made the attempt; None where the audit tells of none."""
+    """Return, in words, the start of the run and the process that made the attempt, or None if the audit log has no start."""
     same = (audit.c.run_id == attempt.run_id, audit.c.kind == "run_started", audit.c.at <= attempt.started_at)
     return connection.scalar(select(audit.c.message).where(*same).order_by(audit.c.number.desc()).limit(1))
 
 
 def unknown_of(connection: Connection, run_id: str) -> list[Attempt]:
-    """Return the writes of a run that were begun and of which nobody knows the outcome, in their order."""
+    """Return the writes of a run whose outcome is unknown, in the order in which they started."""
     return _unknown(connection, select(attempts).where(attempts.c.run_id == run_id))
 
 
 def unknown_of_all(connection: Connection, tenant: str | None) -> list[Attempt]:
-    """Return the same of all runs that have not completed."""
+    """Return the writes with an unknown outcome of all runs that have not completed."""
     unfinished = select(run_table.c.id).where(run_table.c.status != PlanStatus.COMPLETED.value)
     return _unknown(connection, plans.seen_by(tenant, select(attempts).where(attempts.c.run_id.in_(unfinished)), attempts))
 
@@ -101,13 +101,14 @@ def _unknown(connection: Connection, which: Select[Any]) -> list[Attempt]:
 
 
 def resolve(connection: Connection, tenant: str | None, run_id: str, call: CallPlace, word: Word) -> Receipt:
-    """Keep what a person says about the outcome of a step and return it as the receipt that it is.
+    """Record a person's resolution of a call and return it as a receipt.
 
-    A step of which nothing is unknown and that has not succeeded can be said to be done, too: somebody did it by hand; and of one that
-    was left in doubt by `abort`, or of an idempotent write that may have been done, it can be said that it is to be done again. So it is
-    with what undoes a step. Where a process executes
-    the run only what it asks about can be told, at a gate that is closed by the word. Raises RunConflictError for anything
-    else then, for other words about a step of which nothing is unknown, and where an item must be named.
+    It normally resolves an unknown outcome. Two more cases are allowed, for steps and their rollbacks: `done` for a call that has not
+    succeeded, because somebody did it by hand; and `again` for a call that was aborted with an unknown outcome, or for an idempotent write
+    that may have been done.
+
+    While a process executes the run, only its outcome gates can be resolved, which closes the gate. Raises RunConflictError for any other
+    call then, for other resolutions of a call whose outcome is known, and if an item must be named.
     """
     run, ended_at = _locked(connection, tenant, run_id), now_of(connection)
     attempt, digest = _subject(connection, tenant, run, call, word.resolution, at=ended_at)
@@ -145,7 +146,7 @@ def resolve(connection: Connection, tenant: str | None, run_id: str, call: CallP
         told.append(gates.close_told(connection, gate_id, word.resolution, at=ended_at))
     if runs.owner_of(connection, tenant, run["id"]) is None:
         told += _tell_run(connection, run, attempt, word)
-    elif word.resolution == "abort":  # should the process end before it has ended the run
+    elif word.resolution == "abort":  # in case the process dies before it has ended the run
         told += runs.ask_to_cancel(connection, tenant, run["id"], resolution_of(attempt, word), rollback=False)
     chain.append(connection, run["id"], told)
     signal(connection)
@@ -153,7 +154,7 @@ def resolve(connection: Connection, tenant: str | None, run_id: str, call: CallP
 
 
 def resolution_of(attempt: Attempt, word: Word) -> str:
-    """Return in words who said what of an attempt."""
+    """Return a sentence that says who resolved an attempt and how."""
     call = call_name(attempt.step_id, attempt.item, attempt.label, kind=attempt.kind)
     return f"{word.by} says of `{call}`: {word.resolution}" + (f" ({word.note})" if word.note else "")
 
@@ -169,11 +170,11 @@ def _locked(connection: Connection, tenant: str | None, run_id: str) -> Row:
 def _subject(
     connection: Connection, tenant: str | None, run: Row, call: CallPlace, resolution: Resolution, *, at: datetime
 ) -> tuple[Attempt, str]:
-    """Return the attempt that a word is about, a new one where somebody did the step by hand, and the digest that the word binds to."""
+    """Return the attempt that a resolution is about, and the digest it binds to. If a person did the step by hand, the attempt is new."""
     unknown = unknown_of(connection, run["id"])
     if (owner := runs.owner_of(connection, tenant, run["id"])) is not None:
         asked = gates.outcome_asked(connection, run["id"])
-        unknown = [attempt for attempt in unknown if outcome_digest(attempt.id) in asked]  # the others may be under way
+        unknown = [attempt for attempt in unknown if outcome_digest(attempt.id) in asked]  # the others may still be running
         if not _of_call(unknown, call):
             raise RunConflictError(
                 f"run {run['id']} is executed by {owner}, which says itself how its steps end; wait for its end, or cancel it"
@@ -186,12 +187,12 @@ def _subject(
 
 
 def _of_call(unknown: Sequence[Attempt], call: CallPlace) -> list[Attempt]:
-    """Return those that are of the step, or of its rollback, whatever their item."""
+    """Return the attempts of this step, or of its rollback, for any item."""
     return [attempt for attempt in unknown if (attempt.step_id, attempt.kind) == (call.step_id, call.kind)]
 
 
 def _by_hand(connection: Connection, run: Row, call: CallPlace, *, at: datetime) -> Attempt:
-    """Return the attempt of a step, or of what undoes it, that a person made in place of its tool."""
+    """Return the attempt that a person made by hand in place of the tool of a step or its rollback."""
     step = next((step for step in plans.of_run(connection, run).steps if step.id == call.step_id), None)
     if step is None:
         raise RunConflictError(f"no step of run {run['id']} is called `{call.step_id}`")
@@ -226,7 +227,7 @@ def _by_hand(connection: Connection, run: Row, call: CallPlace, *, at: datetime)
 
 
 def _is_left(connection: Connection, run_id: str, call: CallPlace) -> bool:
-    """Return whether nobody has said more of a call since the run was ended over it, or an idempotent write was cut off."""
+    """Return whether the call was aborted with an unknown outcome and not resolved since, or is an interrupted idempotent write."""
     made = history_of(connection, run_id).calls(call.kind)
     return call.unit in made.aborted or call.unit in made.repeatable
 
@@ -243,11 +244,11 @@ def _meant(unknown: Sequence[Attempt], run_id: str, call: CallPlace) -> Attempt:
 
 
 def _tell_run(connection: Connection, run: Row, attempt: Attempt, word: Word) -> list[entries.Entry]:
-    """Let the run and its step say what was decided, and return what the audit is told; the next start goes on from the receipts."""
+    """Write the resolution to the run and its step, and return the audit entries. The next start resumes from the receipts."""
     left = unknown_of(connection, run["id"])
     said = resolution_of(attempt, word)
     changed: dict[str, object] = {"message": said, "rollback": None, "updated_at": database_now()}
-    if attempt.kind == "rollback":  # why the run ended stays as it is, and with `abort` only its rollback ends
+    if attempt.kind == "rollback":  # the reason why the run ended stays; `abort` ends only the rollback
         changed |= undoing.told(connection, run, said, ends=word.resolution == "abort")
     elif word.resolution == "abort":
         changed |= {"status": PlanStatus.CANCELLED.value, "reason": RunReason.CANCELLED.value, "completed_at": database_now()}
@@ -268,7 +269,7 @@ def _tell_run(connection: Connection, run: Row, attempt: Attempt, word: Word) ->
 
 
 def _end_of_step(attempt: Attempt, word: Word, said: str) -> dict[str, object]:
-    """Return what the step is shown with until the run goes on; of a step with items only the next start knows whether all are done."""
+    """Return the step's columns until the run is resumed. Only the next start knows whether all items of a step are done."""
     if word.resolution == "done" and attempt.item is None:
         return {"status": StepStatus.COMPLETED.value, "outcome": Outcome.SUCCEEDED.value, "error": None, "reason": said}
     return {"outcome": Outcome.FAILED.value, "error": said if word.resolution != "abort" else f"{said}; {NEVER_KNOWN}"}

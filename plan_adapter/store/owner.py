@@ -1,4 +1,4 @@
-"""Which process executes a run, and whether it lives: told by host, boot, process id and process start."""
+"""The process that executes a run, and whether it is alive. It is identified by host, boot, process id and process start."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A process. `place` tells hosts, their boots and containers apart; `started` tells processes of one id apart."""
+    """A process. `place` identifies host, boot and container; `started` tells processes with the same id apart."""
 
     place: str
     pid: int
@@ -18,7 +18,7 @@ class Owner:
 
     @classmethod
     def this(cls) -> "Owner":
-        """Return the process that calls."""
+        """Return the calling process."""
         return cls(_place(), os.getpid(), _start_of(os.getpid()) or "")
 
     @classmethod
@@ -37,17 +37,17 @@ class Owner:
 
     @property
     def is_here(self) -> bool:
-        """True if the process belongs to this host, since its last boot, and to this container; of others nothing can be known."""
+        """Whether the process belongs to this host, this boot and this container. Nothing is known about others."""
         return self.place == _place()
 
     @property
     def is_alive(self) -> bool:
-        """True if the process is here and has not ended."""
+        """Whether the process is here and alive."""
         return self.is_here and _start_of(self.pid) == self.started
 
     @property
     def has_died(self) -> bool:
-        """True if the process was here and has ended."""
+        """Whether the process was here and has ended."""
         return self.is_here and not self.is_alive
 
 
@@ -59,7 +59,7 @@ def _place() -> str:
 def _namespace() -> str:
     try:
         return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:  # no /proc here
+    except OSError:  # no /proc on this system
         return ""
 
 
@@ -71,10 +71,10 @@ def _read(path: str) -> str:
 
 
 def _start_of(pid: int) -> str | None:
-    """Return when the process began, in clock ticks since boot; empty where that cannot be told; None if there is no such process."""
+    """Return the process's start in clock ticks since boot, an empty text if unknown, or None if there is no such process."""
     if not Path("/proc/self/stat").exists():
         return "" if _exists(pid) else None
-    # The second field, the command, may hold spaces and brackets.
+    # The second field, the command, may contain spaces and parentheses.
     fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return fields[19] if fields and fields[0] != "Z" else None
 

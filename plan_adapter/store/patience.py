@@ -1,8 +1,8 @@
-"""`PatientDatabase`: the database as a run under way uses it. One that is away, locked or full is waited for, and nothing is done twice.
+"""`PatientDatabase`: the database for a run in progress. It retries while the database is unreachable, locked or full.
 
-A transaction whose work failed was not committed. One whose COMMIT failed may have been, where the connection was lost before its
-answer: whether it was is looked up by the entry that it had appended to the audit. What appends nothing there may be repeated as it
-is: a lease that is renewed, a gate that is left, a code that counts as used.
+Nothing is written twice. A transaction whose work failed was not committed. If the connection was lost during COMMIT, the transaction may
+have been committed; its audit entry shows whether it was. Writes without an audit entry are safe to repeat: renewing a lease, leaving a
+gate, marking a code as used.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ T = TypeVar("T")
 FIRST_WAIT_SECONDS = 0.1
 LONGEST_WAIT_SECONDS = 2.0
 WARN_SECONDS = 10.0
-"""How often is said that the database is still waited for."""
+"""The interval between warnings that the run is still waiting for the database."""
 
 
 class _Write(Generic[T]):
@@ -52,19 +52,19 @@ class _Write(Generic[T]):
 
 
 class PatientDatabase:
-    """Does what `database` does, and tries again for `seconds` where a failure may pass; belongs to one run.
+    """Wraps `database` for one run, and retries failures that may pass for up to `seconds`.
 
-    After a call for which the time was over the run ends: until the database is there again, further calls wait for nothing.
+    After a call has timed out, the run ends. Further calls do not wait until the database responds again.
     """
 
     def __init__(self, database: Database, seconds: float) -> None:
-        """Let each call wait `seconds` at most from its first failure on; 0: not at all."""
+        """Let each call wait at most `seconds` from its first failure; 0: do not wait."""
         self._database = database
         self._seconds = seconds
         self._is_spent = False
         self._waiting = 0
-        self._began = 0.0  # since when, by the monotonic clock, somebody has waited
-        self._warned = -WARN_SECONDS  # when, by that clock
+        self._began = 0.0  # monotonic time when the current wait started
+        self._warned = -WARN_SECONDS  # monotonic time of the last warning
         self._is_told = False
 
     @property
@@ -73,15 +73,15 @@ class PatientDatabase:
         return self._database.label
 
     async def read(self, work: Callable[[Connection], T]) -> T:
-        """Return what `work` returns, as `Database.read` does."""
+        """Return the result of `work`, like `Database.read`."""
         return await self._persist(partial(self._database.read, work))
 
     async def write(self, work: Callable[[Connection], T]) -> T:
-        """Return what `work` returns once it is committed, as `Database.write` does; it may be called several times."""
+        """Return the result of `work` once it is committed, like `Database.write`. `work` may be called several times."""
         return await self._persist(partial(_Write(work), self._database))
 
     async def changed(self, seconds: float) -> None:
-        """Return when a signal was given, or after `seconds`, as `Database.changed` does."""
+        """Return once a signal was sent, or after `seconds`, like `Database.changed`."""
         await self._database.changed(seconds)
 
     async def upgrade(self) -> str:
@@ -89,7 +89,7 @@ class PatientDatabase:
         return await self._database.upgrade()
 
     async def close(self) -> None:
-        """Close every connection, also of the database itself."""
+        """Close every connection, including those of the wrapped database."""
         await self._database.close()
 
     async def _persist(self, attempt: Callable[[], Awaitable[T]]) -> T:
@@ -101,7 +101,7 @@ class PatientDatabase:
         return result
 
     async def _wait(self, attempt: Callable[[], Awaitable[T]], error: PassingError) -> T:
-        """Repeat what has failed with `error`."""
+        """Retry a call that failed with `error`."""
         pause, deadline = FIRST_WAIT_SECONDS, time.monotonic() + self._seconds
         self._began = self._began if self._waiting else time.monotonic()
         self._waiting += 1
@@ -133,6 +133,6 @@ class PatientDatabase:
             log.warning("the run waits since %s, %g s at most: %s", since.isoformat(sep=" ", timespec="seconds"), self._seconds, error)
 
     def _tell_end(self) -> None:
-        if self._is_told and self._waiting == 1:  # on a disk that is nearly full some writes find room and others do not
+        if self._is_told and self._waiting == 1:  # on a disk that is nearly full, some writes succeed while others wait
             self._is_told = False
             log.warning("%s is there again after %.1f s; the run goes on", self.label, time.monotonic() - self._began)

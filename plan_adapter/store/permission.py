@@ -1,6 +1,6 @@
-"""The check just before a tool is called: whether an approval of the run, and of a gated call, is there. Functions of a connection.
+"""The permission check before a tool call: the run, and a gated call, need an approval. Functions of a connection.
 
-It belongs to the transaction that writes the intents, so that nothing can come between the two.
+The check runs in the transaction that writes the intents, so nothing can happen in between.
 """
 
 import sqlite3
@@ -19,7 +19,7 @@ from plan_adapter.store.tables import approvals, runs, standing_approvals
 
 
 class PlanApproval(NamedTuple):
-    """What the check looks at of a run and of one approval that it has used, None in each field of which it has none."""
+    """What the check reads about a run and one approval that it has used. Fields of a missing approval are None."""
 
     run_digest: str  # what the run would execute now
     digest: str | None
@@ -31,7 +31,7 @@ class PlanApproval(NamedTuple):
 
 
 class CallApproval(NamedTuple):
-    """What the check looks at of the approval that a gated call names."""
+    """What the check reads about the approval that a gated call names."""
 
     claimed_at: datetime | None  # of the run: when its current start began
     run_id: str | None
@@ -50,7 +50,7 @@ class CallApproval(NamedTuple):
 
 
 def refusals(connection: Connection, run_id: str, attempts: Sequence[Attempt]) -> dict[str, str]:
-    """Return by attempt what is missing for it; of each that is not named the approvals are there, and that of its call is used up."""
+    """Return what is missing, by attempt id. Attempts not in the result are permitted, and their call's approval is used up."""
     if (why := plan_is_approved(run_id, _plan_approvals(connection, run_id))) is not None:
         return {attempt.id: why for attempt in attempts}
     refused: dict[str, str] = {}
@@ -64,7 +64,7 @@ def refusals(connection: Connection, run_id: str, attempts: Sequence[Attempt]) -
 
 
 def plan_is_approved(run_id: str, rows: Sequence[PlanApproval]) -> str | None:
-    """Return None if one of the approvals that the run has used is of what it executes now and still stands, else what is missing."""
+    """Return None if an approval that the run has used covers its current content and is not revoked. Otherwise return what is missing."""
     if not rows:
         return f"there is no run {run_id}"
     used = [row for row in rows if row.digest is not None]
@@ -81,7 +81,7 @@ def plan_is_approved(run_id: str, rows: Sequence[PlanApproval]) -> str | None:
 
 
 def call_is_approved(attempt: Attempt, row: CallApproval | None) -> str | None:
-    """Return None if `row` is an approval of this very call that has not expired and still stands, else what is missing."""
+    """Return None if `row` approves exactly this call, has not expired and is not revoked. Otherwise return what is missing."""
     step = f"step `{call_name(attempt.step_id, attempt.item, attempt.label, kind=attempt.kind)}`"
     if row is None:
         return f"{step} has a gate of its own and no approval: have it approved"
@@ -100,17 +100,17 @@ def call_is_approved(attempt: Attempt, row: CallApproval | None) -> str | None:
 
 
 def is_same_content(approved: str | None, current: str | None) -> bool:
-    """Return whether the digest that was approved is the one of what would happen now."""
+    """Return whether the approved digest equals the current one."""
     return approved is not None and approved == current
 
 
 def is_use_left(row: CallApproval) -> bool:
-    """Return whether nobody has used the approval, or only this same start of the run: a call that is tried again needs no other one."""
+    """Return whether the approval is unused, or used by this same start of the run. A retried call needs no new approval."""
     return row.used_at is None or (row.claimed_at is not None and row.used_at >= row.claimed_at)
 
 
 def why_revoked(row: PlanApproval | CallApproval) -> str | None:
-    """Return None if the approval was given by a person, or by a standing approval that is not revoked, else who revoked it when."""
+    """Return why the standing approval is invalid: missing, or revoked by whom and when. None if it is valid or a person approved."""
     if row.standing_id is None:
         return None
     if row.found_standing_id is None:
@@ -121,14 +121,14 @@ def why_revoked(row: PlanApproval | CallApproval) -> str | None:
 
 
 def count_use(connection: Connection, approval_id: str) -> None:
-    """Use the approval of a call up."""
+    """Use up the approval of a call."""
     connection.execute(update(approvals).where(approvals.c.id == approval_id, approvals.c.used_at.is_(None)).values(used_at=database_now()))
 
 
 def _plan_approvals(connection: Connection, run_id: str) -> list[PlanApproval]:
     if connection.dialect.name != "sqlite":
         return [PlanApproval(*row) for row in connection.execute(_PLAN, {"run": run_id})]
-    # Not through SQLAlchemy, which would take ten times as long, in each transaction that begins a step.
+    # The raw driver is ten times as fast as SQLAlchemy, and every transaction that begins a step runs this.
     driver: sqlite3.Connection = connection.connection.driver_connection  # pyright: ignore[reportAssignmentType]
     rows = [PlanApproval(*row) for row in driver.execute(_PLAN_ON_SQLITE, (run_id,)).fetchall()]
     return [row if row.revoked_at is None else row._replace(revoked_at=_read_moment(row.revoked_at)) for row in rows]

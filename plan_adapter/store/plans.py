@@ -1,4 +1,4 @@
-"""Plans by digest and versions by name: functions of a connection and the tenant whose rows are seen."""
+"""Plans by digest and versions by name. The functions take a connection and the tenant whose rows are visible."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,7 +25,7 @@ S = TypeVar("S", bound=Select[Any])
 
 @dataclass(frozen=True, slots=True)
 class PlanVersion:
-    """One version of a named plan: which content it is, and who saved it when."""
+    """One version of a named plan: its content's digest, author and creation time."""
 
     name: str
     version: int
@@ -35,12 +35,12 @@ class PlanVersion:
 
 
 def seen_by(tenant: str | None, query: S, table: Table) -> S:
-    """Return `query` limited to what `tenant` may see; None sees every tenant's rows."""
+    """Return `query` limited to the rows of `tenant`. None sees every tenant's rows."""
     return query if tenant is None else query.where(table.c.tenant_id == tenant)
 
 
 def plan_row(plan: ExecutionPlan, digest: str, context: HasContext) -> dict[str, Any]:
-    """Return the row of a plan's content; made before a transaction begins, because a large plan takes a while."""
+    """Return the row of a plan's content. Call it before a transaction begins, because it is slow for a large plan."""
     return {
         **whose(context),
         "digest": digest,
@@ -52,28 +52,31 @@ def plan_row(plan: ExecutionPlan, digest: str, context: HasContext) -> dict[str,
 
 
 def put_plan(connection: Connection, row: dict[str, Any]) -> None:
-    """Store the content of a plan unless it is there."""
+    """Store the content of a plan unless it is already stored."""
     connection.execute(insert_into(plans, connection.dialect.name).values(row).on_conflict_do_nothing())
 
 
 def implied_row(validated: "ValidatedPlan", context: HasContext) -> dict[str, Any]:
-    """Return the row of what the steps of a plan wait for because they refer to it; runs of the same plan share it."""
+    """Return the row of the dependencies that follow from references between steps. Runs of the same plan share it."""
     implied = dict[str, JsonValue]()
     for step in validated.plan.steps:
         written = {*step.depends_on}
         if others := [after for after in validated.dependencies[step.id] if after not in written]:
-            implied[step.id] = [*sorted(written), *others]  # as they stand in the canonical document
+            implied[step.id] = [*sorted(written), *others]  # in the canonical document's order
     steps = dump_json({"steps": implied})
     return {**whose(context), "digest": sha256(steps.encode()).hexdigest(), "steps": steps}
 
 
 def put_implied(connection: Connection, row: dict[str, Any]) -> None:
-    """Store what steps wait for unless it is there."""
+    """Store implied dependencies unless they are already stored."""
     connection.execute(insert_into(implied_dependencies, connection.dialect.name).values(row).on_conflict_do_nothing())
 
 
 def save(connection: Connection, row: dict[str, Any], *, name: str, author: str, context: RunContext) -> PlanVersion:
-    """Store the content of `row` as the next version of `name`, unless `author` saved the newest one with it; return that version."""
+    """Store the content of `row` as the next version of `name` and return that version.
+
+    If the newest version has the same content and author, returns that one instead.
+    """
     _one_at_a_time(connection, name)
     put_plan(connection, row)
     newest = next(iter(versions_of(connection, context.tenant_id, name)), None)
@@ -92,7 +95,7 @@ def save(connection: Connection, row: dict[str, Any], *, name: str, author: str,
 
 
 def versions_of(connection: Connection, tenant: str | None, name: str) -> list[PlanVersion]:
-    """Return the versions of `name`, newest first; a name belongs to one tenant, or to none."""
+    """Return the versions of `name`, newest first. A name belongs to one tenant, or to none."""
     query = select(versions).where(versions.c.name == name, versions.c.tenant_id == (tenant or "")).order_by(versions.c.version.desc())
     return [
         PlanVersion(row["name"], row["version"], row["digest"], row["author"], row["created_at"])
@@ -107,9 +110,9 @@ def names(connection: Connection, tenant: str | None) -> list[str]:
 
 
 def get(connection: Connection, tenant: str | None, name_or_digest: str, version: int | None) -> ExecutionPlan:
-    """Return a plan by its digest, by name (newest version unless one is given), or by the unambiguous beginning of its digest."""
+    """Return a plan by its digest, by a name (newest version unless one is given), or by an unambiguous prefix of its digest."""
     digests = _digests(connection, tenant, name_or_digest) if version is None else []
-    if name_or_digest in digests:  # also where another plan was given that name
+    if name_or_digest in digests:  # even if another plan has that name
         return _load(connection, tenant, name_or_digest)
     found = versions_of(connection, tenant, name_or_digest)
     if version is not None:
@@ -127,7 +130,7 @@ def get(connection: Connection, tenant: str | None, name_or_digest: str, version
 
 
 def of_run(connection: Connection, run: Row) -> ExecutionPlan:
-    """Return the plan of a run, of whose row; raises StoreError where it is missing, was altered, or cannot be read."""
+    """Return the plan of a run's row. Raises StoreError if it is missing, altered or unreadable."""
     query = select(plans.c.document).where(plans.c.tenant_id == run["tenant_id"], plans.c.digest == run["digest"])
     document = connection.execute(query).scalar()
     if document is None:
@@ -148,16 +151,16 @@ def _load(connection: Connection, tenant: str | None, digest: str) -> ExecutionP
 
 
 def _read(digest: str, document: str) -> ExecutionPlan:
-    # The text is the canonical form itself, so the plan need not be written again to check its digest.
+    # The text is the canonical form itself, so its digest can be checked without serializing the plan again.
     if sha256(document.encode()).hexdigest() != digest:
         raise StoreError(f"the stored plan {digest[:12]}… is not what its digest says; it was altered")
     try:
         return ExecutionPlan.model_validate_json(document)
-    except ValueError as error:  # pydantic's errors are such, too
+    except ValueError as error:  # pydantic's errors are ValueErrors, too
         raise StoreError(f"the stored plan {digest[:12]}… cannot be read by this version; a newer one wrote it") from error
 
 
 def _one_at_a_time(connection: Connection, name: str) -> None:
-    # Two that save the same name must not both take the same number. SQLite's transactions that write exclude each other anyway.
+    # Two writers that save the same name must not both take the same number. SQLite's write transactions exclude each other anyway.
     if connection.dialect.name == "postgresql":
         connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(text(":name")))), {"name": name})

@@ -1,4 +1,4 @@
-"""The store's policy: versions that are only added, each with a digest of itself and of the one before. Functions of a connection."""
+"""The store's policy. Versions are only added, and each has a digest of itself and of the previous one. Functions of a connection."""
 
 import json
 from collections.abc import Mapping
@@ -22,12 +22,12 @@ from plan_adapter.store.rows import Row, whose
 from plan_adapter.store.tables import policy_history, totp_history
 
 BEGINNING = sha256(b"prefect-plan-adapter policy").hexdigest()
-"""What the digest of the first version is chained to."""
+"""The digest that precedes the first version."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyVersion:
-    """One version of the store's policy; the newest one holds."""
+    """One version of the store's policy. The newest one is in force."""
 
     number: int
     policy: Policy
@@ -40,7 +40,7 @@ class PolicyVersion:
 
 @dataclass(frozen=True, slots=True)
 class NewPolicy:
-    """A policy that somebody sets; `number` is the one that it gets, so that two people cannot set one at once without noticing."""
+    """A policy to set. `number` is the version it will get, so that two people cannot set one at once without noticing."""
 
     policy: Policy
     number: int
@@ -50,7 +50,7 @@ class NewPolicy:
 
 
 def newest(connection: Connection) -> PolicyVersion | None:
-    """Return the version that holds, None where no policy was ever set; raises StoreError for one that was altered."""
+    """Return the version in force, or None if no policy was ever set. Raises StoreError if it was altered."""
     rows = list(connection.execute(select(policy_history).order_by(policy_history.c.number.desc()).limit(2)).mappings())
     if not rows:
         return None
@@ -61,7 +61,7 @@ def newest(connection: Connection) -> PolicyVersion | None:
 
 
 def history(connection: Connection) -> tuple[list[PolicyVersion], str | None]:
-    """Return every version, oldest first, and what is wrong with the first one that is not as it was written."""
+    """Return every version, oldest first, and the first problem: a version that was altered, or None."""
     versions, before, problem = list[PolicyVersion](), None, None
     for row in connection.execute(select(policy_history).order_by(policy_history.c.number)).mappings():
         problem = problem or _problem(row, before)
@@ -74,7 +74,7 @@ def history(connection: Connection) -> tuple[list[PolicyVersion], str | None]:
 
 
 def add(connection: Connection, new: NewPolicy) -> PolicyVersion:
-    """Keep a new version; raises NotApprovedError for who may not set it, RunConflictError where another one came in between."""
+    """Add a version. Raises NotApprovedError if `new.by` is not allowed to set it, and RunConflictError if another one came first."""
     before = newest(connection)
     number = 1 if before is None else before.number + 1
     if before is not None:
@@ -99,7 +99,7 @@ def add(connection: Connection, new: NewPolicy) -> PolicyVersion:
 
 
 def refuse_setter(before: PolicyVersion, *, by: str, known_by: str) -> None:
-    """Return if `by` may set the policy that follows `before`; raises NotApprovedError, which says who may."""
+    """Raise NotApprovedError if `by` is not allowed to set the policy that follows `before`. The error says who is."""
     holds = policy_in_force(Settings.model_construct(), before.policy)
     if holds.operators is not None and by not in holds.operators:
         who = ", ".join(one_line(name) for name in holds.operators) or "nobody"
@@ -112,22 +112,22 @@ def refuse_setter(before: PolicyVersion, *, by: str, known_by: str) -> None:
 
 
 def signed_policy(policy: Policy, number: int) -> str:
-    """Return what the SSH key of who sets a policy signs: this document as this version, and no other."""
+    """Return the text that the SSH key of the person who sets a policy signs. It covers this document and this version number."""
     digest = sha256(canonical_json(policy.to_document())).hexdigest()
     return f"prefect-plan-adapter policy\ndigest: {digest}\nnumber: {number}\n"
 
 
 def totp_seed(connection: Connection, person: str) -> str | None:
-    """Return the newest seed of a person's one-time codes, encrypted; None where there is none."""
+    """Return the newest encrypted seed of a person's one-time codes, or None."""
     seeds = select(totp_history.c.seed).where(totp_history.c.name == person).order_by(totp_history.c.number.desc())
     return connection.scalar(seeds.limit(1))
 
 
 def refuse_enrolling(connection: Connection, person: str, *, by: str) -> None:
-    """Return if `by` may enroll `person`; raises NotApprovedError, which says who may.
+    """Raise NotApprovedError if `by` is not allowed to enroll `person`. The error says who is.
 
-    Everybody enrolls themselves; others only the operators of the store's policy may. Where it names none, anybody may enroll somebody
-    who has no seed yet.
+    Everybody can enroll themselves. Only operators of the store's policy can enroll others. If the policy names no operators, anybody can
+    enroll a person who has no seed yet.
     """
     if by == person:
         return
@@ -140,7 +140,10 @@ def refuse_enrolling(connection: Connection, person: str, *, by: str) -> None:
 
 
 def add_totp_seed(connection: Connection, person: str, seed: str, *, by: str, known_by: str, replaces: bool) -> None:
-    """Keep an encrypted seed; raises as `refuse_enrolling` does, and RunConflictError for one that another must not replace."""
+    """Add an encrypted seed.
+
+    Raises NotApprovedError like `refuse_enrolling`. Raises RunConflictError if the person already has a seed, unless it `replaces` that.
+    """
     refuse_enrolling(connection, person, by=by)
     last = connection.scalar(select(func.max(totp_history.c.number)).where(totp_history.c.name == person)) or 0
     if last and not replaces:
@@ -153,7 +156,7 @@ def add_totp_seed(connection: Connection, person: str, seed: str, *, by: str, kn
 
 
 def _problem(row: Row, before: Row | None) -> str | None:
-    """Return how `row` does not follow `before`, the version before it; None where it does."""
+    """Return why `row` does not follow `before`, the previous version, or None if it does."""
     number = row["number"]
     if number != (1 if before is None else before["number"] + 1):
         return f"version {number} of the store's policy does not follow the one before: rows were deleted behind the back of `plan policy`"

@@ -1,4 +1,4 @@
-"""Listening to a PostgreSQL server for the signals of any process."""
+"""The store on PostgreSQL: a pool of connections in a thread of its own, and a listener for signals of other processes."""
 
 import asyncio
 import logging
@@ -22,24 +22,24 @@ from plan_adapter.store.failures import as_store_errors
 log = logging.getLogger(__name__)
 
 TURN_SECONDS = 1.0
-"""How often it is asked whether the watch must go on."""
+"""How often the listener checks whether the watch must continue."""
 
 PING_TURNS = 15
-"""After how many turns the server is asked for a sign of life: a connection that a firewall dropped says nothing by itself."""
+"""The number of turns between pings. A connection that a firewall dropped reports nothing by itself."""
 
 AGAIN_SECONDS = 0.5
 
 
 async def listen(engine: AsyncEngine, changes: Changes, store: str) -> None:
-    """Tell `changes` of every signal, and once whenever a connection was made, until it need not go on; `engine` keeps no pool.
+    """Pass every signal to `changes`, and one more after each connect, until it needs none. `engine` keeps no pool.
 
-    A connection that is lost is made again; meanwhile callers wait out their time.
+    A lost connection is reopened. Callers wait for their full time meanwhile.
     """
     try:
         while changes.continues():
             try:
                 await _listen_once(engine, changes)
-            except Exception as error:  # the driver's, the system's: whatever it is, the next connection may do better
+            except Exception as error:  # whatever the driver or the system raised, the next connection may work
                 log.debug("%s cannot be listened to, which is tried again: %s", store, error)
                 await asyncio.sleep(AGAIN_SECONDS)
     finally:
@@ -47,14 +47,14 @@ async def listen(engine: AsyncEngine, changes: Changes, store: str) -> None:
 
 
 async def _listen_once(engine: AsyncEngine, changes: Changes) -> None:
-    """Listen on one connection until it is lost or the watch need not go on."""
+    """Listen on one connection until it is lost or the watch is no longer needed."""
     async with engine.connect() as connection:
-        # asyncpg's own connection: SQLAlchemy has no door to its notifications.
+        # asyncpg's own connection: SQLAlchemy has no API for notifications.
         driver: Any = (await connection.get_raw_connection()).driver_connection
         lost = asyncio.Event()
         driver.add_termination_listener(lambda _connection: lost.set())  # pyright: ignore[reportUnknownLambdaType]  # asyncpg has no types
         await driver.add_listener(CHANNEL, lambda *_of_signal: changes.tell())  # pyright: ignore[reportUnknownLambdaType]
-        changes.tell()  # whatever happened before may have gone unheard
+        changes.tell()  # earlier signals may have been missed
         turn = 0
         while not lost.is_set() and changes.continues():
             with suppress(TimeoutError):
@@ -70,13 +70,13 @@ async def _listen_once(engine: AsyncEngine, changes: Changes) -> None:
 T = TypeVar("T")
 
 ANSWER_SECONDS = 60.0
-"""How long a statement may take before the server counts as gone."""
+"""How long a statement may take before the server counts as lost."""
 
 CONNECT_TO_READ_SECONDS = 4.0
-"""How long a silent server is waited for by who only reads, unless the URL's `timeout` says otherwise: who looks is to be told soon."""
+"""How long a read waits for a silent server, unless the URL's `timeout` says otherwise. Readers should get an error soon."""
 
 CLOSE_SECONDS = 0.25
-"""How long what is only read is waited for when the store is closed, by Ctrl-C for one; what is written always is."""
+"""How long closing the store, for example by Ctrl-C, waits for reads. It always waits for writes."""
 
 _AS_ASYNCPG = {"sslmode": "ssl", "connect_timeout": "timeout"}
 _KNOWN = frozenset({"host", "port", "ssl", "target_session_attrs", "passfile", "krbsrvname", "prepared_statement_cache_size"})
@@ -84,7 +84,7 @@ _KNOWN = frozenset({"host", "port", "ssl", "target_session_attrs", "passfile", "
 
 @dataclass(slots=True)
 class _Pool:
-    """The connections, and the event loop in a thread of its own to which they belong."""
+    """The connections, and the event loop, in a thread of its own, that they belong to."""
 
     engine: AsyncEngine
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
@@ -97,7 +97,7 @@ class _Pool:
         self.loop.close()
 
     async def complete(self, work: Coroutine[Any, Any, T], *, writes: bool) -> T:
-        # Shielded: one who stops waiting must not tear a connection down in the middle of a transaction.
+        # Shielded: a caller that stops waiting must not kill a connection in the middle of a transaction.
         task, working = asyncio.ensure_future(work), self.writing if writes else self.reading
         working.add(task)
         task.add_done_callback(working.discard)
@@ -114,7 +114,7 @@ class _Pool:
             task.cancel()
         await asyncio.gather(*watching, return_exceptions=True)
         await asyncio.gather(*self.writing, return_exceptions=True)
-        if reading := tuple(self.reading):  # a server that does not answer is not waited for
+        if reading := tuple(self.reading):  # do not wait for a server that does not answer
             _, late = await asyncio.wait(reading, timeout=CLOSE_SECONDS)
             for task in late:
                 task.cancel()
@@ -127,10 +127,10 @@ class _Pool:
 
 
 class PostgresDatabase(Database):
-    """A pool of asyncpg connections, opened by the first call."""
+    """A pool of asyncpg connections. The first call opens it."""
 
     def __init__(self, url: URL) -> None:
-        """Keep `url` with the asyncpg driver, and libpq's parameters under asyncpg's names."""
+        """Store `url` with the asyncpg driver, and libpq's parameters under asyncpg's names."""
         query = {_AS_ASYNCPG.get(name, name): value for name, value in url.query.items()}
         super().__init__(url.set(drivername="postgresql+asyncpg", query=query), known=_KNOWN)
         self._connects_to_read = self.timeout if "timeout" in query else CONNECT_TO_READ_SECONDS
@@ -174,11 +174,11 @@ class PostgresDatabase(Database):
 
     def _make_engine(self, **options: Any) -> AsyncEngine:
         limits = {"timeout": self.timeout, "command_timeout": ANSWER_SECONDS}
-        # hide_parameters: an error's text may reach a log, and rows may hold what no log should.
+        # hide_parameters: an error's text may be logged, and rows may hold values that must not be.
         return create_async_engine(self.url, connect_args=limits, pool_pre_ping=True, hide_parameters=True, **options)
 
     async def _run(self, engine: AsyncEngine, work: Callable[[Connection], T], *, writes: bool) -> T:
-        connects = None if writes else self._connects_to_read  # None: as the engine does
+        connects = None if writes else self._connects_to_read  # None: the engine's default
         with as_store_errors(self.label, timeout=self.timeout):
             if not self._is_current:
                 found = await _transact(engine, schema.found_revision, writes=False, connects=connects)
@@ -188,13 +188,13 @@ class PostgresDatabase(Database):
 
     async def _upgrade(self, engine: AsyncEngine) -> str:
         with as_store_errors(self.label, timeout=self.timeout):
-            schema.load()  # takes a while, so before the lock is taken
+            schema.load()  # slow, so before the lock is taken
             async with self._upgrading:  # alembic's context is global: one migration at a time in this thread
                 return await _transact(engine, lambda connection: schema.upgrade(connection, self.label), writes=True)
 
 
 async def _transact(engine: AsyncEngine, work: Callable[[Connection], T], *, writes: bool, connects: float | None = None) -> T:
-    """Do `work` in a transaction; raises TimeoutError where there is no connection after `connects` seconds."""
+    """Run `work` in a transaction. Raises TimeoutError if there is no connection after `connects` seconds."""
     level = "READ COMMITTED" if writes else "REPEATABLE READ"
     async with AsyncExitStack() as stack:
         async with asyncio.timeout(connects):

@@ -1,4 +1,4 @@
-"""`StoreRecorder`: keeps the intents and receipts of one run; what is ready together is committed together."""
+"""`StoreRecorder`: records the intents and receipts of one run, grouping them into few commits."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ GATHER_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True)
 class _Intent:
-    """An attempt that is to be written, and who waits for that."""
+    """An attempt to write, and the future of the caller that waits for it."""
 
     attempt: Attempt
     row: dict[str, Any]
@@ -35,7 +35,7 @@ class _Intent:
 
 @dataclass(slots=True)
 class _Batch:
-    """Rows that become durable together, and who waits for that."""
+    """Rows to commit together, and the futures of the callers that wait for them."""
 
     run_id: str
     epoch: int | None
@@ -49,12 +49,12 @@ class _Batch:
         return not (self.intents or self.receipts or self.ends or self.waiting)
 
     def take(self, later: "_Batch") -> None:
-        """Let those who wait for `later` wait for this."""
+        """Move the waiters of `later` to this batch."""
         self.intents += later.intents
         self.waiting += later.waiting
 
     def write(self, connection: Connection) -> dict[str, str]:
-        """Write everything but the intents that no approval covers; return for those, by attempt, what is missing."""
+        """Write everything except intents without an approval. Return, by attempt id, which approval is missing."""
         if self.epoch is not None:
             leases.require(connection, self.run_id, self.epoch)
         refused, rows = dict[str, str](), list[dict[str, Any]]()
@@ -81,12 +81,12 @@ class _Batch:
 class StoreRecorder:
     """Implements `record.Recorder`. Belongs to one event loop.
 
-    While a commit is under way rows gather, and the next commit takes them all. After a commit that failed nothing is written any
-    more: every call that promises durability raises the same StoreError, so that no further step starts.
+    Rows collect while a commit is in progress, and the next commit takes all of them. After a failed commit nothing more is written: every
+    call that promises durability raises the same StoreError, so that no further step starts.
     """
 
     def __init__(self, database: Database | PatientDatabase, run: PlanRun, clock: Clock, *, epoch: int | None) -> None:
-        """Record for `run`, under the lease of this epoch; nothing is written yet."""
+        """Record for `run` under the lease with this epoch. Nothing is written yet."""
         self._epoch = epoch
         self._database = database
         self._clock = clock
@@ -102,11 +102,10 @@ class StoreRecorder:
         return self._clock.now()
 
     async def intent(self, attempt: Attempt) -> None:
-        """Write `attempt`, together with everything handed over before; returns when it is durable.
+        """Write `attempt` together with everything passed before it. Returns when it is durable.
 
-        Raises NotApprovedError, which says what is missing, where no valid approval of the run, or of this call where the step has a
-        gate of its own, is there in the transaction that would write it: then nothing of it is written, everything else is. Uses the
-        approval of the call up. Raises StoreError.
+        Raises NotApprovedError, with what is missing, unless the same transaction finds a valid approval of the run and, for a gated step,
+        of this call. Then this attempt is not written; everything else is. Uses up the approval of the call. Raises StoreError.
         """
         if self._failure is not None:
             raise self._failure
@@ -116,17 +115,17 @@ class StoreRecorder:
         await intent.written
 
     def receipt(self, receipt: Receipt) -> None:
-        """Hand over `receipt`; it is durable when the next intent or `flush` returns, and soon without one."""
+        """Queue `receipt`. It is durable once the next intent or `flush` returns, and soon without one."""
         self._batch.receipts.append({**self._whose, **receipt_row(receipt)})
         self._write_later()
 
     def step_ended(self, step: StepRun) -> None:
-        """Hand over the end of a step as it is now."""
+        """Queue the end of a step in its current state."""
         self._batch.ends.append({**self._whose, "run_id": self._run_id, **end_row(step)})
         self._write_later()
 
     async def flush(self) -> None:
-        """Return when everything handed over is durable; raises StoreError if something could not be written."""
+        """Return when everything queued is durable. Raises StoreError if something could not be written."""
         if self._failure is not None:
             raise self._failure
         done = asyncio.get_running_loop().create_future()
@@ -135,7 +134,7 @@ class StoreRecorder:
         await done
 
     def _write_later(self) -> None:
-        # Mostly the next step's intent comes at once and shares the commit; if it does not, the receipt must not wait for it.
+        # Usually the next step's intent follows at once and shares the commit. If not, the receipt must not wait for it.
         if self._writer is None and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(GATHER_SECONDS, self._start_writer)
 
@@ -144,7 +143,7 @@ class StoreRecorder:
             self._timer.cancel()
             self._timer = None
         if self._writer is None and self._failure is None:
-            # A task begins in the next turn of the loop: what else is handed over in this turn shares the commit.
+            # A task starts in the loop's next turn, so rows queued in this turn share the commit.
             self._writer = asyncio.create_task(self._write())
 
     async def _write(self) -> None:
@@ -169,7 +168,7 @@ class StoreRecorder:
             self._failure = _failure_of(error)
             batch.take(self._batch)
             self._batch = _Batch(self._run_id, self._epoch)
-            if not isinstance(error, Exception):  # the loop ends
+            if not isinstance(error, Exception):  # the loop is shutting down
                 raise
         finally:
             for done in batch.waiting:
@@ -180,7 +179,7 @@ class StoreRecorder:
 
 
 def _settle(done: asyncio.Future[None], error: Exception | None) -> None:
-    if done.done():  # whoever waited was cancelled
+    if done.done():  # the waiting caller was cancelled
         return
     if error is None:
         done.set_result(None)
@@ -197,12 +196,12 @@ def _failure_of(error: BaseException) -> StoreError:
 
 
 def _unused(connection: Connection, approval_ids: Sequence[str]) -> list[str]:
-    """Return the approvals of calls that nobody has used up yet."""
+    """Return those approvals of calls that are not used yet."""
     return list(connection.scalars(select(approvals.c.id).where(approvals.c.id.in_(approval_ids), approvals.c.used_at.is_(None))))
 
 
 def _used(connection: Connection, approval_ids: Sequence[str]) -> list[Plain]:
-    """Return the rows of those approvals that are used up by now."""
+    """Return the rows of those approvals that are used now."""
     query = select(approvals).where(approvals.c.id.in_(approval_ids), approvals.c.used_at.is_not(None)).order_by(approvals.c.used_at)
     return [plain(approvals, row) for row in connection.execute(query).mappings()]
 
@@ -213,7 +212,7 @@ _INSERT_RECEIPTS = insert(receipts)
 
 @cache
 def _put_ends(dialect: str) -> Any:
-    # A step that failed, or was skipped, ends again when its run is resumed.
+    # A step that failed or was skipped ends again when its run is resumed.
     statement = insert_into(step_runs, dialect)
     written = {column.name: statement.excluded[column.name] for column in step_runs.c if not column.primary_key}
     return statement.on_conflict_do_update(index_elements=["run_id", "step_id"], set_=written)

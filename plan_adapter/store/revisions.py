@@ -1,4 +1,4 @@
-"""New versions of a run's plan. Functions of a connection and the tenant whose rows are seen."""
+"""New versions of a run's plan. The functions take a connection and the tenant whose rows are visible."""
 
 import json
 from dataclasses import dataclass
@@ -32,9 +32,9 @@ _LIMITS = frozenset({"timeout_ms", "max_retries", "retry_delay_ms", "retry_backo
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """A version of a run's plan that was replaced: which content it was (numbers count from 1), and who replaced it, why and when.
+    """A replaced version of a run's plan: its content, and who replaced it, why and when. Numbers count from 1.
 
-    What took its place is the revision with the next number, or what the run has now. `definitions` are those of its tools.
+    It was replaced by the revision with the next number, or by what the run has now. `definitions` are those of its tools.
     """
 
     number: int
@@ -58,11 +58,12 @@ def revise(
     note: str,
     folder: RunFolder | None = None,
 ) -> PlanRun:
-    """Put a new version of the plan, or the same plan with other tools, into a run, which then waits for its approval; return the run.
+    """Replace a run's plan, or only the tools of the same plan, and return the run. It then waits for a new approval.
 
-    Its open gates are closed as superseded; with `folder` it works there from now on.
-    Raises RunConflictError for a run that has completed or that a living process
-    executes, for a version that changes nothing, and for one that changes or leaves out steps that have succeeded or may have been done.
+    Its open gates are closed as superseded. With `folder`, the run works there from now on.
+
+    Raises RunConflictError for a run that has completed or that a living process executes, for a version that changes nothing, and for one
+    that changes or omits steps that have succeeded or may have been done.
     """
     run = _locked(connection, tenant, run_id)
     if run["approval_digest"] == approval_digest:
@@ -72,7 +73,7 @@ def revise(
     content = _content(connection, run, validated, approval_digest) | _unended()
     content |= {} if folder is None else {"folder": folder_column(folder)}
     told, now = _replace(connection, run, content, by=by, note=note)
-    if validated.digest != run["digest"]:  # else the ends of its steps are still those of its steps
+    if validated.digest != run["digest"]:  # otherwise the recorded ends still apply
         connection.execute(delete(step_runs).where(step_runs.c.run_id == run["id"], step_runs.c.status != StepStatus.COMPLETED))
     leases.let_go(connection, run["id"])
     told += [entries.of_run(now, "new_version", message=validated.digest), *gates.close_all(connection, run["id"], "superseded")]
@@ -82,9 +83,9 @@ def revise(
 
 
 def put_back(connection: Connection, tenant: str | None, run_id: str, version: Revision, validated: "ValidatedPlan", *, by: str) -> PlanRun:
-    """Put a version that was replaced back into a run that has ended, which stays as it ended, so that it can be undone; return the run.
+    """Restore a replaced version in a run that has ended, so that it can be rolled back, and return the run. It stays ended.
 
-    `validated` is its plan. Raises RunConflictError for a run that has not ended.
+    `validated` is the version's plan. Raises RunConflictError for a run that has not ended.
     """
     run = _locked(connection, tenant, run_id)
     if run["approval_digest"] == version.approval_digest:
@@ -105,7 +106,7 @@ def put_back(connection: Connection, tenant: str | None, run_id: str, version: R
 
 
 def _replace(connection: Connection, run: Row, content: dict[str, Any], *, by: str, note: str) -> tuple[list[entries.Entry], Plain]:
-    """Keep the version that a run has as a replaced one and give it `content`; return what the audit is told, and the row as it is now."""
+    """Record a run's current version as replaced and write `content` to the run. Return the audit entries and the new row."""
     replaced = {"run_id": run["id"], "number": len(revisions_of(connection, run["id"])) + 1, "digest": run["digest"]}
     replaced |= {"approval_digest": run["approval_digest"], "by": by, "note": note, "at": database_now()}
     replaced |= {"definitions": run["definitions"], "folder": run["folder"]}
@@ -116,7 +117,7 @@ def _replace(connection: Connection, run: Row, content: dict[str, Any], *, by: s
 
 
 def revisions_of(connection: Connection, run_id: str) -> list[Revision]:
-    """Return the versions of a run's plan that were replaced, oldest first."""
+    """Return the replaced versions of a run's plan, oldest first."""
     query = select(revisions).where(revisions.c.run_id == run_id).order_by(revisions.c.number)
     return [
         Revision(
@@ -134,7 +135,7 @@ def revisions_of(connection: Connection, run_id: str) -> list[Revision]:
 
 
 def _locked(connection: Connection, tenant: str | None, run_id: str) -> Row:
-    """Return the row of a run that may be revised; nobody claims it and no gate of it opens until the transaction ends."""
+    """Lock and return the row of a run that may be revised. Until the transaction ends, nobody claims it and no gate of it opens."""
     found = runs.row_of(connection, tenant, run_id)["id"]
     run = connection.execute(select(run_table).where(run_table.c.id == found).with_for_update(key_share=True)).mappings().one()
     if run["status"] == PlanStatus.COMPLETED:
@@ -148,10 +149,10 @@ def _locked(connection: Connection, tenant: str | None, run_id: str) -> Row:
 
 
 def _refuse_changes_of_begun_steps(connection: Connection, run: Row, validated: "ValidatedPlan") -> None:
-    """Raise RunConflictError where a step differs, or is missing, that has done something or may have.
+    """Raise RunConflictError if a step that has done something, or may have, differs or is missing.
 
-    One all of whose attempts have failed may change: the numbers of its attempts go on, another call has another key, and an approval of
-    its old call is none of the new one. How often and how long one is tried that may have done something may change, too.
+    A step whose attempts have all failed may change: its attempt numbers continue, a different call has a different idempotency key, and an
+    approval of the old call does not cover the new one. For a step that may have done something, retries and timeouts may change, too.
     """
     same_plan = (plans.c.tenant_id == run["tenant_id"], plans.c.digest == run["digest"])
     old = _steps_of(json.loads(connection.execute(select(plans.c.document).where(*same_plan)).scalar_one()))
@@ -171,7 +172,7 @@ def _refuse_changes_of_begun_steps(connection: Connection, run: Row, validated: 
 
 
 def _call_of(step: dict[str, JsonValue] | None) -> dict[str, JsonValue] | None:
-    """Return of the document of a step what says more than how often and how long it is tried."""
+    """Return the document of a step without its retry and timeout settings."""
     return None if step is None else {name: value for name, value in step.items() if name not in _LIMITS}
 
 
@@ -180,7 +181,7 @@ def _steps_of(document: dict[str, Any]) -> dict[str, dict[str, JsonValue]]:
 
 
 def _content(connection: Connection, run: Row, validated: "ValidatedPlan", approval_digest: str) -> dict[str, Any]:
-    """Return what `run` holds of its plan and tools from now on; what its steps wait for is stored."""
+    """Return the columns of `run` that depend on its plan and tools, and store the implied dependencies."""
     plan, steps = validated.plan, implied_row(validated, context_of(run))
     put_implied(connection, steps)
     return {
@@ -195,7 +196,7 @@ def _content(connection: Connection, run: Row, validated: "ValidatedPlan", appro
 
 
 def _unended() -> dict[str, Any]:
-    """Return with what a run waits for its approval that may have ended before."""
+    """Return the columns that reset an ended run to one that waits for approval."""
     ends = (
         "reason",
         "message",

@@ -1,4 +1,4 @@
-"""Between the dataclasses of the record and the rows of the tables."""
+"""Convert between the record's dataclasses and table rows."""
 
 import json
 from dataclasses import asdict
@@ -16,7 +16,7 @@ NO_ITEM = -1
 
 
 class HasContext(Protocol):
-    """A run, or a RunContext."""
+    """A run or a RunContext."""
 
     @property
     def agent_id(self) -> str | None: ...  # noqa: D102
@@ -29,7 +29,7 @@ class HasContext(Protocol):
 
 
 def dump_json(value: JsonValue) -> str:
-    """Return `value` as JSON that both databases take: readable, with escapes only where UTF-8 has no code."""
+    """Return `value` as JSON that both databases accept. It stays readable; only characters that UTF-8 cannot encode are escaped."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     if text.isascii():
         return text
@@ -46,17 +46,17 @@ def load_json(text: str) -> Any:
 
 
 def whose(context: HasContext) -> dict[str, str | None]:
-    """Return the columns that say whose a row is."""
+    """Return the columns that identify the owner of a row."""
     return {"tenant_id": context.tenant_id or "", "agent_id": context.agent_id, "org_id": context.org_id, "task_id": context.task_id}
 
 
 def context_of(row: Row) -> RunContext:
-    """Return whose `row` is."""
+    """Return the context of `row`."""
     return RunContext(agent_id=row["agent_id"], org_id=row["org_id"], tenant_id=row["tenant_id"] or None, task_id=row["task_id"])
 
 
 def attempt_row(attempt: Attempt) -> dict[str, Any]:
-    """Return the row of an intent, but for whose it is."""
+    """Return the row of an intent, without its context columns."""
     return {
         "id": attempt.id,
         "run_id": attempt.run_id,
@@ -98,7 +98,7 @@ def attempt_of(row: Row) -> Attempt:
 
 
 def receipt_row(receipt: Receipt) -> dict[str, Any]:
-    """Return the row of a receipt, but for whose it is."""
+    """Return the row of a receipt, without its context columns."""
     return {
         "attempt_id": receipt.attempt_id,
         "run_id": receipt.run_id,
@@ -138,17 +138,17 @@ def receipt_of(row: Row) -> Receipt:
 
 
 def item_column(item: int | None) -> int:
-    """Return how an item is kept: in a key there is no NULL."""
+    """Return the column value of an item. Keys cannot contain NULL."""
     return NO_ITEM if item is None else item
 
 
 def item_of(row: Row) -> int | None:
-    """Return the item that a row is of, None for none."""
+    """Return the item of a row, or None."""
     return None if row["item"] == NO_ITEM else row["item"]
 
 
 def end_row(step: StepRun) -> dict[str, Any]:
-    """Return the row of a step that has ended, but for its run and whose it is; its result stands in its receipts."""
+    """Return the row of a step that has ended, without its run and context columns. The result is in its receipts."""
     return {
         "step_id": step.id,
         "index": step.index,
@@ -167,7 +167,7 @@ def end_row(step: StepRun) -> dict[str, Any]:
 
 
 def put_end(step: StepRun, row: Row) -> None:
-    """Write into `step` what `end_row` wrote."""
+    """Copy the values that `end_row` wrote into `step`."""
     step.status, step.outcome = StepStatus(row["status"]), Outcome(row["outcome"]) if row["outcome"] else None
     step.error, step.reason = row["error"], row["reason"]
     step.retry_count, step.attempts = row["retry_count"], row["attempts"]
@@ -176,7 +176,7 @@ def put_end(step: StepRun, row: Row) -> None:
 
 
 def folder_column(folder: RunFolder | None) -> str | None:
-    """Return how the folder of a run is kept."""
+    """Return the column value of a run's folder."""
     return None if folder is None else dump_json(asdict(folder))
 
 
@@ -186,7 +186,7 @@ def folder_of(row: Row) -> RunFolder | None:
 
 
 def rollback_column(status: RollbackStatus | None) -> str | None:
-    """Return how the rollback status of a run is kept."""
+    """Return the column value of a run's rollback status."""
     return None if status is None else dump_json(asdict(status))
 
 
@@ -196,7 +196,7 @@ def rollback_of(row: Row) -> RollbackStatus | None:
 
 
 def approval_row(approval: Approval) -> dict[str, Any]:
-    """Return the row of an approval, but for whose it is."""
+    """Return the row of an approval, without its context columns."""
     return {
         "id": approval.id,
         "approval_digest": approval.approval_digest,

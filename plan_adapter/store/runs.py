@@ -1,4 +1,4 @@
-"""Runs: written by the process that executes them, read by any. Functions of a connection and the tenant whose rows are seen."""
+"""Runs: written by their owner, read by any process. The functions take a connection and the tenant whose rows are visible."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ _UNENDED = (PlanStatus.DRAFT, PlanStatus.PENDING_APPROVAL, PlanStatus.APPROVED, 
 
 
 def create(connection: Connection, plan: dict[str, Any], steps: dict[str, Any], run: dict[str, Any]) -> None:
-    """Store a new run, and its plan and what its steps wait for unless they are there; of the rows of all three."""
+    """Store the rows of a new run, its plan and its implied dependencies. The latter two may already be stored."""
     put_plan(connection, plan)
     put_implied(connection, steps)
     connection.execute(insert(runs).values(run))
@@ -35,7 +35,7 @@ def create(connection: Connection, plan: dict[str, Any], steps: dict[str, Any], 
 
 
 def run_row(run: PlanRun, validated: "ValidatedPlan", steps: dict[str, Any]) -> dict[str, Any]:
-    """Return the row of a new run; `steps` is that of what its steps wait for."""
+    """Return the row of a new run. `steps` is the row of its implied dependencies."""
     return {
         **whose(run),
         "id": run.id,
@@ -56,10 +56,10 @@ def run_row(run: PlanRun, validated: "ValidatedPlan", steps: dict[str, Any]) -> 
 
 
 def change(connection: Connection, tenant: str | None, run: PlanRun, epoch: int | None = None) -> Row:
-    """Write what changes of `run` and return its new row; `epoch` is that of the writer's lease, if it has taken the run.
+    """Write the changing columns of `run` and return its new row. `epoch` is that of the writer's lease, if it has taken the run.
 
-    Unless the run is executing, whoever executed it lets go of it; once it has ended, its open gates are closed as cancelled. Raises
-    LeaseLostError where another process has taken the run.
+    Unless the run is executing, its lease is released. Once it has ended, its open gates are closed as cancelled. Raises LeaseLostError if
+    another process has taken the run.
     """
     statement = update(runs).where(*_is(run.id, tenant)).values(**_changing(run), updated_at=database_now())
     row = connection.execute(statement.returning(runs)).mappings().first()
@@ -81,12 +81,12 @@ def change(connection: Connection, tenant: str | None, run: PlanRun, epoch: int 
 def claim(
     connection: Connection, tenant: str | None, run: PlanRun, owner: Owner, *, lease_seconds: float, keeps_ends: bool = False
 ) -> tuple[Row, int, Clock]:
-    """Write what changes of `run` and that `owner` executes it from now on; return its new row, the epoch of the lease, and the clock.
+    """Make `owner` the process that executes `run`, and write the run. Return its new row, the lease's epoch, and the clock.
 
-    Raises RunConflictError if another process holds it, or if somebody changed it since `run` was read. What an earlier start
-    left undone is pending again, unless it `keeps_ends`; a request to cancel that start is forgotten.
+    What an earlier start left undone is pending again, unless `keeps_ends`. A request to cancel that start is cleared. Raises
+    RunConflictError if another process executes the run, or if it changed since `run` was read.
     """
-    # With `key_share`: rows that refer to the run can be inserted meanwhile, by one who holds what is waited for here.
+    # `key_share` lets other transactions insert rows that refer to the run, including one that holds the lock awaited here.
     locked = select(runs.c.status, runs.c.cancel_reason).where(*_is(run.id, tenant)).with_for_update(key_share=True)
     row = connection.execute(locked).mappings().first()
     if row is None:
@@ -107,29 +107,29 @@ def claim(
 
 
 def release(connection: Connection, run_id: str, epoch: int) -> None:
-    """Let go of a run whose lease has this epoch."""
-    # The run before its lease, as everywhere: two that lock them in turns would wait for each other.
+    """Release a run whose lease has this epoch."""
+    # Lock the run before its lease, as everywhere else, to avoid deadlocks.
     connection.execute(select(runs.c.id).where(runs.c.id == run_id).with_for_update(key_share=True))
     if leases.let_go(connection, run_id, epoch):
         connection.execute(update(runs).where(runs.c.id == run_id).values(updated_at=database_now()))
 
 
 def owner_of(connection: Connection, tenant: str | None, run_id: str) -> str | None:
-    """Return in words the process that may be executing the run, None if there can be none."""
+    """Return, in words, the process that may be executing the run, or None."""
     lease = leases.of_run(connection, row_of(connection, tenant, run_id)["id"])
     return None if lease is None or leases.is_free(lease, now_of(connection)) else leases.who(lease)
 
 
 def request_cancel(connection: Connection, tenant: str | None, run_id: str, reason: str, *, rollback: bool = False) -> None:
-    """Ask whoever executes the run to cancel it, with `rollback` also to undo what was done; the first reason stays."""
+    """Ask the run's owner to cancel it, and with `rollback` to roll it back, too. The first reason stays."""
     chain.append(connection, run_id, ask_to_cancel(connection, tenant, run_id, reason, rollback=rollback))
     signal(connection)
 
 
 def cancel(connection: Connection, tenant: str | None, run_id: str, reason: str, *, rollback: bool = False) -> None:
-    """Ask for the run to be cancelled, and cancel it at once if nobody can be executing it; raises RunConflictError if it has ended.
+    """Request the run's cancellation, and cancel it at once if no process can be executing it.
 
-    The open gates of a run that is cancelled here are closed.
+    Its open gates are closed if it is cancelled here. Raises RunConflictError if the run has ended.
     """
     locked = select(runs.c.status).where(*_is(run_id, tenant)).with_for_update(key_share=True)
     row = connection.execute(locked).mappings().first()
@@ -150,17 +150,17 @@ def cancel(connection: Connection, tenant: str | None, run_id: str, reason: str,
 
 
 def cancel_request(connection: Connection, tenant: str | None, run_id: str) -> str | None:
-    """Return the reason for which the run is to be cancelled, None if nobody asked for that."""
+    """Return the reason of the request to cancel the run, or None."""
     return connection.execute(select(runs.c.cancel_reason).where(*_is(run_id, tenant))).scalar()
 
 
 def asks_rollback(connection: Connection, tenant: str | None, run_id: str) -> bool | None:
-    """Return whether who asked for the run to be cancelled also asked to undo what was done; false once that was called off."""
+    """Return whether a request to cancel the run also asks to roll back. False once that part was withdrawn."""
     return connection.execute(select(runs.c.cancel_rollback).where(*_is(run_id, tenant))).scalar()
 
 
 def reason_of(connection: Connection, run_id: str) -> RunReason | None:
-    """Return the reason that the process which executed the run last has kept, also where that process was interrupted since."""
+    """Return the reason recorded by the last process that executed the run, even if that process was interrupted since."""
     return _kept_reason(connection.execute(select(runs.c.reason).where(runs.c.id == run_id)).mappings().one())
 
 
@@ -169,14 +169,14 @@ def _kept_reason(row: Row) -> RunReason | None:
 
 
 def definitions(connection: Connection, run_id: str) -> list[dict[str, JsonValue]]:
-    """Return the definitions of the tools, as the run's approval digest covers them."""
+    """Return the tool definitions that the run's approval digest covers."""
     return load_json(connection.execute(select(runs.c.definitions).where(runs.c.id == run_id)).scalar_one())
 
 
 def row_of(connection: Connection, tenant: str | None, beginning: str, *columns: ColumnElement[Any]) -> Row:
-    """Return the row of the run with this id, or with the only id that begins so; raises RunConflictError.
+    """Return the row of the run with this id, or with the only id that has this prefix. Raises RunConflictError.
 
-    A beginning has at least LEAST_ID_CHARACTERS. With `columns` only these, of which `id` is one.
+    A prefix needs at least LEAST_ID_CHARACTERS characters. `columns` limits the result to these columns, which must include `id`.
     """
     wanted = select(*(columns or runs.c))
     exact = connection.execute(seen_by(tenant, wanted.where(runs.c.id == beginning), runs)).mappings().first()
@@ -195,13 +195,13 @@ def row_of(connection: Connection, tenant: str | None, beginning: str, *columns:
 
 
 def find(connection: Connection, tenant: str | None, beginning: str, *, with_steps: bool = True, with_results: bool = True) -> PlanRun:
-    """Return the run with this id, or with the only id that begins so."""
+    """Return the run with this id, or with the only id that has this prefix."""
     row = row_of(connection, tenant, beginning)
     return _assembled(connection, [row], with_steps=with_steps, with_results=with_results)[0]
 
 
 def of_flow(connection: Connection, tenant: str | None, flow_run_id: str) -> PlanRun | None:
-    """Return the newest run that is this flow run, or None."""
+    """Return the newest run for this flow run, or None."""
     query = select(runs).where(runs.c.flow_run_id == flow_run_id).order_by(runs.c.created_at.desc()).limit(1)
     rows = connection.execute(seen_by(tenant, query, runs)).mappings().all()
     return _assembled(connection, rows, with_results=True)[0] if rows else None
@@ -217,7 +217,7 @@ def listed(
     digest: str | None,
     context: RunContext,
 ) -> list[PlanRun]:
-    """Return the runs that fit every filter that is given, newest first; their steps come without results."""
+    """Return the runs that match every given filter, newest first. Their steps have no results."""
     wanted = {"status": status and status.value, "name": name, "digest": digest, "agent_id": context.agent_id}
     wanted |= {"org_id": context.org_id, "tenant_id": context.tenant_id, "task_id": context.task_id}
     query = select(runs).where(*(runs.c[column] == value for column, value in wanted.items() if value is not None))
@@ -226,9 +226,9 @@ def listed(
 
 
 def ask_to_cancel(connection: Connection, tenant: str | None, run_id: str, reason: str, *, rollback: bool) -> list[entries.Entry]:
-    """Keep that the run is to be cancelled, the first reason if somebody asked before, and return what the audit is to be told.
+    """Record a request to cancel the run and return the audit entries. If there was one before, its reason stays.
 
-    Without `rollback` one that was asked for before is called off, for the new reason.
+    Without `rollback`, an earlier request to roll back is withdrawn, with the new reason.
     """
     values: dict[str, Any] = {"cancel_reason": reason, "cancel_requested_at": database_now(), "updated_at": database_now()}
     first = update(runs).where(*_is(run_id, tenant), runs.c.cancel_requested_at.is_(None)).values(values)
@@ -290,13 +290,13 @@ def _assembled(connection: Connection, rows: Sequence[Row], *, with_results: boo
 
 
 def _took(row: Row) -> int:
-    """Return the milliseconds from the start to the end, whoever ended it; the row knows them only from the process that executed it."""
+    """Return the milliseconds from start to end. The column has them only if the process that executed the run ended it."""
     started, ended = row["started_at"], row["completed_at"]
     return 0 if started is None or ended is None else round((ended - started).total_seconds() * 1000)
 
 
 def _interrupted(connection: Connection, rows: Sequence[Row]) -> set[str]:
-    """Return the ids of the runs that are executing by their status, and that no process can be executing."""
+    """Return the ids of the runs whose status is executing but that no process can be executing."""
     executing = {row["id"] for row in rows if row["status"] == PlanStatus.EXECUTING}
     if not executing:
         return set()

@@ -1,6 +1,6 @@
-"""The schema's revision, and how it gets to the newest one.
+"""Check the schema's revision, and create or migrate the schema.
 
-A new store is made at once; alembic is imported only where an older one is to be migrated.
+A new store is created without alembic, which is imported only to migrate an older one.
 """
 
 from types import ModuleType
@@ -18,7 +18,7 @@ _UPGRADE_LOCK = 0x706C616E  # "plan"; the key of PostgreSQL's advisory lock
 
 
 def found_revision(connection: Connection) -> str | None:
-    """Return the revision that the database has, None if it is no plan store yet."""
+    """Return the database's revision, or None if it is not a plan store yet."""
     if connection.dialect.name == "sqlite":
         known = text("SELECT 1 FROM sqlite_master WHERE name = :name")
     else:
@@ -29,7 +29,7 @@ def found_revision(connection: Connection) -> str | None:
 
 
 def refuse_unless_current(found: str | None, store: str) -> None:
-    """Raise a StoreError that names both revisions and the way out, unless the database has the newest one."""
+    """Raise StoreError, with both revisions and the fix, unless the database has the newest revision."""
     if found == REVISION:
         return
     if found is None:
@@ -39,9 +39,10 @@ def refuse_unless_current(found: str | None, store: str) -> None:
 
 
 def upgrade(connection: Connection, store: str) -> str:
-    """Make the newest schema, or migrate to it, in the transaction of `connection`; return its revision. Does nothing where it is there.
+    """Create the newest schema or migrate to it, in the transaction of `connection`. Return its revision.
 
-    Processes that do this at once wait for each other: on PostgreSQL by an advisory lock, on SQLite because the transaction writes.
+    Does nothing if the schema is current. Concurrent processes wait for each other: on PostgreSQL by an advisory lock, on SQLite because
+    the transaction writes.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})
@@ -57,8 +58,8 @@ def upgrade(connection: Connection, store: str) -> str:
 
 
 def _make(connection: Connection) -> None:
-    """Make the tables at once, as all the migrations together would: a test holds that they are the same."""
-    metadata.create_all(connection, checkfirst=connection.dialect.name != "sqlite")  # a SQLite file is empty by now
+    """Create the tables directly. A test checks that the result equals that of all migrations."""
+    metadata.create_all(connection, checkfirst=connection.dialect.name != "sqlite")  # a SQLite file is known to be empty here
     revision = Table(REVISION_TABLE, MetaData(), Column("version_num", String(32), nullable=False))
     revision.append_constraint(PrimaryKeyConstraint("version_num", name=f"{REVISION_TABLE}_pkc"))
     revision.create(connection)
@@ -66,7 +67,7 @@ def _make(connection: Connection) -> None:
 
 
 def load() -> ModuleType:
-    """Return `alembic.command`; imports it, which takes a while, so do it before a lock is taken."""
+    """Return `alembic.command`. The import is slow, so call this before taking a lock."""
     from alembic import command
 
     return command
@@ -91,7 +92,7 @@ def _refuse_newer(found: str, store: str) -> None:
 
 
 def _refuse_foreign(connection: Connection, store: str) -> None:
-    """Raise StoreError for a SQLite file of another application; a PostgreSQL database may be shared."""
+    """Raise StoreError for a SQLite file of another application. A PostgreSQL database may be shared."""
     if connection.dialect.name == "sqlite" and (names := inspect(connection).get_table_names()):
         shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
         raise StoreError(f"{store} is a database of another application (tables: {shown}); give the plan store a file of its own")

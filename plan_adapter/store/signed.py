@@ -1,4 +1,4 @@
-"""What an exported run says that people have signed: answers at gates, words on how calls ended, and what they asked for."""
+"""The signed parts of an exported run: answers at gates, resolutions, and operator requests."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -18,22 +18,22 @@ _OPERATOR_REQUESTS = {entry_kind: kind for kind, entry_kind in OPERATOR_REQUEST_
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """Something that is recorded as signed: where it stands, whose it is, the text that a key of theirs must have signed, and by what.
+    """Something recorded as signed: its row, the person, the text that their key must have signed, and the signature.
 
-    `signature` None: there is none, which is wrong.
+    `signature` None means that the signature is missing, which is an error.
     """
 
     table: str  # approvals, receipts or audit
-    key: str  # the row's id in its table: of an approval, an attempt, a wish
+    key: str  # the id of the approval, attempt or operator request
     by: str
     text: str
     signature: str | None
     step_id: str | None = None
-    call_kind: str | None = None  # of a receipt: whether the call is the step, or its rollback
+    call_kind: str | None = None  # of a receipt: whether the call is the step or its rollback
 
 
 def signed_of(document: Mapping[str, Any]) -> Iterator[Signed]:
-    """Yield what is recorded as signed in an exported run, which `verification.verify` has found to be as it was written."""
+    """Yield everything recorded as signed in an exported run. `verification.verify` must have found the run intact."""
     run_id = str(document["run"]["id"])
     for row in document["approvals"]:
         if row["standing_id"] is None and (row["signature"] is not None or row["known_by"] == "ssh_signature"):
@@ -53,7 +53,7 @@ _Key = tuple[Any, Any, Any, Any]
 
 
 def _told(audit: Any) -> tuple[dict[_Key, str], dict[str, list[Plain]], dict[str, str]]:
-    """Return the signatures of words by their attempt, the entries of each wish in their order, and the signatures of wishes."""
+    """Return signatures of resolutions by attempt, entries by operator request, and signatures of operator requests."""
     words, operator_requests, signatures = dict[_Key, str](), dict[str, list[Plain]](), dict[str, str]()
     for entry in audit:
         if entry["kind"] in _OPERATOR_REQUESTS:
@@ -72,7 +72,7 @@ def _words(document: Mapping[str, Any], run_id: str, signatures: Mapping[_Key, s
     for attempt in document["attempts"]:
         if (row := signed.get(key := _key(attempt, attempt["number"], attempt["kind"]))) is None:
             continue
-        # Who says that they did a step by hand makes the attempt with their word: it has no key.
+        # An attempt that a person made by hand was created with the resolution: it has no key.
         is_by_hand = attempt["idempotency_key"] == ""
         item = None if attempt["item"] == NO_ITEM else attempt["item"]
         by_hand = by_hand_digest(run_id=run_id, step_id=attempt["step_id"], item=item, number=attempt["number"], kind=attempt["kind"])
@@ -85,7 +85,7 @@ def _words(document: Mapping[str, Any], run_id: str, signatures: Mapping[_Key, s
 def _answer(row: Plain) -> Signed:
     text = signed_text(
         approval_digest=str(row["approval_digest"]),
-        decision=row["decision"],  # pyright: ignore[reportArgumentType]  # whatever it is, it is what must have been signed
+        decision=row["decision"],  # pyright: ignore[reportArgumentType]  # any value; it is what must have been signed
         run_id=str(row["run_id"] or ""),
         gate_id=str(row["gate_id"] or ""),
     )

@@ -1,4 +1,4 @@
-"""`OpenFiles`: whether the files that a SQLite connection has open are still those at their paths."""
+"""The store in a SQLite file: its connection, a check that the open files are still in place, and a watch for other processes' writes."""
 
 import os
 import sqlite3
@@ -25,21 +25,21 @@ Identity: TypeAlias = tuple[int, int]
 """Device and inode."""
 
 LOG = ("-wal", "-shm")
-"""How the names of the files end in which SQLite keeps what is newest."""
+"""The suffixes of the files in which SQLite keeps the newest data."""
 
 
 class OpenFiles:
-    """The files of one connection. SQLite itself goes on writing to a file that was deleted or replaced, which nobody reads again."""
+    """The files of one connection. SQLite would keep writing to a deleted or replaced file, which nobody reads again."""
 
     def __init__(self, path: Path) -> None:
-        """Know nothing yet of the files at `path`."""
+        """Start without knowledge of the files at `path`."""
         self._path = path
-        self._known = dict[str, Identity]()  # by the end of the name
+        self._known = dict[str, Identity]()  # by suffix
         self._sizes = dict[str, int]()
 
     def connect(self, timeout: float) -> sqlite3.Connection:
-        """Open the database, which must exist; raises StoreLostError where it is another file than the one of an earlier connection."""
-        for end in LOG:  # they went with the earlier connection
+        """Open the database, which must exist. Raises StoreLostError if an earlier connection had a different file."""
+        for end in LOG:  # closed with the earlier connection
             self._known.pop(end, None)
         before = self._identity("")
         connection = sqlite3.connect(f"{self._path.as_uri()}?mode=rw", uri=True, timeout=timeout)
@@ -51,13 +51,13 @@ class OpenFiles:
         return connection
 
     def note_log(self, connection: sqlite3.Connection) -> None:
-        """Take note of the files that the connection has opened for its first transaction."""
+        """Record the files that the connection opened for its first transaction."""
         if LOG[0] not in self._known and connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
             for end in LOG:
                 self._take(end, self._identity(end))
 
     def check(self) -> None:
-        """Raise StoreLostError unless every file is the one that is open, with all that it held."""
+        """Raise StoreLostError unless every open file is still at its path with its full content."""
         is_shorter = False
         sizes = dict[str, int]()
         for end, known in self._known.items():
@@ -71,7 +71,7 @@ class OpenFiles:
         self._sizes = sizes
 
     def _take(self, end: str, before: Identity | None) -> None:
-        """Remember the file at the path, which must be one that this process has open, and have been there before it was opened."""
+        """Record the file at the path. It must be open in this process, and have existed before it was opened."""
         found = self._identity(end)
         if found is None or found != before or not _is_open_here(found) or self._known.setdefault(end, found) != found:
             raise self._lost(end, "deleted or moved" if found is None else "replaced by another file")
@@ -87,7 +87,7 @@ class OpenFiles:
             return None
 
     def _read_anew(self, size: int) -> None:
-        """Read the whole file through a connection of its own, which holds nothing in memory; VACUUM and checkpoints shorten files, too."""
+        """Check the whole file through a new connection without a cache. VACUUM and checkpoints shorten files, too."""
         what = "truncated or overwritten"
         if not size:  # SQLite would take it for a new database, and delete its log
             raise self._lost("", what)
@@ -113,7 +113,7 @@ class OpenFiles:
 
 
 def _is_open_here(identity: Identity) -> bool:
-    """Return whether this process has the file open; true where that cannot be told."""
+    """Return whether this process has the file open, or True if that is unknown."""
     try:
         names = os.listdir("/dev/fd")  # noqa: PTH208
     except OSError:
@@ -121,7 +121,7 @@ def _is_open_here(identity: Identity) -> bool:
     for name in names:
         try:
             status = os.fstat(int(name))
-        except OSError:  # of the listing itself, or closed meanwhile
+        except OSError:  # the listing's own descriptor, or one closed meanwhile
             continue
         if (status.st_dev, status.st_ino) == identity:
             return True
@@ -131,17 +131,17 @@ def _is_open_here(identity: Identity) -> bool:
 POLL_SECONDS = 0.035
 
 AWAKE_TURNS = 30
-"""For how many turns after a write the file itself is looked at: what is written can be seen only once it is on the disk."""
+"""For how many turns after a write the watch reads the file itself. A write becomes visible only once it is on disk."""
 
 IDLE_TURNS = 8
-"""At every which turn it is looked at while nothing is written."""
+"""While nothing is written, the watch reads the file only every so many turns."""
 
 
 def watch(path: Path, changes: Changes) -> None:
-    """Tell `changes` of every signal in the file at `path`, and once at the beginning, until it need not go on; for a thread.
+    """Pass every signal in the file at `path` to `changes`, and one at the start, until it needs none. For a thread.
 
-    A connection of its own looks at a number in the file's header. That takes locks; so, while nothing is written, mostly only the
-    state of the file that every commit is appended to is looked at.
+    A separate connection reads a number in the file's header, which takes locks. So while nothing is written, mostly only the status of the
+    write-ahead log is checked, to which every commit appends.
     """
     connection: sqlite3.Connection | None = None
     log, written, awake, seen = f"{path}-wal", _state(f"{path}-wal"), AWAKE_TURNS, -1
@@ -156,7 +156,7 @@ def watch(path: Path, changes: Changes) -> None:
                 try:
                     connection = connection or _connect(path)
                     found: int = connection.execute("PRAGMA user_version").fetchall()[0][0]
-                except sqlite3.Error:  # it is not made yet, or locked while it is; who reads the store is told what is wrong
+                except sqlite3.Error:  # not created yet, or locked meanwhile; readers of the store get the error
                     awake = AWAKE_TURNS
                 else:
                     if found != seen:
@@ -169,7 +169,7 @@ def watch(path: Path, changes: Changes) -> None:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    # Never makes the file; `rw` and not `ro`, because a reader of a file in WAL mode must be able to make its shared memory.
+    # Never creates the file. `rw`, not `ro`, because a reader in WAL mode must be able to create the shared memory file.
     return sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, isolation_level=None, timeout=POLL_SECONDS)
 
 
@@ -185,10 +185,10 @@ T = TypeVar("T")
 
 
 class SqliteDatabase(Database):
-    """One connection in one thread: SQLite lets one transaction write at a time anyway."""
+    """One connection in one thread. SQLite allows only one writing transaction at a time anyway."""
 
     def __init__(self, url: URL, *, home: Path) -> None:
-        """Keep the path that `url` names, made absolute; raises StoreError for a database in memory."""
+        """Store the absolute path that `url` names. Raises StoreError for a database in memory."""
         name = url.database or ""
         if name in ("", ":memory:") or name.startswith("file:"):
             raise StoreError(
@@ -232,7 +232,7 @@ class SqliteDatabase(Database):
             return self._transact(self._engine, work, writes=writes)
 
     def _transact(self, engine: Engine, work: Callable[[Connection], T], *, writes: bool) -> T:
-        """Do `work` in a transaction; raises StoreError where the files are not there any more, before or after it."""
+        """Run `work` in a transaction. Raises StoreError if the files are gone before or after it."""
         self._files.check()
         try:
             with engine.connect().execution_options(writes=writes) as connection:
@@ -247,7 +247,7 @@ class SqliteDatabase(Database):
         found = self._transact(engine, schema.found_revision, writes=False)
         if found != schema.REVISION:
             if found is not None:
-                schema.load()  # takes a while, so before the file is locked
+                schema.load()  # slow, so before the file is locked
             self._transact(engine, lambda connection: schema.upgrade(connection, self.label), writes=True)
 
     def _make_file(self) -> None:
@@ -261,7 +261,7 @@ class SqliteDatabase(Database):
                 make_folder(self.path.parent)
             elif self.path.is_file():
                 refuse_world_writable(self.path)
-            os.close(open_file(self.path, os.O_EXCL | os.O_WRONLY))  # SQLite gives its other files the mode of this one
+            os.close(open_file(self.path, os.O_EXCL | os.O_WRONLY))  # SQLite gives its other files the same mode
         except FileExistsError:
             if self.path.exists() and not stat.S_ISREG(self.path.stat().st_mode):
                 raise StoreError(f"{self.label} is no file; give the path of one, or of none yet") from None
@@ -271,7 +271,7 @@ class SqliteDatabase(Database):
             raise StoreError(f"{self.label} cannot be made: {error.strerror}; give another one with PLAN_ADAPTER_DATABASE_URL") from error
 
     def _make_engine(self) -> Engine:
-        # hide_parameters: an error's text may reach a log, and rows may hold what no log should.
+        # hide_parameters: an error's text may be logged, and rows may hold values that must not be.
         connect = partial(self._files.connect, self.timeout)
         engine = create_engine(self.url, creator=connect, pool_size=1, max_overflow=0, hide_parameters=True)
         event.listen(engine, "connect", partial(_prepare, timeout=self.timeout))
@@ -280,12 +280,12 @@ class SqliteDatabase(Database):
 
 
 def _prepare(connection: sqlite3.Connection, _record: object, *, timeout: float) -> None:
-    connection.isolation_level = None  # transactions are begun by `_begin`, not by the driver
+    connection.isolation_level = None  # `_begin` begins transactions, not the driver
     connection.create_function(SQLITE_NOW, 0, sqlite_now)
     connection.execute("PRAGMA foreign_keys=ON")
     connection.execute("PRAGMA synchronous=FULL")
     deadline = time.monotonic() + timeout
-    # While another process changes a new file to WAL, SQLite does not wait but says at once that it is locked.
+    # While another process switches a new file to WAL, SQLite reports a lock at once instead of waiting.
     while not _is_wal(connection, give_up=time.monotonic() > deadline):
         time.sleep(0.01)
 

@@ -1,4 +1,4 @@
-"""Standing approvals: each used as often as it may be. Functions of a connection and the tenant whose rows are seen."""
+"""Standing approvals: record, use and revoke them. The functions take a connection and the tenant whose rows are visible."""
 
 from pydantic import JsonValue
 from sqlalchemy import ColumnElement, Connection, and_, insert, or_, select, update
@@ -17,7 +17,7 @@ from plan_adapter.store.tables import approvals, runs, standing_approvals
 
 
 def add(connection: Connection, standing: StandingApproval, context: HasContext) -> None:
-    """Keep a standing approval; nobody has used it yet."""
+    """Record a standing approval that no run has used yet."""
     row = {name: getattr(standing, name) for name in _PLAIN} | {"runs": 0}
     lists: dict[str, JsonValue] = {"schedules": list(standing.schedules), "steps": list(standing.steps), "inputs": standing.inputs}
     row |= {name: dump_json(value) for name, value in lists.items()}
@@ -26,7 +26,7 @@ def add(connection: Connection, standing: StandingApproval, context: HasContext)
 
 
 def listed(connection: Connection, tenant: str | None, *, include_ended: bool) -> list[StandingApproval]:
-    """Return the standing approvals that a run may use, oldest first; with `include_ended` the revoked, past and used-up ones, too."""
+    """Return the usable standing approvals, oldest first. `include_ended` adds those that are revoked, expired or used up."""
     query = seen_by(tenant, select(standing_approvals), standing_approvals)
     if not include_ended:
         query = query.where(_is_usable())
@@ -35,7 +35,7 @@ def listed(connection: Connection, tenant: str | None, *, include_ended: bool) -
 
 
 def revoke(connection: Connection, tenant: str | None, beginning: str, *, by: str) -> StandingApproval:
-    """End the standing approval whose id begins so and return it; of one that was revoked before, the first revocation stays."""
+    """Revoke the standing approval with this id prefix and return it. An earlier revocation stays as it was."""
     wanted = select(standing_approvals.c.id).where(standing_approvals.c.id.startswith(beginning.lower(), autoescape=True))
     query = seen_by(tenant, wanted, standing_approvals).order_by(standing_approvals.c.id).limit(6)
     found = list(connection.scalars(query)) if beginning else []
@@ -51,9 +51,9 @@ def revoke(connection: Connection, tenant: str | None, beginning: str, *, by: st
 
 
 def use(connection: Connection, tenant: str | None, standing_id: str, *, run_id: str, approval_digest: str) -> Approval:
-    """Count one more run, and return the approval of that run, which is kept as used.
+    """Count one more run, record its approval as used, and return it.
 
-    A run that has used it for the same content gets the same approval again, uncounted. Raises NotApprovedError.
+    A run that already used it for the same content gets the same approval again, uncounted. Raises NotApprovedError.
     """
     query = seen_by(tenant, select(runs).where(runs.c.id == run_id), runs)
     run = connection.execute(query.with_for_update(key_share=True)).mappings().first()
@@ -61,7 +61,7 @@ def use(connection: Connection, tenant: str | None, standing_id: str, *, run_id:
         raise RunConflictError(f"there is no run {run_id}")
     same = and_(standing_approvals.c.id == standing_id, standing_approvals.c.tenant_id == run["tenant_id"])
     before = _used_before(connection, standing_id, run_id, approval_digest)
-    # One statement: of two runs that want the last use at once the second finds it gone.
+    # One statement: if two runs want the last use at once, the second one finds it gone.
     allowed = and_(same, standing_approvals.c.revoked_at.is_(None)) if before is not None else and_(same, _is_usable())
     more = standing_approvals.c.runs + (0 if before is not None else 1)
     row = connection.execute(update(standing_approvals).where(allowed).values(runs=more).returning(standing_approvals)).mappings().first()
@@ -103,7 +103,7 @@ def _used_before(connection: Connection, standing_id: str, run_id: str, approval
 
 
 def _is_usable() -> ColumnElement[bool]:
-    """Return the condition: not revoked, in time, and with a run left."""
+    """Return the condition for a usable standing approval: not revoked, not expired, and with a run left."""
     columns = standing_approvals.c
     in_time = or_(columns.until.is_(None), columns.until > database_now())
     return and_(columns.revoked_at.is_(None), in_time, or_(columns.max_runs.is_(None), columns.runs < columns.max_runs))

@@ -1,7 +1,7 @@
-"""The steps of runs, put together from what was known before, from the ends that were written, and from attempts and receipts.
+"""The steps of runs, built from the plan, the recorded ends, and the attempts and receipts; and the history of a run.
 
-A step with an end has ended; one without an end but with an attempt of the current start is running. Of a run that somebody ended while
-no process executed it such a step was cut off, and one that was not begun is skipped; any other is pending.
+A step with a recorded end has ended. A step without one, but with an attempt of the current start, is running. In a run that was ended
+while no process executed it, such a step was cut off, and a step that was not started is skipped. Every other step is pending.
 """
 
 from collections import defaultdict
@@ -29,14 +29,14 @@ class _Found:
     why_ended: str | None = None  # of a run that was cancelled or rejected, or has expired
     ends: dict[str, Row] = field(default_factory=dict[str, Row])
     attempts: defaultdict[str, list[Row]] = field(default_factory=lambda: defaultdict[str, list[Row]](list))
-    lists: set[str] = field(default_factory=set[str])  # the steps whose results are lists
+    lists: set[str] = field(default_factory=set[str])  # ids of the steps whose results are lists
     results: defaultdict[str, dict[int, str]] = field(default_factory=lambda: defaultdict[str, dict[int, str]](dict))
 
 
 def step_runs_of(
     connection: Connection, rows: Sequence[Row], *, interrupted: Collection[str], with_results: bool
 ) -> dict[str, list[StepRun]]:
-    """Return the step runs of each run of `rows`, by run id; writes in the middle of an interrupted run are unknown."""
+    """Return the step runs of each run in `rows`, by run id. In `interrupted` runs, the outcome of an unfinished write is unknown."""
     found = {row["id"]: _Found(row["claimed_at"], _why_ended(row)) for row in rows}
     for end in connection.execute(select(step_runs).where(step_runs.c.run_id.in_(found))).mappings():
         found[end["run_id"]].ends[end["step_id"]] = end
@@ -56,7 +56,7 @@ def step_runs_of(
 
 
 def _planned_steps(connection: Connection, rows: Sequence[Row]) -> dict[str, list[dict[str, Any]]]:
-    """Return by run id the steps as the plan of the run writes them, each with all that it waits for as `depends_on`."""
+    """Return the steps from each run's plan, by run id. Their `depends_on` includes implied dependencies."""
     documents = _texts(connection, plans, plans.c.document, {(row["tenant_id"], row["digest"]) for row in rows})
     wanted = {(row["tenant_id"], row["implied_dependencies_digest"]) for row in rows}
     implied = _texts(connection, implied_dependencies, implied_dependencies.c.steps, wanted)
@@ -76,7 +76,7 @@ def _planned_steps(connection: Connection, rows: Sequence[Row]) -> dict[str, lis
 
 
 def _texts(connection: Connection, table: Table, column: Column[Any], keys: set[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """Return texts of a table by tenant and digest."""
+    """Return texts of a table by (tenant, digest)."""
     tenants, digests = {tenant for tenant, _ in keys}, {digest for _, digest in keys}
     query = select(table.c.tenant_id, table.c.digest, column).where(table.c.tenant_id.in_(tenants), table.c.digest.in_(digests))
     return {(tenant, digest): text for tenant, digest, text in connection.execute(query)}
@@ -96,7 +96,7 @@ def _pending(step: dict[str, Any], index: int) -> StepRun:
 
 
 def history_of(connection: Connection, run_id: str) -> RunHistory:
-    """Return what the earlier starts of a run have left in its record; what people have left out is not among it."""
+    """Return the history of a run from its record. Does not include the steps that operators skipped."""
     history = RunHistory.of(open_attempts_of(connection, run_id), receipts_of(connection, run_id))
     if not history.attempts:
         return history
@@ -132,7 +132,7 @@ def open_attempts_of(connection: Connection, run_id: str) -> list[Attempt]:
 
 
 def labels_of(connection: Connection, run_id: str) -> dict[Unit, str]:
-    """Return what the items of a run are called that were begun or asked about; one that its number names has none."""
+    """Return the labels of a run's items that were started or asked about. Items named only by number have none."""
     found = dict[Unit, str]()
     for table in (gates, attempts):
         query = select(table.c.step_id, table.c.item, table.c.label).where(table.c.run_id == run_id, table.c.label.is_not(None))
@@ -147,7 +147,7 @@ def receipts_of(connection: Connection, run_id: str) -> list[Receipt]:
 
 
 def _current_attempts(connection: Connection, rows: Sequence[Row]) -> list[Row]:
-    """Return the attempts that these runs made since they were last begun."""
+    """Return the attempts that these runs made since their current start."""
     since = {row["id"]: row["claimed_at"] for row in rows if row["claimed_at"] is not None}
     if not since:
         return []
@@ -166,11 +166,11 @@ def _read_results(connection: Connection, found: dict[str, _Found]) -> None:
 
 
 def _put(step: StepRun, found: _Found, is_interrupted: bool, with_results: bool) -> StepRun:
-    """Write into `step` what the tables say about it, and return it."""
+    """Copy what the tables say about `step` into it, and return it."""
     tries = found.attempts.get(step.id)
     if (end := found.ends.get(step.id)) is not None:
         put_end(step, end)
-        # What was there when the run was begun again stays as it was written.
+        # A step that was complete before the current start keeps its recorded end.
         step.carried = step.carried or (step.status is StepStatus.COMPLETED and _is_before(step, found.claimed_at))
         if with_results and step.status is StepStatus.COMPLETED:
             step.result = _result(found.results[step.id], is_list=step.id in found.lists)

@@ -1,6 +1,6 @@
-"""The tables. Every row carries whose it is: `tenant_id` (empty for none), `agent_id`, `org_id`, `task_id`.
+"""The tables. Every row has its owner's columns: `tenant_id` (empty for none), `agent_id`, `org_id`, `task_id`.
 
-JSON is kept as text: PostgreSQL's own JSON types refuse or reorder what a tool may return.
+JSON is stored as text, because PostgreSQL's own JSON types refuse or reorder what a tool may return.
 """
 
 from typing import Any
@@ -24,14 +24,14 @@ from sqlalchemy import (
 from plan_adapter.store.columns import Instant, Words
 
 REVISION = "0001"
-"""The newest migration; a test holds that it is."""
+"""The newest migration. A test checks it."""
 
 REVISION_TABLE = "plan_adapter_revision"
-"""Named apart from alembic's default, which another application in the same database may use."""
+"""Differs from alembic's default, which another application in the same database may use."""
 
 
 def _only_added_to(table: Table) -> None:
-    """Have the database refuse to change or delete rows of `table`, by triggers that only the table's owner can drop."""
+    """Add triggers that reject updates and deletes in `table`. Only the table's owner can drop them."""
     name = table.name
     refusal = f"the {name.replace('_', ' ')} is only added to"
     statements = {
@@ -77,7 +77,7 @@ plans = Table(
     Column("digest", Text, primary_key=True),
     Column("name", Words, nullable=False),
     Column("description", Words, nullable=False),
-    Column("document", Text, nullable=False),  # the canonical form, which the digest is of
+    Column("document", Text, nullable=False),  # the canonical form, which the digest covers
     Column("created_at", Instant, nullable=False),
 )
 
@@ -98,7 +98,7 @@ implied_dependencies = Table(
     metadata,
     *_whose(is_key=True),
     Column("digest", Text, primary_key=True),
-    Column("steps", Text, nullable=False),  # what steps of a plan wait for because they refer to it; the digest is of this text
+    Column("steps", Text, nullable=False),  # dependencies implied by references; the digest covers this text
 )
 
 runs = Table(
@@ -132,9 +132,9 @@ runs = Table(
     Column("claimed_at", Instant),  # when a process last began to execute it
     Column("cancel_reason", Words),
     Column("cancel_requested_at", Instant),
-    Column("cancel_rollback", Boolean),  # whether what was done is to be undone then
-    Column("folder", Text),  # where it works, if that was recorded
-    Column("rollback", Text),  # how its last rollback ended
+    Column("cancel_rollback", Boolean),  # whether to roll back when cancelled
+    Column("folder", Text),  # where it works, if recorded
+    Column("rollback", Text),  # the status of its last rollback
     ForeignKeyConstraint(["tenant_id", "digest"], ["plans.tenant_id", "plans.digest"]),
     Index(None, "created_at"),
     Index(None, "flow_run_id"),
@@ -145,12 +145,12 @@ leases = Table(
     metadata,
     Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
     *_whose(),
-    Column("epoch", Integer, nullable=False),  # counted up by every process that takes the run
-    Column("owner", Text),  # the process that executes the run, None while none does
-    Column("until", Instant),  # when it must have renewed
+    Column("epoch", Integer, nullable=False),  # incremented by every process that takes the run
+    Column("owner", Text),  # the process that executes the run, NULL if none does
+    Column("until", Instant),  # the deadline for the next renewal
 )
 
-IS_OPERATOR_REQUEST = text("kind IN ('left_out', 'taken_back')")  # in words, so that the database sees that a query means the index
+IS_OPERATOR_REQUEST = text("kind IN ('left_out', 'taken_back')")  # literals, so that the planner matches the partial index
 
 audit = Table(
     "audit",
@@ -163,11 +163,11 @@ audit = Table(
     Column("step_id", Text),
     Column("item", Integer, nullable=False),
     Column("attempt", Integer),
-    Column("call_kind", Text),  # of the attempt, or the gate
+    Column("call_kind", Text),  # of the attempt or the gate
     Column("by", Words),
     Column("known_by", Text),
     Column("message", Words),
-    Column("row_id", Text),  # of the row that the entry is about, where step, item and attempt do not tell which one it is
+    Column("row_id", Text),  # of the row that the entry is about, if step, item and attempt do not identify it
     Column("row_digest", Text),  # of that row
     Column("digest", Text, nullable=False),  # of the entry and the digest before it
     Index("ix_audit_operator_requests", "run_id", "kind", sqlite_where=IS_OPERATOR_REQUEST, postgresql_where=IS_OPERATOR_REQUEST),
@@ -176,8 +176,8 @@ audit = Table(
 
 _only_added_to(audit)
 
-# The next three are written while steps run. On SQLite without row ids: one tree each instead of two or three, so that a commit
-# writes fewer pages. Their keys begin with the run, which is what they are read by.
+# The next three tables are written while steps run. On SQLite they have no row ids: one tree each instead of two or three, so a commit
+# writes fewer pages. Their keys start with the run, because they are read by run.
 
 step_runs = Table(
     "step_runs",
@@ -206,7 +206,7 @@ def _attempt_key() -> list[Column[Any]]:
     return [
         Column("run_id", Text, primary_key=True),
         Column("step_id", Text, primary_key=True),
-        Column("kind", Text, primary_key=True),  # step, or rollback: what undoes the step
+        Column("kind", Text, primary_key=True),  # step or rollback
         Column("item", Integer, primary_key=True, autoincrement=False),  # -1 for a step without `for_each`
         Column("number", Integer, primary_key=True, autoincrement=False),
     ]
@@ -223,10 +223,10 @@ attempts = Table(
     Column("parameters", Text, nullable=False),
     Column("idempotency_key", Text, nullable=False),
     Column("started_at", Instant, nullable=False),
-    Column("approval_id", Text),  # of a step that waited at a gate of its own
+    Column("approval_id", Text),  # of a step that waited at its own gate
     Column("approval_digest", Text),  # of that call, as it was made
-    Column("code_digest", Text),  # of the source of the tool, where it is known
-    Column("label", Words),  # what the item is called, where not by its number
+    Column("code_digest", Text),  # of the tool's source, if known
+    Column("label", Words),  # the item's name, unless it is named by number
     ForeignKeyConstraint(["run_id"], ["runs.id"]),
     sqlite_with_rowid=False,
 )
@@ -242,7 +242,7 @@ receipts = Table(
     Column("error", Words),
     Column("ended_at", Instant, nullable=False),
     Column("duration_ms", BigInteger, nullable=False),
-    Column("by", Words),  # whose word it is, where the tool has not said how it ended
+    Column("by", Words),  # who resolved it, if the outcome does not come from the tool
     Column("known_by", Text),
     Column("note", Words),
     ForeignKeyConstraint(
@@ -266,14 +266,14 @@ approvals = Table(
     Column("expires_at", Instant),
     Column("run_id", Text),  # the run that it was given for, or that used it
     Column("used_at", Instant),
-    Column("step_id", Text),  # None: of the whole plan
-    Column("item", Integer, nullable=False),  # -1: of a plan, or of a step without `for_each`
+    Column("step_id", Text),  # NULL: for the whole plan
+    Column("item", Integer, nullable=False),  # -1: for a plan, or a step without `for_each`
     Column("gate_id", Text),
     Column("standing_id", Text),
     Column("signature", Text),
     Index(None, "approval_digest"),
     Index(None, "run_id"),
-    Index(None, "gate_id", unique=True),  # a gate has one answer; rows of no gate do not count
+    Index(None, "gate_id", unique=True),  # a gate has one answer; NULLs are not compared
 )
 
 _IS_OPEN = text("closed_at IS NULL")
@@ -284,7 +284,7 @@ gates = Table(
     Column("id", Text, primary_key=True),
     *_whose(),
     Column("run_id", Text, ForeignKey("runs.id"), nullable=False),
-    Column("step_id", Text, nullable=False),  # empty for the gate of a plan: in an index NULL would differ from itself
+    Column("step_id", Text, nullable=False),  # empty for a plan gate, because NULLs are distinct in an index
     Column("item", Integer, nullable=False),  # -1 for none
     Column("approval_digest", Text, nullable=False),
     Column("name", Words, nullable=False),
@@ -300,8 +300,8 @@ gates = Table(
     Column("owner", Text),  # the process that waits at it
     Column("kind", Text, nullable=False),
     Column("call_kind", Text, nullable=False),
-    Column("label", Words),  # what the item is called, where not by its number
-    Column("text", Words, nullable=False),  # last: SQLite reads a row from its beginning, and this may be long
+    Column("label", Words),  # the item's name, unless it is named by number
+    Column("text", Words, nullable=False),  # last, because SQLite reads a row from its start and this may be long
     Index("ix_gates_open", "run_id", "step_id", "call_kind", "item", unique=True, sqlite_where=_IS_OPEN, postgresql_where=_IS_OPEN),
     Index(None, "run_id"),
 )
@@ -344,7 +344,7 @@ revisions = Table(
     Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
     Column("number", Integer, primary_key=True, autoincrement=False),
     *_whose(),
-    Column("digest", Text, nullable=False),  # of the version that was replaced
+    Column("digest", Text, nullable=False),  # of the replaced version
     Column("approval_digest", Text, nullable=False),
     Column("by", Words, nullable=False),
     Column("note", Words, nullable=False),
@@ -361,9 +361,9 @@ drafts = Table(
     Column("task", Words, nullable=False),
     Column("request", Text, nullable=False),
     Column("model", Words, nullable=False),
-    Column("digest", Text),  # of the plan that came of it
+    Column("digest", Text),  # of the drafted plan
     Column("failure", Words),
-    Column("result", Text),  # constraints, notes and the like, once it has ended
+    Column("result", Text),  # constraints, notes etc., once the draft has ended
     Column("created_at", Instant, nullable=False),
     Column("ended_at", Instant),
 )
@@ -382,7 +382,7 @@ model_calls = Table(
     Column("completion_tokens", Integer, nullable=False),
     Column("milliseconds", Integer, nullable=False),
     Column("problems", Text, nullable=False),
-    Column("is_whole", Boolean, nullable=False),  # whether nothing was taken out of the answer
+    Column("is_whole", Boolean, nullable=False),  # whether nothing was redacted from the answer
     Column("at", Instant, nullable=False),
     Column("prompt", Words, nullable=False),
     Column("answer", Words, nullable=False),
@@ -391,7 +391,7 @@ model_calls = Table(
 policy_history = Table(
     "policy_history",
     metadata,
-    Column("number", Integer, primary_key=True, autoincrement=False),  # from 1, without gaps; the newest one holds
+    Column("number", Integer, primary_key=True, autoincrement=False),  # from 1, without gaps; the newest one is in force
     *_whose(),
     Column("document", Text, nullable=False),  # the canonical form
     Column("by", Words, nullable=False),
@@ -407,7 +407,7 @@ totp_history = Table(
     "totp_history",
     metadata,
     Column("name", Words, primary_key=True),
-    Column("number", Integer, primary_key=True, autoincrement=False),  # from 1; the newest one counts
+    Column("number", Integer, primary_key=True, autoincrement=False),  # from 1; the newest one is valid
     *_whose(),
     Column("seed", Text, nullable=False),  # encrypted; its key is not in the database
     Column("by", Words, nullable=False),

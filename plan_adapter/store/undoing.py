@@ -1,4 +1,4 @@
-"""What a run says whose rollback nobody goes on with, or about whose rollback a person gave their word. Functions of a connection."""
+"""The columns of a run whose rollback was interrupted, or about whose rollback a person gave a resolution. Functions of a connection."""
 
 from typing import Any
 
@@ -17,14 +17,14 @@ from plan_adapter.store.tables import runs, step_runs
 
 
 def end(connection: Connection, run_id: str, why: str) -> dict[str, Any]:
-    """Return with which values a run ends whose rollback was interrupted: its own reason stays; nothing for any other run."""
+    """Return the columns that end a run whose rollback was interrupted; its own reason stays. Empty for a run without rollbacks."""
     run = connection.execute(select(runs).where(runs.c.id == run_id)).mappings().one()
     history = history_of(connection, run_id)
     return _ended(connection, run, history, why) if history.has_rollbacks else {}
 
 
 def told(connection: Connection, run: Row, said: str, *, ends: bool) -> dict[str, Any]:
-    """Return the values of a run about whose rollback somebody has `said` something, with `ends` that it is not to go on."""
+    """Return the columns of a run after a resolution about its rollback. `said` describes it; `ends` stops the rollback."""
     history = history_of(connection, run["id"])
     if ends and run["completed_at"] is None:
         return _ended(connection, run, history, said)

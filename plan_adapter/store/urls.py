@@ -1,4 +1,4 @@
-"""From a store's URL to its database."""
+"""Open the database that a store's URL names, and refuse URLs that are unsafe or unusable."""
 
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -15,9 +15,9 @@ _FORMS = "write sqlite:///plans.db, sqlite:////var/lib/plans.db or postgresql://
 
 
 def open_database(url: str, *, home: Path) -> Database:
-    """Return the database that `url` names, not connected yet; a file in `home` is kept from other users.
+    """Return the database that `url` names, not connected yet. A file inside `home` is protected from other users.
 
-    Raises StoreError for what is no such URL, and for a missing driver.
+    Raises StoreError for a URL that names no supported store, and for a missing driver.
     """
     parsed = _parsed(url)
     backend, _, driver = parsed.drivername.partition("+")
@@ -35,9 +35,9 @@ def open_database(url: str, *, home: Path) -> Database:
 
 
 def refuse_local_under_worker(url: str, settings: Settings, environ: Mapping[str, str]) -> None:
-    """Raise StoreError if a Prefect worker started this process and `url` is a local path, whose receipts may be lost with the host.
+    """Raise StoreError if a Prefect worker started this process and `url` is a local path. Its receipts may be lost with the host.
 
-    `settings.allow_local_store` allows it. A flow that its own process runs or serves may use a local path.
+    `settings.allow_local_store` permits it. A flow that its own process runs or serves may use a local path.
     """
     if settings.allow_local_store or not is_local(url) or not _is_under_worker(environ):
         return
@@ -48,13 +48,13 @@ def refuse_local_under_worker(url: str, settings: Settings, environ: Mapping[str
 
 
 def is_local(url: str) -> bool:
-    """Return whether the store at `url` is a file, which only processes of its machine have; raises StoreError for what is no URL."""
+    """Return whether the store at `url` is a file, which only this machine's processes can use. Raises StoreError for an invalid URL."""
     return _parsed(url).get_backend_name() == "sqlite"
 
 
 def _is_under_worker(environ: Mapping[str, str]) -> bool:
-    # Seen in prefect 3.8.8: workers (workers/base.py) and `serve` (runner/_starter_engine.py) both name the flow run; `serve` also
-    # names its storage, workers name themselves. A pool that pushes runs to a cloud does neither.
+    # Observed in prefect 3.8.8: workers (workers/base.py) and `serve` (runner/_starter_engine.py) both set the flow run id. `serve` also
+    # sets its storage path, workers set their own name or id. A push work pool does neither.
     if "PREFECT__FLOW_RUN_ID" not in environ:
         return False
     return "PREFECT__WORKER_NAME" in environ or "PREFECT__WORKER_ID" in environ or "PREFECT__STORAGE_BASE_PATH" not in environ
@@ -64,4 +64,4 @@ def _parsed(url: str) -> URL:
     try:
         return make_url(url)
     except (ArgumentError, ValueError):
-        raise StoreError(f"the store's URL cannot be understood: {_FORMS}") from None  # not shown: it may hold a password
+        raise StoreError(f"the store's URL cannot be understood: {_FORMS}") from None  # not shown: it may contain a password

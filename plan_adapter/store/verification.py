@@ -1,4 +1,4 @@
-"""`Newest`: the newest entry of an audit about each row, of however many rows, kept in a temporary file and not in memory."""
+"""Verify an exported run against its audit log. `Newest` keeps the newest entry per row on disk, so runs of any size fit."""
 
 import json
 import sqlite3
@@ -20,11 +20,11 @@ from plan_adapter.store.rows import NO_ITEM
 
 Key: TypeAlias = tuple[Any, ...]
 Place: TypeAlias = tuple[str, Key]
-"""A table, and what names a row in it."""
+"""A table, and the key of a row in it."""
 
 
 class Left(NamedTuple):
-    """What an entry says about a row."""
+    """What an audit entry says about a row."""
 
     number: int
     table: str
@@ -33,10 +33,10 @@ class Left(NamedTuple):
 
 
 class Newest:
-    """By row the newest entry, until somebody takes it; gone with the block in which it is used."""
+    """The newest audit entry of each row that was not taken yet. Deleted when its `with` block ends."""
 
     def __init__(self) -> None:
-        """Open a database that SQLite keeps in a file of its own as soon as it is large, and that it removes at the end."""
+        """Open a temporary database. SQLite moves it to a file of its own once it is large, and deletes it on close."""
         self._database = sqlite3.connect("", isolation_level=None)
         self._database.execute("PRAGMA journal_mode=OFF")
         self._database.execute(
@@ -45,50 +45,50 @@ class Newest:
         self._database.execute("BEGIN")
 
     def __enter__(self) -> Self:
-        """Return this."""
+        """Return this object."""
         return self
 
     def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
-        """Remove all of it."""
+        """Delete the data."""
         self._database.close()
 
     def put(self, place: Place, number: int, kind: str, row_digest: Any) -> None:
-        """Keep what the entry of this number says about a row, in place of what an earlier one said."""
+        """Store what the entry with this number says about a row. Replaces what an earlier entry said."""
         row = (json.dumps(place), number, place[0], kind, row_digest)
         self._database.execute("INSERT OR REPLACE INTO newest VALUES (?, ?, ?, ?, ?)", row)
 
     def take(self, place: Place) -> Left | None:
-        """Return what the newest entry says about a row, once; None if there is none, or it was taken."""
+        """Remove and return the newest entry about a row, or None if there is none or it was taken."""
         taken = 'DELETE FROM newest WHERE place = ? RETURNING number, "table", kind, row_digest'
         row = self._database.execute(taken, (json.dumps(place),)).fetchone()
         return None if row is None else Left(*row)
 
     def first_left(self, is_wanted: Callable[[Left], bool]) -> Left | None:
-        """Return of those that nobody took the first that is wanted, by its number."""
+        """Return the first entry, by number, that was not taken and that `is_wanted` accepts, or None."""
         left = self._database.execute('SELECT number, "table", kind, row_digest FROM newest ORDER BY number')
         return next((found for row in left if is_wanted(found := Left(*row))), None)
 
 
 Verdict: TypeAlias = Literal["intact", "altered", "not_verifiable"]
-"""`not_verifiable`: there is no audit entry, so nothing tells whether a row was altered."""
+"""`not_verifiable`: there are no audit entries to compare the rows with."""
 
 ENDED = ("completed", "failed", "cancelled", "partial")
 
 
 @dataclass(frozen=True, slots=True)
 class Alteration:
-    """A row that is not as it was written, and in words what is wrong with it."""
+    """A row that differs from what was written, and a message that says how."""
 
     table: str
     message: str
     step_id: str | None = None
     item: int | None = None
     attempt: int | None = None
-    entry: int | None = None  # the number of the audit's entry that it is, or that tells of it
-    call_kind: str | None = None  # `rollback`: of the call that undoes the step
+    entry: int | None = None  # the number of the audit entry that was altered, or that describes the row
+    call_kind: str | None = None  # `rollback`: of the call that rolls back the step
 
     def __str__(self) -> str:
-        """Return the alteration in a line."""
+        """Return the alteration in one line."""
         where = [self.table]
         where += [f"entry {self.entry}"] if self.table == "audit" and self.entry is not None else []
         where += (
@@ -101,7 +101,7 @@ class Alteration:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was found: how many audit entries there are, the newest digest, and the first row that is not as it was written."""
+    """The result of a verification: the number of audit entries, the newest digest, and the first alteration."""
 
     entries: int
     digest: str | None
@@ -109,22 +109,22 @@ class Verification:
 
     @property
     def verdict(self) -> Verdict:
-        """The finding in a word; a run without audit entries is never intact."""
+        """The result in one word. A run without audit entries is never intact."""
         if self.problem is not None:
             return "altered"
         return "intact" if self.entries else "not_verifiable"
 
     @property
     def ok(self) -> bool:
-        """Whether the record was verified and is as it was written."""
+        """Whether the record was verified and is unaltered."""
         return self.verdict == "intact"
 
 
 def verify(document: Mapping[str, Any]) -> Verification:
-    """Return whether an exported run is as it was written; `document` is one of `export.parts_of`, or from whatever file.
+    """Return whether an exported run is unaltered. `document` comes from `export.parts_of` or from a file.
 
-    Its lists are read a row at a time. A run without audit entries is not verifiable. Who can write the whole database can write a whole
-    new audit, too: what that cannot fake is a digest of the newest entry kept elsewhere.
+    Lists are read one row at a time. A run without audit entries is not verifiable. Whoever can write the whole database can also forge its
+    audit log; compare the newest digest with a copy kept elsewhere.
     """
     with Newest() as newest:
         told = _Told(newest)
@@ -144,16 +144,16 @@ def _count(audit: Any) -> int:
 
 @dataclass(slots=True)
 class _Told:
-    """What the entries of an audit tell, gathered in one reading."""
+    """What one pass over the audit log collects."""
 
     newest: Newest
     count: int = 0
-    of_run: Plain | None = None  # the newest about the run itself
+    of_run: Plain | None = None  # the newest entry about the run itself
     started: Plain | None = None  # the newest start of the run
-    restarts: int = 0  # the newest entry with which what had not completed was forgotten
+    restarts: int = 0  # the newest entry that cleared the steps that had not completed
 
     def take(self, entry: Plain) -> None:
-        """Gather an entry whose digest is what it must be."""
+        """Collect an entry whose digest was checked."""
         self.count += 1
         if entry["kind"] in RUN_KINDS:
             self.of_run = entry
@@ -221,11 +221,11 @@ def _of_dependencies(document: Mapping[str, Any]) -> Iterator[Alteration]:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """How the rows of a table are told of."""
+    """How to verify the rows of a table against the audit log."""
 
     table: str
     key: Callable[[Plain], Key]  # of a row
-    tell: Callable[[Plain], Entry]  # the newest entry about a row as it is now
+    tell: Callable[[Plain], Entry]  # the entry that a row's current state should have
 
 
 def _of_attempt(row: Plain) -> Key:
@@ -254,7 +254,7 @@ _KEPT = {
 
 
 def _place_of(entry: Plain) -> Place | None:
-    """Return the table, and the key in it, of the row that an entry tells of; None for the run itself."""
+    """Return the table and key of the row that an entry describes, or None for the run itself."""
     kind, attempt = str(entry["kind"]), (entry["step_id"], entry["call_kind"], entry["item"], entry["attempt"])
     if kind == "attempt_started":
         return "attempts", attempt
@@ -270,8 +270,8 @@ def _place_of(entry: Plain) -> Place | None:
 
 
 def _of_rows(document: Mapping[str, Any], told: _Told) -> Iterator[Alteration]:
-    """Yield the first row that the newest entry about it does not tell of as it is, or that is missing; then the untold ones."""
-    altered: tuple[int, Kept, Plain] | None = None  # the one whose entry is the earliest
+    """Yield the first row that is missing or differs from its newest entry; then the first row that no entry describes."""
+    altered: tuple[int, Kept, Plain] | None = None  # the one with the earliest entry
     untold: tuple[Kept, Plain] | None = None
     for kept in _KEPT.values():
         for row in document[kept.table]:
@@ -280,7 +280,7 @@ def _of_rows(document: Mapping[str, Any], told: _Told) -> Iterator[Alteration]:
                 untold = untold or (kept, row)
             elif kept.tell(row).row_digest != found.row_digest and (altered is None or found.number < altered[0]):
                 altered = (found.number, kept, row)
-    # What had not completed is forgotten when a run starts again, or gets a new version.
+    # A new start or version of the run deletes the ends of steps that had not completed.
     missing = told.newest.first_left(lambda left: left.table != "step_runs" or left.kind == "step_completed" or left.number > told.restarts)
     if missing is not None and (altered is None or missing.number < altered[0]):
         entry = _entry(document, missing.number)
@@ -294,7 +294,7 @@ def _of_rows(document: Mapping[str, Any], told: _Told) -> Iterator[Alteration]:
 
 
 def _entry(document: Mapping[str, Any], number: int) -> Plain:
-    """Return an entry by its number, which is its place."""
+    """Return an entry by its number, which is its position."""
     return next(islice(iter(document["audit"]), number - 1, None))
 
 
@@ -326,7 +326,7 @@ def _of_lease(lease: Plain | None, told: _Told) -> Iterator[Alteration]:
 
 
 _SAID = {"done": "succeeded", "again": "failed", "abort": "failed"}
-"""By the word with which a gate was closed: the outcome of the receipt that says so."""
+"""How a gate was closed -> the outcome that its receipt must have."""
 
 
 def _of_gates(document: Mapping[str, Any]) -> Iterator[Alteration]:
@@ -347,7 +347,7 @@ def _of_gates(document: Mapping[str, Any]) -> Iterator[Alteration]:
 
 
 def _difference(now: Entry, told: Plain) -> str:
-    """Return in words how a row differs from what the audit tells of it."""
+    """Return in words how a row differs from its audit entry."""
     fields: dict[str, Literal["at", "kind", "by", "known_by", "message", "row_id"]] = {
         "its time": "at",
         "what came of it": "kind",

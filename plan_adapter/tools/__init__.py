@@ -1,1 +1,1 @@
-"""What a step may call: tools from typed functions, the registry that holds them, and the built-in ones."""
+"""What a step can call: tools made from typed functions, the registry that holds them, and the built-in tools."""

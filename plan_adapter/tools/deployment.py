@@ -1,4 +1,4 @@
-"""`run_deployment`: a Prefect deployment as a step; this file is the tool's own door to Prefect."""
+"""`run_deployment`: a Prefect deployment as a step. This module has its own access to Prefect."""
 
 import asyncio
 from typing import TYPE_CHECKING, Annotated
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
 
 POLL_SECONDS = (0.2, 3.0)
-"""The first wait between two looks at the flow run, and the longest."""
+"""The first and the longest wait between two reads of the flow run."""
 
 POLLS_MISSED = 20
-"""How many looks in a row may fail: a server that is away for a minute fails no step."""
+"""How many reads in a row may fail: a server that is unavailable for a minute fails no step."""
 
 CANCEL_SECONDS = 4.0
 
@@ -72,7 +72,7 @@ def _refuse_templates(value: JsonValue) -> None:
 
 
 async def _started(client: "PrefectClient", name: str, parameters: dict[str, JsonValue], context: ToolContext) -> "FlowRun":
-    """Return the flow run of this step. A cancellation that comes while it is made lets it be made, and then cancels it."""
+    """Return the flow run of this step. On cancellation, let a flow run that is being created finish its creation, then cancel it."""
     making = asyncio.ensure_future(_found_or_made(client, name, parameters, context.idempotency_key))
     try:
         return await asyncio.shield(making)
@@ -97,7 +97,7 @@ async def _found_or_made(client: "PrefectClient", name: str, parameters: dict[st
         state = known[0].state
         if state is None or not state.is_final() or state.is_completed():
             return known[0]
-        chained = f"{key}:{known[0].id}"  # the one after a flow run that failed: every attempt comes to the same
+        chained = f"{key}:{known[0].id}"  # the key after a failed flow run, the same for every attempt
 
 
 async def _ended(client: "PrefectClient", flow_run: "FlowRun", context: ToolContext) -> "FlowRun":
@@ -113,7 +113,7 @@ async def _ended(client: "PrefectClient", flow_run: "FlowRun", context: ToolCont
             missed = 0
         except ObjectNotFound as error:
             raise ToolError(f"flow run {flow_run.id} was deleted") from error
-        except Exception as error:  # of the client's transport, which is not ours to name
+        except Exception as error:  # any error of the client's transport
             missed += 1
             context.logger.warning("flow run %s cannot be read: %s", flow_run.id, error)
             if missed > POLLS_MISSED:
@@ -127,5 +127,5 @@ async def _cancel(client: "PrefectClient", flow_run: "FlowRun", context: ToolCon
     try:
         async with asyncio.timeout(CANCEL_SECONDS):
             await client.set_flow_run_state(flow_run.id, Cancelling(message="the step that waits for this run was cancelled"))
-    except Exception as error:  # the cancellation itself must go on
+    except Exception as error:  # the cancellation itself must continue
         context.logger.warning("flow run %s could not be cancelled: %s", flow_run.id, error)

@@ -1,4 +1,4 @@
-"""`read_file` and `write_file`: text files below one folder, which neither `..` nor a link leaves."""
+"""`read_file` and `write_file`: text files below one folder, which neither `..` nor a link can leave."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from plan_adapter.tools.folders import read_below, write_below
 from plan_adapter.tools.tool import tool
 
 READ_LIMIT = 16 * 1024 * 1024
-"""Bytes of the largest file that `read_file` takes."""
+"""The size limit, in bytes, of a file for `read_file`."""
 
 
 @tool(effect="read")
@@ -58,13 +58,13 @@ def _receipt(place: Path, content: bytes) -> dict[str, JsonValue]:
 
 
 def _rooted(path: str) -> tuple[Path, Path]:
-    """Return the folder of files, and where `path` leads, both without links; raises ToolError unless that is below the folder."""
+    """Return the root folder and the resolved `path`, both without links. Raises ToolError unless the path is below the root."""
     try:
         root = (Settings().files_root or Path.cwd()).expanduser().resolve()
         place = (root / path).resolve()
-    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a NUL, a current folder that is gone
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a NUL, or a deleted current folder
         raise ToolError(f"{path!r} is no path here: {error}") from error
-    # From Python 3.13 on a loop of links is left as a link.
+    # Python 3.13 and later leave a loop of links unresolved.
     if place == root or not place.is_relative_to(root) or place.is_symlink():
         raise ToolError(f"{path!r} does not lead to a file below {root}, where files are kept (PLAN_ADAPTER_FILES_ROOT)")
     return root, place

@@ -1,4 +1,4 @@
-"""Files below a folder, reached one folder at a time, so that nothing leads out of it, even while its folders are exchanged for links."""
+"""Reads and writes files below a folder, opening one folder at a time, so that not even swapping a folder for a link leads out of it."""
 
 import os
 import stat
@@ -13,12 +13,12 @@ _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | 
 
 
 def read_below(root: Path, place: Path, *, limit: int) -> bytes:
-    """Return the content of the file at `place`, below `root`; both hold no links.
+    """Return the content of the file at `place`, below `root`. Both must be free of links.
 
-    Raises OSError, and ToolError for what is no regular file, or has more bytes than `limit`.
+    Raises OSError, and ToolError for anything that is not a regular file or has more bytes than `limit`.
     """
     with _folder_of(root, place, make=None) as folder:
-        # Non-blocking, because opening a named pipe would wait for its writer for ever.
+        # Non-blocking, because opening a named pipe would wait for its writer forever.
         file = os.open(place.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     try:
         status = os.fstat(file)
@@ -33,10 +33,10 @@ def read_below(root: Path, place: Path, *, limit: int) -> bytes:
 
 
 def write_below(root: Path, place: Path, content: bytes, *, mode: int | None = None, folder_mode: int = 0o777) -> None:
-    """Make `content` the file at `place`, below `root`, in one piece and durably; both hold no links.
+    """Write `content` to the file at `place`, below `root`, atomically and durably. Both must be free of links.
 
-    Missing folders are made with `folder_mode`. The file gets `mode`; None: that of the file that was there, or what the umask allows a
-    new one. Raises OSError, and ToolError for a folder.
+    Missing folders are created with `folder_mode`. The file gets `mode`, or if that is None, the mode of the existing file or what the
+    umask allows a new one. Raises OSError, and ToolError for a folder.
     """
     root.mkdir(parents=True, exist_ok=True, mode=folder_mode)
     with _folder_of(root, place, make=folder_mode) as folder:
@@ -57,14 +57,14 @@ def write_below(root: Path, place: Path, content: bytes, *, mode: int | None = N
         except BaseException:
             os.unlink(partial, dir_fd=folder)
             raise
-        _sync(folder)  # the name, too, is on the disk
+        _sync(folder)  # so that the name is on disk as well
 
 
 @contextmanager
 def _folder_of(root: Path, place: Path, *, make: int | None) -> Generator[int]:
-    """Yield a descriptor of the folder that holds `place`; folders that are missing are made with the mode `make`, unless it is None.
+    """Yield a descriptor of the folder that contains `place`. Missing folders are created with the mode `make`, unless it is None.
 
-    Every folder is opened relative to the one before it, and never through a link: one that takes a folder's place raises OSError.
+    Every folder is opened relative to its parent and never through a link. A link in a folder's place raises OSError.
     """
     folder = os.open(root, _FOLDER)
     try:
@@ -87,7 +87,7 @@ def _make(name: str, mode: int, folder: int) -> None:
 
 
 def _mode_of(folder: int, place: Path) -> int | None:
-    """Return the mode of the file that is there, None where there is none; raises ToolError for a folder."""
+    """Return the mode of the existing file, or None if there is none. Raises ToolError for a folder."""
     try:
         status = os.stat(place.name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:

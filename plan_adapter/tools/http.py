@@ -1,4 +1,4 @@
-"""`http_get` and `http_send`: one HTTP request as a step; the only import of httpx."""
+"""`http_get` and `http_send`: one HTTP request as a step."""
 
 import base64
 import codecs
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     import httpx
 
 BODY_LIMIT = 4 * 1024 * 1024
-"""Bytes of an answer's body that are read; longer text is cut there."""
+"""How many bytes of a response's body are read. Longer text is cut there."""
 
 REDIRECTS = 10
 CONNECT_SECONDS = 30.0
 READ_SECONDS = 60.0
-"""How long a read waits for the next bytes where its step has no timeout."""
+"""How long a read waits for the next bytes if its step has no timeout."""
 
 Header: TypeAlias = str | int | float | bool
 Status: TypeAlias = Annotated[int, Field(ge=100, le=599)]
@@ -108,7 +108,7 @@ async def _answer(
     read_timeout: float | None,
     context: ToolContext,
 ) -> dict[str, JsonValue]:
-    """Make the request and return the answer, or raise ToolError; a message never holds the query or the user part of a URL."""
+    """Send the request and return the answer, or raise ToolError. No message contains the query or user part of a URL."""
     import httpx
 
     target, credentials = _target(url)
@@ -120,7 +120,7 @@ async def _answer(
         async with httpx.AsyncClient(timeout=timeout, verify=_certificates()) as client:
             request = client.build_request(method, target, headers=headers, content=content)
             response = await _open(client, request, may_follow=method == "GET")
-            body, is_cut = await _read(response, BODY_LIMIT + 1 + 4 * _reach(context))  # four bytes: the most that a character has
+            body, is_cut = await _read(response, BODY_LIMIT + 1 + 4 * _reach(context))  # a character has at most four bytes
     except (httpx.ConnectTimeout, httpx.PoolTimeout) as error:
         raise ToolError(f"{what}: no connection in time") from error
     except (httpx.TimeoutException, httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError) as error:
@@ -131,7 +131,7 @@ async def _answer(
     text = _text(response, body, context)
     if not _is_expected(response.status_code, expect):
         raise ToolError(_refusal(what, response, text) + _left_origin(target, response.url))
-    if is_cut and _is_json(response) and method == "GET":  # what changed something was done all the same: its text is kept
+    if is_cut and _is_json(response) and method == "GET":  # a request that changed something was still done: keep its text
         raise ToolError(f"{what}: the answer is JSON of more than {BODY_LIMIT} bytes; fetch it with a command that writes a file")
     return {
         "status": response.status_code,
@@ -148,7 +148,7 @@ def _certificates() -> "ssl.SSLContext":
 
 
 def _target(url: str) -> "tuple[httpx.URL, str | None]":
-    """Return the URL without its user part, and that as a header: httpx writes whole URLs to its log."""
+    """Return the URL without its user part, and the user part as a header. httpx logs whole URLs."""
     import httpx
 
     try:
@@ -174,10 +174,10 @@ def _said(error: Exception, url: "httpx.URL") -> str:
 
 
 async def _open(client: "httpx.AsyncClient", request: "httpx.Request", *, may_follow: bool) -> "httpx.Response":
-    """Return the response at the end of a chain of redirects, its body unread; closing the client closes it.
+    """Return the response at the end of a chain of redirects, its body unread. Closing the client closes it.
 
-    The headers of the request, which may hold credentials, go to its own origin only: from the first redirect to another scheme, host or
-    port on no later request carries them, even one that leads back.
+    The request's headers may contain credentials, so only its own origin receives them. After the first redirect to another scheme, host or
+    port, no later request carries them, even one that leads back.
     """
     first = request
     for _ in range(REDIRECTS + 1):
@@ -186,20 +186,20 @@ async def _open(client: "httpx.AsyncClient", request: "httpx.Request", *, may_fo
         if following is None or not may_follow:
             return response
         await response.aclose()
-        target = following.url.copy_with(userinfo=b"")  # credentials that a server names are not taken up
+        target = following.url.copy_with(userinfo=b"")  # ignore credentials that a server puts into a URL
         if target.scheme not in ("https", request.url.scheme):
             raise ToolError(f"{request.method} {_place(request.url)} redirects to {target.scheme}, which is not followed")
         if _origin(target) == _origin(request.url):
             following.url = target
         else:
-            client.cookies.clear()  # a cookie knows neither the scheme nor the port that it came from
+            client.cookies.clear()  # cookies do not record the scheme or port that they came from
             following = client.build_request("GET", target)
         request = following
     raise ToolError(f"{first.method} {_place(first.url)} redirects more than {REDIRECTS} times")
 
 
 def _origin(url: "httpx.URL") -> tuple[str, str, int | None]:
-    return url.scheme, url.host, url.port  # httpx leaves out a port that is the scheme's own
+    return url.scheme, url.host, url.port  # httpx leaves out a scheme's default port
 
 
 async def _read(response: "httpx.Response", limit: int) -> tuple[bytes, bool]:
@@ -214,16 +214,16 @@ async def _read(response: "httpx.Response", limit: int) -> tuple[bytes, bool]:
 
 
 def _text(response: "httpx.Response", body: bytes, context: ToolContext) -> str:
-    """Return the body as text without secrets; one that is too large ends after a whole character, with a note.
+    """Return the body as text without secrets. A body that is too large is cut after a whole character, with a note.
 
-    What was read beyond the limit shows whether a secret stands across it.
+    The bytes read beyond the limit show whether a secret spans it.
     """
     try:
         decoder = codecs.getincrementaldecoder(response.charset_encoding or "utf-8")
     except LookupError:
         decoder = codecs.getincrementaldecoder("utf-8")
     is_cut = len(body) > BODY_LIMIT
-    # PostgreSQL can keep no NUL in a text.
+    # PostgreSQL cannot store a NUL in a text.
     text = context.redact(decoder("replace").decode(body, final=not is_cut).replace("\0", "\ufffd"))
     if not is_cut:
         return text
@@ -232,7 +232,7 @@ def _text(response: "httpx.Response", body: bytes, context: ToolContext) -> str:
 
 
 def _reach(context: ToolContext) -> int:
-    """Return how many characters before the end of a text may be the beginning of a secret."""
+    """Return how many characters before the end of a text may be the start of a secret."""
     return 0 if context.redaction is None else context.redaction.longest
 
 
@@ -245,7 +245,7 @@ def _parsed(text: str) -> JsonValue:
     try:
         return json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError):
-        return text  # it only says that it is JSON
+        return text  # the content type says JSON, but the body is not
 
 
 def _no_constant(name: str) -> JsonValue:
@@ -253,7 +253,7 @@ def _no_constant(name: str) -> JsonValue:
 
 
 def _left_origin(asked: "httpx.URL", answered: "httpx.URL") -> str:
-    """Return a note where redirects led to another origin than the one that was asked, which may be why it refuses."""
+    """Return a note if redirects led to another origin, which may be the reason for the refusal."""
     if _origin(asked) == _origin(answered):
         return ""
     return f" (after a redirect to {_place(answered)}: headers and credentials of the step are not sent to another origin)"

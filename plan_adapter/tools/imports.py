@@ -1,4 +1,4 @@
-"""`import_object`: what an import string `package.module:name` names."""
+"""`import_object`: import the object that an import string `package.module:name` names."""
 
 import importlib
 import pkgutil
@@ -12,9 +12,9 @@ from plan_adapter.problems import did_you_mean
 
 
 def import_object(import_string: str) -> object:
-    """Return what `package.module:name` names; raises ToolDefinitionError with the nearest name that exists.
+    """Return the object that `package.module:name` names. Raises ToolDefinitionError with the nearest existing name.
 
-    The current folder is searched last, so a file in it never takes the place of an installed module.
+    The current folder is searched last, so a file in it never replaces an installed module.
     """
     module_name, colon, path = import_string.strip().partition(":")
     if not colon or not module_name or not path:
@@ -33,7 +33,7 @@ def import_object(import_string: str) -> object:
 
 
 def _hidden_file(module: ModuleType) -> str:
-    """Return a hint where `module` is an installed one and the current folder has a file of the same name; else an empty text."""
+    """Return a hint if `module` is installed and the current folder has a file of the same name, else an empty text."""
     file, place = Path(f"{module.__name__.replace('.', '/')}.py"), getattr(module, "__file__", None)
     if not file.exists() or (place is not None and file.resolve() == Path(place).resolve()):
         return ""
@@ -41,7 +41,7 @@ def _hidden_file(module: ModuleType) -> str:
 
 
 def _may_hold_tools(value: object) -> bool:
-    """Return whether `value` may be a tool, or tools together: a registry, a list."""
+    """Return whether `value` may be a tool or a collection of tools, such as a registry or list."""
     return callable(value) or (isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping))
 
 
@@ -53,7 +53,7 @@ def _module(module_name: str, import_string: str) -> ModuleType:
         if module_name != missing and not module_name.startswith(f"{missing}."):
             raise ToolDefinitionError(f"`{import_string}`: `{module_name}` needs the module `{missing}`, which is not installed") from error
         raise ToolDefinitionError(f"`{import_string}`: there is no module `{missing}`; {_near_module(missing)}") from error
-    except Exception as error:  # a module is code: it may raise anything
+    except Exception as error:  # a module is code and may raise anything
         raise ToolDefinitionError(f"`{import_string}`: `{module_name}` cannot be imported: {error_text(error)}") from error
 
 

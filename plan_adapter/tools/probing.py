@@ -1,4 +1,4 @@
-"""What a tool's probe says: `Done`, `NotDone`, or nothing; and whether its parameters are those of its tool."""
+"""The results of a tool's probe, `Done` and `NotDone`, and the check that a probe fits its tool."""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from plan_adapter.problems import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a probe returns where the write was done; `result` is what the tool would have returned, `note` is kept with the receipt."""
+    """A probe's result if the write was done. `result` is the value the tool would have returned; `note` is kept in the receipt."""
 
     result: object = None
     note: str = ""
@@ -20,15 +20,15 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class NotDone:
-    """What a probe returns where the write was not done, so that it may be attempted again; `note` is kept with the receipt."""
+    """A probe's result if the write was not done, so that it can be attempted again. `note` is kept in the receipt."""
 
     note: str = ""
 
 
 def misfits(tool: JsonValue, probe: JsonValue) -> list[str]:
-    """Return why a function with the parameters schema `probe` cannot look after a tool with that of `tool`; empty where it can.
+    """Return why a function with the parameter schema `probe` cannot be a probe of a tool with that of `tool`; empty if it can.
 
-    A probe may take fewer parameters than its tool; those that it takes are the tool's, of the same type and with the same default.
+    A probe may take fewer parameters than its tool. Those that it takes must have the tool's types and defaults.
     """
     return list(_misfits(cast("dict[str, Any]", tool), cast("dict[str, Any]", probe)))
 

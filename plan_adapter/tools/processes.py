@@ -1,4 +1,4 @@
-"""A command in a process group of its own: its output while it comes, its end, and the end of the whole group when it is cancelled."""
+"""Runs a command in its own process group: streams its output, waits for its end, and ends the whole group on cancellation."""
 
 import asyncio
 import codecs
@@ -19,13 +19,13 @@ from plan_adapter.errors import ToolError
 from plan_adapter.tools.tool import Redaction, ToolContext
 
 TERM_SECONDS = 2.0
-"""How long a cancelled group may take to end after SIGTERM before it gets SIGKILL."""
+"""How long a cancelled group may take to end after SIGTERM before it receives SIGKILL."""
 
 STRAGGLER_SECONDS = 0.5
-"""How long output is waited for after the command has ended: a process that inherited the pipe may hold it open for ever."""
+"""How long to wait for output after the command has ended. A process that inherited the pipe may hold it open forever."""
 
 KEPT_CHARACTERS = 8_000
-"""Of each output this much is kept of its beginning, and as much of its end."""
+"""How many characters to keep from the start of each output, and again from its end."""
 
 LOGGED_LINES = 10_000
 LINE_CHARACTERS = 4_000
@@ -34,7 +34,7 @@ CHUNK = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a command ended; an exit code below 0 is the signal that ended it."""
+    """How a command ended. A negative exit code is the signal that ended it."""
 
     exit_code: int
     stdout: str
@@ -42,10 +42,10 @@ class Ended:
 
 
 async def run_group(argv: Sequence[str], *, cwd: str | None, env: Mapping[str, str], stdin: str | None, context: ToolContext) -> Ended:
-    """Run a command to its end; its lines go to the step's log. Raises ToolError if it cannot be started.
+    """Run a command to its end, and log its output lines to the step's log. Raises ToolError if it cannot be started.
 
-    Cancelled, it ends the whole group before it returns: SIGTERM, then SIGKILL. What the command left in the background when it ended by
-    itself is not touched.
+    On cancellation, it ends the whole group before it returns: SIGTERM, then SIGKILL. If the command ends by itself, processes that it left
+    in the background are not touched.
     """
     process = _start(argv, cwd=cwd, env=env, stdin=stdin)
     loop = asyncio.get_running_loop()
@@ -64,15 +64,15 @@ async def run_group(argv: Sequence[str], *, cwd: str | None, env: Mapping[str, s
 
 
 class RedactedText:
-    """Takes text in pieces, and gives it back without secrets, also those that stand across pieces."""
+    """Redacts text that arrives in pieces, including secrets that span several pieces."""
 
     def __init__(self, redaction: Redaction | None) -> None:
-        """Hide nothing where there is no `redaction`."""
+        """Redact nothing if `redaction` is None."""
         self._redaction = redaction
         self._held = ""
 
     def take(self, text: str, *, is_last: bool = False) -> str:
-        """Return what comes before the end of `text` that may be the beginning of a secret; with `is_last` all of it."""
+        """Return the text so far, up to a possible start of a secret at its end. With `is_last`, return all of it."""
         if self._redaction is None:
             return text
         self._held += text
@@ -86,7 +86,7 @@ class RedactedText:
 
 
 class Output:
-    """One pipe of a command: read as it fills, logged by line, its beginning and end kept. What is cut is redacted before."""
+    """One pipe of a command: read as it fills, logged by line, its start and end kept. Text is redacted before it is cut."""
 
     def __init__(self, pipe: IO[bytes], context: ToolContext, loop: asyncio.AbstractEventLoop) -> None:
         self._pipe, self._logger, self._redaction, self._loop = pipe, context.logger, context.redaction, loop
@@ -99,7 +99,7 @@ class Output:
         loop.add_reader(pipe.fileno(), self._read)
 
     def _read(self) -> bool:
-        """Take one piece; return whether there may be more at once."""
+        """Read one piece. Return whether there may be more already."""
         try:
             chunk = os.read(self._pipe.fileno(), CHUNK)
         except BlockingIOError:
@@ -107,7 +107,7 @@ class Output:
         if not chunk:
             self._stop()
             return False
-        # PostgreSQL can keep no NUL in a text.
+        # PostgreSQL cannot store a NUL in a text.
         text = self._decode(chunk).replace("\0", "\ufffd")
         self._keep(self._redacted.take(text))
         self._log(text)
@@ -120,8 +120,8 @@ class Output:
             self.ended.set_result(None)
 
     def close(self) -> None:
-        """Take what the pipe still holds, which is all that an ended command wrote, and close it."""
-        for _ in range(16):  # a pipe holds at most 1 MB, but somebody else may be filling it without end
+        """Read the rest of the pipe, which is everything an ended command wrote, and close it."""
+        for _ in range(16):  # a pipe holds at most 1 MB, but another process may keep filling it
             if self.ended.done() or not self._read():
                 break
         if not self.ended.done():
@@ -143,13 +143,13 @@ class Output:
         reach = 0 if self._redaction is None else self._redaction.longest
         if len(self._line) > LINE_CHARACTERS + reach:
             line = self._redact(self._line)
-            ready = max(0, len(line) - reach)  # what follows may be the beginning of a secret
+            ready = max(0, len(line) - reach)  # the rest may be the start of a secret
             lines += [line[:ready]] if ready else []
             self._line = line[ready:]
         for line in map(self._redact, lines):
             self._lines += 1
             if self._lines <= LOGGED_LINES:
-                # Of a progress bar that rewrites its line this is what a terminal shows in the end.
+                # If a progress bar rewrites its line, log the last version, as a terminal shows it.
                 self._logger.info("%s", line.rstrip("\r").rpartition("\r")[2][:LINE_CHARACTERS])
             elif self._lines == LOGGED_LINES + 1:
                 self._logger.warning("more than %d lines of output: the rest is not logged", LOGGED_LINES)
@@ -159,7 +159,7 @@ class Output:
 
     @property
     def text(self) -> str:
-        """The output, with a note where its middle was left out."""
+        """The output, with a note if its middle was left out."""
         if not self._dropped:
             return self._beginning + self._end
         return f"{self._beginning}\n… {self._dropped} characters left out …\n{self._end}"
@@ -168,7 +168,7 @@ class Output:
 def _start(argv: Sequence[str], *, cwd: str | None, env: Mapping[str, str], stdin: str | None) -> subprocess.Popen[bytes]:
     command = argv[0]
     try:
-        # A file, not a pipe: nothing has to be written while the command runs, and one that reads nothing blocks nobody.
+        # A file instead of a pipe: nothing has to be written while the command runs, and a command that reads nothing blocks nothing.
         with tempfile.TemporaryFile() as given:
             given.write((stdin or "").encode())
             given.seek(0)
@@ -192,12 +192,12 @@ def _start(argv: Sequence[str], *, cwd: str | None, env: Mapping[str, str], stdi
 
 
 def _exit_of(process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop) -> asyncio.Future[int]:
-    """Return a future of the exit code. A thread waits: asyncio's own `wait` also waits for pipes that others hold open."""
+    """Return a future of the exit code. A thread waits, because asyncio's own `wait` also waits for pipes that others hold open."""
     exited: asyncio.Future[int] = loop.create_future()
 
     def wait() -> None:
         code = process.wait()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody is waiting
             loop.call_soon_threadsafe(lambda: exited.done() or exited.set_result(code))
 
     threading.Thread(target=wait, name=f"wait for {process.pid}", daemon=True).start()
@@ -205,18 +205,18 @@ def _exit_of(process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop) 
 
 
 async def _end_group(group: int, exited: "asyncio.Future[int]", logger: Logger) -> None:
-    """End every process of the group, at once if this, too, is cancelled."""
+    """End every process of the group, immediately if this is cancelled as well."""
     try:
         _signal(group, signal.SIGTERM, logger)
         await _gone(group, TERM_SECONDS, logger)
     finally:
         _signal(group, signal.SIGKILL, logger)
     await asyncio.wait((exited,), timeout=1.0)
-    await _gone(group, 0.2, logger)  # what was killed still takes a moment to end; where nobody reaps orphans the group stays for longer
+    await _gone(group, 0.2, logger)  # a killed process takes a moment to end; without a reaper for orphans, the group lasts longer
 
 
 async def _gone(group: int, seconds: float, logger: Logger) -> None:
-    """Return once nobody is in the group, or after `seconds`."""
+    """Return once the group is empty, or after `seconds`."""
     for _ in range(int(seconds / 0.05)):
         if not _signal(group, 0, logger):
             return
@@ -224,7 +224,7 @@ async def _gone(group: int, seconds: float, logger: Logger) -> None:
 
 
 def _signal(group: int, number: int, logger: Logger) -> bool:
-    """Send a signal to a group; return whether there is anybody in it."""
+    """Send a signal to a group. Return whether it has any process."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:

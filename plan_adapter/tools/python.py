@@ -49,7 +49,7 @@ def _allowed(import_string: str) -> object:
         found = import_object(import_string)
     except ToolDefinitionError as error:
         raise ToolError(str(error)) from error
-    # What an allowed module has imported for itself (`from os import system`) is not its own.
+    # An allowed module's own imports (`from os import system`) are not part of it.
     home = str(getattr(found, "__module__", "?"))
     if not _is_below(home, prefixes):
         raise ToolError(f"`{import_string}` is defined in `{home}`, which is below none of the allowed prefixes")

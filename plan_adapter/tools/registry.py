@@ -1,4 +1,4 @@
-"""`ToolRegistry`: the tools at hand, by name; and where they come from: objects, import strings, entry points, the built-in ones."""
+"""`ToolRegistry`: tools by name, loaded from objects, import strings, entry points and the built-in ones."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, cast
@@ -16,8 +16,8 @@ ENTRY_POINT_GROUP = "plan_adapter.tools"
 class ToolRegistry:
     """The tools that a plan may name.
 
-    Takes tools, typed functions, Prefect tasks and flows, other registries, lists of these, and import strings
-    (`package.module:name`) of any of them. Raises ToolDefinitionError for anything else, and for two tools of one name.
+    Accepts tools, typed functions, Prefect tasks and flows, other registries, lists of these, and import strings (`package.module:name`) of
+    any of them. Raises ToolDefinitionError for anything else, and for two tools of the same name.
     """
 
     def __init__(self, items: Iterable[object] = ()) -> None:
@@ -32,26 +32,26 @@ class ToolRegistry:
 
     @classmethod
     def from_settings(cls, imports: Iterable[str]) -> "ToolRegistry":
-        """Return the built-in tools, those of the entry point group `plan_adapter.tools`, and those that `imports` name."""
+        """Return a registry of the built-in tools, the entry point group `plan_adapter.tools`, and the tools that `imports` name."""
         return cls((*_builtins(), cls.named(imports)))
 
     @classmethod
     def named(cls, imports: Iterable[str]) -> "ToolRegistry":
-        """Return the tools of the entry point group, and those that `imports` name: all that somebody brought along."""
+        """Return a registry of the entry point group and the tools that `imports` name: everything that is not built in."""
         return cls((*_entry_points(), *imports))
 
     @classmethod
     def for_drafts(cls, imports: Iterable[str], names: Collection[str]) -> "ToolRegistry":
-        """Return what a model may plan with: all of `named`, and of the built-in tools those of `names`.
+        """Return the tools that a model may plan with: all of `named`, and the built-in tools in `names`.
 
-        Where one of `names` is not built in, it is given no other of them. Raises ToolDefinitionError for a name that no tool has.
+        If one of `names` is not built in, only the tools in `names` are returned. Raises ToolDefinitionError for an unknown name.
         """
         brought = cls.named(imports)
         chosen = cls((*_builtins(), brought)).subset(*names)
         return chosen if any(name in brought for name in names) else cls([brought, chosen])
 
     def add(self, item: object) -> None:
-        """Add a tool, or all tools of a registry or list; the same tool twice counts once."""
+        """Add a tool, or all tools of a registry or list. Adding the same tool twice has no effect."""
         for tool in _tools_of(item):
             known = self._tools.setdefault(tool.name, tool)
             if known is not tool and known.source is tool.source and _source(known.probe) is not _source(tool.probe):
@@ -71,14 +71,14 @@ class ToolRegistry:
         return sorted(self._tools)
 
     def subset(self, *names: str) -> "ToolRegistry":
-        """Return a registry of the tools called `names` alone; raises ToolDefinitionError for a name that is not here."""
+        """Return a registry of only the tools called `names`. Raises ToolDefinitionError for an unknown name."""
         if unknown := [name for name in names if name not in self._tools]:
             hints = "; ".join(f"`{name}`: {did_you_mean(name, self.names())}" for name in unknown)
             raise ToolDefinitionError(f"no such tool: {hints}")
         return ToolRegistry(self._tools[name] for name in names)
 
     def definitions(self) -> list[dict[str, JsonValue]]:
-        """Return name, description, effect, permissions and parameter schema of each tool, by name: what a person or a model reads."""
+        """Return name, description, effect, permissions and parameter schema of each tool, by name, for people and models to read."""
         return [
             {
                 "name": tool.name,
@@ -107,7 +107,7 @@ class ToolRegistry:
 
 
 def import_tool(import_string: str) -> Tool[..., Any]:
-    """Return the one tool that `package.module:name` names; raises ToolDefinitionError for none and for several."""
+    """Return the single tool that `package.module:name` names. Raises ToolDefinitionError if there are none or several."""
     tools = _tools_of(import_string)
     if len(tools) != 1:
         raise ToolDefinitionError(f"`{import_string}` names {len(tools)} tools where one is needed")
@@ -136,7 +136,7 @@ def _entry_points() -> Iterator[object]:
     for point in entry_points(group=ENTRY_POINT_GROUP):
         try:
             yield point.load()
-        except Exception as error:  # a module is code: it may raise anything
+        except Exception as error:  # a module is code and may raise anything
             package = point.dist.name if point.dist else "?"
             what = f"the entry point `{point.name} = {point.value}` of the package `{package}`"
             raise ToolDefinitionError(f"{what} cannot be loaded: {type(error).__name__}: {error}") from error

@@ -14,10 +14,10 @@ from plan_adapter.tools.tool import Tool, ToolContext, tool
 ERROR_CHARACTERS = 1_000
 
 BASH = ("bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c")
-"""A script ends with its first command that fails, in a pipeline, too, as in CI systems: a step must not hide a failure."""
+"""A script ends at its first failing command, also in a pipeline, as in CI systems: a step must not hide a failure."""
 
 Word: TypeAlias = str | int | float | bool
-"""An argument or a variable: numbers and booleans of a plan are written as text, so that `${{ inputs.port }}` may be one."""
+"""An argument or a variable. Numbers and booleans of a plan become text, so that `${{ inputs.port }}` can be used."""
 
 
 @tool(effect="write")
@@ -70,9 +70,9 @@ def command_tool(
     permissions: Iterable[str] = (),
     probe: Callable[..., object] | None = None,
 ) -> Tool[[ToolContext], Coroutine[Any, Any, dict[str, JsonValue]]]:
-    """Return a tool without parameters that runs one fixed command; `cwd` and `env` are fixed with it.
+    """Return a tool without parameters that runs one fixed command, with fixed `cwd` and `env`.
 
-    Its result and its failures are those of run_command; `probe` is as with `tool`.
+    Its result and failures are those of run_command. `probe` works as for `tool`.
     """
     if isinstance(argv, str) or not argv:
         raise ToolDefinitionError(f'the command of `{name}` must be a list of words: ["git", "status"]')
@@ -92,7 +92,7 @@ async def _run(
     ended = await run_group(argv, cwd=cwd, env=variables, stdin=stdin, context=context)
     if ended.exit_code != 0:
         how = f"ended with exit code {ended.exit_code}" if ended.exit_code > 0 else f"was ended by {_signal_name(-ended.exit_code)}"
-        # Both are redacted: a secret that is cut in half could not be found any more.
+        # Both are redacted already: a secret cut in half could no longer be found.
         said, printed = ended.stderr.strip()[-ERROR_CHARACTERS:], ended.stdout.strip()[-ERROR_CHARACTERS:]
         raise ToolError(f"`{argv[0]}` {how}" + (f": {said}" if said else f"; its last output: {printed}" if printed else ""))
     return {"exit_code": 0, "stdout": ended.stdout, "stderr": ended.stderr}

@@ -1,4 +1,4 @@
-"""A function's signature as a pydantic model: the JSON Schema of what it takes, and what does not fit it."""
+"""A function's signature as a pydantic model: the JSON Schema of its parameters, and validation of values against it."""
 
 import inspect
 import json
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 Misfit: TypeAlias = tuple[str, str, str]
-"""A path below the parameters (`headers.accept`, `argv[0]`), what is wrong there, and a hint that may be empty."""
+"""A path below the parameters (`headers.accept`, `argv[0]`), what is wrong there, and a hint, which may be empty."""
 
 MISFITS_SHOWN = 20
 
 
 class _Schema(GenerateJsonSchema):
-    # A default that is no JSON (a sentinel) is the function's own affair: the schema leaves it out without a warning.
-    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012  # pydantic declares it so
+    # A default that is not JSON (a sentinel) is the function's own concern: the schema omits it without a warning.
+    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012  # declared this way by pydantic
 
     def field_title_should_be_set(self, schema: object) -> bool:
         return False
@@ -36,16 +36,16 @@ class _Schema(GenerateJsonSchema):
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a function takes by keyword: `model` validates it, `context_names` are injected and no part of it."""
+    """What a function takes by keyword. `model` validates it; `context_names` are injected and not part of it."""
 
     model: type[BaseModel]
-    fields: Mapping[str, str]  # parameter -> field of `model`; fields have neutral names, so that `json` or `_x` may be parameters
+    fields: Mapping[str, str]  # parameter -> field of `model`; fields have neutral names, so that `json` or `_x` can be parameters
     own_defaults: frozenset[str]  # parameters whose default is a pydantic `Field(...)`: the model fills them in, not the function
     context_names: tuple[str, ...]
     schema: dict[str, JsonValue]
 
     def validate(self, parameters: Mapping[str, JsonValue]) -> dict[str, Any]:
-        """Return keyword arguments of the annotated types; raises pydantic's ValidationError."""
+        """Return keyword arguments of the annotated types. Raises pydantic's ValidationError."""
         model = self.model.model_validate(parameters)
         given = model.model_fields_set
         return {name: getattr(model, field) for name, field in self.fields.items() if field in given or name in self.own_defaults}
@@ -53,9 +53,9 @@ class Signature:
     def misfits(
         self, parameters: dict[str, JsonValue], is_open: Callable[[JsonValue], bool], redact: Callable[[str], str] = str
     ) -> list[Misfit]:
-        """Return what does not fit, at most one finding a place; values for which `is_open` holds are taken as fitting.
+        """Return what does not fit, at most one finding per place. Values for which `is_open` returns True count as fitting.
 
-        `redact` hides secrets in the values that are shown, before they are cut.
+        `redact` hides secrets in shown values before they are cut.
         """
         try:
             self.model.model_validate(parameters)
@@ -68,7 +68,7 @@ class Signature:
             place, is_certain = _locate(detail, parameters, is_open)
             if is_certain:
                 places.setdefault(place, []).append(detail)
-        # What is wrong inside a value says more than that another member of its union takes no such value at all.
+        # An error inside a value says more than another union member's refusal of the whole value.
         around = {place[:length] for place in places for length in range(len(place))}
         innermost = [(place, details) for place, details in places.items() if place not in around]
         return [self._misfit(place, details, parameters, redact) for place, details in innermost[:MISFITS_SHOWN]]
@@ -93,9 +93,9 @@ class Signature:
 
 
 def read_signature(fn: Callable[..., object], *, context_type: type) -> Signature:
-    """Return the signature of `fn`; parameters annotated with `context_type` (optional or not) are kept apart.
+    """Return the signature of `fn`. Parameters annotated with `context_type`, optional or not, are kept separately.
 
-    Raises ToolDefinitionError, which names the parameter, for what no JSON Schema can say or no keyword can reach.
+    Raises ToolDefinitionError, which names the parameter, if JSON Schema cannot express it or a keyword cannot set it.
     """
     name = getattr(fn, "__name__", repr(fn))
     try:
@@ -119,7 +119,7 @@ def read_signature(fn: Callable[..., object], *, context_type: type) -> Signatur
 
 
 def parameter_descriptions(docstring: str) -> tuple[str, dict[str, str]]:
-    """Return the text of a Google-style docstring before its sections, and the descriptions below `Args:` by parameter."""
+    """Return the text of a Google-style docstring before its sections, and the descriptions under `Args:` by parameter."""
     from griffe import Docstring, DocstringSectionKind
 
     text, described = list[str](), dict[str, str]()
@@ -132,7 +132,7 @@ def parameter_descriptions(docstring: str) -> tuple[str, dict[str, str]]:
 
 
 def _annotation(fn: Callable[..., object], parameter: inspect.Parameter, context_type: type) -> Any:
-    """Return the evaluated annotation of a parameter that a keyword can reach."""
+    """Return the evaluated annotation of a parameter that can be set by keyword."""
     what = f"`{getattr(fn, '__name__', fn)}` cannot be a tool: parameter `{parameter.name}`"
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
         raise ToolDefinitionError(f"{what} takes any number of arguments, which no schema can say; take a list or a dict")
@@ -143,12 +143,12 @@ def _annotation(fn: Callable[..., object], parameter: inspect.Parameter, context
     if parameter.annotation is parameter.empty:
         raise ToolDefinitionError(f"{what} has no annotation; annotate it (`Any` takes every JSON value)")
     inner = inspect.unwrap(fn)
-    # ToolContext is known even where it is imported for type checkers only.
+    # Include ToolContext, which may be imported only for type checkers.
     names = {context_type.__name__: context_type, **getattr(inner, "__globals__", {})}
     holder = types.SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
     try:
         return typing.get_type_hints(holder, globalns=names, include_extras=True)[parameter.name]
-    except Exception as error:  # an annotation is code: it may raise anything
+    except Exception as error:  # an annotation is code and may raise anything
         raise ToolDefinitionError(f"{what} has an annotation that cannot be evaluated: {error}; import its names at run time") from error
 
 
@@ -199,10 +199,10 @@ def _first_line(error: Exception) -> str:
 def _locate(
     detail: "ErrorDetails", parameters: dict[str, JsonValue], is_open: Callable[[JsonValue], bool]
 ) -> tuple[tuple[str | int, ...], bool]:
-    """Return where in `parameters` a finding stands, and whether it holds whatever the open values turn out to be.
+    """Return the place of a finding in `parameters`, and whether it holds whatever values the open expressions get.
 
-    Pydantic's places also name the members of unions; these are no parts of the document, and what one member refuses another might
-    take if an open value inside were known.
+    Pydantic's locations also name union members, which are not part of the document. What one member refuses, another might accept once an
+    open value inside is known.
     """
     place, node = list[str | int](), cast("JsonValue", parameters)
     union: tuple[JsonValue] | None = None
@@ -268,7 +268,7 @@ def _wrong(details: "list[ErrorDetails]", shown: str) -> str:
 
 
 def _shown(value: JsonValue, redact: Callable[[str], str]) -> str:
-    """Return `value` for a message: short texts as they are, containers by their size."""
+    """Return `value` for a message: short texts as they are, containers by size."""
     if isinstance(value, list):
         return f"a list of {len(value)}"
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""`code_digest`: what a tool's function was when it was called, to tell later whether it changed."""
+"""`code_digest`: a digest of a tool's function at call time, to detect later changes."""
 
 import inspect
 from functools import lru_cache
@@ -11,10 +11,10 @@ from plan_adapter.tools.tool import Tool
 
 @lru_cache(maxsize=4096)
 def code_digest(tool: Tool[..., Any]) -> str | None:
-    """Return the SHA-256, in hex, of the source of the tool's function; None where nothing is known of it.
+    """Return the SHA-256, in hex, of the source of the tool's function, or None if nothing is known about it.
 
-    Where there is no source (a compiled module) it is of the import string and the version of the distribution. What the function calls
-    is not covered.
+    Without a source (a compiled module), it covers the import string and the version of the distribution. Functions that it calls are not
+    covered.
     """
     try:
         known = inspect.getsource(tool.source)

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
 
 PASSED_AS_TEXT = ("date", "time", "timetz", "timestamp", "timestamptz", "interval", "numeric", "uuid")
-"""Types of PostgreSQL that JSON has only as text; asyncpg would want Python objects where a statement is given JSON values."""
+"""PostgreSQL types that JSON has only as text. asyncpg would expect Python objects where a statement receives JSON values."""
 
 QUERIES = ("SELECT", "WITH", "VALUES", "TABLE", "SHOW", "EXPLAIN", "(")
-"""With what a query may begin."""
+"""The first words of a query."""
 
 _BLANKS = " \t\r\n\f\v"
 _EXPLAIN = re.compile(
@@ -109,7 +109,7 @@ async def sql_execute(
 async def _queried(connection: "AsyncConnection", query: str, parameters: Parameters) -> "CursorResult[Any]":
     """Return the rows of a query that only reads."""
     if connection.dialect.name == "postgresql" and _keyword(query) not in ("SHOW", "EXPLAIN"):
-        # By PostgreSQL's own grammar a cursor is of a query that neither writes nor is something else; it is not read from.
+        # By PostgreSQL's grammar, a cursor's query only reads. The cursor itself is not read from.
         await connection.execute(_bound(f"DECLARE sql_query NO SCROLL CURSOR FOR {query}", parameters), _values(parameters))
         await connection.exec_driver_sql("CLOSE sql_query")
     result = await connection.execute(_bound(query, parameters), _values(parameters))
@@ -119,21 +119,21 @@ async def _queried(connection: "AsyncConnection", query: str, parameters: Parame
 
 
 async def _written(connection: "AsyncConnection", statements: list[str], each: list[Parameters]) -> int:
-    """Run all statements in one transaction, for each of the parameters, and return how many rows they changed."""
+    """Run all statements in one transaction, once for each of the parameters. Return how many rows changed."""
     if len(statements) > 1 and connection.dialect.name == "sqlite":
-        await connection.exec_driver_sql("BEGIN IMMEDIATE")  # sqlite3 by itself begins none before CREATE, DROP and the like
+        await connection.exec_driver_sql("BEGIN IMMEDIATE")  # sqlite3 itself begins none before CREATE, DROP and similar
     rowcount = 0
     for values in each:
         for statement in statements:
             result = await connection.execute(_bound(statement, values), _values(values))
-            rowcount += max(0, result.rowcount)  # -1 where the database counts nothing
+            rowcount += max(0, result.rowcount)  # -1 if the database does not count rows
     await connection.commit()
     return rowcount
 
 
 @asynccontextmanager
 async def _connection(url: str, *, is_reading: bool) -> "AsyncGenerator[AsyncConnection]":
-    """Open the database for one step. Whatever it raises becomes a ToolError that shows neither the password nor any parameter."""
+    """Open the database for one step. Every error becomes a ToolError that shows neither the password nor any parameter."""
     from sqlalchemy.exc import SQLAlchemyError
     from sqlalchemy.ext.asyncio import create_async_engine
     from sqlalchemy.pool import NullPool
@@ -153,14 +153,14 @@ async def _connection(url: str, *, is_reading: bool) -> "AsyncGenerator[AsyncCon
     except (SQLAlchemyError, OSError, ImportError, ValueError) as error:
         raise ToolError(_said(error, target)) from error
     except Exception as error:
-        # SQLAlchemy 2.0 passes on as it is what asyncpg raises while it connects.
+        # SQLAlchemy 2.0 does not wrap the errors that asyncpg raises while connecting.
         if not hasattr(error, "sqlstate"):
             raise
         raise ToolError(_said(error, target)) from error
 
 
 async def _restrict(connection: "AsyncConnection", *, is_reading: bool) -> None:
-    """Have SQLite refuse what the tool must not do, while it compiles a statement."""
+    """Make SQLite refuse forbidden actions when it compiles a statement."""
     if is_reading:
         await connection.exec_driver_sql("PRAGMA query_only = ON")
     raw = await connection.get_raw_connection()
@@ -169,9 +169,9 @@ async def _restrict(connection: "AsyncConnection", *, is_reading: bool) -> None:
 
 
 def _authorize_read(action: int, first: str | None, second: str | None, _database: str | None, _trigger: str | None) -> int:
-    """Refuse what `mode=ro` and `query_only` would let pass.
+    """Refuse what `mode=ro` and `query_only` would allow.
 
-    Of PRAGMA is allowed what full-text search asks, and what `SELECT … FROM pragma_table_info(…)` tells.
+    The allowed PRAGMAs are those that full-text search and `SELECT … FROM pragma_table_info(…)` use.
     """
     is_refused = action in (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT)
     is_refused |= action == sqlite3.SQLITE_PRAGMA and first not in _PRAGMAS_THAT_TELL
@@ -180,7 +180,7 @@ def _authorize_read(action: int, first: str | None, second: str | None, _databas
 
 
 def _authorize_write(action: int, first: str | None, second: str | None, database: str | None, _trigger: str | None) -> int:
-    """Refuse to write files that are attached; VACUUM writes one of its own."""
+    """Refuse writes to attached files, except to the one that VACUUM attaches itself."""
     changed = first if action == sqlite3.SQLITE_ALTER_TABLE else database
     is_refused = action in _CHANGES and changed not in ("main", "temp", None) and not changed.startswith("vacuum_")
     is_refused |= action == sqlite3.SQLITE_FUNCTION and second in _FUNCTIONS_WITH_EFFECTS
@@ -198,12 +198,15 @@ async def _pass_as_text(connection: "AsyncConnection") -> None:
 def _iso(text: str) -> str:
     try:
         return datetime.fromisoformat(text).isoformat()
-    except ValueError:  # infinity, or a year that Python does not know
+    except ValueError:  # infinity, or a year that Python does not support
         return text
 
 
 async def _to_its_end(connection: "AsyncConnection", work: Coroutine[Any, Any, T]) -> T:
-    """Return what `work` returns. Cancelled, it ends what the database does: SQLite's thread would go on, and closing would wait for it."""
+    """Return the result of `work`. On cancellation, first stop the database's work.
+
+    SQLite's thread would otherwise continue, and closing would wait for it.
+    """
     raw = await connection.get_raw_connection()
     driver: Any = raw.driver_connection
     task = asyncio.ensure_future(work)
@@ -214,7 +217,7 @@ async def _to_its_end(connection: "AsyncConnection", work: Coroutine[Any, Any, T
             task.cancel()  # the driver sends a cancel request
         while not task.done():
             if connection.dialect.name == "sqlite":
-                await driver.interrupt()  # without effect on a statement that has not yet begun, hence again
+                await driver.interrupt()  # has no effect before the statement begins, so it is repeated
             await asyncio.wait((task,), timeout=0.05)
         if not task.cancelled():
             task.exception()  # retrieved, so that asyncio does not report it
@@ -227,7 +230,7 @@ def _target(url: str, *, is_reading: bool) -> "URL":
 
     try:
         target = make_url(url)
-    except (ArgumentError, ValueError):  # its text may hold the password
+    except (ArgumentError, ValueError):  # its message may contain the password
         raise ToolError("the url is no database URL: write sqlite:///file.db or postgresql://user@host/database") from None
     driver = ASYNC_DRIVERS.get(target.drivername)
     if driver is not None:
@@ -238,9 +241,9 @@ def _target(url: str, *, is_reading: bool) -> "URL":
 
 
 def _for_reading(target: "URL") -> "URL":
-    """Return `target` so that the database is opened for reading; raises ToolError where that cannot be had."""
+    """Return `target` in a form that opens the database for reading. Raises ToolError if that is not possible."""
     if target.get_backend_name() == "postgresql":
-        return target.set(drivername=ASYNC_DRIVERS["postgresql"])  # of another driver nobody knows that it takes one statement only
+        return target.set(drivername=ASYNC_DRIVERS["postgresql"])  # other drivers may accept more than one statement
     if target.get_backend_name() != "sqlite":
         raise ToolError(f"sql_query reads SQLite and PostgreSQL, and cannot hold {target.get_backend_name()} to reading")
     name, query = target.database or ":memory:", dict(target.query)
@@ -255,7 +258,7 @@ def _for_reading(target: "URL") -> "URL":
 
 
 def _query(statement: str) -> str:
-    """Return `statement` without the comments before it; raises ToolError for one that is no query by its first word."""
+    """Return `statement` without leading comments. Raises ToolError if its first word is not that of a query."""
     query = _after_comments(statement)
     keyword = _keyword(query)
     if keyword not in QUERIES:
@@ -269,7 +272,7 @@ def _query(statement: str) -> str:
 
 
 def _refuse_reaching_out(statement: str) -> None:
-    """Raise ToolError for a statement that reaches out of the database: to a program of its host, or to write another file."""
+    """Raise ToolError if a statement reaches outside the database, to a program on its host or to write another file."""
     if _COPY_PROGRAM.match(statement):
         raise ToolError("COPY to or from a PROGRAM is refused, because it runs a command on the database's host; use run_command")
     if _VACUUM_INTO.match(statement):
@@ -284,7 +287,7 @@ def _keyword(query: str) -> str:
 
 
 def _after_comments(statement: str) -> str:
-    """Return `statement` from its first word on."""
+    """Return `statement` from its first word on, without leading comments."""
     rest = statement.lstrip(_BLANKS)
     while rest.startswith(("--", "/*")):
         if rest.startswith("--"):
@@ -316,11 +319,11 @@ def _values(parameters: Mapping[str, JsonValue]) -> dict[str, Any]:
 
 
 def _said(error: Exception, target: "URL") -> str:
-    """Return the database's own words, in one line."""
+    """Return the database's message on one line."""
     cause: object = getattr(error, "orig", None) or error
-    if str(cause) in ("not authorized", "authorization denied"):  # by `_restrict`
+    if str(cause) in ("not authorized", "authorization denied"):  # raised by `_restrict`
         return "sqlite: refused: sql_query only reads, and sql_execute writes no file that it attaches"
-    # asyncpg's dialect wraps the server's message once more: "<class '…'>: message".
+    # asyncpg's dialect wraps the server's message: "<class '…'>: message".
     words = " ".join(str(cause).split()).rpartition("'>: ")[2] or type(cause).__name__
     if target.password:
         words = words.replace(str(target.password), "***")

@@ -1,4 +1,4 @@
-"""`Tool`, the decorator `@tool`, and `ToolContext`, which a tool may ask for by annotation."""
+"""`Tool`, the decorator `@tool`, and `ToolContext`, which a tool requests by annotation."""
 
 import copy
 import functools
@@ -25,25 +25,25 @@ R = TypeVar("R")
 NAME_LENGTH = 128
 
 _OPTIONS = ("effect", "name", "description", "isolation", "permissions", "literal_parameters", "probe")
-"""What `@tool` takes."""
+"""The options of `@tool`."""
 
 
 class Redaction(Protocol):
-    """Hides the secrets of a run in text."""
+    """Redacts the secrets of a run in text."""
 
     @property
     def longest(self) -> int:
-        """The most characters that one secret takes in a text, in any encoding; 0 while there is none."""
+        """The most characters that one secret takes in a text, in any encoding; 0 while there are no secrets."""
         ...
 
     def text(self, text: str) -> str:
-        """Return `text` with `***` for every secret."""
+        """Return `text` with `***` in place of every secret."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """What a tool may know about the call that it serves."""
+    """What a tool can know about the call."""
 
     run_id: str
     step_id: str
@@ -55,20 +55,21 @@ class ToolContext:
     logger: logging.Logger
     deadline: float | None  # seconds on time.monotonic()'s clock; None: no limit
     redaction: Redaction | None = field(default=None, repr=False, compare=False)
-    kind: CallKind = "step"  # `rollback`: the call undoes the step
+    kind: CallKind = "step"  # `rollback`: the call rolls back the step
 
     def redact(self, text: str) -> str:
-        """Return `text` with `***` for every secret of the run. Call it before you cut text: half a secret is not found any more."""
+        """Return `text` with `***` in place of every secret of the run. Call it before cutting text: half a secret cannot be found."""
         return text if self.redaction is None else self.redaction.text(text)
 
 
 class Tool(Generic[P, R]):
-    """A typed function that a step may call. Calling the tool calls the function, with its own signature.
+    """A typed function that a step can call. Calling the tool calls the function, with its own signature.
 
-    `fn` is what runs. Where it is a Prefect flow, `source` is the function inside it; elsewhere both are the same. `task` is the Prefect
-    task that the tool was made of, None for any other tool, and `timeout_seconds` that task's limit.
-    `probe` is what looks whether a write was done of which nobody knows it, None where there is no such function.
-    Raises ToolDefinitionError for a function that cannot be a tool, and for a probe whose parameters are not those of its tool.
+    `fn` is the function that runs. `source` is the same function, or the function inside if `fn` is a Prefect flow. `task` is the Prefect
+    task that the tool was made from, or None, and `timeout_seconds` is that task's limit. `probe` is the tool that checks whether a write
+    with an unknown outcome was done, or None.
+
+    Raises ToolDefinitionError for a function that cannot be a tool, and for a probe whose parameters do not match its tool's.
     """
 
     def __init__(
@@ -112,12 +113,12 @@ class Tool(Generic[P, R]):
 
     @property
     def parameter_names(self) -> frozenset[str]:
-        """The parameters that a step may give."""
+        """The parameters that a step can set."""
         return frozenset(self._signature.fields)
 
     @property
     def origin(self) -> str:
-        """Where the function stands, for messages: `package.module:name`."""
+        """Where the function is defined, for messages: `package.module:name`."""
         return f"{self.source.__module__}:{getattr(self.source, '__qualname__', self.name)}"
 
     @cached_property
@@ -131,7 +132,7 @@ class Tool(Generic[P, R]):
 
     @cached_property
     def parameters_schema(self) -> dict[str, JsonValue]:
-        """The JSON Schema of the parameters, with the descriptions of the docstring where an annotation has none."""
+        """The JSON Schema of the parameters. Where an annotation has no description, the docstring's is used."""
         schema = copy.deepcopy(self._signature.schema)
         properties = cast("dict[str, dict[str, JsonValue]]", schema.get("properties", {}))
         for name, described in properties.items():
@@ -141,7 +142,7 @@ class Tool(Generic[P, R]):
 
     @property
     def import_string(self) -> str | None:
-        """Return `package.module:name` where the function can be imported from, None for one of a script or inside a function."""
+        """Return `package.module:name` if the function can be imported from there, or None for one in a script or inside a function."""
         module, path = self.source.__module__, str(getattr(self.source, "__qualname__", "<"))
         if module == "__main__" or "<" in path:
             return None
@@ -153,9 +154,9 @@ class Tool(Generic[P, R]):
         return f"{module}:{path}" if is_this else None
 
     def definition(self) -> dict[str, JsonValue]:
-        """Return what an approval covers: name, parameters, effect and permissions; no word of documentation, and not the probe.
+        """Return what an approval covers: name, parameters, effect and permissions, without documentation and without the probe.
 
-        A probe only looks: like the code of the tool it is behaviour, and no part of what was agreed to.
+        A probe only looks. Like the tool's code it is behavior, and not part of what was approved.
         """
         return {
             "name": self.name,
@@ -165,21 +166,21 @@ class Tool(Generic[P, R]):
         }
 
     def check(self, parameters: Mapping[str, JsonValue], is_open: Callable[[JsonValue], bool]) -> list[Misfit]:
-        """Return (path below the parameters, message, hint) of all that does not fit.
+        """Return (path below the parameters, message, hint) for everything that does not fit.
 
-        A value for which `is_open` holds (there is an expression in it) is not judged, nor is what depends on it.
+        A value for which `is_open` returns True (it contains an expression) is not judged, nor is anything that depends on it.
         """
         return self._signature.misfits(dict(parameters), is_open)
 
     def bind(self, parameters: Mapping[str, JsonValue], context: ToolContext) -> dict[str, Any]:
-        """Return the keyword arguments of the call, coerced to the annotated types; raises ToolError with all that does not fit."""
+        """Return the keyword arguments of the call, coerced to the annotated types. Raises ToolError with everything that does not fit."""
         try:
             _refuse_what_is_no_json(parameters)
             arguments = self._signature.validate(parameters)
         except ValidationError as error:
             messages = [message for _, message, _ in self._signature.misfits(dict(parameters), lambda _: False, context.redact)]
             raise ToolError(f"the parameters do not fit `{self.name}`: " + "; ".join(messages)) from error
-        except (ValueError, TypeError) as error:  # of an expression: a document holds no such thing
+        except (ValueError, TypeError) as error:  # from an expression: a document cannot contain such values
             raise ToolError(f"the parameters of `{self.name}` are no JSON: {error}") from error
         return arguments | dict.fromkeys(self._signature.context_names, context)
 
@@ -198,21 +199,20 @@ def tool(
     probe: Callable[..., object] | None = None,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Make a typed function, sync or async, a tool; as `@tool` or `@tool(effect="read")`.
+    """Make a typed function, sync or async, a tool. Use it as `@tool` or `@tool(effect="read")`.
 
-    The schema of its parameters comes from annotations and a Google-style docstring. A parameter annotated with `ToolContext` is
-    filled in when a step calls the tool, and is no part of the schema.
+    The parameter schema comes from annotations and a Google-style docstring. A parameter annotated with `ToolContext` is filled in when a
+    step calls the tool, and is not part of the schema.
 
     Args:
         fn: The function.
-        options: `effect` (`read`, `idempotent_write` or `write`; undeclared counts as `write`); `name` (the function's);
-            `description` (the docstring's); `isolation` (`process` for work that a timeout must be able to kill);
-            `permissions` that the tool needs; `literal_parameters`, in which a plan may write no expression, because their
-            text is code; `probe`, a function, sync or async, that looks whether a write was done of which nobody knows it, because it
-            timed out or its process died: it is given those of the tool's parameters that it names, and a `ToolContext` of the lost
-            attempt if it asks for one, and returns `Done(result)`, `NotDone()`, or None where it cannot tell. Any other option
+        options: `effect` (`read`, `idempotent_write` or `write`; undeclared counts as `write`); `name` (default: the function's);
+            `description` (default: the docstring's); `isolation` (`process` for work that a timeout must be able to kill);
+            `permissions` that the tool needs; `literal_parameters`, in which a plan may not use expressions, because their text
+            is code; `probe`, a function, sync or async, that checks whether a write was done if its outcome is unknown, because it
+            timed out or its process died. It receives those of the tool's parameters that it names, and the `ToolContext` of the
+            lost attempt if it asks for one. It returns `Done(result)`, `NotDone()`, or None if it cannot tell. Any other option
             raises ToolDefinitionError, which suggests the nearest one.
-
     """
     if unknown := options.keys() - _OPTIONS:
         hints = "; ".join(f"`{name}`: {did_you_mean(name, _OPTIONS)}" for name in sorted(unknown))
@@ -229,13 +229,14 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 def as_tool(
     obj: object, *, effect: Effect | None = None, name: str | None = None, probe: Callable[..., object] | None = None
 ) -> Tool[..., Any]:
-    """Return `obj` as a tool: a tool, a typed function, or a Prefect task or flow (known by their shape).
+    """Return `obj` as a tool: a tool, a typed function, or a Prefect task or flow (recognized by their shape).
 
-    A task runs in Prefect's task engine, as the task run of the step: its tags with their concurrency limits, hooks, assets and
-    transaction hold, and its timeout where it is shorter than the step's. Its results are those of the step, in receipts, and offline its
-    function alone is called. A task with retries, a cache or persisted results is refused: a repeat must stand in the plan that is
-    approved, and receipts keep results without secrets. A flow is called itself and appears as a subflow. `probe` is as with `tool`.
-    Raises ToolDefinitionError for anything else.
+    A task runs in Prefect's task engine, as the task run of the step: its tags with their concurrency limits, hooks, assets and transaction
+    apply, and its timeout if it is shorter than the step's. The step keeps its results, in receipts. Offline, only its function is called.
+    A task with retries, a cache or persisted results is refused: retries belong in the approved plan, and receipts keep results without
+    secrets.
+
+    A flow is called itself and appears as a subflow. `probe` works as for `tool`. Raises ToolDefinitionError for anything else.
     """
     if isinstance(obj, Tool):
         known = cast("Tool[..., Any]", obj)
@@ -258,7 +259,7 @@ def as_tool(
 
 
 def _refuse_what_receipts_replace(task: object, name: str) -> None:
-    """Raise ToolDefinitionError with every option of a Prefect task that a step has in its stead, and what to write."""
+    """Raise ToolDefinitionError with every option of a Prefect task that steps replace, and what to write instead."""
     found, options = list[str](), list[str]()
     if retries := getattr(task, "retries", 0):
         found.append(
@@ -278,7 +279,7 @@ def _refuse_what_receipts_replace(task: object, name: str) -> None:
 
 
 def _probe_of(tool: Tool[..., Any], function: Callable[..., object]) -> Tool[..., Any]:
-    """Return `function` as what looks whether `tool` has done its work; raises ToolDefinitionError with all that does not fit."""
+    """Return `function` as the probe of `tool`. Raises ToolDefinitionError with everything that does not fit."""
     probe = Tool(function, effect="read", name=getattr(function, "__name__", None) or tool.name)
     if why := misfits(tool.definition()["parameters"], probe.definition()["parameters"]):
         raise ToolDefinitionError(f"`{probe.name}` cannot be the probe of `{tool.name}`: " + "; ".join(why))
@@ -286,10 +287,10 @@ def _probe_of(tool: Tool[..., Any], function: Callable[..., object]) -> Tool[...
 
 
 def as_json(value: object) -> JsonValue:
-    """Return a tool's result as JSON: models, dataclasses, dates, paths, tuples and the like converted.
+    """Return a tool's result as JSON. Models, dataclasses, dates, paths, tuples and similar types are converted.
 
-    Raises ToolError for what is no JSON: NaN and infinity, bytes or text that no UTF-8 document can carry, other objects, and mappings of
-    which two keys would become one.
+    Raises ToolError for values that are not JSON: NaN and infinity, bytes or text that a UTF-8 document cannot hold, other objects, and
+    mappings in which two keys would become one.
     """
     try:
         return json.loads(_anything().dump_json(value), object_pairs_hook=_object, parse_constant=_refuse_constant)
@@ -352,7 +353,7 @@ _DOCUMENTATION = ("title", "description", "examples")
 
 
 def _without_documentation(schema: JsonValue) -> JsonValue:
-    """Return a JSON Schema without titles, descriptions and examples; a property may be called so."""
+    """Return a JSON Schema without titles, descriptions and examples. Properties with these names are kept."""
     if isinstance(schema, list):
         return [_without_documentation(part) for part in schema]
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""What a step calls and when: its fields, its tool, its parameters, its expressions compiled."""
+"""Checks and compiles each step by itself: its fields, tool, parameters and expressions."""
 
 import re
 import sys
@@ -34,7 +34,7 @@ Declared: TypeAlias = Mapping[tuple[bool, bool, bool], Declarations]
 
 @dataclass(frozen=True, slots=True)
 class RollbackCall:
-    """The call that undoes a step, compiled."""
+    """The call that rolls back a step, compiled."""
 
     tool: Tool[..., Any]
     parameters: Template
@@ -42,7 +42,7 @@ class RollbackCall:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A step, compiled. `tool` is None where there is none of that name."""
+    """A step, compiled. `tool` is None if no tool has that name."""
 
     step: Step
     tool: Tool[..., Any] | None
@@ -56,7 +56,7 @@ class Call:
 
     @property
     def templates(self) -> dict[str, Template]:
-        """Return the templates by field, in the order of a document."""
+        """Return the templates by field, in document order."""
         fields = {"for_each": self.for_each, "label": self.label, "parameters": self.parameters}
         fields |= {"when": self.when, "done_when": self.done_when}
         fields["rollback.parameters"] = self.undo
@@ -64,12 +64,12 @@ class Call:
 
     @property
     def rollback(self) -> RollbackCall | None:
-        """Return the call that undoes the step, None where it has none, or one that calls no known tool."""
+        """Return the call that rolls back the step, or None if it has no rollback or the rollback's tool is unknown."""
         return None if self.undo is None or self.undo_tool is None else RollbackCall(self.undo_tool, self.undo)
 
 
 def check_calls(plan: ExecutionPlan, tools: ToolRegistry, findings: Findings) -> list[Call]:
-    """Return the compiled steps, and add everything that is wrong with each by itself."""
+    """Return the compiled steps, and add every problem of a single step to `findings`."""
     _check_ids(plan, findings)
     _check_tools_exist(plan, tools, findings)
     declared = _declarations((step.id for step in plan.steps), plan.inputs)
@@ -77,7 +77,7 @@ def check_calls(plan: ExecutionPlan, tools: ToolRegistry, findings: Findings) ->
 
 
 def _declarations(steps: Iterable[str], inputs: Mapping[str, Input]) -> Declared:
-    """Return what expressions may use, by whether `item`, `result` and `secrets` exist where they stand."""
+    """Return what expressions may use, keyed by whether `item`, `result` and `secrets` exist at their place."""
     plain = Declarations(frozenset(steps), inputs)
     either = (False, True)
     return {
@@ -146,7 +146,7 @@ def _check_call(step: Step, at: str, declared: Declared, tools: ToolRegistry, fi
 
 
 def check_tags(tags: list[str], at: str, findings: Findings) -> None:
-    """Add what is wrong with the tags of a plan or a step."""
+    """Add the problems of the tags of a plan or a step."""
     for index, tag in enumerate(tags):
         place = f"{at}[{index}]"
         if has_expression(tag):
@@ -163,7 +163,7 @@ def check_tags(tags: list[str], at: str, findings: Findings) -> None:
 
 
 def _check_rollback(step: Step, at: str, tools: ToolRegistry, findings: Findings) -> Tool[..., Any] | None:
-    """Return the tool that undoes `step`, and add what its rollback hands it wrongly."""
+    """Return the tool that rolls back `step`, and add the problems of its parameters."""
     if step.rollback is None:
         if step.rollback_failed:
             message = "`rollback_failed` says when the step's `rollback` is made, and the step has none"
@@ -178,9 +178,9 @@ def _check_rollback(step: Step, at: str, tools: ToolRegistry, findings: Findings
 
 
 def _parameters(step: Step, at: str, findings: Findings) -> tuple[dict[str, JsonValue] | None, str]:
-    """Return what the step hands its tool, None where that cannot be known, and where it stands.
+    """Return the step's parameters, or None if they cannot be read, and their path.
 
-    `input` counts only where `parameters` is empty.
+    `input` is used only if `parameters` is empty.
     """
     if step.parameters or not step.input:
         if step.input:
@@ -216,7 +216,7 @@ def _check_parameters(tool: Tool[..., Any], parameters: dict[str, JsonValue], pl
 
 
 def _inside(place: str, path: str) -> str:
-    # The text of `input` has no places of its own.
+    # The text of `input` has no paths inside it.
     return f"{place}.{path}" if path and place.endswith(".parameters") else place
 
 
@@ -242,7 +242,7 @@ def _check_effect(step: Step, tool: Tool[..., Any], at: str, findings: Findings)
 
 def _compiled(
     step: Step,
-    tools: tuple[Tool[..., Any] | None, Tool[..., Any] | None],  # its own, and the one that undoes it
+    tools: tuple[Tool[..., Any] | None, Tool[..., Any] | None],  # the step's tool and its rollback's tool
     parameters: dict[str, JsonValue],
     places: tuple[str, str],
     declared: Declared,
@@ -288,6 +288,6 @@ def _label(findings: Findings, text: str, at: str, declared: Declarations) -> Te
 
 
 def _may_have_secrets(tool: Tool[..., Any] | None) -> bool:
-    """Whether `tool` may be handed secrets: what run_deployment is handed comes to Prefect's server, which keeps it in clear."""
-    deployment = sys.modules.get("plan_adapter.tools.deployment")  # where nobody has imported it, no tool is of it
+    """Whether `tool` may receive secrets. Prefect's server stores the parameters of run_deployment in plain text."""
+    deployment = sys.modules.get("plan_adapter.tools.deployment")  # if nobody has imported the module, no tool is from it
     return tool is None or deployment is None or tool.source is not deployment.run_deployment.source

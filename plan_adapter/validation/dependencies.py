@@ -1,4 +1,4 @@
-"""Which step waits for which: what is written, what references imply, and that nothing goes round in a circle."""
+"""Which step waits for which: declared dependencies, those that references imply, and the check for cycles."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from plan_adapter.validation.findings import Findings
 
 
 def check_dependencies(calls: list[Call], findings: Findings) -> dict[str, tuple[str, ...]]:
-    """Return for each step the steps that it waits for, implied ones last, and add what is wrong with them."""
+    """Return the steps that each step waits for, implied ones last, and add the problems of the dependencies."""
     position = {call.step.id: index for index, call in reversed(list(enumerate(calls)))}
     dependencies: dict[str, tuple[str, ...]] = {}
     for index, call in enumerate(calls):
@@ -20,7 +20,7 @@ def check_dependencies(calls: list[Call], findings: Findings) -> dict[str, tuple
 
 
 def dependencies_of(call: Call, at: str, position: Mapping[str, int], findings: Findings) -> tuple[str, ...]:
-    """Return the steps that one step waits for, as `check_dependencies` does; `position` is that of each step of the plan."""
+    """Return the steps that one step waits for, as `check_dependencies` does. `position` maps each step of the plan to its index."""
     found = _written(call.step, at, position, findings)
     if referring := {field: template.steps for field, template in call.templates.items() if template.steps}:
         _check_own(call.step, at, referring, findings)
@@ -38,7 +38,7 @@ def _check_own(step: Step, at: str, referring: Mapping[str, frozenset[str]], fin
 
 
 def _written(step: Step, at: str, known: Mapping[str, int], findings: Findings) -> list[str]:
-    """Return the dependencies that are written and can be, each once."""
+    """Return the valid declared dependencies, each once."""
     sound = dict.fromkeys(step.depends_on)
     if len(sound) == len(step.depends_on) and step.id not in sound and sound.keys() <= known.keys():
         return step.depends_on
@@ -57,9 +57,9 @@ def _written(step: Step, at: str, known: Mapping[str, int], findings: Findings) 
 
 
 def _check_cycles(dependencies: Mapping[str, tuple[str, ...]], position: Mapping[str, int], calls: list[Call], findings: Findings) -> None:
-    """Add one problem per circle; a step is in at most one of them."""
+    """Add one problem per cycle. Each step is reported in at most one cycle."""
     rest = dict(dependencies)
-    for _ in range(20):  # each needs a look at the whole graph; who has more circles will look again
+    for _ in range(20):  # each round searches the whole graph; further cycles show up once these are fixed
         cycle = find_cycle(rest)
         if not cycle:
             return

@@ -1,4 +1,4 @@
-"""`Findings`: what validation has found in one plan, without what only follows from an earlier finding."""
+"""`Findings`: the problems that validation finds in one plan, without those that only follow from an earlier problem."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -12,25 +12,25 @@ _ORDER: Mapping[str, int] = {name: place for place, name in enumerate(dict.fromk
 
 _STEPS = r"steps(\[\d+\](\.id)?)?"
 _LOSSES: Mapping[str, str] = {"unknown-step": _STEPS, "unknown-reference": rf"{_STEPS}|inputs(\.[^.]*)?"}
-"""Codes that say that a name does not exist, and the fields with which names are lost."""
+"""Codes for unknown names, with the fields whose loss makes names unknown."""
 
 
 class Findings:
-    """Gathers problems.
+    """Collects problems.
 
-    `earlier` are those of the document or of the types: the fields concerned are missing from the plan that is looked at, so what is
-    found where they were, or because a name was lost with them, is left out.
+    `earlier` are the problems of the document or of the types. The fields that they concern are missing from the plan under validation, so
+    problems at those fields, or caused by names lost with them, are left out.
     """
 
     def __init__(self, earlier: Iterable[Problem] = ()) -> None:
-        """Begin with `earlier`."""
+        """Start with `earlier`."""
         self._earlier = tuple(earlier)
         self._found: list[Problem] = []
         self._places = frozenset(problem.at for problem in self._earlier)
         self._in_doubt = frozenset(code for code, lost in _LOSSES.items() if any(re.fullmatch(lost, at) for at in self._places))
 
     def add(self, code: str, at: str, message: str, hint: str = "", *, severity: Severity = "error") -> None:
-        """Add a problem at the path `at`, unless there is an earlier one there or around it."""
+        """Add a problem at the path `at`, unless an earlier problem is there or encloses it."""
         self.extend([Problem(code, severity, at, message=message, hint=hint)])
 
     def warn(self, code: str, at: str, message: str, hint: str = "") -> None:
@@ -38,7 +38,7 @@ class Findings:
         self.add(code, at, message, hint, severity="warning")
 
     def extend(self, problems: Iterable[Problem]) -> None:
-        """Add `problems`, unless there is an earlier one where they are or around it."""
+        """Add `problems`, except those that an earlier problem shares a path with or encloses."""
         self._found += [problem for problem in problems if not self._follows(problem)]
 
     def _follows(self, problem: Problem) -> bool:
@@ -51,7 +51,7 @@ class Findings:
         return any(problem.at[:end] in self._places for end in ends)
 
     def sorted(self, plan: ExecutionPlan) -> list[Problem]:
-        """Return every problem once, with its place in `plan`'s document, in the order of the document."""
+        """Return every problem once, located in `plan`'s document and in document order."""
         problems = dict.fromkeys([*self._earlier, *self._found])
         return sorted((_placed(plan, problem) for problem in problems), key=_position)
 
@@ -64,7 +64,7 @@ def _placed(plan: ExecutionPlan, problem: Problem) -> Problem:
 
 
 def _position(problem: Problem) -> tuple[int, int, list[tuple[int, int]]]:
-    # Without a document the order is that of the model's fields; the members of a mapping keep the order in which they were found.
+    # Without a document, use the order of the model's fields. Members of a mapping keep the order in which they were found.
     keys = re.findall(r"[^.\[\]]+", problem.at)
     path = [(0, int(key)) if key.isdecimal() else (1, _ORDER.get(key, len(_ORDER))) for key in keys]
     return problem.line or 0, problem.column or 0, path

@@ -1,4 +1,4 @@
-"""A plan as Python code left it -> a copy whose every field has its type."""
+"""Copies a plan that Python code may have edited, and reports every field with a wrong type."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
@@ -11,13 +11,13 @@ from plan_adapter.problems import Problem
 from plan_adapter.values import MAX_DEPTH, TOO_DEEP, find_bad_values, normalize
 
 MAX_VALUES = 1_000_000
-"""Values in one plan, each counted as often as it is used."""
+"""The limit of values in one plan. A value that is used several times counts each time."""
 
 
 def fresh_copy(plan: ExecutionPlan) -> tuple[ExecutionPlan | None, list[Problem]]:
-    """Return a copy of `plan` without the fields that have a wrong type or value, and these as problems.
+    """Return a copy of `plan` without the fields that have a wrong type or value, and a problem for each of them.
 
-    None for a plan that holds what is no JSON, or is nested too deep to be looked at.
+    The copy is None if the plan contains values that are not JSON or nests too deeply to be checked.
     """
     document = _document(plan)
     if problems := oversize(_parts(document)):
@@ -38,14 +38,14 @@ def fresh_copy(plan: ExecutionPlan) -> tuple[ExecutionPlan | None, list[Problem]
 
 
 def _document(model: BaseModel, levels: int = 3) -> dict[str, Any]:
-    """Return the fields of `model` by their names in documents, without defaults; models are taken apart, other values are as they are.
+    """Return the non-default fields of `model` by their document names. Nested models are expanded; other values stay as they are.
 
-    Of the options all that is written: the other of the two error policies follows from the one.
+    All options that were set are kept, because one of the two error policies follows from the other.
     """
     if isinstance(model, ExecutionOptions):
         return {name: value for name, value in vars(model).items() if name in model.model_fields_set}
     known = fields_of(type(model))
-    values = {name: getattr(model, name) for name in known}  # a stored plan makes its steps then
+    values = {name: getattr(model, name) for name in known}  # a stored plan builds its steps on access
     fields = {known[name][0]: _part(value, levels) for name, value in values.items() if not _is_default(value, known[name][1])}
     if isinstance(model, ExecutionPlan) and "id" not in model.model_fields_set:
         fields.pop("id", None)
@@ -57,7 +57,7 @@ def _is_default(value: Any, default: Any) -> bool:
 
 
 def _parts(document: dict[str, Any]) -> Iterator[tuple[str, Any, int]]:
-    """Give the fields of the plan and of its steps: path, value, and how many levels are around it."""
+    """Yield path, value and enclosing depth for the fields of the plan and of its steps."""
     for name, value in document.items():
         if name == "steps" and isinstance(value, list):
             for index, step in enumerate(value):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
@@ -68,7 +68,7 @@ def _parts(document: dict[str, Any]) -> Iterator[tuple[str, Any, int]]:
 
 
 def _part(value: Any, levels: int) -> Any:
-    if isinstance(value, BaseModel) and levels > 0:  # a plan's parts lie three levels deep; deeper ones are not taken for parts
+    if isinstance(value, BaseModel) and levels > 0:  # a plan's models nest three levels deep; deeper ones are not part of it
         return _document(value, levels - 1)
     if isinstance(value, list):
         return [_part(member, levels) if isinstance(member, BaseModel) else member for member in value]  # pyright: ignore[reportUnknownVariableType]
@@ -78,9 +78,9 @@ def _part(value: Any, levels: int) -> Any:
 
 
 def oversize(parts: Iterable[tuple[str, Any, int]]) -> list[Problem]:
-    """Return a problem for the first of `parts`, (path, value, levels around it), that nests too deep, holds itself or unfolds endlessly.
+    """Return a problem for the first of `parts`, (path, value, enclosing depth), that nests too deeply, contains itself or expands too far.
 
-    Nothing is unfolded to find it.
+    Nothing is expanded for the check.
     """
     total = 0
     for at, value, depth in parts:
@@ -95,7 +95,7 @@ def oversize(parts: Iterable[tuple[str, Any, int]]) -> list[Problem]:
 
 
 def _size(value: Any, levels: int) -> int | None:
-    """Return how many values `value` unfolds to, or None if it has more than `levels` levels; each container is looked at once a level."""
+    """Return how many values `value` expands to, or None beyond `levels` levels. Each container is visited once per level."""
     level: dict[int, tuple[Any, int]] = {id(value): (value, 1)} if _is_container(value) else {}
     total = 0
     for _ in range(levels + 1):
@@ -126,14 +126,14 @@ def _copied(value: Any) -> Any:
 
 
 def _take_over(plan: ExecutionPlan, fresh: ExecutionPlan) -> None:
-    """Give `fresh` what stands beside the fields."""
+    """Copy to `fresh` what the plan holds besides its fields."""
     if "id" not in plan.model_fields_set:
-        vars(fresh)["id"] = plan.id  # made, so it stays unwritten
+        vars(fresh)["id"] = plan.id  # generated, so it stays unset
     for name in ("_history", "_problems", "_marks", "_file"):
         setattr(fresh, name, getattr(plan, name))
 
 
 def _number(plan: ExecutionPlan) -> None:
-    """Make the ids and places that edits of `plan` left out."""
+    """Fill in the ids and places that edits of `plan` left out."""
     if all(isinstance(step, Step) for step in (*plan.steps, *plan.finally_)):  # pyright: ignore[reportUnnecessaryIsInstance]  # Python code may put in a mapping
         plan.number_steps()

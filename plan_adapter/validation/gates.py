@@ -1,4 +1,4 @@
-"""Who is asked and what waits: the approval's policy against the options and the steps."""
+"""Checks the gates of a plan: its gate policy against its options and steps."""
 
 from collections.abc import Iterable
 
@@ -9,18 +9,18 @@ from plan_adapter.validation.calls import Call
 from plan_adapter.validation.findings import Findings
 
 MANY_GATES = 20
-"""So many items of one step may each ask for an approval without a warning."""
+"""How many items of one step may each ask for an approval without a warning."""
 
 _CLAIMED = {
     "unverified": frozenset({"ssh_signature", "totp", "os_user", "form"}),
-    # An account at a terminal and a name in a form are two doors that a team may mean to have; a proof beside a claim is a mistake.
+    # Terminal accounts next to names in a form may be intended. A proof next to a mere claim is a mistake.
     "form": frozenset({"ssh_signature", "totp"}),
 }
-"""Names that anyone may claim, and the proofs beside which they are worth a warning."""
+"""Ways to answer that let anyone claim a name, and the proofs that are worthless next to them."""
 
 
 def check_gates(plan: ExecutionPlan, calls: list[Call], findings: Findings) -> None:
-    """Add what is wrong with the plan's policy, and what of it changes nothing."""
+    """Add the problems of the plan's gate policy, and warnings about its parts that have no effect."""
     gated = [index for index, call in enumerate(calls) if _has_gate(plan, call)]
     if plan.approval is not None:
         _check_names(plan.approval, findings)

@@ -1,4 +1,4 @@
-"""What the inputs of a plan must fit, as JSON Schema: for Prefect's forms, and for models and agents that call a plan."""
+"""The JSON Schema of a plan's inputs: for Prefect's forms, and for models and agents that call a plan."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from plan_adapter.plan import Input
 
 
 def value_schema(declared: Input) -> dict[str, JsonValue]:
-    """Return what a value of one input must fit."""
+    """Return the JSON Schema for a value of one input."""
     is_list = declared.type == "array"
     schema: dict[str, JsonValue] = {
         "type": declared.type,
@@ -24,7 +24,7 @@ def value_schema(declared: Input) -> dict[str, JsonValue]:
 
 
 def inputs_schema(inputs: Mapping[str, Input]) -> dict[str, JsonValue]:
-    """Return what all inputs of a plan must fit together: one object, with descriptions and defaults."""
+    """Return the JSON Schema for all inputs of a plan: one object, with descriptions and defaults."""
     return {
         "type": "object",
         "properties": {name: _described(declared) for name, declared in inputs.items()},

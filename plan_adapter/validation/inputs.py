@@ -1,4 +1,4 @@
-"""The inputs of a plan: whether their definitions make sense, and whether given values fit them."""
+"""Checks the definitions of a plan's inputs, and the values given for them."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -34,13 +34,13 @@ _ONLY_FOR: Mapping[str, tuple[str, ...]] = {
 }
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
-# An input is a parameter of a Prefect flow (hence no keyword of Python, either) and a word in expressions.
+# An input is a parameter of a Prefect flow, and so no Python keyword, and a name in expressions.
 _NAME_IN_WORDS = "letters from a to z, digits and underscores, a letter first"
 _TAKEN_NAMES = frozenset({"self", "cls", "return_state", "wait_for", "true", "false", "null"})
 
 
 def check_definitions(inputs: Mapping[str, Input], findings: Findings) -> None:
-    """Add what contradicts itself in the definitions of inputs: no value could ever fit, or the default does not."""
+    """Add the contradictions in the definitions of inputs: no value could ever fit, or the default does not fit."""
     for name, definition in inputs.items():
         at = join("inputs", name)
         if not re.fullmatch(INPUT_NAME, name):
@@ -52,7 +52,7 @@ def check_definitions(inputs: Mapping[str, Input], findings: Findings) -> None:
 
 
 def _other_name(name: str) -> str:
-    """Return what to write in place of a name that no input can have."""
+    """Return a hint for a name that no input can have."""
     similar = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")
     if re.fullmatch(INPUT_NAME, similar):
         return f"say `{similar}`"
@@ -60,7 +60,7 @@ def _other_name(name: str) -> str:
 
 
 def read_values(inputs: Mapping[str, Input], given: Mapping[str, object], *, from_text: bool) -> tuple[dict[str, JsonValue], list[Problem]]:
-    """Return the values of `inputs`, given or default, and every problem; values are copies."""
+    """Return copies of the values of `inputs`, given or default, and every problem."""
     values, problems = dict[str, JsonValue](), list[Problem]()
     for name, definition in inputs.items():
         at = join("inputs", name)
@@ -97,7 +97,7 @@ def _read(value: Any, definition: Input, at: str, *, from_text: bool) -> tuple[J
 
 
 def _contradictions(definition: Input) -> Iterator[tuple[str, str, str]]:
-    """Give (field, message, hint) of what is wrong in a definition."""
+    """Yield (field, message, hint) for each contradiction in a definition."""
     for field, kinds in _ONLY_FOR.items():
         if getattr(definition, field) is not None and definition.type not in kinds:
             yield field, f"`{field}` says nothing about {_WORDS[definition.type]}", f"remove it, or write type: {kinds[0]}"
@@ -121,7 +121,7 @@ def _contradictions(definition: Input) -> Iterator[tuple[str, str, str]]:
 
 
 def _faults(value: JsonValue, definition: Input) -> Iterator[str]:
-    """Give what is wrong with a value, without showing it: it may be a secret."""
+    """Yield what is wrong with a value without showing it, because it may be a secret."""
     if not _is_of_type(value, definition.type):
         yield f"is {_described(value)}, not {_WORDS[definition.type]}"
         return
@@ -173,7 +173,7 @@ def _described(value: JsonValue) -> str:
 
 
 def _is_same(one: JsonValue, other: JsonValue) -> bool:
-    """Return whether two values are the same JSON; Python's `True == 1` is none."""
+    """Return whether two values are the same JSON. Python's `True == 1` does not count."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, list) and isinstance(other, list):
@@ -192,7 +192,7 @@ def _pattern_fault(pattern: str) -> str | None:
 
 
 def _from_text(text: str, kind: str) -> JsonValue:
-    """Return the value that a text of a command line stands for; raises ValueError, which may say more."""
+    """Return the value of a command line text. Raises ValueError, whose message may say more."""
     match kind:
         case "string":
             return text

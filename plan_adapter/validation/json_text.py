@@ -1,4 +1,4 @@
-"""JSON as text inside of a plan or a command line: nothing but JSON, and no key twice."""
+"""Parses JSON text inside a plan or on a command line: strict JSON, without duplicate keys."""
 
 import json
 
@@ -8,16 +8,16 @@ from plan_adapter.values import normalize
 
 
 class NotJSONError(ValueError):
-    """A text is no JSON; where it nearly is, `code` names the problem and the message says it, to follow a description of the text."""
+    """A text is not JSON. If it nearly is, `code` names the problem and the message continues a description of the text."""
 
     def __init__(self, code: str = "", message: str = "") -> None:
-        """Keep `code`."""
+        """Store `code`."""
         super().__init__(message)
         self.code = code
 
 
 def parse_json(text: str) -> JsonValue:
-    """Return what `text` stands for; raises NotJSONError."""
+    """Return the value of the JSON `text`. Raises NotJSONError."""
     try:
         return normalize(json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant))
     except NotJSONError:

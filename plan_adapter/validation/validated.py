@@ -1,4 +1,4 @@
-"""`validate`, `find_problems`, `lint` and `bind_inputs`, and what they promise: `ValidatedPlan` and `BoundPlan`."""
+"""`validate`, `find_problems`, `lint` and `bind_inputs`, and the plans they return: `ValidatedPlan` and `BoundPlan`."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -29,27 +29,27 @@ from plan_adapter.values import join
 
 @dataclass(frozen=True, slots=True)
 class ValidatedPlan:
-    """A plan with proof that every tool, reference and dependency exists and fits. Mappings by step id can only be read."""
+    """A plan whose tools, references and dependencies are known to exist and fit. Mappings by step id are read-only."""
 
-    plan: ExecutionPlan  # a copy: what is done to the original changes nothing here
+    plan: ExecutionPlan  # a copy, so changes of the original have no effect here
     digest: str
-    order: tuple[str, ...]  # each step after those that it waits for, earlier ones of the plan first
-    dependencies: Mapping[str, tuple[str, ...]]  # all, those that references imply included
-    reduced: Mapping[str, tuple[str, ...]]  # without those that others imply
+    order: tuple[str, ...]  # topological; otherwise in the order of the plan
+    dependencies: Mapping[str, tuple[str, ...]]  # all, including those that references imply
+    reduced: Mapping[str, tuple[str, ...]]  # transitive reduction
     tools: Mapping[str, Tool[..., Any]]
     parameters: Mapping[str, Template]
-    when: Mapping[str, Template]  # of the steps that have one; so are the next three
+    when: Mapping[str, Template]  # only of steps that have one; likewise the next three
     for_each: Mapping[str, Template]
     labels: Mapping[str, Template]  # of the items of a for_each
     done_when: Mapping[str, Template]
-    rollbacks: Mapping[str, RollbackCall]  # of the steps that have one
+    rollbacks: Mapping[str, RollbackCall]  # only of steps that have one
     outputs: Mapping[str, Template]  # by name
-    definitions: tuple[dict[str, JsonValue], ...]  # of the tools in use, those of rollbacks too, by name: what an approval covers
-    secrets: frozenset[str]  # the names of those that the plan uses
-    steps: Mapping[str, Step]  # of the plan, by id
+    definitions: tuple[dict[str, JsonValue], ...]  # of all tools in use, including rollback tools, by name; an approval covers them
+    secrets: frozenset[str]  # the names of the secrets that the plan uses
+    steps: Mapping[str, Step]  # by id
 
     def has_gate(self, step: Step, *, gate_effects: Collection[Effect] = ()) -> bool:
-        """Return whether `step` waits at a gate of its own, by what its tool and that of its rollback declare; see `ExecutionPlan`."""
+        """Return whether `step` has its own gate, given the effects of its tool and its rollback's tool. See `ExecutionPlan`."""
         rollback = self.rollbacks.get(step.id)
         undoes = None if rollback is None else rollback.tool.effect
         return self.plan.has_gate(step, self.tools[step.id].effect, rollback=undoes, gate_effects=gate_effects)
@@ -57,17 +57,17 @@ class ValidatedPlan:
 
 @dataclass(frozen=True, slots=True)
 class BoundPlan:
-    """A validated plan with the inputs of a run, typed and complete; `approval_digest` covers all of it."""
+    """A validated plan with the complete, typed inputs of a run. `approval_digest` covers all of it."""
 
     validated: ValidatedPlan
     inputs: dict[str, JsonValue]
     approval_digest: str
-    folder: RunFolder | None = None  # that the run was moved to: the digest covers it, too
+    folder: RunFolder | None = None  # the folder that the run was moved to; also covered by the digest
 
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """A plan with its calls compiled, whether they are sound or not."""
+    """A plan with its compiled calls, valid or not."""
 
     plan: ExecutionPlan
     calls: list[Call]
@@ -76,16 +76,16 @@ class Examined:
 
 
 def validate(plan: ExecutionPlan, tools: ToolRegistry) -> ValidatedPlan:
-    """Return `plan` with proof that every tool, reference and dependency exists; raises InvalidPlanError with every problem."""
+    """Return `plan` as a ValidatedPlan. Raises InvalidPlanError with every problem."""
     examined, problems = _examine(plan, tools)
     return _validated(examined, problems)
 
 
 def validate_recorded(plan: ExecutionPlan, tools: ToolRegistry, *, digest: str) -> ValidatedPlan:
-    """Return what `validate` returns for the plan of a run, fresh from the store, which has compared its text with `digest`.
+    """Return what `validate` returns, for the plan of a run that the store has just read and compared with `digest`.
 
-    That text was written of a validated plan. So its types and values are not looked at again, and nobody else holds it, so that it is
-    not copied; everything is checked that other tools might see otherwise.
+    The stored text was written from a validated plan, and nobody else holds the plan. So its types and values are not checked again and it
+    is not copied. Everything that depends on the tools is checked.
     """
     findings = Findings()
     return _validated(_compiled(plan, tools, findings), findings.sorted(plan), digest=digest)
@@ -119,25 +119,25 @@ def _validated(examined: Examined | None, problems: list[Problem], *, digest: st
 
 
 def _refuse(problems: list[Problem]) -> None:
-    """Raise InvalidPlanError with the errors among `problems`, if there are any."""
+    """Raise InvalidPlanError if there are errors among `problems`."""
     if errors := [problem for problem in problems if problem.severity == "error"]:
         raise InvalidPlanError(errors)
 
 
 def find_problems(plan: ExecutionPlan, tools: ToolRegistry) -> list[Problem]:
-    """Return everything that keeps `plan` from being run with `tools`, in the order of the document; never raises."""
+    """Return every problem that prevents `plan` from running with `tools`, in document order. Never raises."""
     return [problem for problem in lint(plan, tools) if problem.severity == "error"]
 
 
 def lint(plan: ExecutionPlan, tools: ToolRegistry) -> list[Problem]:
-    """Return what `find_problems` returns, and warnings about what will run and probably should not run so."""
+    """Return what `find_problems` returns, plus warnings about things that can run but are probably wrong."""
     return _examine(plan, tools)[1]
 
 
 def bind_inputs(validated: ValidatedPlan, inputs: Mapping[str, object] | None = None, *, from_text: bool = False) -> BoundPlan:
-    """Return `validated` with `inputs`, defaults filled in; raises InvalidPlanError with every input that is missing or wrong.
+    """Return `validated` with `inputs`, defaults filled in. Raises InvalidPlanError with every input that is missing or wrong.
 
-    `from_text`: the values are texts of a command line, read by their input's type; those of arrays and objects are JSON.
+    With `from_text`, the values are command line texts, parsed by the type of their input; arrays and objects are JSON.
     """
     values, problems = read_values(validated.plan.inputs, inputs or {}, from_text=from_text)
     if problems:
@@ -187,7 +187,7 @@ def _check_plan(plan: ExecutionPlan, findings: Findings) -> None:
 
 
 def _compiled_outputs(plan: ExecutionPlan, steps: Iterable[str], findings: Findings) -> dict[str, Template]:
-    """Return what the plan, which has these `steps`, gives back, compiled, and add what is wrong with it."""
+    """Return the compiled outputs of the plan, which has these `steps`, and add their problems."""
     declared = Declarations(frozenset(steps), plan.inputs)
     outputs: dict[str, Template] = {}
     for name, value in plan.outputs.items():

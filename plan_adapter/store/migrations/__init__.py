@@ -1,1 +1,1 @@
-"""The history of the schema, for both databases; run by `plan_adapter.store.schema`, without an alembic.ini."""
+"""The schema migrations for both databases. `plan_adapter.store.schema` runs them without an alembic.ini."""

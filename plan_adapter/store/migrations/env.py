@@ -1,4 +1,4 @@
-"""What alembic runs: the migrations on the connection, and in the transaction, of its caller."""
+"""Entry point for alembic: runs the migrations on the caller's connection, inside the caller's transaction."""
 
 from alembic import context
 

@@ -1,4 +1,4 @@
-"""Every table, index and trigger of the store."""
+"""Create every table, index and trigger of the store."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ _APPEND_ONLY = ("audit", "policy_history", "totp_history")
 
 
 def upgrade() -> None:
-    """Create them in an empty database."""
+    """Create the schema in an empty database."""
     _plans()
     _versions()
     _implied_dependencies()
@@ -360,7 +360,7 @@ def _totp_history() -> None:
 
 
 def _refuse_changes(table: str) -> None:
-    """Have the database refuse to change or delete rows of `table`."""
+    """Add triggers that reject updates and deletes in `table`."""
     if op.get_bind().dialect.name == "postgresql":
         op.execute(
             "CREATE OR REPLACE FUNCTION plan_adapter_refuse_change() RETURNS trigger LANGUAGE plpgsql AS "

@@ -23,7 +23,7 @@ from plan_adapter.errors import ModelError, PlanAdapterError
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.runner import compile_plan
 from plan_adapter.runs.forms import end_released
-from plan_adapter.runs.secrets import hidden_from_models
+from plan_adapter.runs.secrets import model_redactor
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
@@ -102,7 +102,7 @@ async def draft_plan(
     asked = await _open_model(model)
     try:
         async with await _open_store(database) as store:
-            hide = await hidden_from_models(Settings(), request.available_secrets)
+            hide = await model_redactor(Settings(), request.available_secrets)
             budget = Budget.of(Settings())
             planner = Planner(asked, registry, asker=ask_in_form, budget=budget, keep=store.drafts, hide=hide, ask_model=_ask_as_task_run)
             draft = await planner.drafted(request, draft_id=current_flow_run())

@@ -340,7 +340,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class GateRules:
+class GatePolicy:
     """What an answer must satisfy. It combines the plan's policy and the settings as they were when the gate opened."""
 
     approvers: tuple[str, ...] | None = None  # names, with groups resolved; None: anyone
@@ -366,7 +366,7 @@ class Gate:
     name: str  # of the plan
     description: str  # of the plan, or of the step
     text: str  # Markdown: exactly what would run
-    rules: GateRules
+    rules: GatePolicy
     opened_at: datetime
     expires_at: datetime | None = None
     closed_at: datetime | None = None
@@ -403,7 +403,7 @@ class ApprovalRequest:
     gate_id: str | None = None
     opened_at: datetime | None = None
     expires_at: datetime | None = None
-    rules: GateRules = field(default_factory=GateRules)
+    rules: GatePolicy = field(default_factory=GatePolicy)
     refused: str | None = None  # why the previous answer was refused
     kind: GateKind = "approval"
     operator_request: OperatorRequestKind | None = None  # a request made outside any gate; the answer approves it

@@ -28,7 +28,7 @@ from plan_adapter.runs.rollback import rollback_run
 from plan_adapter.runs.session import RunRequest, opened_store
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.settings import Settings
-from plan_adapter.store.outcomes import Word
+from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import ValidatedPlan, bind_inputs, validate
@@ -240,7 +240,7 @@ async def aresolve_step(
         kind: CallKind = "rollback" if rollback else "step"
         plan, doing = await opened.get(run.digest), f"`{one_line(call_name(step_id, None, kind=kind))}` is not resolved"
         await require_approver(plan, run, opened, settings, by=by, known_by=known_by, decision="reject", doing=doing)
-        await opened.resolve(run.id, step_id, Word(resolution, by, known_by, note, result), item=item, kind=kind)
+        await opened.resolve(run.id, step_id, ResolutionRecord(resolution, by, known_by, note, result), item=item, kind=kind)
         return await opened.run(run.id)
 
 
@@ -287,7 +287,7 @@ async def arevise_run(
         bound = in_folder(bind_inputs(validate(plan, tools), run.inputs), run.folder)
         attended = any(gate.attended is not False for gate in await opened.gates(run_id=run.id))
         revised = await opened.revise_run(run.id, bound.validated, bound.approval_digest, by=by, note=note)
-        if not attended and requires_approval(bound.validated.plan, await opened.policy_in_force(settings)):
+        if not attended and requires_approval(bound.validated.plan, await opened.effective_policy(settings)):
             await open_detached(bound, revised, opened, settings)
         return revised
 

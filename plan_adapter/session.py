@@ -16,7 +16,7 @@ from plan_adapter.problems import Problem
 from plan_adapter.record import Approval, PlanRun, PlanSummary, RunContext
 from plan_adapter.runner import acancel_run, aresume_run, arevise_run, arun_plan, draft_revision
 from plan_adapter.runs.replan import Replanner, note_of
-from plan_adapter.runs.secrets import hidden_from_models
+from plan_adapter.runs.secrets import model_redactor
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
@@ -52,7 +52,7 @@ class PlanSession:
         Raises DraftError or ModelError; the current plan then stays the same.
         """
         request = PlanRequest(task) if isinstance(task, str) else task
-        keep, hide = None if self.store is None else self.store.drafts, await hidden_from_models(Settings(), request.available_secrets)
+        keep, hide = None if self.store is None else self.store.drafts, await model_redactor(Settings(), request.available_secrets)
         planner = Planner(self.model, self.tools, asker=self.asker, budget=self.budget, keep=keep, hide=hide)
         draft = await planner.drafted(request)
         if draft.plan is None:

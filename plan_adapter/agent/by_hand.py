@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from plan_adapter.agent import prompts
 from plan_adapter.agent.answers import read_answer
-from plan_adapter.agent.hiding import hidden_note, shown_request
+from plan_adapter.agent.hiding import redact_request, redaction_note
 from plan_adapter.agent.judging import Judge, tools_at_hand, unplannable
 from plan_adapter.agent.model import Message
 from plan_adapter.agent.requests import form_in_words
@@ -37,7 +37,7 @@ def prompt_for_chat(request: PlanRequest, tools: ToolRegistry, *, hide: Redactor
     if why := unplannable(request, tools):
         raise DraftError(why, Draft(request, CHAT))
     hide = hide or Redactor()
-    system, user = prompts.opening(shown_request(request, hide)[0], tools)
+    system, user = prompts.opening(redact_request(request, hide)[0], tools)
     form = form_in_words(draft_outline(max_steps=request.max_steps))
     return system, Message("user", f"{hide.text(user.content)}\n\n{form}")
 
@@ -48,8 +48,8 @@ def judged_answer(request: PlanRequest, tools: ToolRegistry, text: str, *, hide:
     The answer may be fenced, inside prose or almost JSON. Raises the same errors as `prompt_for_chat`.
     """
     messages, tools = prompt_for_chat(request, tools, hide=hide), tools_at_hand(request, tools)
-    request, hidden = shown_request(request, hide or Redactor())
-    draft = Draft(request, CHAT, notes=[hidden_note(hidden)] if hidden else [])
+    request, hidden = redact_request(request, hide or Redactor())
+    draft = Draft(request, CHAT, notes=[redaction_note(hidden)] if hidden else [])
     judge, reading = Judge(draft, tools), read_answer(text, repair=True)
     decision, draft.problems = judge.judged(reading)
     call = ModelCall(
@@ -62,7 +62,7 @@ def judged_answer(request: PlanRequest, tools: ToolRegistry, text: str, *, hide:
         usage=Usage(),
         seconds=0.0,
         phase="quick",
-        problems=tuple(prompts.told(problem) for problem in draft.problems),
+        problems=tuple(prompts.problem_line(problem) for problem in draft.problems),
     )
     draft.calls.append(call)
     if decision is None or draft.problems:

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 from pydantic import JsonValue
 
-from plan_adapter.agent.replan import Rest
+from plan_adapter.agent.replan import RemainingPlan
 from plan_adapter.agent.schema import ACTIONS, COMPLEXITIES
 from plan_adapter.agent.strictness import as_meant
 from plan_adapter.documents import read_document
@@ -37,7 +37,7 @@ Edges: TypeAlias = frozenset[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ConstraintClaim:
     """The model's statement of how a plan keeps a constraint: the `before` steps may only start after `steps`."""
 
     number: int
@@ -56,7 +56,7 @@ class Decision:
     need_thinking: bool = False
     plan: ExecutionPlan | None = None
     problems: tuple[Problem, ...] = ()
-    claims: tuple[Claim, ...] = ()
+    claims: tuple[ConstraintClaim, ...] = ()
     left_out: tuple[str, ...] = ()  # fields of the answer that a model may not decide
 
     @property
@@ -67,7 +67,7 @@ class Decision:
 
 
 def read_decision(
-    value: Mapping[str, JsonValue], tools: ToolRegistry, *, task: str, max_steps: int | None, rest: Rest | None = None
+    value: Mapping[str, JsonValue], tools: ToolRegistry, *, task: str, max_steps: int | None, rest: RemainingPlan | None = None
 ) -> Decision:
     """Return the decision in `value`, with every problem of it and of its plan. Never raises for what a model wrote.
 
@@ -97,7 +97,7 @@ def read_decision(
 class _Reader:
     value: Mapping[str, JsonValue]
     tools: ToolRegistry
-    rest: Rest | None = None
+    rest: RemainingPlan | None = None
     problems: list[Problem] = field(default_factory=list[Problem])
     ids: list[str] = field(default_factory=list[str])
 
@@ -151,7 +151,7 @@ class _Reader:
             ]
         return plan
 
-    def _whole(self, plan: ExecutionPlan, rest: Rest) -> ExecutionPlan:
+    def _whole(self, plan: ExecutionPlan, rest: RemainingPlan) -> ExecutionPlan:
         whole = rest.joined(plan.steps)
         whole._problems = plan._problems  # pyright: ignore[reportPrivateUsage]  # their consequences are not reported
         return whole
@@ -212,11 +212,11 @@ class _Reader:
                 self.add("unknown-step", f"{at}.depends_on[{number}]", message, "name a step that is there")
         return found
 
-    def claims(self, plan: ExecutionPlan | None) -> tuple[Claim, ...]:
-        written, found = self.value.get("constraints"), list[Claim]()
+    def claims(self, plan: ExecutionPlan | None) -> tuple[ConstraintClaim, ...]:
+        written, found = self.value.get("constraints"), list[ConstraintClaim]()
         for claim in written if isinstance(written, list) and plan is not None else []:
             if isinstance(claim, dict) and isinstance(number := claim.get("number"), int):
-                found.append(Claim(number, self._named(claim.get("steps")), self._named(claim.get("before"))))
+                found.append(ConstraintClaim(number, self._named(claim.get("steps")), self._named(claim.get("before"))))
         return tuple(found)
 
     def _named(self, written: JsonValue) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from plan_adapter.secrets import values_at_hand
 from plan_adapter.settings import Settings
 
 
-async def hidden_at_hand() -> Redactor:
+async def environment_redactor() -> Redactor:
     """Return a redactor for the secrets that this process can read without knowing their names."""
     redactor = Redactor()
     for value in await values_at_hand(Settings()):
@@ -21,7 +21,7 @@ async def hidden_at_hand() -> Redactor:
     return redactor
 
 
-def shown_request(request: PlanRequest, hide: Redactor) -> tuple[PlanRequest, list[str]]:
+def redact_request(request: PlanRequest, hide: Redactor) -> tuple[PlanRequest, list[str]]:
     """Return `request` as a model may see it, and the paths where a value was replaced by `***`."""
     before: dict[str, JsonValue] = {
         "task": request.task,
@@ -43,7 +43,7 @@ def shown_text(text: str, hide: Redactor) -> str:
     return hide.text(without_passwords(text))
 
 
-def hidden_note(places: list[str]) -> str:
+def redaction_note(places: list[str]) -> str:
     """Return a note that says which values the model was not shown, and how a plan can refer to a secret."""
     return (
         f"the model was shown `{MASK}` in place of what is secret, or is called so, in {', '.join(f'`{place}`' for place in places)}: "

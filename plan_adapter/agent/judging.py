@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from plan_adapter.agent.answers import Reading
-from plan_adapter.agent.decision import Claim, Decision, Edges, read_decision
-from plan_adapter.agent.replan import Rest
+from plan_adapter.agent.decision import ConstraintClaim, Decision, Edges, read_decision
+from plan_adapter.agent.replan import RemainingPlan
 from plan_adapter.drafts import Draft, KeptConstraint, PlanRequest
 from plan_adapter.errors import InvalidPlanError
 from plan_adapter.graph import ancestors_of
@@ -16,7 +16,7 @@ from plan_adapter.validation import ValidatedPlan, validate
 
 
 def judged_constraints(
-    texts: Sequence[str], claims: Sequence[Claim], ancestors: Mapping[str, frozenset[str]]
+    texts: Sequence[str], claims: Sequence[ConstraintClaim], ancestors: Mapping[str, frozenset[str]]
 ) -> tuple[list[KeptConstraint], list[Problem]]:
     """Return what is known about each constraint, and a problem for each claim that the plan does not keep.
 
@@ -40,7 +40,7 @@ def judged_constraints(
     return kept, problems
 
 
-def _broken(claim: Claim, text: str, ancestors: Mapping[str, frozenset[str]]) -> list[Problem]:
+def _broken(claim: ConstraintClaim, text: str, ancestors: Mapping[str, frozenset[str]]) -> list[Problem]:
     at = f"constraints[{claim.number - 1}]"
     unknown = [name for name in dict.fromkeys((*claim.steps, *claim.before)) if name not in ancestors]
     if unknown:
@@ -75,7 +75,7 @@ def unplannable(request: PlanRequest, tools: ToolRegistry) -> str | None:
     return None
 
 
-def unnamed_secrets(validated: ValidatedPlan, allowed: Collection[str], rest: Rest | None = None) -> list[Problem]:
+def unnamed_secrets(validated: ValidatedPlan, allowed: Collection[str], rest: RemainingPlan | None = None) -> list[Problem]:
     """Return a problem for each call in a model's plan that uses a secret whose name is not in `allowed`.
 
     With `rest`, a secret may also go to the tools that the run's plan already passes it to.
@@ -105,7 +105,7 @@ class Judge:
 
     draft: Draft
     tools: ToolRegistry
-    rest: Rest | None = None  # the part of a run's plan that is replaced, unless a whole plan is drafted
+    rest: RemainingPlan | None = None  # the part of a run's plan that is replaced, unless a whole plan is drafted
     dropped: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])  # removed dependencies that were already reported
 
     def judged(self, reading: Reading, before: Decision | None = None) -> tuple[Decision | None, list[Problem]]:

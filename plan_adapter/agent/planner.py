@@ -11,10 +11,10 @@ from pydantic import JsonValue
 from plan_adapter.agent import prompts
 from plan_adapter.agent.answers import read_answer
 from plan_adapter.agent.decision import Decision
-from plan_adapter.agent.hiding import hidden_at_hand, hidden_note, shown_request, shown_text
+from plan_adapter.agent.hiding import environment_redactor, redact_request, redaction_note, shown_text
 from plan_adapter.agent.judging import Judge, tools_at_hand, unplannable
 from plan_adapter.agent.model import Effort, Message, Model, ModelAnswer, Question
-from plan_adapter.agent.replan import Rest
+from plan_adapter.agent.replan import RemainingPlan
 from plan_adapter.agent.schema import draft_outline, draft_schema
 from plan_adapter.drafts import Draft, ModelCall, PlanRequest
 from plan_adapter.errors import DraftError, ModelError
@@ -64,7 +64,7 @@ class Keep(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Means:
+class _DraftingOptions:
     """Everything a draft needs from its planner: the model, the person to ask, the budget and the callbacks."""
 
     model: Model
@@ -97,7 +97,7 @@ class Planner:
         the model, for example as a Prefect task. `on_call` receives each call after its answer was checked.
         """
         self._tools = tools
-        self._means = _Means(model, asker, budget or Budget(), keep, hide, ask_model or _asked, on_call)
+        self._options = _DraftingOptions(model, asker, budget or Budget(), keep, hide, ask_model or _asked, on_call)
 
     def draft(self, request: PlanRequest) -> ExecutionPlan:
         """Return a valid plan for `request`, for code without an event loop; see `adraft`."""
@@ -114,31 +114,31 @@ class Planner:
             raise DraftError(draft.failure or "no plan came of the task", draft)
         return draft.plan
 
-    async def drafted(self, request: PlanRequest, *, draft_id: str | None = None, rest: Rest | None = None) -> Draft:
+    async def drafted(self, request: PlanRequest, *, draft_id: str | None = None, rest: RemainingPlan | None = None) -> Draft:
         """Return the whole draft. Its `plan` is valid, or None; then `failure` says why.
 
         Pass `draft_id` and the same request to continue a draft whose process died: recorded answers of the model and of a person are
         reused. With `rest`, the model only replans that part of a run's plan, and the draft's plan is the whole new version.
         """
-        tools, hide = tools_at_hand(request, self._tools), self._means.hide or await hidden_at_hand()
-        request, hidden = shown_request(request, hide)
-        draft = Draft(request, self._means.model.name, draft_id or new_id())
+        tools, hide = tools_at_hand(request, self._tools), self._options.hide or await environment_redactor()
+        request, hidden = redact_request(request, hide)
+        draft = Draft(request, self._options.model.name, draft_id or new_id())
         if why := unplannable(request, tools):
             draft.failure = why
             return draft
         definitions: list[JsonValue] = [*tools.definitions()]
         hidden += [] if hide.value(definitions) == definitions else ["tools"]
         if hidden:
-            draft.notes.append(hidden_note(hidden))
-        kept = [] if self._means.keep is None else await self._means.keep.begin(draft)
-        drafting = _Drafting(self._means, draft, Judge(draft, tools, rest), _Form.of(request, tools, hide), kept)
+            draft.notes.append(redaction_note(hidden))
+        kept = [] if self._options.keep is None else await self._options.keep.begin(draft)
+        drafting = _Drafting(self._options, draft, Judge(draft, tools, rest), _Form.of(request, tools, hide), kept)
         decision = await drafting.phase("quick")
         if decision is not None and decision.need_thinking:
             decision = await self._deeper(drafting, decision)
         if decision is not None and decision.plan is not None:
             drafting.judge.accept(decision)
-        if self._means.keep is not None:
-            await self._means.keep.end(draft)
+        if self._options.keep is not None:
+            await self._options.keep.end(draft)
         return draft
 
     async def _deeper(self, drafting: "_Drafting", first: Decision) -> Decision:
@@ -182,7 +182,7 @@ class _Form:
 class _Drafting:
     """One draft in progress: its cost so far, and the conversation."""
 
-    means: _Means
+    means: _DraftingOptions
     draft: Draft
     judge: Judge
     form: _Form
@@ -261,7 +261,7 @@ class _Drafting:
     async def _settle(self, problems: list[Problem]) -> None:
         """Record the last answer with its problems."""
         self.draft.problems = problems
-        self.draft.calls[-1] = replace(self.draft.calls[-1], problems=tuple(prompts.told(problem) for problem in problems))
+        self.draft.calls[-1] = replace(self.draft.calls[-1], problems=tuple(prompts.problem_line(problem) for problem in problems))
         if self.means.keep is not None:
             await self.means.keep.keep(self.draft, self.draft.calls[-1])
         if self.means.on_call is not None:

@@ -68,12 +68,12 @@ def opening(request: PlanRequest, tools: ToolRegistry, *, deep: bool = False, is
 
 def correction(problems: Sequence[Problem]) -> Message:
     """Return a message with the problems of the last answer, each with its location, code and hint."""
-    lines = [f"- {told(problem)}" for problem in problems]
+    lines = [f"- {problem_line(problem)}" for problem in problems]
     text = "\n".join(["The answer cannot be used:", *lines, "Answer again with the whole object, everything else unchanged."])
     return Message("user", text)
 
 
-def told(problem: Problem) -> str:
+def problem_line(problem: Problem) -> str:
     """Return a problem in one line. The location in a file is left out, because no person wrote one."""
     where = f"{problem.at}: " if problem.at else ""
     return f"{where}[{problem.code}] {problem.message}" + (f"; {problem.hint}" if problem.hint else "")

@@ -1,4 +1,4 @@
-"""Replanning a run: `Rest` separates the steps that stay from those a model writes again, and `told` describes the run to the model."""
+"""Replanning a run: `RemainingPlan` separates the steps that stay from those a model writes again."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,7 +27,7 @@ _Cut: TypeAlias = Callable[[JsonValue], JsonValue]
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class RemainingPlan:
     """The part of the plan `old` that a model writes again. Steps that were started stay, and so does everything they wait for."""
 
     old: ExecutionPlan
@@ -38,7 +38,7 @@ class Rest:
     secrets: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])  # secret name -> tools that receive it
 
     @classmethod
-    def of(cls, validated: ValidatedPlan, history: RunHistory) -> "Rest":
+    def of(cls, validated: ValidatedPlan, history: RunHistory) -> "RemainingPlan":
         """Return the part of a validated plan that is left, by its run's history. The history must have no unknown outcomes."""
         plan = validated.plan
         begun = {step_id for step_id, _ in (*history.succeeded, *history.repeatable)} & {step.id for step in plan.steps}
@@ -85,7 +85,7 @@ class Rest:
         return plan
 
 
-def told(run: PlanRun, rest: Rest, history: RunHistory, hide: Redactor) -> dict[str, JsonValue]:
+def replan_context(run: PlanRun, rest: RemainingPlan, history: RunHistory, hide: Redactor) -> dict[str, JsonValue]:
     """Return the run's record as context for a model. Everything `hide` knows is redacted, then long texts are cut."""
     hidden = [text for name, value in run.inputs.items() if is_secret_name(name) for text in _texts(value)]
 

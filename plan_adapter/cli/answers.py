@@ -78,7 +78,7 @@ class AnswerOptions:
 
 async def answer_here(place: Place, words: AnswerOptions, store: "PlanStore", settings: Settings, *, as_json: bool) -> int:
     """Answer at a gate in the store, and print what happens next. Raises NotApprovedError if the answer is refused."""
-    from plan_adapter.gates.approval import with_todays_policy
+    from plan_adapter.gates.approval import with_current_policy
     from plan_adapter.gates.gate import request_of
     from plan_adapter.gates.terminal import gate_summary
 
@@ -86,9 +86,9 @@ async def answer_here(place: Place, words: AnswerOptions, store: "PlanStore", se
     if words.decision == "approve" and (reason := await _why_cancelled(run, store, settings)) is not None:
         raise UsageError(f"too late to approve: run {run.id} was cancelled in Prefect: {reason}")
     request = request_of(gate)
-    policy = await store.policy_in_force(settings)
+    policy = await store.effective_policy(settings)
     if gate.attended is False or policy.number is not None:
-        rules = with_todays_policy(gate.rules, await store.get(run.digest), policy)
+        rules = with_current_policy(gate.rules, await store.get(run.digest), policy)
         request = replace(request, rules=rules)
     is_named = gate.step_id is None or place.step is not None or place.digest is not None
     if not place.is_of(gate.approval_digest):
@@ -391,9 +391,9 @@ def proofs(words: AnswerOptions, request: "ApprovalRequest", settings: Settings)
 
 
 async def _proved(answer: "Answer", request: "ApprovalRequest", store: "PlanStore", settings: Settings) -> "Approval":
-    from plan_adapter.gates.identity import Means, approval_from
+    from plan_adapter.gates.identity import ProofContext, approval_from
 
-    return await approval_from(answer, request, Means(await store.policy_in_force(settings), settings, store))
+    return await approval_from(answer, request, ProofContext(await store.effective_policy(settings), settings, store))
 
 
 async def _end_rejected(run: "PlanRun", approval: "Approval", store: "PlanStore") -> None:
@@ -455,8 +455,8 @@ class CallerIdentity:
 
     async def proved(self, because: str, request: "ApprovalRequest", store: "PlanStore", /) -> tuple[str, str | None]:
         """Return how they are known, and their signature if any. Raises NotApprovedError if the gate policy refuses the proof."""
-        from plan_adapter.gates.identity import Means, proved
+        from plan_adapter.gates.identity import ProofContext, proved
 
         answer = proofs(replace(self.words, decision="approve", note=because), request, self.settings)
-        means = Means(await store.policy_in_force(self.settings), self.settings, store)
-        return await proved(answer, request, means), answer.signature
+        proof_context = ProofContext(await store.effective_policy(self.settings), self.settings, store)
+        return await proved(answer, request, proof_context), answer.signature

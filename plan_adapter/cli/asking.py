@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import answer_to, os_user, refusal
-from plan_adapter.record import Approval, ApprovalRequest, GateRules
+from plan_adapter.record import Approval, ApprovalRequest, GatePolicy
 
 if TYPE_CHECKING:
     from plan_adapter.gates.approval import Approver
@@ -22,7 +22,7 @@ class YesApprover:
     is_beforehand = True
     """The approval was given before the content existed, so it does not cover what a model drafts during the run."""
 
-    def foresee(self, rules: GateRules) -> None:
+    def check_policy(self, rules: GatePolicy) -> None:
         """Raise YesRefusedError if the policy would refuse the approval."""
         if (reason := refusal(rules, by=os_user(), known_by="os_user", decision="approve")) is not None:
             raise YesRefusedError(reason)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from plan_adapter.agent.openai_model import Probe
     from plan_adapter.engine.diagnosis import Finding
     from plan_adapter.errors import StoreError
-    from plan_adapter.gates.policy import PolicyInForce
+    from plan_adapter.gates.policy import EffectivePolicy
 
 
 def doctor(plan: str | None = None, /, *, tools: list[str] | None = None, model: bool = False, json: bool = False) -> int:
@@ -102,7 +102,7 @@ def _of_plan(plan: str, imports: list[str], settings: Settings) -> "list[Finding
     """Return whether each secret of a plan can be found, and which approvers and operators are not known as groups."""
     from plan_adapter.engine.diagnosis import Finding
     from plan_adapter.errors import InvalidPlanError
-    from plan_adapter.gates.approval import names_of_nobody
+    from plan_adapter.gates.approval import names_without_group
     from plan_adapter.validation import validate
 
     try:
@@ -119,7 +119,7 @@ def _of_plan(plan: str, imports: list[str], settings: Settings) -> "list[Finding
             what=f"`{one_line(name)}`, an approver or operator, counts as a person: no group has that name",
             hint=hint,
         )
-        for name in names_of_nobody(validated.plan, policy)
+        for name in names_without_group(validated.plan, policy)
     ]
     if not validated.secrets:
         return [*findings, Finding(ok=True, what=f"{plan} uses no secrets")]
@@ -130,15 +130,15 @@ def _of_plan(plan: str, imports: list[str], settings: Settings) -> "list[Finding
     ]
 
 
-def _policy_of(settings: Settings) -> "tuple[PolicyInForce, StoreError | None]":
+def _policy_of(settings: Settings) -> "tuple[EffectivePolicy, StoreError | None]":
     """Return the policy of the settings and the store combined; with an error, that of the settings alone."""
     from plan_adapter.errors import StoreError
-    from plan_adapter.gates.policy import policy_in_force
+    from plan_adapter.gates.policy import effective_policy
 
     try:
         return asyncio.run(policy_of_store(settings)), None
     except StoreError as error:
-        return policy_in_force(settings), error
+        return effective_policy(settings), error
 
 
 def _policy(settings: Settings) -> "Finding":
@@ -155,7 +155,7 @@ def _policy(settings: Settings) -> "Finding":
     return Finding(ok=True, what=f"version {policy.number} of the store's policy applies to every plan", hint=hint)
 
 
-def _signatures(policy: "PolicyInForce") -> "Finding":
+def _signatures(policy: "EffectivePolicy") -> "Finding":
     """Return whether signed answers can be verified here."""
     from plan_adapter.engine.diagnosis import Finding
     from plan_adapter.gates.policy import STORES_SIGNERS

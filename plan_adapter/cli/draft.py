@@ -190,7 +190,7 @@ async def _plan(job: DraftJob, model: "OpenAIModel", *, begun: "Draft | None" = 
     """Draft with a model; `begun`: the draft to continue."""
     from plan_adapter.agent.planner import Budget, Planner
     from plan_adapter.plan import new_id
-    from plan_adapter.runs.secrets import hidden_from_models
+    from plan_adapter.runs.secrets import model_redactor
 
     settings, asker, draft_id = Settings(), TerminalAsker(), begun.id if begun is not None else new_id()
     kept = {call.number for call in begun.calls} if begun is not None else set[int]()
@@ -202,7 +202,7 @@ async def _plan(job: DraftJob, model: "OpenAIModel", *, begun: "Draft | None" = 
     streams.note(f"draft {draft_id}: asking {model.name}, which may plan with {listed(job.tools.names(), NAMED)}")
     began = time.monotonic()
     try:
-        hide = await hidden_from_models(settings, job.request.available_secrets)
+        hide = await model_redactor(settings, job.request.available_secrets)
         async with open_store(settings) as store:
             planner = Planner(model, job.tools, asker=asker, budget=Budget.of(settings), keep=store.drafts, hide=hide, on_call=on_call)
             drafted = await planner.drafted(job.request, draft_id=draft_id)
@@ -226,21 +226,21 @@ async def _plan(job: DraftJob, model: "OpenAIModel", *, begun: "Draft | None" = 
 
 async def _draft_by_hand(job: DraftJob, answer: str | None) -> int:
     """Print the prompt for a chat, or check its answer: a file, or `-` for stdin."""
-    from plan_adapter.runs.secrets import hidden_from_models
+    from plan_adapter.runs.secrets import model_redactor
 
-    hide = await hidden_from_models(Settings(), job.request.available_secrets)
+    hide = await model_redactor(Settings(), job.request.available_secrets)
     return _print_prompt(job, hide) if answer is None else await _judge(job, text_of(answer, "the answer"), hide)
 
 
 def _print_prompt(job: DraftJob, hide: "Redactor") -> int:
     from plan_adapter.agent.by_hand import prompt_for_chat
-    from plan_adapter.agent.hiding import hidden_note, shown_request
+    from plan_adapter.agent.hiding import redact_request, redaction_note
 
     messages = prompt_for_chat(job.request, job.tools, hide=hide)
     if job.as_json:
         streams.json_line({"messages": [{"role": message.role, "content": message.content} for message in messages]})
-    if hidden := shown_request(job.request, hide)[1]:
-        streams.note(f"note: {hidden_note(hidden)}")
+    if hidden := redact_request(job.request, hide)[1]:
+        streams.note(f"note: {redaction_note(hidden)}")
     if not job.as_json or job.destination.path is not None:
         job.destination.write("\n\n".join(message.content for message in messages) + "\n")
         streams.note("paste this into any chat, save its answer, and run the same command with --answer FILE, without --print-prompt")

@@ -179,7 +179,7 @@ def tell(draft: "Draft") -> None:
 
 
 def _tell_problems(draft: "Draft") -> None:
-    from plan_adapter.agent.prompts import told
+    from plan_adapter.agent.prompts import problem_line
 
     for problem in draft.problems:
-        output.note(f"  {one_line(told(problem))}")
+        output.note(f"  {one_line(problem_line(problem))}")

@@ -20,7 +20,7 @@ from plan_adapter.cli.progress import Display, JsonDisplay, Links, PlainDisplay
 from plan_adapter.cli.records import run_end, run_json
 from plan_adapter.commands import resolve_command, resume_command, rollback_command
 from plan_adapter.errors import LeaseLostError, RunConflictError, StoreError, StoreLostError
-from plan_adapter.execution.cancellation import Leave
+from plan_adapter.execution.cancellation import LeaveSignal
 from plan_adapter.execution.printing import captured_prints
 from plan_adapter.gates.terminal import Conversation
 from plan_adapter.hooks import Event
@@ -100,7 +100,7 @@ class ForegroundRun:
             yes=wanted.yes, detach=wanted.detach, conversation=conversation, edit=edit, is_alone=not self.asks_in_form
         )
         self._waits = not (wanted.yes or wanted.detach) and self.asks
-        self._leave = Leave()
+        self._leave = LeaveSignal()
         self._left_at: float | None = None  # when a signal left the run waiting, on the loop's clock
         self._display: Display = choose_display(as_json=wanted.json, links=self._links, conversation=conversation)
         self._waiting: str | None = None  # the run's id, once a gate has opened

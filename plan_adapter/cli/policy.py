@@ -112,7 +112,7 @@ async def _signature(new: "Policy", number: int, by: str, store: "PlanStore", se
     from plan_adapter.store.policies import signed_policy
 
     text = signed_policy(new, number)
-    allowed = allowed_signers(await store.policy_in_force(settings))
+    allowed = allowed_signers(await store.effective_policy(settings))
     signature = sign(text, key=default_key(settings))
     await aside(lambda: signer(text, signature, allowed=allowed, by=by))
     return signature

@@ -104,7 +104,7 @@ async def _preview_resume(run: str, asked: "ResumeOptions | None", *, tools: lis
     from plan_adapter.runs.approval import end_overdue
     from plan_adapter.runs.folders import refuse_elsewhere
     from plan_adapter.runs.operator_requests import choices_of
-    from plan_adapter.runs.resume import action_left, refuse_resume
+    from plan_adapter.runs.resume import refuse_resume, resume_action
     from plan_adapter.runs.rollback import roll_back, with_approved_rollbacks
     from plan_adapter.runs.tool_drift import as_recorded, changes_of_tools, code_notices
 
@@ -114,7 +114,7 @@ async def _preview_resume(run: str, asked: "ResumeOptions | None", *, tools: lis
         recorded = await store.recorded(found.id)
         plan, history = recorded.plan, recorded.history
         await refuse_resume(found, store)
-        work = action_left(found, plan, history, recorded.kept, asked=asked)
+        work = resume_action(found, plan, history, recorded.kept, asked=asked)
         if work is not roll_back:
             refuse_elsewhere(found, Settings())
         bound = as_recorded(found, plan, tools_of(tools))

@@ -17,7 +17,7 @@ from plan_adapter.cli.servers import answering_server
 from plan_adapter.commands import SHOWN_DIGITS, answer_command
 from plan_adapter.gates.terminal import gate_summary
 from plan_adapter.readable import call_name, means_item
-from plan_adapter.record import LEAST_ID_CHARACTERS, ApprovalRequest, Decision, GateRules, Resolution
+from plan_adapter.record import LEAST_ID_CHARACTERS, ApprovalRequest, Decision, GatePolicy, Resolution
 
 if TYPE_CHECKING:
     from plan_adapter.engine.connection import Server
@@ -160,7 +160,7 @@ def _request(form: "OpenForm", text: str) -> ApprovalRequest:
         item=form.item,
         label=form.label,
         gate_id=form.gate_id,
-        rules=GateRules(known_by=form.known_by),
+        rules=GatePolicy(known_by=form.known_by),
         kind=form.kind,
         call_kind=form.call_kind,
     )

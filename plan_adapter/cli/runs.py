@@ -16,7 +16,7 @@ from plan_adapter.record import PlanRun
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
-    from plan_adapter.gates.policy import PolicyInForce
+    from plan_adapter.gates.policy import EffectivePolicy
     from plan_adapter.store.signed import Signed
     from plan_adapter.store.verification import Verification
 
@@ -83,16 +83,16 @@ def _row(run: PlanRun, status: str) -> tuple[str, ...]:
 
 async def _verify_run(run_or_file: str, *, as_json: bool) -> int:
     """Return 0 if the record is intact, 1 if it is altered or cannot be verified; a file is verified without a store."""
-    from plan_adapter.gates.policy import policy_in_force
+    from plan_adapter.gates.policy import effective_policy
 
     settings = Settings()
-    document, policy = _read(Path(run_or_file)), policy_in_force(settings)  # the store of a file, and its policy, may be elsewhere
+    document, policy = _read(Path(run_or_file)), effective_policy(settings)  # the store of a file, and its policy, may be elsewhere
     if document is not None:
         found, signed, run_id = _examined(document)
     else:
         async with open_store(settings) as store:
             found, signed, run_id = await store.read_export(run_or_file, _examined)
-            policy = await store.policy_in_force(settings)
+            policy = await store.effective_policy(settings)
     checked = [_checked(one, policy) for one in signed]
     bad = [line for line in checked if line["problem"] is not None]
     if as_json:
@@ -140,7 +140,7 @@ def _examined(document: dict[str, Any]) -> "tuple[Verification, list[Signed], st
     return found, signed, run.get("id") if isinstance(run, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
 
 
-def _checked(signed: "Signed", policy: "PolicyInForce") -> dict[str, Any]:
+def _checked(signed: "Signed", policy: "EffectivePolicy") -> dict[str, Any]:
     """Return where a signed record is, who signed it, whether its signature was checked, and what is wrong with it."""
     from plan_adapter.errors import NotApprovedError
     from plan_adapter.gates.signatures import allowed_signers, signer

@@ -16,7 +16,7 @@ from plan_adapter.settings import Settings
 if TYPE_CHECKING:
     from plan_adapter.agent.openai_model import OpenAIModel
     from plan_adapter.execution.history import ResumeOptions
-    from plan_adapter.gates.policy import PolicyInForce
+    from plan_adapter.gates.policy import EffectivePolicy
     from plan_adapter.plan import ExecutionPlan
     from plan_adapter.problems import Problem
     from plan_adapter.record import PlanRun
@@ -45,14 +45,14 @@ def open_store(settings: Settings) -> "PlanStore":
     return PlanStore(settings.store_url)
 
 
-async def policy_of_store(settings: Settings) -> "PolicyInForce":
+async def policy_of_store(settings: Settings) -> "EffectivePolicy":
     """Return the policy of the settings and their store combined, without creating a store."""
-    from plan_adapter.gates.policy import policy_in_force
+    from plan_adapter.gates.policy import effective_policy
 
     if settings.database_url is None and not (settings.home / "plans.db").exists():
-        return policy_in_force(settings)
+        return effective_policy(settings)
     async with open_store(settings) as store:
-        return await store.policy_in_force(settings)
+        return await store.effective_policy(settings)
 
 
 def drafting_tools_of(imports: Sequence[str], names: Sequence[str]) -> "ToolRegistry":

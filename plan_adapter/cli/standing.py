@@ -13,7 +13,7 @@ from plan_adapter.readable import as_text, counted, moment
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
-    from plan_adapter.gates.policy import PolicyInForce
+    from plan_adapter.gates.policy import EffectivePolicy
     from plan_adapter.record import StandingApproval
     from plan_adapter.validation import ValidatedPlan
 
@@ -104,7 +104,7 @@ async def _add(terms: Terms, words: AnswerOptions, settings: Settings, *, as_jso
     async with open_store(settings) as store:
         validated = validate(await plan_of(terms.plan, store), tools_of(terms.tools))
         try:
-            policy = await store.policy_in_force(settings)
+            policy = await store.effective_policy(settings)
             standing = _signed(_standing(terms, words, validated, await store.now()), words, validated, settings, policy)
             if terms.in_file:
                 return _write(standing, terms, policy, as_json=as_json)
@@ -175,14 +175,14 @@ def _standing(terms: Terms, words: AnswerOptions, validated: "ValidatedPlan", no
 
 
 def _signed(
-    standing: "StandingApproval", words: AnswerOptions, validated: "ValidatedPlan", settings: Settings, policy: "PolicyInForce"
+    standing: "StandingApproval", words: AnswerOptions, validated: "ValidatedPlan", settings: Settings, policy: "EffectivePolicy"
 ) -> "StandingApproval":
     """Return `standing`, signed if `--sign` was given. Raises NotApprovedError if the policy refuses it."""
     from plan_adapter.errors import NotApprovedError
-    from plan_adapter.gates.approval import refusal, rules_of
+    from plan_adapter.gates.approval import gate_policy_of, refusal
 
     known_by = "ssh_signature" if words.sign else "os_user"
-    rules = rules_of(validated.plan, policy, requested_by="")
+    rules = gate_policy_of(validated.plan, policy, requested_by="")
     if reason := refusal(rules, by=standing.by, known_by=known_by, decision="approve"):
         raise NotApprovedError(reason)
     if not words.sign:
@@ -196,7 +196,7 @@ def _signed(
     return signed
 
 
-def _write(standing: "StandingApproval", terms: Terms, policy: "PolicyInForce", *, as_json: bool) -> int:
+def _write(standing: "StandingApproval", terms: Terms, policy: "EffectivePolicy", *, as_json: bool) -> int:
     from plan_adapter.gates.standing_files import signature_path, standing_path, write_signed
 
     if not Path(terms.plan).is_file():

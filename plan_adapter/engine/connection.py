@@ -213,7 +213,7 @@ def without_credentials(url: str) -> str:
     return parts._replace(netloc=host, query="", fragment="").geturl()
 
 
-def trouble_with_server(error: BaseException | None) -> str | None:
+def describe_server_error(error: BaseException | None) -> str | None:
     """Return what is wrong with the server, without URLs or headers, or None if `error` does not come from a request to it."""
     while error is not None and type(error).__module__.partition(".")[0] not in ("httpx", "prefect"):
         error = error.__cause__

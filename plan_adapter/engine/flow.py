@@ -16,7 +16,7 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
 from pydantic import JsonValue, WithJsonSchema
 
-from plan_adapter.engine.connection import changed_settings, trouble_with_server
+from plan_adapter.engine.connection import changed_settings, describe_server_error
 from plan_adapter.engine.flow_runs import CHECKS_ITSELF, busy_retries, let_flows_check_parameters, run_flow, tag_flow_run
 from plan_adapter.engine.gate_prompt import left_form
 from plan_adapter.engine.internals import confirm, end_queues, forget, rescue, undelivered
@@ -205,8 +205,8 @@ async def run_to_end(flow: Flow[..., Any], parameters: Mapping[str, Any], run: P
         except asyncio.CancelledError:  # the function cleans up and reports how that ended
             flowing.cancel()
     if not ended.done():
-        raise _unbegun(flowing, run)
-    trouble = await _untold(flowing, run) or (None if await deliver() else AWAY)
+        raise _start_error(flowing, run)
+    trouble = await _why_end_unreported(flowing, run) or (None if await deliver() else AWAY)
     if trouble is not None:
         await drop()
         then = "; `plan reconcile` tells it the end" if trouble == AWAY else ""
@@ -221,10 +221,10 @@ def _cut_short(flowing: "asyncio.Future[State]") -> None:
         asyncio.get_running_loop().call_later(0.2, _cut_short, flowing)
 
 
-def _unbegun(flowing: "asyncio.Future[State]", run: PlanRun) -> BaseException:
+def _start_error(flowing: "asyncio.Future[State]", run: PlanRun) -> BaseException:
     """Return the reason why Prefect did not call the flow's function."""
     error = asyncio.CancelledError() if flowing.cancelled() else flowing.exception()
-    reason = f"its flow run is {flowing.result().name}" if error is None else trouble_with_server(error)
+    reason = f"its flow run is {flowing.result().name}" if error is None else describe_server_error(error)
     if reason is None or isinstance(error, PlanAdapterError):
         return error or asyncio.CancelledError()
     unbegun = NoServerError(
@@ -234,7 +234,7 @@ def _unbegun(flowing: "asyncio.Future[State]", run: PlanRun) -> BaseException:
     return unbegun
 
 
-async def _untold(flowing: "asyncio.Future[State]", run: PlanRun) -> str | None:
+async def _why_end_unreported(flowing: "asyncio.Future[State]", run: PlanRun) -> str | None:
     """Return why the server does not know how the flow run ended, or None if it does.
 
     If Prefect could not report the end, report it once more.
@@ -245,7 +245,7 @@ async def _untold(flowing: "asyncio.Future[State]", run: PlanRun) -> str | None:
     try:
         with changed_settings({"client.max_retries": 0}):
             async with asyncio.timeout(LAST_WORD_SECONDS):
-                await _tell_end(UUID(run.flow_run_id), state_of_run(run))
+                await _report_end(UUID(run.flow_run_id), state_of_run(run))
     except ObjectNotFound:
         return DELETED
     except Exception as error:
@@ -254,6 +254,6 @@ async def _untold(flowing: "asyncio.Future[State]", run: PlanRun) -> str | None:
     return None
 
 
-async def _tell_end(flow_run_id: UUID, state: State) -> None:
+async def _report_end(flow_run_id: UUID, state: State) -> None:
     async with busy_retries(), get_client() as client:
         await client.set_flow_run_state(flow_run_id, state, force=True)

@@ -10,7 +10,7 @@ from pydantic import Field, JsonValue, create_model
 from plan_adapter.commands import SHOWN_DIGITS, open_form_notice, show_command
 from plan_adapter.gates.text import split_text, without_picture
 from plan_adapter.readable import counted, prose
-from plan_adapter.record import Answer, ApprovalRequest, Decision, GateKind, GateRules, Resolution
+from plan_adapter.record import Answer, ApprovalRequest, Decision, GateKind, GatePolicy, Resolution
 
 MAX_NAME_CHARACTERS = 200
 MAX_NOTE_CHARACTERS = 4000
@@ -180,7 +180,7 @@ def values_of(answer: Answer) -> dict[str, str]:
     return values | {name: proof for name, proof in proofs.items() if proof}
 
 
-def _approver(rules: GateRules) -> Any:
+def _approver(rules: GatePolicy) -> Any:
     listed = list(rules.approvers) if rules.approvers and len(rules.approvers) <= MAX_LISTED_APPROVERS else None
     return Field(
         min_length=1,
@@ -191,7 +191,7 @@ def _approver(rules: GateRules) -> Any:
     )
 
 
-def _proofs(rules: GateRules, *, signs: str, takes_codes: bool) -> dict[str, Any]:
+def _proofs(rules: GatePolicy, *, signs: str, takes_codes: bool) -> dict[str, Any]:
     """Return the fields in which people prove their identity. A field is required if the gate accepts no other proof."""
     known_by = tuple(way for way in rules.known_by or () if way != "totp" or takes_codes)
     fields = dict[str, Any]()

@@ -75,7 +75,7 @@ MAX_NOTE_CHARACTERS = 500
 _NAMES: dict[Decision, str] = {"approve": "Approved", "reject": "Rejected", "request_changes": "ChangesRequested"}
 
 _VERBS: dict[GateKind, str] = {"approval": "approve", "outcome": "resolve"}
-_SAID: dict[str, Callable[[], State]] = {
+_RESOLUTION_STATES: dict[str, Callable[[], State]] = {
     "done": lambda: Completed(name="Done", message="it was done; the receipt of the step says by whom"),
     "again": lambda: Completed(name="Again", message="it was not done, and is made again; the receipt of the step says by whom"),
     "abort": lambda: Cancelled(name="Abort", message="the run is to end here; the receipt of the step says by whom"),
@@ -239,8 +239,8 @@ async def _settled(closed: "asyncio.Future[Gate]") -> None:
 async def _end_of(asking: Asking, approval_of: ApprovalOf | None) -> State:
     """Return how the gate ended as a final state. Its name gives the outcome; its message says who answered and why."""
     gate = asking.closed.result() if asking.closed.done() else None
-    if gate is not None and gate.end in _SAID:
-        return _SAID[gate.end]()
+    if gate is not None and gate.end in _RESOLUTION_STATES:
+        return _RESOLUTION_STATES[gate.end]()
     if gate is not None and gate.end is None:
         return Cancelled(name="Left", message="left: no process waits here any more; `plan gates` says how it is answered")
     if gate is None or gate.end != "answered":

@@ -17,7 +17,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.input import aread_flow_run_input, keyset_from_base_key
 from prefect.states import Cancelled, Scheduled
 
-from plan_adapter.engine.connection import trouble_with_server
+from plan_adapter.engine.connection import describe_server_error
 from plan_adapter.engine.form import NotAnAnswerError, answer_of, text_shown, values_of
 from plan_adapter.engine.gate_display import GateLabels, read_labels
 from plan_adapter.engine.states import WAITING
@@ -171,4 +171,4 @@ def _reason(result: "OrchestrationResult[object]") -> str:
 
 
 def _no_server(error: httpx.HTTPError) -> NoServerError:
-    return NoServerError(f"the Prefect server cannot be used: {trouble_with_server(error)}")
+    return NoServerError(f"the Prefect server cannot be used: {describe_server_error(error)}")

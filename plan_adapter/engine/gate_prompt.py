@@ -81,7 +81,7 @@ class Prompt:
         self._shown = False
         self._trouble_since: float | None = None
         self._warned = False
-        self._context = _impatient()
+        self._context = _context_without_retries()
         asking.closed.add_done_callback(lambda _: self.over.set())
         if asking.closed.done():
             self.over.set()
@@ -95,7 +95,7 @@ class Prompt:
             try:
                 refused = await self._once(refused)
             except _TroubleError as trouble:
-                await self._longer_and_longer(trouble)
+                await self._back_off(trouble)
             except _OverError:
                 return
             else:
@@ -125,13 +125,13 @@ class Prompt:
         state = await self._left(key)
         self._shown = False
         _raise_if_cancelled(state)
-        raw = await self._persistently(partial(aread_flow_run_input, _response_key(key), flow_run_id=self._id))
+        raw = await self._retry(partial(aread_flow_run_input, _response_key(key), flow_run_id=self._id))
         if raw is None:
             ended = f"the pause was ended without an answer (state {state.name if state else 'unknown'})"
             log.warning("the gate of flow run %s stays shut: %s", self._id, ended)
             if asyncio.get_running_loop().time() - began > CALM_SECONDS:
                 self._wait = FIRST_WAIT
-            await self._longer_and_longer()
+            await self._back_off()
             return ended
         self._wait = FIRST_WAIT
         try:
@@ -149,41 +149,41 @@ class Prompt:
             waited = loop.time() - began
             if await self._over_within(self._poll_seconds * min(1 + waited / SLOWER_SECONDS, MOST_SLOWLY)):
                 raise _OverError
-            if not _shows(state := await self._persistently(self._state), key):
+            if not _shows(state := await self._retry(self._state), key):
                 return state
 
     async def _open(self, key: str, refused: str | None) -> None:
         request = self._asking.request
         private = await takes_codes(request)
         for write in form_writes(request, self._id, self._client, key=key, refused=refused, takes_codes=private):
-            await self._persistently(write)
+            await self._retry(write)
         paused = with_form(Paused(message=_waits_for(request)), key)
         self._shown = True
         if await self._enter(paused):
             return
-        state = await self._persistently(self._state)
+        state = await self._retry(self._state)
         if _shows(state, key):  # an earlier request set it, and its response was lost
             return
         _raise_if_cancelled(state)
         # A process that died left this state, or someone set it. This process runs the flow run, so Running is correct.
-        await self._persistently(partial(self._client.set_flow_run_state, self._id, Running(), force=True))
+        await self._retry(partial(self._client.set_flow_run_state, self._id, Running(), force=True))
         if not await self._enter(paused):
             raise _TroubleError("the flow run cannot be paused")
 
     async def _enter(self, state: State) -> bool:
-        result = await self._persistently(partial(self._client.set_flow_run_state, self._id, state))
+        result = await self._retry(partial(self._client.set_flow_run_state, self._id, state))
         return result.status is SetStateStatus.ACCEPT
 
     async def _state(self) -> State | None:
         return (await self._client.read_flow_run(self._id)).state
 
-    async def _persistently(self, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def _retry(self, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return the result of `request`, retrying until it succeeds. Raises _OverError if the gate is closed first."""
         while True:
             try:
                 result = await self._call(request())
             except _TroubleError as trouble:
-                if await self._longer_and_longer(trouble):
+                if await self._back_off(trouble):
                     raise _OverError from None
             else:
                 if self._trouble_since is not None:
@@ -196,7 +196,7 @@ class Prompt:
         except TROUBLE as error:
             raise _TroubleError(f"{type(error).__name__}: {one_line(str(error))[:200]}") from error
 
-    async def _longer_and_longer(self, trouble: "_TroubleError | None" = None) -> bool:
+    async def _back_off(self, trouble: "_TroubleError | None" = None) -> bool:
         """Wait, longer each time, so as not to race with a user's script. Return whether the gate was closed meanwhile."""
         if trouble is not None:
             self._tell(trouble)
@@ -253,7 +253,7 @@ def with_form(paused: State[Any], key: str) -> State[Any]:
     return paused
 
 
-def _impatient() -> Context:
+def _context_without_retries() -> Context:
     """Return a copy of the context in which Prefect's client does not retry. A prompt has its own waits, which end with the gate."""
     with changed_settings({"client.max_retries": 0}):
         return copy_context()

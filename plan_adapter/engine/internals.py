@@ -1,4 +1,4 @@
-"""All calls to parts of Prefect that are not quite public. `broken_promises` lists what a later Prefect has changed.
+"""All calls to parts of Prefect that are not quite public. `missing_prefect_features` lists what a later Prefect has changed.
 
 In a short step, Prefect's task engine spends most of its time on things that most steps do not use: a Task object per step, result records,
 transactions, parameters. Here the task run of such a step moves from state to state through the events that the engine would send. The API,
@@ -319,7 +319,7 @@ def delivery_queues() -> list[Any]:
     return [queue for queue in list(every.values()) if isinstance(queue, (EventsWorker, APILogWorker))]
 
 
-def broken_promises() -> list[str]:
+def missing_prefect_features() -> list[str]:
     """Return what this module relies on and the installed Prefect no longer offers; empty if nothing is missing."""
     return [
         *_lacking(emit_task_run_state_change_event, {"task_run", "initial_state", "validated_state", "follows"}),

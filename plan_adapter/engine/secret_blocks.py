@@ -10,7 +10,7 @@ from prefect.blocks.system import Secret
 from prefect.exceptions import ObjectNotFound
 from pydantic import SecretBytes, SecretStr
 
-from plan_adapter.engine.connection import trouble_with_server
+from plan_adapter.engine.connection import describe_server_error
 from plan_adapter.secrets import SecretUnavailableError
 
 
@@ -34,7 +34,7 @@ class SecretBlocks:
         except Exception as error:  # a message of a block or of the client may contain a secret, so it is not repeated
             if isinstance(error.__cause__, ObjectNotFound):
                 return None
-            reason = trouble_with_server(error) or type(error).__name__
+            reason = describe_server_error(error) or type(error).__name__
             raise SecretUnavailableError(f"the Prefect block {slug} cannot be read: {reason}") from None
 
 

@@ -210,11 +210,11 @@ def _quickest(flow: FlowRunContext) -> TaskRuns:
     """Return the direct implementation, or the plain one if this Prefect has changed."""
     try:
         pass
-        from plan_adapter.engine.internals import broken_promises
+        from plan_adapter.engine.internals import missing_prefect_features
     except ImportError as error:
         broken = [str(error)]
     else:
-        broken = broken_promises()
+        broken = missing_prefect_features()
         if not broken:
             return DirectTaskRuns(flow)
     logging.getLogger(__name__).warning("steps are driven slowly, because this Prefect differs: %s", "; ".join(broken))

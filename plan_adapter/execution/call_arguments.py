@@ -130,7 +130,7 @@ class CallArguments:
         called = self._called
         seed = json.dumps([run.id, called.kind, called.step_id, self._item, called.tool.name, parameters], sort_keys=True)
         history, unit = self._scope.history.calls(called.kind), (called.step_id, self._item)
-        begun = history.repeatable.get(unit) or history.cut_reads.get(unit)
+        begun = history.repeatable.get(unit) or history.interrupted_reads.get(unit)
         limits = [time.monotonic() + timeout_seconds] if timeout_seconds else []
         if self._scope.clock is not None and self._scope.clock.deadline is not None:
             limits.append(self._scope.clock.deadline)

@@ -13,8 +13,8 @@ from pydantic import JsonValue
 
 from plan_adapter.errors import ToolError
 from plan_adapter.execution.cancellation import Stop
-from plan_adapter.execution.printing import prints_of_call, prints_stay_redacted
-from plan_adapter.execution.secrets import stays_hidden
+from plan_adapter.execution.printing import keep_prints_redacted, prints_of_call
+from plan_adapter.execution.secrets import keep_logs_redacted
 from plan_adapter.execution.worker import call_in_process
 from plan_adapter.plan import Isolation
 from plan_adapter.tools.probing import Done, NotDone
@@ -112,7 +112,7 @@ def _look_away(work: asyncio.Future[Any]) -> None:
 
 def _without_secrets(function: Callable[[], Any]) -> Any:
     """Call `function` with its output and logs redacted, even if it is left behind and outlives its run."""
-    with stays_hidden(), prints_stay_redacted():
+    with keep_logs_redacted(), keep_prints_redacted():
         return function()
 
 

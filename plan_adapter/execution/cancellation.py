@@ -1,4 +1,4 @@
-"""How a run is stopped or left: `Stop` ends all its work, `watch` sets a stop from outside, and `Leave` ends only the waiting at gates."""
+"""How a run is stopped or left: `Stop` ends all its work, `LeaveSignal` ends only the waiting at gates."""
 
 import asyncio
 import logging
@@ -35,7 +35,7 @@ class Stop:
             self.future.set_result(None)
 
 
-class Leave:
+class LeaveSignal:
     """Lets a run stop waiting at its gates. The gates stay open for others to answer, and a later start resumes the run."""
 
     def __init__(self) -> None:

@@ -124,14 +124,14 @@ Unit: TypeAlias = tuple[str, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class PastCalls:
+class CallHistory:
     """The earlier attempts of the calls of one kind, by unit."""
 
     succeeded: dict[Unit, Receipt] = field(default_factory=dict[Unit, Receipt])
     attempts: dict[Unit, int] = field(default_factory=dict[Unit, int])
     unknown: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])
     repeatable: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # idempotent writes that may have been done
-    cut_reads: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # reads without a receipt, which run again
+    interrupted_reads: dict[Unit, Attempt] = field(default_factory=dict[Unit, Attempt])  # reads without a receipt, which run again
     aborted: set[Unit] = field(default_factory=set[Unit])  # writes that may have been done, where a person ended the run without saying
 
     def take(self, attempts: Iterable[Attempt], receipts: Iterable[Receipt]) -> None:
@@ -157,17 +157,17 @@ class PastCalls:
             if (unit, attempt.number) in ended or unit in self.succeeded:
                 continue
             if attempt.effect != "idempotent_write":
-                (self.unknown if attempt.effect == "write" else self.cut_reads)[unit] = attempt
+                (self.unknown if attempt.effect == "write" else self.interrupted_reads)[unit] = attempt
             elif attempt.number > told.get(unit, 0):
                 self.repeatable[unit] = attempt
         self.aborted.difference_update(self.succeeded)
 
 
 @dataclass(frozen=True, slots=True)
-class RunHistory(PastCalls):
+class RunHistory(CallHistory):
     """What earlier starts of a run left: the calls of its steps and of their `rollbacks`. Empty on the first start."""
 
-    rollbacks: PastCalls = field(default_factory=PastCalls)
+    rollbacks: CallHistory = field(default_factory=CallHistory)
     choices: Mapping[str, StepChoice] = field(
         default_factory=dict[str, StepChoice]
     )  # steps covered by a person's request, in this start or an earlier one
@@ -177,7 +177,7 @@ class RunHistory(PastCalls):
     asked: frozenset[str] = frozenset()  # steps that ended in the last start and that somebody was asked about
     labels: Mapping[Unit, str] = field(default_factory=dict[Unit, str])  # names of items, as far as the record needs them
 
-    def calls(self, kind: CallKind) -> PastCalls:
+    def calls(self, kind: CallKind) -> CallHistory:
         """Return the calls of this kind."""
         return self if kind == "step" else self.rollbacks
 
@@ -205,7 +205,7 @@ class RunHistory(PastCalls):
     @property
     def failed(self) -> list[Unit]:
         """The steps and items that are recorded as failed: started, not succeeded, and with a known outcome."""
-        doubted = {*self.succeeded, *self.unknown, *self.repeatable, *self.cut_reads, *self.aborted}
+        doubted = {*self.succeeded, *self.unknown, *self.repeatable, *self.interrupted_reads, *self.aborted}
         return [unit for unit in self.attempts if unit not in doubted]
 
     @property

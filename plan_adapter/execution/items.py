@@ -138,5 +138,5 @@ class Items:
         shown = "; ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if len(texts) > 3 else "")
         left = f"{self.missing} of {self.count} items were not started" + (f": {cause}" if cause else "") if self.missing else ""
         outcome = bad[0].outcome if bad else "failed"
-        in_middle = any(end.in_middle for end in bad)
-        return AttemptEnd(outcome, 0, error="; ".join(text for text in (shown, left) if text), in_middle=in_middle)
+        was_interrupted = any(end.was_interrupted for end in bad)
+        return AttemptEnd(outcome, 0, error="; ".join(text for text in (shown, left) if text), was_interrupted=was_interrupted)

@@ -22,7 +22,7 @@ class RunClock:
         """When the time is up, by the event loop's clock. None without a limit and while the clock is paused."""
         return None if self._timer is None else self._timer.when()
 
-    def stand_still(self) -> None:
+    def pause(self) -> None:
         """Pause the clock until `resume`."""
         if self._timer is not None:
             self._left = max(0.0, self._timer.when() - self._loop.time())
@@ -36,7 +36,7 @@ class RunClock:
 
     def end(self) -> None:
         """Stop for good: `spent` is never called after this."""
-        self.stand_still()
+        self.pause()
         self._left = None
 
 

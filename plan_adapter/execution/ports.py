@@ -16,7 +16,7 @@ class AttemptEnd:
     """How one attempt of a call ended.
 
     `cancelled` and `timed_out` mean that the run ended the attempt (by cancellation or the total timeout). A step's own timeout is `failed`
-    for a read or an idempotent write, and `unknown` for a write. An outcome is certain only if the attempt is not `in_middle`.
+    for a read or an idempotent write, and `unknown` for a write. An outcome is certain only if the attempt is not `was_interrupted`.
     """
 
     outcome: Literal["succeeded", "failed", "unknown", "cancelled", "timed_out"]
@@ -24,7 +24,7 @@ class AttemptEnd:
     result: JsonValue = None
     error: str | None = None
     can_retry: bool = True  # false if another attempt would fail the same way
-    in_middle: bool = False  # the call had started, and its end was not awaited or was lost
+    was_interrupted: bool = False  # the call had started, and its end was not awaited or was lost
     not_done: bool = False  # the tool's probe reported that nothing was done; the next attempt costs no retry
     said: str | None = None  # who reported the success, if not the tool itself
 
@@ -71,7 +71,7 @@ class UnknownOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class RecordedResolution:
     """A person's resolution of an unknown outcome. It is already recorded."""
 
     resolution: Resolution
@@ -82,7 +82,7 @@ class Said:
 class Outcomes(Protocol):
     """Asks people about attempts with an unknown outcome. Several questions may be open at once."""
 
-    async def ask(self, unknown_outcome: UnknownOutcome) -> Said | None:
+    async def ask(self, unknown_outcome: UnknownOutcome) -> RecordedResolution | None:
         """Wait for a person and return their resolution.
 
         Returns None if nobody can be asked, or nobody answered before the question was withdrawn.

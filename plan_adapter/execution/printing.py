@@ -74,7 +74,7 @@ def redacted_prints(redact: Callable[[str], str]) -> Generator[None]:
 
 
 @contextmanager
-def prints_stay_redacted() -> Generator[None]:
+def keep_prints_redacted() -> Generator[None]:
     """Keep the `redacted_prints` of this context active for this block, even if its own block ends earlier."""
     change = int(_REDACT.get() is not None)
     _use_streams(change)

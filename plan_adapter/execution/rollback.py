@@ -13,8 +13,8 @@ from plan_adapter.execution.call_arguments import Called, RetryPolicy
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.history import RunHistory, Unit
 from plan_adapter.execution.items import item_labels
-from plan_adapter.execution.ports import AttemptEnd, Said, StepRunner, UnknownOutcome
-from plan_adapter.execution.rollback_status import CHECK_BY_HAND, ROLLBACK_NEVER_KNOWN, RollbackReport, perhaps_done, report_of
+from plan_adapter.execution.ports import AttemptEnd, RecordedResolution, StepRunner, UnknownOutcome
+from plan_adapter.execution.rollback_status import CHECK_BY_HAND, ROLLBACK_NEVER_KNOWN, RollbackReport, possibly_done_note, report_of
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.step import Call
 from plan_adapter.execution.task_set import TaskSet
@@ -265,7 +265,7 @@ class Rollback:
         error = f"{said.words}; {ROLLBACK_NEVER_KNOWN}"
         return await self._ended_as(undoing, call, AttemptEnd("failed", lost.number, error=error, can_retry=False), halts=True, cause=error)
 
-    async def _asked_how_it_ended(self, unknown_outcome: UnknownOutcome) -> Said | None:
+    async def _asked_how_it_ended(self, unknown_outcome: UnknownOutcome) -> RecordedResolution | None:
         if self.scope.outcomes is None or self._halted:
             return None
         self._asked.append(unknown_outcome)
@@ -381,7 +381,7 @@ class Rollback:
 
     def _is_unknown(self, step: Step, end: AttemptEnd) -> bool:
         writes = self._validated.rollbacks[step.id].tool.effect == "write"
-        return end.outcome == "unknown" or (end.outcome in ("cancelled", "timed_out") and writes and end.in_middle)
+        return end.outcome == "unknown" or (end.outcome in ("cancelled", "timed_out") and writes and end.was_interrupted)
 
     def _run_of(self, step: Step) -> StepRun:
         """Return the step run that represents the rollback of `step`. It is not a step of the run."""
@@ -412,7 +412,7 @@ class Rollback:
                 whys[unit] = "" if unit in self._undone else self._causes.get(unit, "not reached")
         failed = [unit for unit in self._failed_units if unit not in whys]
         notes = [f"cannot be rolled back: {listed(self._final(), NAMED)} (writes, declares no rollback)"] if self._final() else []
-        notes += perhaps_done(self._validated.plan, self._history)
+        notes += possibly_done_note(self._validated.plan, self._history)
         return report_of({**whys, **dict.fromkeys(failed, CHECK_BY_HAND)}, self._labels, not_started=self._not_started, notes=notes)
 
     def _final(self) -> list[str]:

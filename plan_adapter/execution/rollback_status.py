@@ -72,10 +72,10 @@ def recorded_report(plan: ExecutionPlan, history: RunHistory) -> RollbackReport:
             whys[unit] = "whether its rollback was done is unknown" if unit in rollbacks.unknown else ROLLBACK_NEVER_KNOWN
         else:
             whys[unit] = "not reached"
-    return report_of(whys, history.labels, notes=perhaps_done(plan, history))
+    return report_of(whys, history.labels, notes=possibly_done_note(plan, history))
 
 
-def perhaps_done(plan: ExecutionPlan, history: RunHistory) -> list[str]:
+def possibly_done_note(plan: ExecutionPlan, history: RunHistory) -> list[str]:
     """Return a note about calls that may have changed something and are not rolled back, because nobody said whether they were done."""
     units = [*aborted_steps(plan, history), *history.repeatable]
     return [f"begun, and perhaps done: {listed(unit_names(units, history.labels), NAMED)}"] if units else []

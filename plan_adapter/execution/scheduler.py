@@ -9,7 +9,7 @@ from plan_adapter import graph
 from plan_adapter.errors import ExpressionError, error_text
 from plan_adapter.execution.items import Items, item_labels
 from plan_adapter.execution.limits import RunClock
-from plan_adapter.execution.ports import AttemptEnd, GatedCall, GateRefusal, Said, StepGates, StepRunner, UnknownOutcome
+from plan_adapter.execution.ports import AttemptEnd, GatedCall, GateRefusal, RecordedResolution, StepGates, StepRunner, UnknownOutcome
 from plan_adapter.execution.rollback_status import NEVER_KNOWN
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.status import NOT_APPROVED
@@ -227,7 +227,7 @@ class Scheduler:
                 self._scope.stop.set("cancelled", said.words)
         return await self._call_ended(state, call, end)
 
-    async def _asked_how_it_ended(self, unknown_outcome: UnknownOutcome) -> Said | None:
+    async def _asked_how_it_ended(self, unknown_outcome: UnknownOutcome) -> RecordedResolution | None:
         if self._scope.outcomes is None or self._halted:
             return None
         asked = self._asked.setdefault(unknown_outcome.step.id, [])
@@ -317,7 +317,7 @@ class Scheduler:
         self._working += working
         self._asking += asking
         if self._asking and not self._working:
-            self._clock.stand_still()
+            self._clock.pause()
         else:
             self._clock.resume()
 
@@ -419,7 +419,7 @@ class Scheduler:
     def _was_cut_short(self, step: Step, end: AttemptEnd) -> bool:
         """Return whether the run's stop interrupted a write."""
         effect = step.effect or self._validated.tools[step.id].effect
-        return end.outcome in ("cancelled", "timed_out") and effect == "write" and end.in_middle
+        return end.outcome in ("cancelled", "timed_out") and effect == "write" and end.was_interrupted
 
     def _stops_on_error(self, step: Step) -> bool:
         return (step.on_error or self._validated.plan.options.on_error) == "stop"

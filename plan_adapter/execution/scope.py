@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from pydantic import JsonValue
 
-from plan_adapter.execution.cancellation import Leave, Stop
+from plan_adapter.execution.cancellation import LeaveSignal, Stop
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.limits import RunClock, Slots
 from plan_adapter.execution.ports import GateRefusal, Outcomes, StepGates
@@ -39,7 +39,7 @@ class RunScope:
     outcomes: Outcomes | None = None  # None: nobody is asked about unknown outcomes
     refusal: GateRefusal | None = None  # the first refusal at a step gate that ends the run
     is_left: bool = False  # only step gates are open, and this start of the run no longer waits at them
-    leave: Leave = field(default_factory=Leave)
+    leave: LeaveSignal = field(default_factory=LeaveSignal)
     clock: RunClock | None = None  # of the total timeout, once execution has started
     secrets: RunSecrets = field(default_factory=RunSecrets)
 

@@ -184,7 +184,7 @@ _users = 0
 
 
 @contextlib.contextmanager
-def hidden_in_logs(redactor: Redactor) -> Generator[None]:
+def redacted_logs(redactor: Redactor) -> Generator[None]:
     """Apply `redactor` to what any logger logs in this context, and in tasks and threads started in it."""
     token = _HIDDEN.set(redactor)
     _use_redactor(1)
@@ -196,8 +196,8 @@ def hidden_in_logs(redactor: Redactor) -> Generator[None]:
 
 
 @contextlib.contextmanager
-def stays_hidden() -> Generator[None]:
-    """Keep the `hidden_in_logs` of this context active for this block, even if its own block ends earlier."""
+def keep_logs_redacted() -> Generator[None]:
+    """Keep the `redacted_logs` of this context active for this block, even if its own block ends earlier."""
     change = int(_HIDDEN.get() is not None)
     _use_redactor(change)
     try:

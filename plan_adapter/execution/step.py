@@ -53,7 +53,7 @@ class Call:
         self._value = value
         self._urgency = urgency
         self._tool: Tool[..., Any] = self._called.tool
-        self._handing = CallArguments(scope, self._called, step_run, item=item, value=value, name=self.name)
+        self._arguments = CallArguments(scope, self._called, step_run, item=item, value=value, name=self.name)
         self._policy = self._called.retry
         self._has_slot = True
         self._without_prefect = False
@@ -108,8 +108,8 @@ class Call:
     async def gated(self) -> GatedCall:
         """Return the call as it would be made now, to be approved. Raise ToolError, which says why, if it cannot be made at all."""
         try:
-            parameters = self._handing.parameters()
-            self._tool.bind(await self._handing.with_secrets(parameters), self._context(parameters))
+            parameters = self._arguments.parameters()
+            self._tool.bind(await self._arguments.with_secrets(parameters), self._context(parameters))
             digest = self._digest(parameters)
         except Exception as error:
             raise ToolError(self._told(error)) from None
@@ -166,9 +166,9 @@ class Call:
 
     async def _attempt(self) -> AttemptEnd:
         try:
-            parameters = self._handing.parameters()
+            parameters = self._arguments.parameters()
             context = self._context(parameters)
-            arguments = self._tool.bind(await self._handing.with_secrets(parameters), context)
+            arguments = self._tool.bind(await self._arguments.with_secrets(parameters), context)
         except Exception as error:  # nothing was called: no intent, and another attempt would usually fail the same way
             may_pass = isinstance(error, SecretUnavailableError)
             return AttemptEnd("failed", self._number, error=self._told(error), can_retry=may_pass)
@@ -195,7 +195,7 @@ class Call:
             end = await self._act(arguments)
         reached("after-effect", self._place)
         self.lost = None
-        if not end.in_middle or self.effect == "read":
+        if not end.was_interrupted or self.effect == "read":
             self._scope.recorder.receipt(self._receipt(intent, end, round((time.monotonic() - started) * 1000)))
         elif end.outcome == "unknown" and (found := await self.probed(intent)) is not None:
             return found
@@ -221,7 +221,7 @@ class Call:
             return None
         context = replace(self._context(lost.parameters), attempt=lost.number, idempotency_key=lost.idempotency_key)
         try:
-            parameters = await self._handing.parameters_of(lost)
+            parameters = await self._arguments.parameters_of(lost)
             said = await ask_probe(
                 self._tool.probe, parameters, context, timeout=self.timeout_seconds, stop=self._scope.stop, told=self._told
             )
@@ -263,11 +263,11 @@ class Call:
             result = self._scope.secrets.redactor.value(value if self._isolation == "process" else as_json(value))
             unmet = self._unmet(result)
         except CallStoppedError:
-            return self._stopped_end(in_middle=True)
+            return self._stopped_end(was_interrupted=True)
         except CallTimedOutError:
-            return AttemptEnd(interrupted, number, error=self._timeout_text(), in_middle=True)
+            return AttemptEnd(interrupted, number, error=self._timeout_text(), was_interrupted=True)
         except UnknownOutcomeError as error:
-            return AttemptEnd(interrupted, number, error=self._told(error), in_middle=True)
+            return AttemptEnd(interrupted, number, error=self._told(error), was_interrupted=True)
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError):
                 raise
@@ -294,10 +294,10 @@ class Call:
         limit = f"no answer within {self.timeout_seconds:g} s"
         return f"{limit}; it writes, so whether it was done is unknown" if self.effect == "write" else limit
 
-    def _stopped_end(self, *, in_middle: bool = False) -> AttemptEnd:
+    def _stopped_end(self, *, was_interrupted: bool = False) -> AttemptEnd:
         stop = self._scope.stop
         outcome = "timed_out" if stop.kind == "timed_out" else "cancelled"
-        return AttemptEnd(outcome, self._number, error=stop.message, in_middle=in_middle)
+        return AttemptEnd(outcome, self._number, error=stop.message, was_interrupted=was_interrupted)
 
     def _intent(self, parameters: dict[str, JsonValue], key: str) -> Attempt:
         return Attempt(
@@ -334,7 +334,7 @@ class Call:
         )
 
     def _context(self, parameters: dict[str, JsonValue]) -> ToolContext:
-        return self._handing.context(parameters, attempt=self._number + 1, timeout_seconds=self.timeout_seconds)
+        return self._arguments.context(parameters, attempt=self._number + 1, timeout_seconds=self.timeout_seconds)
 
     @property
     def _isolation(self) -> Isolation:

@@ -12,10 +12,10 @@ from typing import Literal, Protocol, TypeAlias
 from pydantic import JsonValue
 
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.gates.policy import PolicyInForce, both
+from plan_adapter.gates.policy import EffectivePolicy, both
 from plan_adapter.plan import ApprovalPolicy, ExecutionPlan, Step, new_id
 from plan_adapter.readable import one_line
-from plan_adapter.record import AUTHOR, Answer, Approval, ApprovalRequest, Decision, Gate, GateRules
+from plan_adapter.record import AUTHOR, Answer, Approval, ApprovalRequest, Decision, Gate, GatePolicy
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate
 
@@ -110,7 +110,7 @@ def answer_to(
     )
 
 
-def rules_of(plan: ExecutionPlan, policy: PolicyInForce, *, requested_by: str, revised_by: str = "") -> GateRules:
+def gate_policy_of(plan: ExecutionPlan, policy: EffectivePolicy, *, requested_by: str, revised_by: str = "") -> GatePolicy:
     """Return what an answer must satisfy: the stricter of the plan's own policy and `policy`, with groups resolved to names."""
     own, stored = plan.approval or ApprovalPolicy(), policy.stored
     named, proofs = policy.members(own.approvers), tuple(own.known_by) or None
@@ -119,7 +119,7 @@ def rules_of(plan: ExecutionPlan, policy: PolicyInForce, *, requested_by: str, r
         excluded_by = "PLAN_ADAPTER_APPROVERS"
     elif known_by == () and both(proofs, tuple(stored.known_by) or None) != ():
         excluded_by = "PLAN_ADAPTER_KNOWN_BY"
-    return GateRules(
+    return GatePolicy(
         approvers=approvers,
         known_by=known_by,
         self_approval=own.self_approval and policy.self_approval,
@@ -132,13 +132,13 @@ def rules_of(plan: ExecutionPlan, policy: PolicyInForce, *, requested_by: str, r
     )
 
 
-def with_todays_policy(rules: GateRules, plan: ExecutionPlan, policy: PolicyInForce) -> GateRules:
+def with_current_policy(rules: GatePolicy, plan: ExecutionPlan, policy: EffectivePolicy) -> GatePolicy:
     """Return what an answer must satisfy now at a gate that was opened with `rules`.
 
     People who joined a group since then can answer, too. A policy from the store applies as it is today, in addition to `rules`. Without
     one, `rules` keep their demands, because the process that opened the gate may know groups that this process does not.
     """
-    today = rules_of(plan, policy, requested_by=rules.requested_by, revised_by=rules.revised_by)
+    today = gate_policy_of(plan, policy, requested_by=rules.requested_by, revised_by=rules.revised_by)
     approvers = rules.approvers
     if approvers is not None and today.approvers is not None:
         named = (*(plan.approval or ApprovalPolicy()).approvers, *policy.named)
@@ -155,14 +155,14 @@ def with_todays_policy(rules: GateRules, plan: ExecutionPlan, policy: PolicyInFo
     )
 
 
-def names_of_nobody(plan: ExecutionPlan, policy: PolicyInForce) -> list[str]:
+def names_without_group(plan: ExecutionPlan, policy: EffectivePolicy) -> list[str]:
     """Return the approvers and operators of `plan` that neither are a group nor belong to one: single people, or missing groups."""
     known = {*policy.groups, *(member for members in policy.groups.values() for member in members)}
     own = plan.approval or ApprovalPolicy()
     return [name for name in dict.fromkeys((*own.approvers, *own.operators)) if name not in known and "/" not in name]
 
 
-def refusal(rules: GateRules, *, by: str, known_by: str, decision: Decision) -> str | None:
+def refusal(rules: GatePolicy, *, by: str, known_by: str, decision: Decision) -> str | None:
     """Return why an answer violates `rules`, as text for the person who gave it, or None. Anyone who is allowed to answer can reject."""
     if rules.approvers is not None and by not in rules.approvers:
         who = ", ".join(rules.approvers)
@@ -176,7 +176,7 @@ def refusal(rules: GateRules, *, by: str, known_by: str, decision: Decision) -> 
     return None
 
 
-def refuse_operation(plan: ExecutionPlan, policy: PolicyInForce, *, by: str, operation: Operation) -> None:
+def refuse_operation(plan: ExecutionPlan, policy: EffectivePolicy, *, by: str, operation: Operation) -> None:
     """Return if `by` is allowed to perform `operation` on runs of `plan`; raise NotApprovedError otherwise.
 
     The stricter of the plan's own policy and `policy` decides.
@@ -208,7 +208,7 @@ _DOES: dict[Operation, str] = {
 }
 
 
-def needs_gate(step: Step, validated: ValidatedPlan, policy: PolicyInForce) -> bool:
+def needs_gate(step: Step, validated: ValidatedPlan, policy: EffectivePolicy) -> bool:
     """Return whether `step` waits at a gate of its own."""
     return validated.has_gate(step, gate_effects=policy.gate_effects)
 
@@ -288,7 +288,7 @@ def without_approval(bound: BoundPlan, *, now: datetime) -> Approval:
     return Approval(id=new_id(), approval_digest=bound.approval_digest, decision="approve", by=AUTHOR, known_by="not_required", at=now)
 
 
-def requires_approval(plan: ExecutionPlan, policy: PolicyInForce) -> bool:
+def requires_approval(plan: ExecutionPlan, policy: EffectivePolicy) -> bool:
     """Return whether somebody must be asked. The policy can override a plan that requires no approval."""
     options = plan.options
     return not policy.allow_unapproved or (options.require_approval and not options.auto_approve)

@@ -10,7 +10,7 @@ from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import Approver, answer_to
 from plan_adapter.record import Approval, ApprovalRequest, Decision
 
-Said: TypeAlias = Decision | bool | str | Approval
+CallbackAnswer: TypeAlias = Decision | bool | str | Approval
 """An answer from a function.
 
 `True` approves and `False` rejects. `"approve"`, `"reject"` and `"request_changes"` are decisions. Any other text rejects with that text as
@@ -24,7 +24,7 @@ class CallbackApprover:
     A sync function runs in the event loop. A function that waits for somebody should be async.
     """
 
-    def __init__(self, answer: Callable[[ApprovalRequest], Said | Awaitable[Said]], *, by: str = "callback") -> None:
+    def __init__(self, answer: Callable[[ApprovalRequest], CallbackAnswer | Awaitable[CallbackAnswer]], *, by: str = "callback") -> None:
         """Store the function. It is called when a gate opens."""
         self._answer = answer
         self._by = by

@@ -7,7 +7,7 @@ from typing import Literal, Protocol, runtime_checkable
 from plan_adapter.gates.approval import Asking
 from plan_adapter.plan import CallKind, new_id
 from plan_adapter.readable import duration
-from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, GateKind, GateRules, PlanRun, Receipt
+from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, GateKind, GatePolicy, PlanRun, Receipt
 
 GateEventKind = Literal["opened", "answered", "expired", "reminder"]
 
@@ -50,7 +50,7 @@ def new_gate(
     approval_digest: str,
     description: str,
     text: str,
-    rules: GateRules,
+    rules: GatePolicy,
     step_id: str | None = None,
     item: int | None = None,
     label: str | None = None,

@@ -6,7 +6,7 @@ from functools import partial
 
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import answer_to, decision_of, refusal, signed_text, text_to_sign
-from plan_adapter.gates.policy import PolicyInForce
+from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.gates.signatures import allowed_signers, signer
 from plan_adapter.gates.totp import CodeStore, check
 from plan_adapter.plan import KnownBy
@@ -15,40 +15,40 @@ from plan_adapter.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class ProofContext:
     """What proofs are checked with: the allowed signers, the seeds of one-time codes and their key, and the used codes.
 
     `now` is the time, in seconds since 1970, at which a code must be valid. None means this host's time.
     """
 
-    policy: PolicyInForce
+    policy: EffectivePolicy
     settings: Settings  # says where the key of the seeds is
     codes: CodeStore
     now: float | None = None
 
 
-async def known_by(answer: Answer, request: ApprovalRequest, means: Means) -> KnownBy:
+async def known_by(answer: Answer, request: ApprovalRequest, proof_context: ProofContext) -> KnownBy:
     """Return the best proof of identity in `answer` that the gate policy accepts.
 
     Raises NotApprovedError for a wrong proof; it never falls back to a name without proof. A code is used up.
     """
     if answer.signature is not None:
         text = text_to_sign(answer, request)
-        verify = partial(signer, text, answer.signature, allowed=allowed_signers(means.policy), by=answer.by)
+        verify = partial(signer, text, answer.signature, allowed=allowed_signers(proof_context.policy), by=answer.by)
         await asyncio.to_thread(verify)  # bounded, because ssh-keygen has a timeout of ten seconds
     if answer.code is not None:
-        await check(answer.by, answer.code, codes=means.codes, settings=means.settings, now=means.now)
+        await check(answer.by, answer.code, codes=proof_context.codes, settings=proof_context.settings, now=proof_context.now)
     return _claimed(answer, request)
 
 
-async def approval_from(answer: Answer, request: ApprovalRequest, means: Means) -> Approval:
+async def approval_from(answer: Answer, request: ApprovalRequest, proof_context: ProofContext) -> Approval:
     """Return `answer` as an approval. Raise NotApprovedError, which says why, if its giver is unproved or not allowed."""
     decision = decision_of(answer)
-    way = await proved(answer, request, means)
+    way = await proved(answer, request, proof_context)
     return answer_to(request, decision=decision, by=answer.by, known_by=way, note=answer.note, signature=answer.signature)
 
 
-async def proved(answer: Answer, request: ApprovalRequest, means: Means) -> KnownBy:
+async def proved(answer: Answer, request: ApprovalRequest, proof_context: ProofContext) -> KnownBy:
     """Return how the giver of `answer` is identified. Raise NotApprovedError, which says why, if the gate policy refuses it.
 
     A giver whom the policy would refuse with any proof is refused before a code is used up. Whoever is allowed to reject can also resolve
@@ -62,13 +62,13 @@ async def proved(answer: Answer, request: ApprovalRequest, means: Means) -> Know
     decision = "reject" if request.kind == "outcome" else decision_of(answer)
     if reason := refusal(request.rules, by=answer.by, known_by=_claimed(answer, request), decision=decision):
         raise NotApprovedError(reason)
-    way = await known_by(answer, request, means)
+    way = await known_by(answer, request, proof_context)
     if reason := refusal(request.rules, by=answer.by, known_by=way, decision=decision):
         raise NotApprovedError(reason)
     return way
 
 
-def recheck(approval: Approval, request: ApprovalRequest | Gate, policy: PolicyInForce) -> None:
+def recheck(approval: Approval, request: ApprovalRequest | Gate, policy: EffectivePolicy) -> None:
     """Return if `approval` is correctly signed for this answer at this gate; raise NotApprovedError otherwise.
 
     Only an approval recorded as signed is checked. One that came from a standing approval is proved by the latter's signature

@@ -137,7 +137,7 @@ def _bad_signers(policy: Policy) -> list[Problem]:
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyInForce:
+class EffectivePolicy:
     """What the settings and the store's policy demand together at one moment. The stricter of the two applies.
 
     For names and proofs, None restricts nothing. An empty tuple accepts nobody: the settings and the policy exclude each other.
@@ -162,7 +162,7 @@ class PolicyInForce:
         return tuple(dict.fromkeys(member for name in names for member in self.groups.get(name, [name])))
 
 
-def policy_in_force(settings: Settings, policy: Policy | None = None, *, number: int | None = None) -> PolicyInForce:
+def effective_policy(settings: Settings, policy: Policy | None = None, *, number: int | None = None) -> EffectivePolicy:
     """Return what `settings` and the store's `policy` demand together.
 
     With a policy, groups and signers come from the policy alone. Names and proofs must be accepted by both, the stricter boolean applies,
@@ -174,7 +174,7 @@ def policy_in_force(settings: Settings, policy: Policy | None = None, *, number:
     else:
         of_store, groups = policy, policy.groups
         signers = "\n".join(policy.allowed_signers) if policy.allowed_signers else None
-    shared = PolicyInForce(groups=groups, stored=of_store)
+    shared = EffectivePolicy(groups=groups, stored=of_store)
     effects = {*settings.gate_effects, *of_store.gate_effects}
     return replace(
         shared,

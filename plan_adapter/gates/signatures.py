@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.gates.policy import STORES_SIGNERS, PolicyInForce
+from plan_adapter.gates.policy import STORES_SIGNERS, EffectivePolicy
 from plan_adapter.readable import one_line
 from plan_adapter.settings import Settings
 
@@ -44,7 +44,7 @@ def default_key(settings: Settings) -> Path:
     return found if found.exists() else found.with_name(f"{found.name}.pub")  # only the public half is here; an agent has the other
 
 
-def allowed_signers(policy: PolicyInForce) -> Path | str:
+def allowed_signers(policy: EffectivePolicy) -> Path | str:
     """Return the file of allowed signers, or its lines if they come from the store's policy. Raise NotApprovedError if there are none."""
     if policy.allowed_signers is None and policy.number is not None:
         raise NotApprovedError(

@@ -149,7 +149,7 @@ def summary_of(
         max_runs=max_runs,
         note=note,
     )
-    if problems := [*find_standing_problems(standing), *find_misfits(standing, validated)]:
+    if problems := [*find_standing_problems(standing), *find_plan_mismatches(standing, validated)]:
         raise InvalidPlanError(problems)
     return standing
 
@@ -180,7 +180,7 @@ def find_standing_problems(standing: StandingApproval) -> list[Problem]:
     return problems
 
 
-def find_misfits(standing: StandingApproval, validated: ValidatedPlan) -> list[Problem]:
+def find_plan_mismatches(standing: StandingApproval, validated: ValidatedPlan) -> list[Problem]:
     """Return where `standing` does not match the plan: unknown inputs and steps, and inputs that no run could satisfy."""
     problems: list[Problem] = []
     definitions = validated.plan.inputs

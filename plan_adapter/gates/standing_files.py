@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from plan_adapter.canonical import canonical_json
 from plan_adapter.errors import InvalidPlanError, NotApprovedError
-from plan_adapter.gates.policy import PolicyInForce
+from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.gates.signatures import MAX_SIGNATURE_CHARACTERS, allowed_signers, sign, signer
 from plan_adapter.gates.standing import find_standing_problems
 from plan_adapter.problems import Problem, did_you_mean
@@ -259,7 +259,7 @@ def write_signed(standing: StandingApproval, path: Path) -> None:
     signature_path(path).write_bytes(standing.signature.encode("ascii"))
 
 
-def signed_standing(path: Path, *, policy: PolicyInForce) -> StandingApproval:
+def signed_standing(path: Path, *, policy: EffectivePolicy) -> StandingApproval:
     """Return the standing approval in the file at `path`, if the signature next to it covers these bytes and belongs to the named approver.
 
     A file without a signature is refused. Raises InvalidPlanError for the file's content and NotApprovedError for its signature.
@@ -282,7 +282,7 @@ def signed_standing(path: Path, *, policy: PolicyInForce) -> StandingApproval:
     return replace(standing, known_by="ssh_signature", signature=signature)
 
 
-def verify_standing(standing: StandingApproval, *, policy: PolicyInForce) -> None:
+def verify_standing(standing: StandingApproval, *, policy: EffectivePolicy) -> None:
     """Return if the signature of `standing`, as stored, matches its content; raise NotApprovedError otherwise.
 
     An approval that is not recorded as signed is not checked. One from a file was signed as the file was written, perhaps by hand. If that

@@ -262,7 +262,7 @@ _SHORTEST_PART = 4  # characters of a text that is also searched inside other te
 
 
 @dataclass(frozen=True)
-class Replacing:
+class InputReplacement:
     """Replaces `value` by the input `name`, both as a whole value and as a separate word in a text."""
 
     value: str | int | float | bool

@@ -14,7 +14,7 @@ from plan_adapter.expressions.references import UnclosedError, has_expression, p
 from plan_adapter.imported import written_secrets
 from plan_adapter.plan import ExecutionPlan, Input, InputType
 from plan_adapter.readable import as_text, counted, one_line
-from plan_adapter.runbooks.literals import Literal, Replacing, last_word, literals_of, looks, put_at, value_at
+from plan_adapter.runbooks.literals import InputReplacement, Literal, last_word, literals_of, looks, put_at, value_at
 from plan_adapter.tools.registry import ToolRegistry
 from plan_adapter.validation import validate
 
@@ -163,7 +163,7 @@ class _Candidates:
         return [*sorted(found[:_COMPARED], key=lambda one: rank[id(one)]), *found[_COMPARED:]]
 
     def _places(self, candidate: _Candidate) -> int:
-        draft = Replacing(candidate.value, "x", candidate.is_certain)
+        draft = InputReplacement(candidate.value, "x", candidate.is_certain)
         texts = (literal.value for literal in self._literals)
         return max(len(candidate.literals), sum(isinstance(text, str) and draft.text(text) != text for text in texts))
 
@@ -229,7 +229,7 @@ class _Work:
 
     def propose(self, candidate: _Candidate) -> None:
         """Replace a candidate by an input, if it still occurs in enough places."""
-        draft = Replacing(candidate.value, "x", candidate.is_certain)
+        draft = InputReplacement(candidate.value, "x", candidate.is_certain)
         is_full = len(self.inputs) >= MOST_INPUTS
         found = self._replaced(draft, candidate, candidate.literals if is_full else self.literals)
         if len(found) < (1 if candidate.is_certain else 2):
@@ -242,7 +242,7 @@ class _Work:
         self.taken.add(name)
         if name in self.without:
             return
-        replacing = Replacing(candidate.value, name, candidate.is_certain)
+        replacing = InputReplacement(candidate.value, name, candidate.is_certain)
         replaced = self._replaced(replacing, candidate, self.literals)
         for literal, value in replaced:
             put_at(self.document, literal.path, value)
@@ -250,7 +250,7 @@ class _Work:
         places = tuple(literal.at for literal, _ in replaced)
         self.inputs.append(ProposedInput(name, _definition(candidate, places), tuple(candidate.reasons), places, self._remains(replacing)))
 
-    def _replaced(self, replacing: Replacing, candidate: _Candidate, among: Sequence[Literal]) -> list[tuple[Literal, str]]:
+    def _replaced(self, replacing: InputReplacement, candidate: _Candidate, among: Sequence[Literal]) -> list[tuple[Literal, str]]:
         """Return the literals that contain the value now, each with its replacement."""
         found: list[tuple[Literal, str]] = []
         keys = {literal.key for literal in candidate.literals}
@@ -263,7 +263,7 @@ class _Work:
                 found.append((literal, replacing.reference))
         return found
 
-    def _replace_in_expressions(self, replacing: Replacing) -> None:
+    def _replace_in_expressions(self, replacing: InputReplacement) -> None:
         """Replace constants in conditions and outputs by the input, so that they keep their meaning."""
         for step in cast("list[dict[str, JsonValue]]", self.document["steps"]):
             for name in ("when", "for_each", "done_when"):
@@ -273,7 +273,7 @@ class _Work:
         outputs = cast("dict[str, JsonValue]", self.document.get("outputs", {}))
         outputs.update({name: replacing.expression(value) for name, value in outputs.items() if isinstance(value, str)})
 
-    def _remains(self, replacing: Replacing) -> tuple[str, ...]:
+    def _remains(self, replacing: InputReplacement) -> tuple[str, ...]:
         found: list[str] = []
         for step in cast("list[dict[str, Any]]", self.document["steps"]):
             written = {key: value for key, value in step.items() if key not in ("id", "tool_name", "depends_on", "tools", "metadata")}

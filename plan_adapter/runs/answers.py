@@ -8,13 +8,13 @@ from pydantic import JsonValue
 
 from plan_adapter.commands import open_form_notice
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.gates.approval import refusal, rules_of, with_todays_policy
-from plan_adapter.gates.identity import Means, approval_from, proved, recheck
-from plan_adapter.gates.policy import PolicyInForce
+from plan_adapter.gates.approval import gate_policy_of, refusal, with_current_policy
+from plan_adapter.gates.identity import ProofContext, approval_from, proved, recheck
+from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.plan import ExecutionPlan
 from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, PlanRun, Receipt
 from plan_adapter.settings import Settings
-from plan_adapter.store.outcomes import Word
+from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.store import PlanStore
 
 
@@ -25,8 +25,8 @@ async def why_stale(answer: Approval, plan: ExecutionPlan, run: PlanRun, store: 
     """
     if answer.decision != "approve" or answer.gate_id is None or answer.used_at is not None:
         return None
-    policy = await store.policy_in_force(settings)
-    rules = rules_of(plan, policy, requested_by=run.requested_by or "")
+    policy = await store.effective_policy(settings)
+    rules = gate_policy_of(plan, policy, requested_by=run.requested_by or "")
     if (reason := refusal(rules, by=answer.by, known_by=answer.known_by, decision=answer.decision)) is not None:
         return reason
     try:
@@ -36,7 +36,7 @@ async def why_stale(answer: Approval, plan: ExecutionPlan, run: PlanRun, store: 
     return None
 
 
-async def approval_before(
+async def earlier_answers(
     answers: Sequence[Approval], plan: ExecutionPlan, run: PlanRun, store: PlanStore, settings: Settings
 ) -> tuple[list[str], list[str]]:
     """Return two lists of messages: who asked for changes, and which approvals are stale and why."""
@@ -71,7 +71,7 @@ class GateAnswers:
     async def prove(self, approval: Approval, asked: ApprovalRequest | Gate) -> None:
         """Check the proof of identity in `approval`, which another process may have written. Raises NotApprovedError."""
         if approval.id not in self._verified:
-            await asyncio.to_thread(recheck, approval, asked, await self.store.policy_in_force(self.settings))
+            await asyncio.to_thread(recheck, approval, asked, await self.store.effective_policy(self.settings))
             self._verified.add(approval.id)
 
     async def resolution_at(self, gate: Gate) -> Receipt | None:
@@ -85,34 +85,34 @@ class GateAnswers:
     async def _taken(self, answer: Answer, request: ApprovalRequest) -> Approval:
         """Return `answer` as an approval, with its identity verified and allowed. Raises NotApprovedError."""
         await self._refuse_open_form(answer, request)
-        means = await self._means()
-        approval = await approval_from(answer, await self._as_of_today(request, means.policy), means)
+        proof_context = await self._proof_context()
+        approval = await approval_from(answer, await self._with_current_policy(request, proof_context.policy), proof_context)
         self._verified.add(approval.id)
         return approval
 
-    async def _resolution(self, answer: Answer, request: ApprovalRequest) -> Word:
+    async def _resolution(self, answer: Answer, request: ApprovalRequest) -> ResolutionRecord:
         if answer.decision not in ("done", "again", "abort"):
             raise NotApprovedError(
                 f"what is asked is how the call ended, and `{answer.decision}` does not say it: done, again or abort does"
             )
         await self._refuse_open_form(answer, request)
-        means = await self._means()
-        known_by = await proved(answer, await self._as_of_today(request, means.policy), means)
+        proof_context = await self._proof_context()
+        known_by = await proved(answer, await self._with_current_policy(request, proof_context.policy), proof_context)
         said = (str(self.redact(answer.note)), self.redact(answer.result))
         if answer.signature is not None and said[1] != answer.result:  # the redacted record could not be checked against the signature
             raise NotApprovedError("the result that was signed holds the value of a secret: say it without, and sign that")
-        return Word(answer.decision, answer.by, known_by, *said, digest=request.approval_digest, signature=answer.signature)
+        return ResolutionRecord(answer.decision, answer.by, known_by, *said, digest=request.approval_digest, signature=answer.signature)
 
-    async def _means(self) -> Means:
-        policy = await self.store.policy_in_force(self.settings)
-        return Means(policy, self.settings, self.store, (await self.store.now()).timestamp())
+    async def _proof_context(self) -> ProofContext:
+        policy = await self.store.effective_policy(self.settings)
+        return ProofContext(policy, self.settings, self.store, (await self.store.now()).timestamp())
 
-    async def _as_of_today(self, request: ApprovalRequest, policy: PolicyInForce) -> ApprovalRequest:
+    async def _with_current_policy(self, request: ApprovalRequest, policy: EffectivePolicy) -> ApprovalRequest:
         """Return `request` with the gate policy of today, if the store has a policy."""
         if policy.number is None or request.run_id is None:
             return request
         run = await self.store.run(request.run_id, with_steps=False)
-        return replace(request, rules=with_todays_policy(request.rules, await self.store.get(run.digest), policy))
+        return replace(request, rules=with_current_policy(request.rules, await self.store.get(run.digest), policy))
 
     async def _refuse_open_form(self, answer: Answer, request: ApprovalRequest) -> None:
         """Raise NotApprovedError for a one-time code in a form that anyone can read and submit."""

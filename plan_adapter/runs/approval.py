@@ -10,25 +10,25 @@ from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.gates.approval import (
     ApprovedPlan,
     approved_plan,
-    names_of_nobody,
+    gate_policy_of,
+    names_without_group,
     needs_gate,
     refusal,
     requires_approval,
-    rules_of,
     without_approval,
 )
 from plan_adapter.gates.gate import new_gate, no_answer
 from plan_adapter.gates.plan_text import plan_gate_text
-from plan_adapter.gates.policy import PolicyInForce
+from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.plan import ExecutionPlan, PlanStatus
 from plan_adapter.readable import one_line
-from plan_adapter.record import Approval, Gate, GateRules, PlanRun, RunContext, RunReason
-from plan_adapter.runs.answers import approval_before, why_stale
+from plan_adapter.record import Approval, Gate, GatePolicy, PlanRun, RunContext, RunReason
+from plan_adapter.runs.answers import earlier_answers, why_stale
 from plan_adapter.runs.folders import folder_text, in_folder, move_text
 from plan_adapter.runs.keeper import GateKeeper
 from plan_adapter.runs.secrets import missing_notices
 from plan_adapter.runs.session import RunRequest
-from plan_adapter.runs.standing import standing_for
+from plan_adapter.runs.standing import use_standing_approval
 from plan_adapter.runs.tool_drift import code_notices, replaced_version, tool_drift_lines
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
@@ -40,7 +40,7 @@ MOST_PENDING = 200
 
 async def is_answered(bound: BoundPlan, store: PlanStore, run_request: RunRequest, *, run: PlanRun | None = None) -> bool:
     """Return whether the plan needs no approval, has an answer already (also at a gate of `run`), or has somebody to ask."""
-    if not requires_approval(bound.validated.plan, await store.policy_in_force(run_request.settings)):
+    if not requires_approval(bound.validated.plan, await store.effective_policy(run_request.settings)):
         return True
     if run_request.approval is not None or run_request.approver is not None or run_request.asks_in_form:
         return True
@@ -53,7 +53,7 @@ async def not_approved(bound: BoundPlan, store: PlanStore, settings: Settings, *
     """Return the error that says which approval is missing and how to give it."""
     plan, lapsed = bound.validated.plan, list[str]()
     if run is not None:
-        _, lapsed = await approval_before(await _answers(run, bound, store), plan, run, store, settings)
+        _, lapsed = await earlier_answers(await _answers(run, bound, store), plan, run, store, settings)
     return NotApprovedError(
         "".join(f"{said}; " for said in lapsed)
         + f"`{plan.name}` requires an approval of {bound.approval_digest[:12]}…: give `approval=approve(plan, …)` "
@@ -72,7 +72,7 @@ async def approve_run(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> App
         try:
             answer = await _found(bound, run, keeper) or await _asked(bound, run, keeper)
         except _RevisedError:
-            bound = await renewed(run, keeper)
+            bound = await load_new_version(run, keeper)
             continue
         if answer is None:
             return None
@@ -82,7 +82,7 @@ async def approve_run(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> App
             return await _used(bound, run, answer, keeper)
         if answer.decision == "reject":
             return await end_rejected(run, answer, keeper.store)
-        if keeper.has_spoken(bound.approval_digest) and not keeper.run_request.asks_in_form:  # else this never ends
+        if keeper.has_answered(bound.approval_digest) and not keeper.run_request.asks_in_form:  # else this never ends
             raise NotApprovedError(f"{answer.by} asks for changes: {answer.note}; `plan revise {run.id} FILE` gives a new version")
 
 
@@ -95,10 +95,10 @@ async def open_detached(bound: BoundPlan, run: PlanRun, store: PlanStore, settin
 
 
 @runtime_checkable
-class Foresees(Protocol):
+class ChecksPolicyFirst(Protocol):
     """An approver that knows in advance whether its approval would be accepted."""
 
-    def foresee(self, rules: GateRules) -> None:
+    def check_policy(self, rules: GatePolicy) -> None:
         """Raise NotApprovedError if the gate policy `rules` would refuse the approval."""
         ...
 
@@ -108,15 +108,15 @@ async def refuse_approver(bound: BoundPlan, store: PlanStore, run_request: RunRe
 
     Does nothing if a form asks as well, or if the plan needs no further answer.
     """
-    if run_request.asks_in_form or not isinstance(run_request.approver, Foresees):
+    if run_request.asks_in_form or not isinstance(run_request.approver, ChecksPolicyFirst):
         return
     if await is_answered(bound, store, replace(run_request, approver=None), run=run):
         return
     revisions = [] if run is None else await store.revisions(run.id)
     requested_by = run_request.requested_by if run is None else run.requested_by or ""
     revised_by = revisions[-1].by if revisions else ""
-    policy = await store.policy_in_force(run_request.settings)
-    run_request.approver.foresee(rules_of(bound.validated.plan, policy, requested_by=requested_by, revised_by=revised_by))
+    policy = await store.effective_policy(run_request.settings)
+    run_request.approver.check_policy(gate_policy_of(bound.validated.plan, policy, requested_by=requested_by, revised_by=revised_by))
 
 
 async def end_overdue(run: PlanRun, store: PlanStore) -> PlanRun:
@@ -174,12 +174,12 @@ async def _found(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval
         return answer
     if run_request.approval is not None:
         return await _fitting(run_request.approval, bound, run, keeper)
-    if not requires_approval(plan, await store.policy_in_force(run_request.settings)):
+    if not requires_approval(plan, await store.effective_policy(run_request.settings)):
         return without_approval(bound, now=await store.now())
     waiting = await store.find_approval(bound.approval_digest, context=_context_of(run))
     if waiting is not None:
         return await _fitting(waiting, bound, run, keeper)
-    return await standing_for(bound, run, store, run_request)
+    return await use_standing_approval(bound, run, store, run_request)
 
 
 def _context_of(run: PlanRun) -> RunContext:
@@ -210,8 +210,8 @@ async def _fitting(given: Approval, bound: BoundPlan, run: PlanRun, keeper: Gate
     """Return `given`, an answer from before the run was created. Raises NotApprovedError if the gate policy refuses it."""
     revisions = await keeper.store.revisions(run.id)
     revised_by = revisions[-1].by if revisions else ""
-    policy = await keeper.store.policy_in_force(keeper.run_request.settings)
-    rules = rules_of(bound.validated.plan, policy, requested_by=run.requested_by or "", revised_by=revised_by)
+    policy = await keeper.store.effective_policy(keeper.run_request.settings)
+    rules = gate_policy_of(bound.validated.plan, policy, requested_by=run.requested_by or "", revised_by=revised_by)
     if given.decision == "request_changes":
         raise NotApprovedError(f"{given.by} asks for changes: {given.note}")
     if given.approval_digest == bound.approval_digest:
@@ -266,7 +266,7 @@ class _RevisedError(Exception):
     """A new version of the plan replaced the one being asked about."""
 
 
-async def renewed(run: PlanRun, keeper: GateKeeper) -> BoundPlan:
+async def load_new_version(run: PlanRun, keeper: GateKeeper) -> BoundPlan:
     """Update `run` to the new version of its plan, and return that version. Raises RunConflictError if its tools are missing or differ."""
     tools = keeper.run_request.tools
     if tools is None:
@@ -285,9 +285,9 @@ async def _gate_of(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: S
     """Return the plan gate of `run` to open, and record that the run waits. Its message names stale approvals."""
     plan = bound.validated.plan
     answers, revisions = await store.approvals(run.id), await store.revisions(run.id)
-    policy = await store.policy_in_force(settings)
-    rules = rules_of(plan, policy, requested_by=run.requested_by or "", revised_by=revisions[-1].by if revisions else "")
-    changes, lapsed = await approval_before(await _answers(run, bound, store), plan, run, store, settings)
+    policy = await store.effective_policy(settings)
+    rules = gate_policy_of(plan, policy, requested_by=run.requested_by or "", revised_by=revisions[-1].by if revisions else "")
+    changes, lapsed = await earlier_answers(await _answers(run, bound, store), plan, run, store, settings)
     await _keep_waiting(run, store, message="; ".join(lapsed) or None)
     replaced = replaced_version(revisions, answers)
     moved = move_text(replaced.folder, run.folder) if replaced is not None else None
@@ -312,10 +312,10 @@ async def _gate_of(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: S
     return new_gate(run, approval_digest=bound.approval_digest, description=plan.description, text=text, rules=rules)
 
 
-def _unknown_names(plan: ExecutionPlan, policy: PolicyInForce) -> list[str]:
+def _unknown_names(plan: ExecutionPlan, policy: EffectivePolicy) -> list[str]:
     """Return notices about approvers that may be misspelt or missing groups. If no groups exist, every name is a person."""
     approvers = plan.approval.approvers if plan.approval is not None else ()
-    names = [name for name in names_of_nobody(plan, policy) if name in approvers] if policy.groups else []
+    names = [name for name in names_without_group(plan, policy) if name in approvers] if policy.groups else []
     where = "PLAN_ADAPTER_GROUPS" if policy.number is None else "the store's policy"
     return [f"`{one_line(name)}` may answer, as a person: no group is called so in {where}." for name in names]
 
@@ -334,7 +334,7 @@ async def _keep_waiting(run: PlanRun, store: PlanStore, *, message: str | None) 
         await store.update_run(run)
 
 
-def gated_steps(bound: BoundPlan, policy: PolicyInForce) -> Collection[str]:
+def gated_steps(bound: BoundPlan, policy: EffectivePolicy) -> Collection[str]:
     """Return the ids of the steps that have a step gate."""
     return [step.id for step in bound.validated.plan.steps if needs_gate(step, bound.validated, policy)]
 

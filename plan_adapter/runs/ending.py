@@ -14,7 +14,7 @@ from plan_adapter.execution.cancellation import Stop, watch
 from plan_adapter.execution.printing import redacted_prints
 from plan_adapter.execution.rollback import Rollback
 from plan_adapter.execution.scope import RunScope
-from plan_adapter.execution.secrets import hidden_in_logs
+from plan_adapter.execution.secrets import redacted_logs
 from plan_adapter.execution.status import conclude
 from plan_adapter.plan import PlanStatus
 from plan_adapter.record import PlanRun, RunReason
@@ -57,7 +57,7 @@ async def _hidden_secrets(scope: RunScope) -> AsyncGenerator[None]:
     """Redact the plan's secrets and this process's credentials in everything logged or printed inside the block."""
     await scope.secrets.expect(scope.approved.bound.validated.secrets)
     if scope.secrets.redactor:
-        with hidden_in_logs(scope.secrets.redactor), redacted_prints(scope.secrets.redactor.text):
+        with redacted_logs(scope.secrets.redactor), redacted_prints(scope.secrets.redactor.text):
             yield
     else:
         yield
@@ -140,7 +140,7 @@ async def leave_waiting(run: PlanRun, store: PlanStore) -> None:
         run.transition(PlanStatus.CANCELLED, reason=RunReason.CANCELLED, message=reason, completed_at=ended)
 
 
-async def let_go(run: PlanRun, store: PlanStore) -> None:
+async def release_run(run: PlanRun, store: PlanStore) -> None:
     """Release a run that could not be ended here, so that another process can resume it."""
     try:
         await store.release(run.id)

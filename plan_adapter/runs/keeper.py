@@ -218,7 +218,7 @@ class GateKeeper:
         form = None if self.forms is None or not self._has_form(gate) else asyncio.ensure_future(self._ask_in_form(self.forms, asking))
         others = [asyncio.ensure_future(work) for work in self._askers(asking, until, left)]
         try:
-            await _first_trouble(asking.closed, [*others, *([form] if form is not None else [])])
+            await _first_error(asking.closed, [*others, *([form] if form is not None else [])])
         except BaseException:
             await self._leave(gate)
             raise
@@ -279,7 +279,7 @@ class GateKeeper:
         if asking.gate.kind == "outcome":
             if isinstance(self.run_request.approver, CanAskOutcomes):
                 yield self._ask_outcome(self.run_request.approver, asking)
-        elif self.run_request.approver is not None and not self.has_spoken(asking.gate.approval_digest):
+        elif self.run_request.approver is not None and not self.has_answered(asking.gate.approval_digest):
             yield self._ask_approver(self.run_request.approver, asking)
         if self.session.backend.cancellation is not None and asking.gate.step_id is None and not self.run_request.asks_in_form:
             yield asking.watch_cancellation(
@@ -340,7 +340,7 @@ class GateKeeper:
         except TimeoutError:
             log.warning("hook %s took more than %g s and was ended", getattr(hook, "__name__", hook), HOOK_SECONDS)
 
-    def has_spoken(self, approval_digest: str) -> bool:
+    def has_answered(self, approval_digest: str) -> bool:
         """Return whether the approver has answered about this content. An approver that asks a person each time is not counted."""
         return approval_digest in self._answered
 
@@ -369,7 +369,7 @@ class GateKeeper:
         return None
 
 
-async def _first_trouble(closed: "asyncio.Future[Gate]", workers: "list[asyncio.Task[None]]") -> None:
+async def _first_error(closed: "asyncio.Future[Gate]", workers: "list[asyncio.Task[None]]") -> None:
     """Return once the gate is closed. Raises the first error of a worker before that."""
     pending: set[asyncio.Future[None]] = set(workers)
     waiting = asyncio.ensure_future(_done(closed))
@@ -387,7 +387,7 @@ async def _first_trouble(closed: "asyncio.Future[Gate]", workers: "list[asyncio.
 async def _dismiss(workers: "list[asyncio.Task[None]]") -> None:
     for worker in workers:
         worker.cancel()
-    await asyncio.gather(*workers, return_exceptions=True)  # `_first_trouble` has raised the first error
+    await asyncio.gather(*workers, return_exceptions=True)  # `_first_error` has raised the first error
 
 
 async def _awaited(work: Awaitable[None]) -> None:

@@ -6,9 +6,9 @@ from dataclasses import replace
 from plan_adapter.commands import resume_command, rollback_command
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.execution.history import Record, ResumeOptions, RunHistory, StepChoice, choices, left_out_by
-from plan_adapter.gates.approval import refusal, rules_of
+from plan_adapter.gates.approval import gate_policy_of, refusal
 from plan_adapter.plan import ExecutionPlan, StepStatus
-from plan_adapter.record import ApprovalRequest, GateRules, OperatorRequestKind, PlanRun
+from plan_adapter.record import ApprovalRequest, GatePolicy, OperatorRequestKind, PlanRun
 from plan_adapter.runs.permissions import proof_options
 from plan_adapter.runs.session import Identity, RunRequest
 from plan_adapter.store.columns import readable_words
@@ -16,7 +16,7 @@ from plan_adapter.store.operator_requests import OperatorRequest
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import ValidatedPlan
 
-_NOT_DONE: dict[OperatorRequestKind, str] = {
+_REFUSED: dict[OperatorRequestKind, str] = {
     "leave_out": "a step may not be left out",
     "take_back": "a step that was left out is not wanted again",
     "undo": "a run whose calls wait at gates of their own is not rolled back",
@@ -72,22 +72,22 @@ async def record_operator_request(
     store: PlanStore,
     run_request: RunRequest,
     *,
-    is_guarded: bool = True,
+    rollback_needs_approver: bool = True,
 ) -> None:
     """Record a request about `steps`, or about the whole run if `steps` is empty, under the identity in `run_request`.
 
-    If `is_guarded`, the requester must be allowed to approve `plan`, with the proof of identity that it demands. Raises NotApprovedError,
-    which is also written to the audit log. Raises RunConflictError if the run has changed in the meantime.
+    If `rollback_needs_approver`, the requester must be allowed to approve `plan`, with the proof of identity that it demands.
+    Raises NotApprovedError, which is also written to the audit log. Raises RunConflictError if the run has changed in the meantime.
     """
-    policy = await store.policy_in_force(run_request.settings)
-    rules = rules_of(plan, policy, requested_by=run.requested_by or "") if is_guarded else GateRules()
+    policy = await store.effective_policy(run_request.settings)
+    rules = gate_policy_of(plan, policy, requested_by=run.requested_by or "") if rollback_needs_approver else GatePolicy()
     digest = await store.operator_request_digest_of(run.id, kind, steps)
     request = ApprovalRequest(digest, run.name, run.description, text="", run_id=run.id, rules=rules, operator_request=kind)
     identity, because = _identity(run_request), readable_words(because)
     try:
         known_by, signature = await identity.proved(because, request, store)
     except NotApprovedError as error:
-        said = f"{_NOT_DONE[kind]}: {error}"
+        said = f"{_REFUSED[kind]}: {error}"
         await store.note_refusal(run.id, said, by=identity.by, known_by=identity.channel, step_id=steps[0] if len(steps) == 1 else None)
         raise NotApprovedError(said + _how_to_allow(kind, steps, run, rules, identity)) from error
     run.updated_at = await store.record_operator_request(
@@ -114,7 +114,7 @@ def _identity(run_request: RunRequest) -> Identity:
     return run_request.identity or _Named(run_request.requested_by)
 
 
-def _how_to_allow(kind: OperatorRequestKind, steps: Sequence[str], run: PlanRun, rules: GateRules, identity: Identity) -> str:
+def _how_to_allow(kind: OperatorRequestKind, steps: Sequence[str], run: PlanRun, rules: GatePolicy, identity: Identity) -> str:
     """Return how a caller without a proof of identity could make the request: the command and its options."""
     if identity.has_proof:
         return ""

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.gates.approval import Operation, refusal, refuse_operation, rules_of
+from plan_adapter.gates.approval import Operation, gate_policy_of, refusal, refuse_operation
 from plan_adapter.plan import ExecutionPlan, KnownBy
-from plan_adapter.record import Decision, GateRules, PlanRun
+from plan_adapter.record import Decision, GatePolicy, PlanRun
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
@@ -16,7 +16,7 @@ async def require_operator(
 ) -> None:
     """Raise NotApprovedError if `by` is not allowed to do this with `run`. The refusal is written to the audit log."""
     try:
-        refuse_operation(plan, await store.policy_in_force(settings), by=by, operation=operation)
+        refuse_operation(plan, await store.effective_policy(settings), by=by, operation=operation)
     except NotApprovedError as error:
         await store.note_refusal(run.id, str(error), by=by)
         raise
@@ -29,7 +29,7 @@ async def require_approver(
 
     `doing` begins the error message.
     """
-    rules = rules_of(plan, await store.policy_in_force(settings), requested_by=run.requested_by or "")
+    rules = gate_policy_of(plan, await store.effective_policy(settings), requested_by=run.requested_by or "")
     if (why := refusal(rules, by=by, known_by=known_by, decision=decision)) is not None:
         await store.note_refusal(run.id, f"{doing}: {why}", by=by, known_by=known_by)
         raise NotApprovedError(f"{doing}: {why}")
@@ -40,7 +40,7 @@ async def require_resume_operator(run: PlanRun, plan: ExecutionPlan, store: Plan
     await require_operator(plan, run, store, run_request.settings, by=run_request.operator, operation="resume")
 
 
-def proof_options(rules: GateRules, command: str, *, by: str, decision: Decision) -> str:
+def proof_options(rules: GatePolicy, command: str, *, by: str, decision: Decision) -> str:
     """Return which options would make `command` acceptable, as the end of an error message; empty if no option would."""
     ways = [option for backend, option in _PROOFS.items() if rules.known_by is None or backend in rules.known_by]
     if not ways:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from plan_adapter.commands import names, resolve_command, resume_asked, resume_command, rollback_command
 from plan_adapter.execution.rollback_status import aborted_steps, after_abort, after_aborted_rollback
-from plan_adapter.gates.approval import rules_of
+from plan_adapter.gates.approval import gate_policy_of
 from plan_adapter.gates.gate import new_gate
 from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import call_name, one_line
@@ -20,7 +20,7 @@ from plan_adapter.store.store import PlanStore
 
 
 @dataclass(frozen=True, slots=True)
-class UnknownOutcome:
+class Advice:
     """What to report about a stopped run, and the command to type: `plan resume`, or `plan resolve` while an outcome is unknown."""
 
     message: str
@@ -28,7 +28,7 @@ class UnknownOutcome:
     then: str | None  # the command to type after that
 
 
-async def advice_on(run: PlanRun, store: PlanStore) -> UnknownOutcome | None:
+async def advice_on(run: PlanRun, store: PlanStore) -> Advice | None:
     """Return what a person has to know and type about `run`, or None if it has not stopped, or has ended with no unknown outcome."""
     is_gone = run.reason is RunReason.INTERRUPTED
     gone = ["its process is gone"] if is_gone else []
@@ -39,8 +39,8 @@ async def advice_on(run: PlanRun, store: PlanStore) -> UnknownOutcome | None:
         called = names(dict.fromkeys(call_name(lost.step_id, None, kind=lost.kind) for lost in unknown))
         message = ", and ".join([*gone, f"whether {called} was done is unknown"])
         continues = rollback_command(run) if any(lost.kind == "rollback" for lost in unknown) else resume_command(run)
-        return UnknownOutcome(message, resolve_command(run.id, (first.step_id, first.item), label=first.label, kind=first.kind), continues)
-    return UnknownOutcome("its process is gone; no outcome is unknown", resume_command(run), None) if is_gone else None
+        return Advice(message, resolve_command(run.id, (first.step_id, first.item), label=first.label, kind=first.kind), continues)
+    return Advice("its process is gone; no outcome is unknown", resume_command(run), None) if is_gone else None
 
 
 async def unasked_outcomes(store: PlanStore, settings: Settings, *, asked: Collection[str]) -> list[Gate]:
@@ -48,7 +48,7 @@ async def unasked_outcomes(store: PlanStore, settings: Settings, *, asked: Colle
 
     `asked` contains the digests of the open gates. The gates returned are not in the store.
     """
-    policy, runs, found = await store.policy_in_force(settings), dict[str, PlanRun](), list[Gate]()
+    policy, runs, found = await store.effective_policy(settings), dict[str, PlanRun](), list[Gate]()
     for lost in await store.unknown_of_all():
         digest = outcome_digest(lost.id)
         if lost.run_id not in runs:
@@ -62,7 +62,7 @@ async def unasked_outcomes(store: PlanStore, settings: Settings, *, asked: Colle
             approval_digest=digest,
             description="",
             text="",
-            rules=rules_of(plan, policy, requested_by=run.requested_by or ""),
+            rules=gate_policy_of(plan, policy, requested_by=run.requested_by or ""),
             step_id=lost.step_id,
             item=lost.item,
             label=lost.label,
@@ -152,7 +152,7 @@ async def _cancelled(store: PlanStore) -> AsyncGenerator[Finding]:
     left = [run for run in executed if run.reason is RunReason.INTERRUPTED] + waiting
     names = {run.id: run.name for run in left}
     for run_id, reason in (await end_cancelled(left, store)).items():
-        await _mended(await store.run(run_id, with_results=False), store, hint="")
+        await _reconcile_in_prefect(await store.run(run_id, with_results=False), store, hint="")
         message = f"somebody cancelled it in Prefect, and it has ended so now: {one_line(reason)}"
         yield Finding("cancelled", run_id, names[run_id], message, is_corrected=True)
 
@@ -180,7 +180,7 @@ async def _interrupted(store: PlanStore, *, with_prefect: bool) -> AsyncGenerato
         message, command = unknown_outcome.message, unknown_outcome.command
         if answers := await _unused_answers(run, store):
             message += f"; answered meanwhile: {answers}"
-        is_told = with_prefect and await _mended(run, store, hint=f"{message}; `{command}`") is not None
+        is_told = with_prefect and await _reconcile_in_prefect(run, store, hint=f"{message}; `{command}`") is not None
         yield Finding("interrupted", run.id, run.name, message, is_corrected=False, command=command)
         if is_told:
             yield Finding("shown", run.id, run.name, "Prefect shows it as Interrupted now", is_corrected=True)
@@ -247,12 +247,12 @@ async def _shown(store: PlanStore) -> AsyncGenerator[Finding]:
     for run in reversed(await store.runs(limit=MOST_RUNS)):
         has_ended = run.completed_at is not None and run.completed_at >= since
         is_executed = run.status is PlanStatus.EXECUTING and run.reason is not RunReason.INTERRUPTED
-        if (has_ended or is_executed) and (shown := await _mended(run, store, hint="")) is not None:
+        if (has_ended or is_executed) and (shown := await _reconcile_in_prefect(run, store, hint="")) is not None:
             how = f"{run.status}" + (f" ({run.reason})" if run.reason else "") if has_ended else "executed by a process that lives"
             yield Finding("shown", run.id, run.name, f"Prefect showed {shown}, and it is {how}", is_corrected=True)
 
 
-async def _mended(run: PlanRun, store: PlanStore, *, hint: str) -> str | None:
+async def _reconcile_in_prefect(run: PlanRun, store: PlanStore, *, hint: str) -> str | None:
     from plan_adapter.engine.reconciling import reconcile_flow_run
 
     async def is_so() -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from plan_adapter.agent.configured import model_of
 from plan_adapter.agent.model import Model
 from plan_adapter.agent.planner import Asker, Budget, Planner
-from plan_adapter.agent.replan import Rest, told
+from plan_adapter.agent.replan import RemainingPlan, replan_context
 from plan_adapter.commands import resolve_command, unit_names
 from plan_adapter.drafts import Draft, ModelCall, PlanRequest
 from plan_adapter.errors import RunConflictError
@@ -17,7 +17,7 @@ from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.rollback_status import aborted_steps
 from plan_adapter.plan import ExecutionPlan, PlanStatus
 from plan_adapter.record import PlanRun
-from plan_adapter.runs.secrets import hidden_from_models
+from plan_adapter.runs.secrets import model_redactor
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
@@ -27,7 +27,7 @@ from plan_adapter.validation import ValidatedPlan
 MOST_REPLANS = 2
 """How many times a run is replanned automatically."""
 
-BY_ITSELF = "on_failure: replan"
+AUTOMATIC_REPLAN = "on_failure: replan"
 """The author recorded for a version that automatic replanning made."""
 
 AFTER_FAILURE = "Reach what the plan was to reach, from where its run has failed. Look at why it failed, and do not do the same again."
@@ -48,10 +48,10 @@ class Replanner:
         self, run: PlanRun, words: str, *, validated: ValidatedPlan, tools: ToolRegistry, history: RunHistory, store: PlanStore
     ) -> Draft:
         """Draft a new version of `validated`, the plan of `run`, store the draft in `store`, and return it. See `Planner.drafted`."""
-        rest = Rest.of(validated, history)
+        rest = RemainingPlan.of(validated, history)
         names = {str(definition["name"]) for definition in validated.definitions}
-        hide = await hidden_from_models(Settings(), self.secrets)
-        request = PlanRequest(words, context=told(run, rest, history, hide), available_secrets=self.secrets)
+        hide = await model_redactor(Settings(), self.secrets)
+        request = PlanRequest(words, context=replan_context(run, rest, history, hide), available_secrets=self.secrets)
         planner = Planner(
             self.model,
             tools.subset(*sorted(names.union(self.offered))),
@@ -87,10 +87,10 @@ async def wants_replanning(run: PlanRun, plan: ExecutionPlan, store: PlanStore) 
     """Return whether `run`, which a failed step has ended, is replanned automatically once more."""
     if plan.on_failure != "replan":
         return False
-    return sum(revision.by == BY_ITSELF for revision in await store.revisions(run.id)) < MOST_REPLANS
+    return sum(revision.by == AUTOMATIC_REPLAN for revision in await store.revisions(run.id)) < MOST_REPLANS
 
 
-async def drafted_by_itself(
+async def draft_automatically(
     run: PlanRun, validated: ValidatedPlan, history: RunHistory, store: PlanStore, run_request: RunRequest
 ) -> tuple[Draft, ToolRegistry]:
     """Draft the remaining steps with the model in the settings, and return the draft and the tools it is valid with.

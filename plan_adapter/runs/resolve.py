@@ -2,14 +2,14 @@
 
 from plan_adapter.commands import resolve_command
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.gates.approval import rules_of
-from plan_adapter.gates.identity import Means, proved
+from plan_adapter.gates.approval import gate_policy_of
+from plan_adapter.gates.identity import ProofContext, proved
 from plan_adapter.plan import CallKind
 from plan_adapter.readable import call_name, one_line
 from plan_adapter.record import Answer, ApprovalRequest, PlanRun, Resolution
 from plan_adapter.runs.permissions import proof_options
 from plan_adapter.settings import Settings
-from plan_adapter.store.outcomes import Word
+from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.store import PlanStore
 
 
@@ -38,20 +38,20 @@ async def resolution_request(
         step_id=step_id,
         item=item,
         label=label,
-        rules=rules_of(plan, await store.policy_in_force(settings), requested_by=run.requested_by or ""),
+        rules=gate_policy_of(plan, await store.effective_policy(settings), requested_by=run.requested_by or ""),
         kind="outcome",
         call_kind=kind,
     )
 
 
-async def resolution_by(answer: Answer, request: ApprovalRequest, store: PlanStore, settings: Settings) -> Word:
+async def resolution_by(answer: Answer, request: ApprovalRequest, store: PlanStore, settings: Settings) -> ResolutionRecord:
     """Return `answer` as a resolution for the store, with its identity verified and allowed.
 
     Raises NotApprovedError, which is also written to the run's audit log.
     """
     assert answer.decision in ("done", "again", "abort")
     try:
-        known_by = await proved(answer, request, Means(await store.policy_in_force(settings), settings, store))
+        known_by = await proved(answer, request, ProofContext(await store.effective_policy(settings), settings, store))
     except NotApprovedError as error:
         said = f"`{one_line(call_name(request.step_id or '', None, kind=request.call_kind))}` is not resolved: {error}"
         await store.note_refusal(request.run_id or "", said, by=answer.by, known_by=answer.channel)
@@ -60,6 +60,6 @@ async def resolution_by(answer: Answer, request: ApprovalRequest, store: PlanSto
         has_proof = answer.code is not None or answer.signature is not None
         ways = "" if has_proof else proof_options(request.rules, command, by=answer.by, decision="reject")
         raise NotApprovedError(said + ways) from error
-    return Word(
+    return ResolutionRecord(
         answer.decision, answer.by, known_by, answer.note, answer.result, digest=request.approval_digest, signature=answer.signature
     )

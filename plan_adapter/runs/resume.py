@@ -21,7 +21,7 @@ from plan_adapter.runs.replan import tools_of_plan
 from plan_adapter.runs.rollback import refuse_unknown_outcome, roll_back, with_approved_rollbacks
 from plan_adapter.runs.secrets import refuse_missing
 from plan_adapter.runs.session import RunRequest, RunSession, known_secrets_of, opened_store, server_of
-from plan_adapter.runs.start import RunAction, create_run, perform, perform_anywhere, prefect_backend
+from plan_adapter.runs.start import RunAction, create_run, execute_run, execute_session, prefect_backend
 from plan_adapter.runs.tool_drift import as_recorded, is_same_but_for_tools, refuse_other_tools, take_tools
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
@@ -43,7 +43,7 @@ async def refuse_missing_now(bound: BoundPlan, run: PlanRun, history: RunHistory
         await refuse_missing(validated, run_request.settings, done=done)
 
 
-def action_left(
+def resume_action(
     run: PlanRun, plan: ExecutionPlan, history: RunHistory, kept: RunReason | None, *, asked: ResumeOptions | None = None
 ) -> RunAction:
     """Return the action that resumes `run`: `perform` for its steps, or `roll_back` for an interrupted rollback.
@@ -61,7 +61,7 @@ def _action_for(run: PlanRun, history: RunHistory, kept: RunReason | None) -> Ru
     # A rollback records the reason for the end before its first call. While steps execute, the reason is empty or `unknown`.
     is_ending = run.reason is RunReason.INTERRUPTED and kept not in (None, RunReason.UNKNOWN, RunReason.INTERRUPTED)
     if not history.has_rollbacks and not is_ending:
-        return perform
+        return execute_run
     if run.status is PlanStatus.EXECUTING:
         refuse_unknown_outcome(run, history)
         return roll_back
@@ -153,19 +153,19 @@ async def execute_resume(
         await refuse_resume(run, opened)  # before looking in Prefect, which notifies a live owner itself
         if not offline and run.flow_run_id is not None and run.completed_at is None and await _was_cancelled(run, opened, run_request):
             return await opened.run(run.id)
-        work = action_left(run, plan, history, recorded.kept, asked=asked)
-        if work is not perform:
+        work = resume_action(run, plan, history, recorded.kept, asked=asked)
+        if work is not execute_run:
             refuse_rollback_elsewhere(run, run_request.settings)
         elif not here:
             refuse_elsewhere(run, run_request.settings)
-        moved_to = moved_here(run_request.settings, run) if work is perform else None
+        moved_to = moved_here(run_request.settings, run) if work is execute_run else None
         bound = as_recorded(run, plan, tools, moved_to=moved_to)
         run_request = replace(run_request, tools=tools)
-        asks = work is perform and await needs_approval(bound, run, opened, run_request)
+        asks = work is execute_run and await needs_approval(bound, run, opened, run_request)
         if asked is not None:
             history = await with_operator_requests(run, bound.validated, history, asked, opened, run_request)
         server = None if offline else await server_of(run_request)
-        if work is not perform:
+        if work is not execute_run:
             bound = await with_approved_rollbacks(bound, run, history, opened)
         else:
             with known_secrets_of(server):
@@ -176,7 +176,7 @@ async def execute_resume(
                 run, is_waiting = await reopened_gate(bound, run, opened, run_request, record_pending=record_pending)
             if is_waiting and (offline or not await opened.gates(run_id=run.id)):  # otherwise its flow run shows the gate
                 return await opened.run(run.id)
-        return await perform_anywhere(RunSession(bound, run, opened, run_request, history), server=server, action=work)
+        return await execute_session(RunSession(bound, run, opened, run_request, history), server=server, action=work)
 
 
 async def execute_in_flow(
@@ -191,9 +191,9 @@ async def execute_in_flow(
     bound = bind_inputs(validated, inputs)
     async with opened_store(store, run_request.settings) as impatient:
         opened = impatient.patient(run_request.settings.store_patience_seconds)
-        run, work, history = await opened.run_of_flow(flow_run_id), perform, RunHistory()
+        run, work, history = await opened.run_of_flow(flow_run_id), execute_run, RunHistory()
         if run is None:
-            policy = await opened.policy_in_force(run_request.settings)
+            policy = await opened.effective_policy(run_request.settings)
             refuse_operation(bound.validated.plan, policy, by=run_request.operator, operation="run")
             await refuse_missing(bound.validated, run_request.settings)
             run = await create_run(bound, opened, run_request, flow_run_id=flow_run_id)
@@ -207,8 +207,8 @@ async def execute_in_flow(
             else:
                 bound = in_folder(bound, run.folder)
             history = await opened.history(run.id)
-            work = action_left(run, bound.validated.plan, history, await opened.reason_of(run.id))
-            if work is not perform:
+            work = resume_action(run, bound.validated.plan, history, await opened.reason_of(run.id))
+            if work is not execute_run:
                 bound = await with_approved_rollbacks(bound, run, history, opened)
             else:
                 await refuse_missing_now(bound, run, history, run_request)

@@ -8,7 +8,7 @@ from plan_adapter.execution.rollback import Rollback, units_to_roll_back
 from plan_adapter.execution.scope import RunScope
 from plan_adapter.execution.status import ended_status
 from plan_adapter.gates.approval import approved_plan
-from plan_adapter.gates.policy import PolicyInForce
+from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.plan import ApprovalPolicy, ExecutionPlan, PlanStatus, StepStatus
 from plan_adapter.record import Approval, Outcome, PlanRun, RunReason
 from plan_adapter.runs.approval import is_of_run
@@ -18,7 +18,7 @@ from plan_adapter.runs.keeper import GateKeeper
 from plan_adapter.runs.operator_requests import record_operator_request
 from plan_adapter.runs.permissions import require_operator
 from plan_adapter.runs.session import RunRequest, RunSession, server_of
-from plan_adapter.runs.start import enable_outcome_gates, perform_anywhere, scope_of, undo
+from plan_adapter.runs.start import enable_outcome_gates, execute_session, scope_of, undo
 from plan_adapter.runs.tool_drift import as_recorded, changes_of_tools, named_changes
 from plan_adapter.store.revisions import Revision
 from plan_adapter.store.store import PlanStore
@@ -54,7 +54,7 @@ async def roll_back(session: RunSession) -> PlanRun:
     return run
 
 
-async def version_done(run: PlanRun, store: PlanStore) -> Revision | None:
+async def approved_version(run: PlanRun, store: PlanStore) -> Revision | None:
     """Return the version of the plan that the calls of `run` were approved under, or None if that is the current one or there is none.
 
     It is the last version with a used approval. Later versions were never approved and have called nothing, and steps that had started are
@@ -85,7 +85,7 @@ async def with_approved_rollbacks(bound: BoundPlan, run: PlanRun, history: RunHi
     return replace(bound, approval_digest=run.approval_digest)
 
 
-def is_guarded(plan: ExecutionPlan, policy: PolicyInForce) -> bool:
+def rollback_needs_approver(plan: ExecutionPlan, policy: EffectivePolicy) -> bool:
     """Return whether only somebody who is allowed to approve `plan` can request a rollback of its runs.
 
     This is the case if calls of the plan have step gates. Rollback calls have none: the plan's approval covers rollbacks after a failure,
@@ -134,13 +134,15 @@ async def rollback_run(
     run: PlanRun, *, reason: str, tools: ToolRegistry | None, run_request: RunRequest, store: PlanStore, offline: bool = False
 ) -> PlanRun:
     """Cancel `run` unless it has ended, and roll it back. Same as `acancel_run` with `rollback`, for callers with a run request."""
-    version = await version_done(run, store)
+    version = await approved_version(run, store)
     plan = await store.get(run.digest if version is None else version.digest)  # an unapproved version grants no permissions
     await require_operator(plan, run, store, run_request.settings, by=run_request.operator, operation="rollback")
     if run.status is PlanStatus.COMPLETED:
         raise RunConflictError(f"run {run.id} has completed: only a run that failed or was cancelled is rolled back")
-    policy = await store.policy_in_force(run_request.settings)
-    await record_operator_request("undo", (), reason, run, plan, store, run_request, is_guarded=is_guarded(plan, policy))
+    policy = await store.effective_policy(run_request.settings)
+    await record_operator_request(
+        "undo", (), reason, run, plan, store, run_request, rollback_needs_approver=rollback_needs_approver(plan, policy)
+    )
     history = await store.history(run.id)
     was_interrupted = run.reason is RunReason.INTERRUPTED and history.has_rollbacks
     if run.completed_at is None and not was_interrupted:
@@ -161,4 +163,4 @@ async def rollback_run(
         run = await store.put_back(run.id, version, bound.validated, by=run_request.operator)
     bound = await with_approved_rollbacks(bound, run, history, store)
     server = None if offline or run.flow_run_id is None else await server_of(run_request)
-    return await perform_anywhere(RunSession(bound, run, store, run_request, history), server=server, action=roll_back)
+    return await execute_session(RunSession(bound, run, store, run_request, history), server=server, action=roll_back)

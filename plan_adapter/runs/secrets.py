@@ -27,7 +27,7 @@ def secrets_of(settings: Settings) -> RunSecrets:
     return secrets
 
 
-async def hidden_from_models(settings: Settings, names: Collection[str]) -> Redactor:
+async def model_redactor(settings: Settings, names: Collection[str]) -> Redactor:
     """Return a redactor for text that a model sees. It covers all secrets this process can read, and those in `names` anywhere."""
     secrets = secrets_of(settings)
     await secrets.expect(names)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from plan_adapter.execution.cancellation import Leave
+from plan_adapter.execution.cancellation import LeaveSignal
 from plan_adapter.execution.direct import DirectStepRunner
 from plan_adapter.execution.history import RunHistory
 from plan_adapter.execution.ports import StepRunner
@@ -64,7 +64,7 @@ class RunRequest:
     hooks: Hooks = field(default_factory=Hooks)
     context: RunContext = field(default_factory=RunContext)
     listener: Listener | None = None
-    leave: Leave = field(default_factory=Leave)
+    leave: LeaveSignal = field(default_factory=LeaveSignal)
     settings: Settings = field(default_factory=Settings)
     identity: Identity | None = None  # who makes an operator request; None: `requested_by`, without proof
     server: "Server | None" = None  # one that has just responded; None: the server in the settings

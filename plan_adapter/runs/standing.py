@@ -7,8 +7,8 @@ from functools import partial
 
 from plan_adapter.errors import InvalidPlanError, NotApprovedError, StoreError
 from plan_adapter.execution.ports import GatedCall
-from plan_adapter.gates.approval import refusal, rules_of
-from plan_adapter.gates.policy import PolicyInForce
+from plan_adapter.gates.approval import gate_policy_of, refusal
+from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.gates.standing import covers
 from plan_adapter.gates.standing_files import find_standing_file, signed_standing, verify_standing
 from plan_adapter.plan import ExecutionPlan, new_id
@@ -20,7 +20,7 @@ from plan_adapter.validation import BoundPlan
 log = logging.getLogger(__name__)
 
 
-async def standing_for(bound: BoundPlan, run: PlanRun, store: PlanStore, run_request: RunRequest) -> Approval | None:
+async def use_standing_approval(bound: BoundPlan, run: PlanRun, store: PlanStore, run_request: RunRequest) -> Approval | None:
     """Return the approval that a standing approval gives `run`, counted and recorded, or None if none covers it.
 
     Only runs started by a schedule can be covered. A signed file beside the plan document is stored at its first use, and then treated like
@@ -28,7 +28,7 @@ async def standing_for(bound: BoundPlan, run: PlanRun, store: PlanStore, run_req
     """
     if run_request.schedule is None:
         return None
-    policy = await store.policy_in_force(run_request.settings)
+    policy = await store.effective_policy(run_request.settings)
     in_file = await _take_file(store, run, run_request, policy)
     now = await store.now()
     for standing in await store.standing():
@@ -45,13 +45,13 @@ async def standing_for(bound: BoundPlan, run: PlanRun, store: PlanStore, run_req
     return None
 
 
-def _refusal(standing: StandingApproval, plan: ExecutionPlan, policy: PolicyInForce) -> str | None:
+def _refusal(standing: StandingApproval, plan: ExecutionPlan, policy: EffectivePolicy) -> str | None:
     """Return why the person who gave `standing` is not allowed to approve this plan, or None."""
-    rules = rules_of(plan, policy, requested_by="")  # started by a schedule
+    rules = gate_policy_of(plan, policy, requested_by="")  # started by a schedule
     return refusal(rules, by=standing.by, known_by=standing.known_by, decision="approve")
 
 
-async def _verify(standing: StandingApproval, policy: PolicyInForce) -> None:
+async def _verify(standing: StandingApproval, policy: EffectivePolicy) -> None:
     await asyncio.to_thread(partial(verify_standing, standing, policy=policy))
 
 
@@ -65,7 +65,7 @@ async def approval_by_standing(
     standing = next((known for known in kept if known.id == of_run.standing_id and known.revoked_at is None), None)
     if standing is None or call.step.id not in standing.steps or (standing.until is not None and standing.until <= await store.now()):
         return None
-    policy = await store.policy_in_force(run_request.settings)
+    policy = await store.effective_policy(run_request.settings)
     if _refusal(standing, plan, policy) is not None:  # stale under the current policy: ask a person
         return None
     await _verify(standing, policy)
@@ -83,7 +83,7 @@ async def approval_by_standing(
     return given
 
 
-async def _take_file(store: PlanStore, run: PlanRun, run_request: RunRequest, policy: PolicyInForce) -> str | None:
+async def _take_file(store: PlanStore, run: PlanRun, run_request: RunRequest, policy: EffectivePolicy) -> str | None:
     """Store the signed standing approval file beside the plan document, and return its id, or None. The store counts its uses."""
     path = find_standing_file(run_request.plan_file) if run_request.plan_file is not None else None
     if path is None:

@@ -19,11 +19,11 @@ from plan_adapter.execution.status import conclude, rolls_back
 from plan_adapter.gates.approval import ApprovedPlan, refuse_operation
 from plan_adapter.plan import PlanStatus, new_id
 from plan_adapter.record import PlanRun, Recorder, RunReason, StepRun
-from plan_adapter.runs.approval import approve_run, is_answered, not_approved, open_detached, refuse_approver, renewed
-from plan_adapter.runs.ending import answer_soon, conclude_run, leave_waiting, let_go, watched
+from plan_adapter.runs.approval import approve_run, is_answered, load_new_version, not_approved, open_detached, refuse_approver
+from plan_adapter.runs.ending import answer_soon, conclude_run, leave_waiting, release_run, watched
 from plan_adapter.runs.folders import current_folder, in_folder
 from plan_adapter.runs.keeper import GateKeeper
-from plan_adapter.runs.replan import BY_ITSELF, drafted_by_itself, note_of, wants_replanning
+from plan_adapter.runs.replan import AUTOMATIC_REPLAN, draft_automatically, note_of, wants_replanning
 from plan_adapter.runs.secrets import refuse_missing, secrets_of
 from plan_adapter.runs.session import Backend, RunRequest, RunSession, known_secrets_of, opened_store, server_of
 from plan_adapter.runs.step_gates import CallGates, OutcomeGates
@@ -43,9 +43,9 @@ class RunAction(Protocol):
         ...
 
 
-async def perform_anywhere(session: RunSession, *, server: "Server | None", action: RunAction | None = None) -> PlanRun:
+async def execute_session(session: RunSession, *, server: "Server | None", action: RunAction | None = None) -> PlanRun:
     """Run `action` on a session, by default `perform`: as a flow run on `server`, or directly if `server` is None."""
-    action, run = action or perform, session.run
+    action, run = action or execute_run, session.run
     session.store = session.store.patient(session.run_request.settings.store_patience_seconds)
     if server is None:
         return await action(session)
@@ -84,12 +84,12 @@ def prefect_backend(flow_run_id: str, store: PlanStore, settings: Settings, serv
     return Backend(steps, partial(cancellation_of, flow_run_id), log_to_prefect, prefect_forms(flow_run_id, store, server))
 
 
-async def perform(session: RunSession) -> PlanRun:
+async def execute_run(session: RunSession) -> PlanRun:
     """Approve the run of `session`, execute its steps, and return it with its record, however the steps end."""
     keeper, run, store = GateKeeper(session), session.run, session.store
     try:
         while (approved := await approve_run(session.bound, run, keeper)) is not None:
-            version = await _perform(approved, keeper)
+            version = await _execute_approved(approved, keeper)
             if version is None:
                 return run
             session.bound, session.history = version, await store.history(run.id)
@@ -109,7 +109,7 @@ def _for_drafted(run_request: RunRequest) -> RunRequest:
     return replace(run_request, approval=None, approver=None if is_beforehand else run_request.approver)
 
 
-async def _perform(approved: ApprovedPlan, keeper: GateKeeper) -> BoundPlan | None:
+async def _execute_approved(approved: ApprovedPlan, keeper: GateKeeper) -> BoundPlan | None:
     """Execute the steps of the approved plan. If a failure leads to a new version, which waits for approval, return it, else None."""
     session, run, store = keeper.session, keeper.run, keeper.store
     backend = session.backend
@@ -120,7 +120,7 @@ async def _perform(approved: ApprovedPlan, keeper: GateKeeper) -> BoundPlan | No
     await store.claim(run)
     reached("claimed")
     scope = scope_of(approved, session, await store.recorder(run))
-    scope.gates = CallGates(approved, keeper, scope.stop, await store.policy_in_force(keeper.run_request.settings), session.history.asked)
+    scope.gates = CallGates(approved, keeper, scope.stop, await store.effective_policy(keeper.run_request.settings), session.history.asked)
     enable_outcome_gates(scope, keeper)
     scope.tell("run_started")
     rollback = undrafted = None
@@ -142,7 +142,7 @@ async def _perform(approved: ApprovedPlan, keeper: GateKeeper) -> BoundPlan | No
         if all(step.status.has_ended for step in run.steps) and not (backend.is_cut_short() and scope.stop.is_set):
             await conclude_run(scope, store, rollback, undrafted)
         elif run.status is PlanStatus.EXECUTING:
-            await let_go(run, store)
+            await release_run(run, store)
     return None
 
 
@@ -159,7 +159,7 @@ async def _replanned(scope: RunScope, keeper: GateKeeper) -> tuple[BoundPlan | N
     run.message = scope.secrets.redactor.text(run.message or "")  # it goes to a model and into the note of the version
     scope.tell("replanning", message=run.message)
     ended = await store.now()
-    drafting = asyncio.ensure_future(drafted_by_itself(run, validated, await store.history(run.id), store, keeper.run_request))
+    drafting = asyncio.ensure_future(draft_automatically(run, validated, await store.history(run.id), store, keeper.run_request))
     try:
         async with watched(scope, store, partial(store.cancel_request, run.id), keeper.session.backend.cancellation):
             await asyncio.wait({drafting, scope.stop.future}, return_when=asyncio.FIRST_COMPLETED)
@@ -183,9 +183,9 @@ async def _replanned(scope: RunScope, keeper: GateKeeper) -> tuple[BoundPlan | N
     run.completed_at = ended
     await store.update_run(run)  # end it here: the new version runs in the next start
     note = note_of(draft, run.message or "")
-    await store.revise_run(run.id, bound.validated, bound.approval_digest, by=BY_ITSELF, note=note)
+    await store.revise_run(run.id, bound.validated, bound.approval_digest, by=AUTOMATIC_REPLAN, note=note)
     keeper.session.run_request = replace(keeper.run_request, tools=tools)
-    return await renewed(run, keeper), None
+    return await load_new_version(run, keeper), None
 
 
 def enable_outcome_gates(scope: RunScope, keeper: GateKeeper) -> None:
@@ -307,7 +307,7 @@ async def execute_plan(
     With `record_pending`, a plan that nobody can approve is recorded as pending_approval and returned, instead of raising an error.
     """
     async with opened_store(store, run_request.settings) as opened:
-        policy = await opened.policy_in_force(run_request.settings)
+        policy = await opened.effective_policy(run_request.settings)
         refuse_operation(bound.validated.plan, policy, by=run_request.operator, operation="run")
         server = None if offline else await server_of(run_request)
         answered = await is_answered(bound, opened, run_request)
@@ -320,4 +320,4 @@ async def execute_plan(
             if not answered and server is None:
                 await open_detached(bound, run, opened, run_request.settings)
                 return run
-            return await perform_anywhere(RunSession(bound, run, opened, run_request), server=server)
+            return await execute_session(RunSession(bound, run, opened, run_request), server=server)

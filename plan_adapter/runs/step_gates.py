@@ -5,15 +5,15 @@ from dataclasses import dataclass, field
 
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.cancellation import Stop
-from plan_adapter.execution.ports import GatedCall, GateRefusal, Said, UnknownOutcome
-from plan_adapter.gates.approval import ApprovedPlan, needs_gate, rules_of
+from plan_adapter.execution.ports import GatedCall, GateRefusal, RecordedResolution, UnknownOutcome
+from plan_adapter.gates.approval import ApprovedPlan, gate_policy_of, needs_gate
 from plan_adapter.gates.call_text import outcome_text, step_gate_text
 from plan_adapter.gates.gate import new_gate, no_answer
-from plan_adapter.gates.policy import PolicyInForce
+from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.plan import ExecutionPlan, Step
 from plan_adapter.readable import call_name
 from plan_adapter.record import Approval, Gate, PlanRun, RunReason
-from plan_adapter.runs.answers import approval_before, why_stale
+from plan_adapter.runs.answers import earlier_answers, why_stale
 from plan_adapter.runs.keeper import GateKeeper
 from plan_adapter.runs.standing import approval_by_standing
 from plan_adapter.store.outcomes import outcome_digest
@@ -26,7 +26,7 @@ class CallGates:
     approved: ApprovedPlan
     keeper: GateKeeper
     stop: Stop
-    policy: PolicyInForce  # as of this start; answers are checked against the current policy
+    policy: EffectivePolicy  # as of this start; answers are checked against the current policy
     asked: Collection[str] = ()  # steps that had a gate and ended in an earlier start
     _before: list[Gate] | None = field(default=None, init=False)  # gates closed before this start
 
@@ -52,7 +52,7 @@ class CallGates:
     async def _asked(self, call: GatedCall) -> Approval | GateRefusal | None:
         """Return the answer at the call's gate, or why there is none. None if the call was left or has to be asked about again."""
         keeper, answers = self.keeper, await self._answers(call)
-        if answers and answers[-1].decision == "request_changes" and keeper.has_spoken(call.approval_digest) and not self._asks_others:
+        if answers and answers[-1].decision == "request_changes" and keeper.has_answered(call.approval_digest) and not self._asks_others:
             raise NotApprovedError(f"{answers[-1].by} asks for changes: {answers[-1].note}")  # asking again would never end
         gate = await keeper.open(await self._gate_of(call, answers), timeout_ms=self._plan.options.approval_timeout_ms)
         closed = await keeper.collected(gate) or await self._closed(gate, call)
@@ -61,7 +61,7 @@ class CallGates:
     async def _closed(self, gate: Gate, call: GatedCall) -> Gate | None:
         """Return `gate` closed, or None if it is still open: the call was left, or this process's approver is not allowed to answer."""
         keeper = self.keeper
-        is_asked_here = keeper.run_request.approver is not None and not keeper.has_spoken(call.approval_digest)
+        is_asked_here = keeper.run_request.approver is not None and not keeper.has_answered(call.approval_digest)
         if not is_asked_here and not call.waiting.done():
             call.waiting.set_result(None)
         try:
@@ -75,9 +75,11 @@ class CallGates:
 
     async def _gate_of(self, call: GatedCall, answers: list[Approval]) -> Gate:
         keeper, run = self.keeper, self.keeper.run
-        rules = rules_of(self._plan, await keeper.store.policy_in_force(keeper.run_request.settings), requested_by=run.requested_by or "")
+        rules = gate_policy_of(
+            self._plan, await keeper.store.effective_policy(keeper.run_request.settings), requested_by=run.requested_by or ""
+        )
         before = [step for step in run.steps if step.id in self.approved.bound.validated.dependencies[call.step.id]]
-        changes, lapsed = await approval_before(
+        changes, lapsed = await earlier_answers(
             [row for row in answers if row.decision == "approve" or row.at >= self.approved.approval.at],
             self._plan,
             run,
@@ -189,7 +191,7 @@ class OutcomeGates:
     keeper: GateKeeper
     _open: int = 0
 
-    async def ask(self, unknown_outcome: UnknownOutcome) -> Said | None:
+    async def ask(self, unknown_outcome: UnknownOutcome) -> RecordedResolution | None:
         """Return the resolution from a form, a terminal or `plan resolve`. None if nobody can be asked or the run ends first."""
         keeper = self.keeper
         if not keeper.can_ask_how_it_ended or unknown_outcome.withdrawn.done():
@@ -205,8 +207,8 @@ class OutcomeGates:
     async def _gate_of(self, unknown_outcome: UnknownOutcome) -> Gate:
         run, step, lost = self.keeper.run, unknown_outcome.step, unknown_outcome.lost
         bound, store = self.approved.bound, self.keeper.store
-        policy = await store.policy_in_force(self.keeper.run_request.settings)
-        rules = rules_of(bound.validated.plan, policy, requested_by=run.requested_by or "")
+        policy = await store.effective_policy(self.keeper.run_request.settings)
+        rules = gate_policy_of(bound.validated.plan, policy, requested_by=run.requested_by or "")
         text = outcome_text(bound, step, lost, why=unknown_outcome.why, made_by=await store.start_of(lost), run_id=run.id)
         digest = outcome_digest(lost.id)
         return new_gate(
@@ -233,7 +235,7 @@ class OutcomeGates:
             run.reason = reason
             await self.keeper.store.update_run(run)
 
-    async def _said(self, closed: Gate) -> Said | None:
+    async def _said(self, closed: Gate) -> RecordedResolution | None:
         if closed.end not in ("done", "again", "abort"):
             return None
         word = await self.keeper.answers.resolution_at(closed)
@@ -243,4 +245,4 @@ class OutcomeGates:
                 f"the gate of `{call}` in run {closed.run_id} is closed with the word {closed.end}, and no receipt holds it"
             )
         note = f" ({word.note})" if word.note else ""
-        return Said(closed.end, f"{word.by} says of `{call}`: {closed.end}{note}", word.result)
+        return RecordedResolution(closed.end, f"{word.by} says of `{call}`: {closed.end}{note}", word.result)

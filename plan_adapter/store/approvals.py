@@ -66,7 +66,7 @@ def use(connection: Connection, approval: Approval, *, run_id: str, context: Has
     if taken is not None:
         told = plain(approvals, taken)
         # An answer at a gate, or an approval given for this run, is already in the run's audit log.
-        given = [] if _is_told(connection, run_id, approval.id) else [entries.of_approval(told)]
+        given = [] if _is_in_audit_log(connection, run_id, approval.id) else [entries.of_approval(told)]
         chain.append(connection, run_id, [*given, entries.of_use(told)])
         signal(connection)
         return approval_of(taken)
@@ -78,7 +78,7 @@ def use(connection: Connection, approval: Approval, *, run_id: str, context: Has
     raise NotApprovedError(_why_not(kept, connection, run_id))
 
 
-def _is_told(connection: Connection, run_id: str, approval_id: str) -> bool:
+def _is_in_audit_log(connection: Connection, run_id: str, approval_id: str) -> bool:
     same = and_(audit.c.run_id == run_id, audit.c.row_id == approval_id)
     return connection.execute(select(audit.c.number).where(same).limit(1)).first() is not None
 

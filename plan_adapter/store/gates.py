@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Connection, and_, func, insert, or_, selec
 from plan_adapter.commands import answer_command
 from plan_adapter.errors import NotApprovedError, PlanAdapterError, RunConflictError
 from plan_adapter.readable import call_name, one_line
-from plan_adapter.record import Approval, Gate, GateEnd, GateRules
+from plan_adapter.record import Approval, Gate, GateEnd, GatePolicy
 from plan_adapter.store import chain, entries, leases
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
@@ -113,7 +113,7 @@ def outcome_asked(connection: Connection, run_id: str) -> dict[str, str]:
     return {row.approval_digest: row.id for row in rows}
 
 
-def close_told(connection: Connection, gate_id: str, end: GateEnd, *, at: datetime) -> entries.Entry:
+def close_resolved(connection: Connection, gate_id: str, end: GateEnd, *, at: datetime) -> entries.Entry:
     """Close an open gate with a resolution and return the audit entry. The caller appends the entry and signals."""
     closed = update(gates).where(gates.c.id == gate_id).values(closed_at=at, end=end).returning(gates)
     return entries.of_gate_end(plain(gates, connection.execute(closed).mappings().one()))
@@ -182,7 +182,7 @@ def gate_of(row: Row, *, attended: dict[str | None, bool | None] | None = None) 
         step_id=row["step_id"] or None,
         item=item_of(row),
         text=row.get("text") or "",
-        rules=_rules_of(row["rules"]),
+        rules=_gate_policy_of(row["rules"]),
         attended=None if row["closed_at"] is not None else _is_attended(owner) if attended is None else attended[owner],
     )
 
@@ -285,15 +285,15 @@ def _is_attended(owner: str | None) -> bool | None:
     return found.is_alive if found.is_here else None
 
 
-def _rules_text(rules: GateRules) -> str:
+def _rules_text(rules: GatePolicy) -> str:
     return json.dumps(asdict(rules), ensure_ascii=False)
 
 
-def _rules_of(text: str) -> GateRules:
+def _gate_policy_of(text: str) -> GatePolicy:
     rules: dict[str, Any] = json.loads(text)
     for name in ("approvers", "known_by"):
         rules[name] = None if rules[name] is None else tuple(rules[name])
-    return GateRules(**rules)
+    return GatePolicy(**rules)
 
 
 _ENDED = ("completed", "failed", "cancelled", "partial")

@@ -88,7 +88,7 @@ def require(connection: Connection, run_id: str, epoch: int) -> None:
 _EPOCH = select(leases.c.epoch).where(leases.c.run_id == bindparam("run")).with_for_update(read=True)
 
 
-def let_go(connection: Connection, run_id: str, epoch: int | None = None) -> bool:
+def release_lease(connection: Connection, run_id: str, epoch: int | None = None) -> bool:
     """Free the run, with `epoch` only if the lease still has that epoch. Return whether anything was released."""
     mine = (leases.c.run_id == run_id, *(() if epoch is None else (leases.c.epoch == epoch,)))
     return connection.execute(update(leases).where(*mine).values(owner=None)).rowcount == 1

@@ -29,7 +29,7 @@ from plan_adapter.store.tables import runs as run_table
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class ResolutionRecord:
     """A person's resolution of an attempt whose outcome is unknown, and how the person was identified."""
 
     resolution: Resolution
@@ -100,7 +100,7 @@ def _unknown(connection: Connection, which: Select[Any]) -> list[Attempt]:
     return [attempt_of(row) for row in connection.execute(query.order_by(attempts.c.started_at, attempts.c.id)).mappings()]
 
 
-def resolve(connection: Connection, tenant: str | None, run_id: str, call: CallPlace, word: Word) -> Receipt:
+def resolve(connection: Connection, tenant: str | None, run_id: str, call: CallPlace, word: ResolutionRecord) -> Receipt:
     """Record a person's resolution of a call and return it as a receipt.
 
     It normally resolves an unknown outcome. Two more cases are allowed, for steps and their rollbacks: `done` for a call that has not
@@ -143,9 +143,9 @@ def resolve(connection: Connection, tenant: str | None, run_id: str, call: CallP
     if word.signature is not None:
         told.append(entries.of_signature(plain(receipts, row), word.signature))
     if (gate_id := gates.outcome_asked(connection, run["id"]).get(digest)) is not None:
-        told.append(gates.close_told(connection, gate_id, word.resolution, at=ended_at))
+        told.append(gates.close_resolved(connection, gate_id, word.resolution, at=ended_at))
     if runs.owner_of(connection, tenant, run["id"]) is None:
-        told += _tell_run(connection, run, attempt, word)
+        told += _apply_to_run(connection, run, attempt, word)
     elif word.resolution == "abort":  # in case the process dies before it has ended the run
         told += runs.ask_to_cancel(connection, tenant, run["id"], resolution_of(attempt, word), rollback=False)
     chain.append(connection, run["id"], told)
@@ -153,7 +153,7 @@ def resolve(connection: Connection, tenant: str | None, run_id: str, call: CallP
     return receipt
 
 
-def resolution_of(attempt: Attempt, word: Word) -> str:
+def resolution_of(attempt: Attempt, word: ResolutionRecord) -> str:
     """Return a sentence that says who resolved an attempt and how."""
     call = call_name(attempt.step_id, attempt.item, attempt.label, kind=attempt.kind)
     return f"{word.by} says of `{call}`: {word.resolution}" + (f" ({word.note})" if word.note else "")
@@ -243,7 +243,7 @@ def _meant(unknown: Sequence[Attempt], run_id: str, call: CallPlace) -> Attempt:
     raise RunConflictError(f"the outcome of `{call.name()}` in run {run_id} is not unknown" + (f"; that of {names} is" if names else ""))
 
 
-def _tell_run(connection: Connection, run: Row, attempt: Attempt, word: Word) -> list[entries.Entry]:
+def _apply_to_run(connection: Connection, run: Row, attempt: Attempt, word: ResolutionRecord) -> list[entries.Entry]:
     """Write the resolution to the run and its step, and return the audit entries. The next start resumes from the receipts."""
     left = unknown_of(connection, run["id"])
     said = resolution_of(attempt, word)
@@ -268,7 +268,7 @@ def _tell_run(connection: Connection, run: Row, attempt: Attempt, word: Word) ->
     return [*told, entries.of_run_end(now) if is_end else entries.of_run(now, "run_changed", message=said)]
 
 
-def _end_of_step(attempt: Attempt, word: Word, said: str) -> dict[str, object]:
+def _end_of_step(attempt: Attempt, word: ResolutionRecord, said: str) -> dict[str, object]:
     """Return the step's columns until the run is resumed. Only the next start knows whether all items of a step are done."""
     if word.resolution == "done" and attempt.item is None:
         return {"status": StepStatus.COMPLETED.value, "outcome": Outcome.SUCCEEDED.value, "error": None, "reason": said}

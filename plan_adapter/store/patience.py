@@ -65,7 +65,7 @@ class PatientDatabase:
         self._waiting = 0
         self._began = 0.0  # monotonic time when the current wait started
         self._warned = -WARN_SECONDS  # monotonic time of the last warning
-        self._is_told = False
+        self._is_in_audit_log = False
 
     @property
     def label(self) -> str:
@@ -128,11 +128,11 @@ class PatientDatabase:
     def _warn(self, error: PassingError) -> None:
         now = time.monotonic()
         if now - self._warned >= WARN_SECONDS:
-            self._warned, self._is_told = now, True
+            self._warned, self._is_in_audit_log = now, True
             since = datetime.now().astimezone() - timedelta(seconds=now - self._began)
             log.warning("the run waits since %s, %g s at most: %s", since.isoformat(sep=" ", timespec="seconds"), self._seconds, error)
 
     def _tell_end(self) -> None:
-        if self._is_told and self._waiting == 1:  # on a disk that is nearly full, some writes succeed while others wait
-            self._is_told = False
+        if self._is_in_audit_log and self._waiting == 1:  # on a disk that is nearly full, some writes succeed while others wait
+            self._is_in_audit_log = False
             log.warning("%s is there again after %.1f s; the run goes on", self.label, time.monotonic() - self._began)

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, RowMapping, func, select
 
 from plan_adapter.canonical import canonical_json
 from plan_adapter.errors import InvalidPlanError, NotApprovedError, RunConflictError, StoreError
-from plan_adapter.gates.policy import Policy, policy_in_force, policy_of
+from plan_adapter.gates.policy import Policy, effective_policy, policy_of
 from plan_adapter.readable import one_line
 from plan_adapter.record import RunContext
 from plan_adapter.settings import Settings
@@ -100,7 +100,7 @@ def add(connection: Connection, new: NewPolicy) -> PolicyVersion:
 
 def refuse_setter(before: PolicyVersion, *, by: str, known_by: str) -> None:
     """Raise NotApprovedError if `by` is not allowed to set the policy that follows `before`. The error says who is."""
-    holds = policy_in_force(Settings.model_construct(), before.policy)
+    holds = effective_policy(Settings.model_construct(), before.policy)
     if holds.operators is not None and by not in holds.operators:
         who = ", ".join(one_line(name) for name in holds.operators) or "nobody"
         raise NotApprovedError(f"{one_line(by)} may not set the policy; its operators may: {who}")
@@ -132,7 +132,7 @@ def refuse_enrolling(connection: Connection, person: str, *, by: str) -> None:
     if by == person:
         return
     version = newest(connection)
-    operators = None if version is None else policy_in_force(Settings.model_construct(), version.policy).operators
+    operators = None if version is None else effective_policy(Settings.model_construct(), version.policy).operators
     if by in operators if operators is not None else totp_seed(connection, person) is None:
         return
     also = "" if operators is None else f", or an operator of the policy: {', '.join(map(one_line, operators)) or 'nobody'}"

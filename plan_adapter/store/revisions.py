@@ -75,7 +75,7 @@ def revise(
     told, now = _replace(connection, run, content, by=by, note=note)
     if validated.digest != run["digest"]:  # otherwise the recorded ends still apply
         connection.execute(delete(step_runs).where(step_runs.c.run_id == run["id"], step_runs.c.status != StepStatus.COMPLETED))
-    leases.let_go(connection, run["id"])
+    leases.release_lease(connection, run["id"])
     told += [entries.of_run(now, "new_version", message=validated.digest), *gates.close_all(connection, run["id"], "superseded")]
     chain.append(connection, run["id"], told)
     signal(connection)

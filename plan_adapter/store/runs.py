@@ -68,7 +68,7 @@ def change(connection: Connection, tenant: str | None, run: PlanRun, epoch: int 
     if epoch is not None:
         leases.require(connection, run.id, epoch)
     if run.status is not PlanStatus.EXECUTING:
-        leases.let_go(connection, run.id)
+        leases.release_lease(connection, run.id)
     told = plain(runs, row)
     if run.status in _UNENDED:
         chain.append(connection, run.id, [entries.of_run(told, "run_changed", message=run.status.value)])
@@ -110,7 +110,7 @@ def release(connection: Connection, run_id: str, epoch: int) -> None:
     """Release a run whose lease has this epoch."""
     # Lock the run before its lease, as everywhere else, to avoid deadlocks.
     connection.execute(select(runs.c.id).where(runs.c.id == run_id).with_for_update(key_share=True))
-    if leases.let_go(connection, run_id, epoch):
+    if leases.release_lease(connection, run_id, epoch):
         connection.execute(update(runs).where(runs.c.id == run_id).values(updated_at=database_now()))
 
 
@@ -143,7 +143,7 @@ def cancel(connection: Connection, tenant: str | None, run_id: str, reason: str,
         ended |= undoing.end(connection, run_id, reason)
         cancelled = update(runs).where(*_is(run_id, tenant)).values(**ended, updated_at=database_now()).returning(runs)
         end = plain(runs, connection.execute(cancelled).mappings().one())
-        leases.let_go(connection, run_id)
+        leases.release_lease(connection, run_id)
         told += [*gates.close_all(connection, run_id, "cancelled"), entries.of_run_end(end)]
     chain.append(connection, run_id, told)
     signal(connection)

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from plan_adapter.canonical import plan_digest
 from plan_adapter.errors import PlanAdapterError, RunConflictError, StoreError
 from plan_adapter.execution.history import RunHistory
-from plan_adapter.gates.policy import PolicyInForce, policy_in_force
+from plan_adapter.gates.policy import EffectivePolicy, effective_policy
 from plan_adapter.plan import CallKind, ExecutionPlan, PlanStatus
 from plan_adapter.record import (
     Approval,
@@ -52,7 +52,7 @@ from plan_adapter.store.database import Database
 from plan_adapter.store.drafts import Drafts
 from plan_adapter.store.export import document_of, parts_of
 from plan_adapter.store.operator_requests import OperatorRequest
-from plan_adapter.store.outcomes import CallPlace, Word
+from plan_adapter.store.outcomes import CallPlace, ResolutionRecord
 from plan_adapter.store.owner import Owner
 from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.plans import PlanVersion
@@ -321,7 +321,9 @@ class PlanStore:
         """Return, in words, the start of the run and the process that made `attempt`, or None if the record does not say."""
         return await self._database.read(partial(outcomes.start_of, attempt=attempt))
 
-    async def resolve(self, run_id: str, step_id: str, word: Word, *, item: int | None = None, kind: CallKind = "step") -> Receipt:
+    async def resolve(
+        self, run_id: str, step_id: str, word: ResolutionRecord, *, item: int | None = None, kind: CallKind = "step"
+    ) -> Receipt:
         """Record a person's resolution of the unknown outcome of a step or one of its items. Return it as a receipt.
 
         With `kind` "rollback", it resolves the step's rollback. The run resumes from there. If a process waits for the resolution at an
@@ -335,7 +337,7 @@ class PlanStore:
     async def resolution_digest(
         self, run_id: str, step_id: str, resolution: Resolution, *, item: int | None = None, kind: CallKind = "step"
     ) -> str:
-        """Return the digest that a resolution binds to, for `Word.digest` and its signature. Raises the same errors as `resolve`."""
+        """Return the digest that a resolution and its signature bind to. Raises the same errors as `resolve`."""
         return await self._write(outcomes.resolution_digest, run_id=run_id, call=CallPlace(step_id, item, kind), resolution=resolution)
 
     async def record_operator_request(self, run_id: str, request: OperatorRequest) -> datetime:
@@ -530,10 +532,10 @@ class PlanStore:
             raise StoreError("a policy holds for all tenants: set it with a store that is not open for one of them")
         return await self._database.write(partial(policies.add, new=new))
 
-    async def policy_in_force(self, settings: Settings) -> PolicyInForce:
+    async def effective_policy(self, settings: Settings) -> EffectivePolicy:
         """Return the combined demands of `settings` and the store's current policy. Read it again for each decision."""
         version = await self.policy()
-        return policy_in_force(settings) if version is None else policy_in_force(settings, version.policy, number=version.number)
+        return effective_policy(settings) if version is None else effective_policy(settings, version.policy, number=version.number)
 
     # Standing approvals and one-time codes
 

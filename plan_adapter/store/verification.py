@@ -127,7 +127,7 @@ def verify(document: Mapping[str, Any]) -> Verification:
     audit log; compare the newest digest with a copy kept elsewhere.
     """
     with Newest() as newest:
-        told = _Told(newest)
+        told = _AuditSummary(newest)
         try:
             problem = next(_problems(document, told), None)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -143,7 +143,7 @@ def _count(audit: Any) -> int:
 
 
 @dataclass(slots=True)
-class _Told:
+class _AuditSummary:
     """What one pass over the audit log collects."""
 
     newest: Newest
@@ -165,7 +165,7 @@ class _Told:
             self.newest.put(place, self.count, str(entry["kind"]), entry["row_digest"])
 
 
-def _problems(document: Mapping[str, Any], told: _Told) -> Iterator[Alteration]:
+def _problems(document: Mapping[str, Any], told: _AuditSummary) -> Iterator[Alteration]:
     run = document["run"]
     if run is None:
         yield Alteration("runs", "the row of the run is missing")
@@ -181,7 +181,7 @@ def _problems(document: Mapping[str, Any], told: _Told) -> Iterator[Alteration]:
     yield from _of_gates(document)
 
 
-def _of_chain(run: Plain, audit: Iterable[Plain], head: JsonValue, told: _Told) -> Iterator[Alteration]:
+def _of_chain(run: Plain, audit: Iterable[Plain], head: JsonValue, told: _AuditSummary) -> Iterator[Alteration]:
     before = beginning(run)
     for expected, entry in enumerate(audit, 1):
         number = entry["number"]
@@ -269,7 +269,7 @@ def _place_of(entry: Plain) -> Place | None:
     return ("revisions", (int(str(entry["row_id"])),)) if kind == "revised" else None
 
 
-def _of_rows(document: Mapping[str, Any], told: _Told) -> Iterator[Alteration]:
+def _of_rows(document: Mapping[str, Any], told: _AuditSummary) -> Iterator[Alteration]:
     """Yield the first row that is missing or differs from its newest entry; then the first row that no entry describes."""
     altered: tuple[int, Kept, Plain] | None = None  # the one with the earliest entry
     untold: tuple[Kept, Plain] | None = None
@@ -305,7 +305,7 @@ def _inserted(kept: Kept, row: Plain) -> Alteration:
     return Alteration(kept.table, words, told.step_id, item, told.attempt, call_kind=told.call_kind)
 
 
-def _of_run(run: Plain, told: _Told) -> Iterator[Alteration]:
+def _of_run(run: Plain, told: _AuditSummary) -> Iterator[Alteration]:
     newest = told.of_run
     if newest is None or row_digest("runs", run) == newest["row_digest"]:
         return
@@ -316,7 +316,7 @@ def _of_run(run: Plain, told: _Told) -> Iterator[Alteration]:
     yield Alteration("runs", words, entry=_number(newest))
 
 
-def _of_lease(lease: Plain | None, told: _Told) -> Iterator[Alteration]:
+def _of_lease(lease: Plain | None, told: _AuditSummary) -> Iterator[Alteration]:
     started = told.started
     if started is not None and (lease is None or str(lease["epoch"]) != started["row_id"]):
         found = "is missing" if lease is None else f"has the epoch {lease['epoch']}"

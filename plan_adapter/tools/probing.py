@@ -25,7 +25,7 @@ class NotDone:
     note: str = ""
 
 
-def misfits(tool: JsonValue, probe: JsonValue) -> list[str]:
+def mismatches(tool: JsonValue, probe: JsonValue) -> list[str]:
     """Return why a function with the parameter schema `probe` cannot be a probe of a tool with that of `tool`; empty if it can.
 
     A probe may take fewer parameters than its tool. Those that it takes must have the tool's types and defaults.

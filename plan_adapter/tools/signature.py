@@ -20,7 +20,7 @@ from plan_adapter.problems import did_you_mean
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-Misfit: TypeAlias = tuple[str, str, str]
+Mismatch: TypeAlias = tuple[str, str, str]
 """A path below the parameters (`headers.accept`, `argv[0]`), what is wrong there, and a hint, which may be empty."""
 
 MISFITS_SHOWN = 20
@@ -50,9 +50,9 @@ class Signature:
         given = model.model_fields_set
         return {name: getattr(model, field) for name, field in self.fields.items() if field in given or name in self.own_defaults}
 
-    def misfits(
+    def mismatches(
         self, parameters: dict[str, JsonValue], is_open: Callable[[JsonValue], bool], redact: Callable[[str], str] = str
-    ) -> list[Misfit]:
+    ) -> list[Mismatch]:
         """Return what does not fit, at most one finding per place. Values for which `is_open` returns True count as fitting.
 
         `redact` hides secrets in shown values before they are cut.
@@ -75,7 +75,7 @@ class Signature:
 
     def _misfit(
         self, place: tuple[str | int, ...], details: "list[ErrorDetails]", parameters: dict[str, JsonValue], redact: Callable[[str], str]
-    ) -> Misfit:
+    ) -> Mismatch:
         path, kind = _path(place), details[0]["type"]
         if kind == "missing":
             hint = self._takes(place[0]) if len(place) == 1 else ""

@@ -16,8 +16,8 @@ from pydantic import ConfigDict, JsonValue, TypeAdapter, ValidationError
 from plan_adapter.errors import ToolDefinitionError, ToolError
 from plan_adapter.plan import EFFECTS, CallKind, Effect, Isolation
 from plan_adapter.problems import did_you_mean
-from plan_adapter.tools.probing import misfits
-from plan_adapter.tools.signature import Misfit, parameter_descriptions, read_signature
+from plan_adapter.tools.probing import mismatches
+from plan_adapter.tools.signature import Mismatch, parameter_descriptions, read_signature
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -165,12 +165,12 @@ class Tool(Generic[P, R]):
             "permissions": [*sorted(self.permissions)],
         }
 
-    def check(self, parameters: Mapping[str, JsonValue], is_open: Callable[[JsonValue], bool]) -> list[Misfit]:
+    def check(self, parameters: Mapping[str, JsonValue], is_open: Callable[[JsonValue], bool]) -> list[Mismatch]:
         """Return (path below the parameters, message, hint) for everything that does not fit.
 
         A value for which `is_open` returns True (it contains an expression) is not judged, nor is anything that depends on it.
         """
-        return self._signature.misfits(dict(parameters), is_open)
+        return self._signature.mismatches(dict(parameters), is_open)
 
     def bind(self, parameters: Mapping[str, JsonValue], context: ToolContext) -> dict[str, Any]:
         """Return the keyword arguments of the call, coerced to the annotated types. Raises ToolError with everything that does not fit."""
@@ -178,7 +178,7 @@ class Tool(Generic[P, R]):
             _refuse_what_is_no_json(parameters)
             arguments = self._signature.validate(parameters)
         except ValidationError as error:
-            messages = [message for _, message, _ in self._signature.misfits(dict(parameters), lambda _: False, context.redact)]
+            messages = [message for _, message, _ in self._signature.mismatches(dict(parameters), lambda _: False, context.redact)]
             raise ToolError(f"the parameters do not fit `{self.name}`: " + "; ".join(messages)) from error
         except (ValueError, TypeError) as error:  # from an expression: a document cannot contain such values
             raise ToolError(f"the parameters of `{self.name}` are no JSON: {error}") from error
@@ -281,7 +281,7 @@ def _refuse_what_receipts_replace(task: object, name: str) -> None:
 def _probe_of(tool: Tool[..., Any], function: Callable[..., object]) -> Tool[..., Any]:
     """Return `function` as the probe of `tool`. Raises ToolDefinitionError with everything that does not fit."""
     probe = Tool(function, effect="read", name=getattr(function, "__name__", None) or tool.name)
-    if why := misfits(tool.definition()["parameters"], probe.definition()["parameters"]):
+    if why := mismatches(tool.definition()["parameters"], probe.definition()["parameters"]):
         raise ToolDefinitionError(f"`{probe.name}` cannot be the probe of `{tool.name}`: " + "; ".join(why))
     return probe
 

@@ -30,9 +30,9 @@ def fresh_copy(plan: ExecutionPlan) -> tuple[ExecutionPlan | None, list[Problem]
         fresh = ExecutionPlan.model_validate(document, strict=True)
         _number(plan)
     except ValidationError:
-        fresh, misfits = build_plan(_copied(document))
+        fresh, mismatches = build_plan(_copied(document))
         known = {problem.at for problem in problems}
-        problems += [problem for problem in misfits if problem.at not in known]
+        problems += [problem for problem in mismatches if problem.at not in known]
     _take_over(plan, fresh)
     return fresh, problems
 

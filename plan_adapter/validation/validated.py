@@ -146,10 +146,10 @@ def bind_inputs(validated: ValidatedPlan, inputs: Mapping[str, object] | None = 
 
 
 def _examine(plan: ExecutionPlan, tools: ToolRegistry) -> tuple[Examined | None, list[Problem]]:
-    fresh, misfits = fresh_copy(plan)
+    fresh, mismatches = fresh_copy(plan)
     written = plan._problems  # pyright: ignore[reportPrivateUsage]  # set by the reader of the document
     known = {problem.at for problem in written}
-    findings = Findings([*written, *(misfit for misfit in misfits if misfit.at not in known)])
+    findings = Findings([*written, *(misfit for misfit in mismatches if misfit.at not in known)])
     if fresh is None:
         return None, findings.sorted(plan)
     examined = _compiled(fresh, tools, findings)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from plan_adapter.agent.by_hand import judged_answer, prompt_for_chat
-from plan_adapter.agent.hiding import hidden_at_hand
+from plan_adapter.agent.hiding import environment_redactor
 from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Planner
 from plan_adapter.drafts import Draft, PlanRequest
@@ -90,7 +90,7 @@ async def test_places_are_named_as_narrowly_as_they_can_be() -> None:
 
 
 async def test_a_prompt_for_a_chat_holds_no_secret_either() -> None:
-    hide = await hidden_at_hand()
+    hide = await environment_redactor()
     messages = prompt_for_chat(LEAKY, TOOLS, hide=hide)
     assert leaks("".join(message.content for message in messages)) == []
     judged = judged_answer(LEAKY, TOOLS, json.dumps(done(step("deploi", {}))), hide=hide)

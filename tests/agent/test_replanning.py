@@ -49,7 +49,7 @@ from plan_adapter.listing import REPLAN_FACT
 from plan_adapter.plan import Rollback
 from plan_adapter.record import Gate
 from plan_adapter.runner import draft_revision
-from plan_adapter.runs.replan import BY_ITSELF, MOST_REPLANS, Replanner
+from plan_adapter.runs.replan import AUTOMATIC_REPLAN, MOST_REPLANS, Replanner
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.store.tables import runs
@@ -374,7 +374,7 @@ async def test_a_failure_has_the_rest_drafted_and_asked_about_before_anything_is
     assert "mended" in texts[0]
     assert REPLAN_FACT in texts[0]
     (revision,) = await store.revisions(run.id)
-    assert (revision.by, "没有 bad-2" in revision.note) == (BY_ITSELF, True)
+    assert (revision.by, "没有 bad-2" in revision.note) == (AUTOMATIC_REPLAN, True)
     assert (await store.get(run.digest)).on_failure == "replan"
     assert (await store.verify(run.id)).problem is None
 
@@ -510,9 +510,9 @@ def test_the_field_is_part_of_the_digest_and_warns_where_no_model_is(world: Worl
 
 
 def test_a_run_without_attempts_is_planned_anew_as_a_whole(world: World) -> None:
-    from plan_adapter.agent.replan import Rest
+    from plan_adapter.agent.replan import RemainingPlan
 
-    found = Rest.of(validate(a_plan(), world.tools), RunHistory())
+    found = RemainingPlan.of(validate(a_plan(), world.tools), RunHistory())
     assert (found.kept, found.taken, found.needed) == (frozenset(), frozenset(), {"first"})
 
 

@@ -12,7 +12,7 @@ from plan_adapter.canonical import runbook_digest
 from plan_adapter.errors import StoreError
 from plan_adapter.gates.approval import Asking, text_to_sign
 from plan_adapter.gates.gate import request_of
-from plan_adapter.gates.identity import Means, approval_from
+from plan_adapter.gates.identity import ProofContext, approval_from
 from plan_adapter.gates.policy import Policy
 from plan_adapter.plan import ApprovalPolicy, Effect, ExecutionPlan, Rollback, new_id
 from plan_adapter.record import Answer, RunReason, StandingApproval
@@ -193,12 +193,12 @@ async def test_a_signature_counts_by_the_policys_keys_alone(world: World, tmp_pa
     await set_policy(world, known_by=["ssh_signature"], allowed_signers=[f"ana {ana.public}"])
     world.settings = Settings(allowed_signers=tmp_path / "allowed")
     run, gate = await world.detached(needs(world))
-    policy = await world.store.policy_in_force(world.settings)
+    policy = await world.store.effective_policy(world.settings)
     request = request_of(gate)
     answer = Answer("approve", "ana", channel="os_user")
     forged = replace(answer, signature=mallory.signs(text_to_sign(answer, request)))
     with pytest.raises(NotApprovedError, match="the signature is by a key that the allowed signers of the store's policy"):
-        await approval_from(forged, request, Means(policy, world.settings, world.store))
+        await approval_from(forged, request, ProofContext(policy, world.settings, world.store))
     await world.store.answer_gate(gate.id, replace(world.approval(gate), known_by="ssh_signature", signature=forged.signature))
     with pytest.raises(NotApprovedError, match="counts no more"):
         await world.resume(run.id)

@@ -156,7 +156,7 @@ class Level(IntEnum):
     HIGH = 3
 
 
-class Word(StrEnum):
+class ResolutionRecord(StrEnum):
     """A text with a name."""
 
     GO = "go"
@@ -174,7 +174,7 @@ ONE_FORM: dict[str, tuple[Any, str]] = {
     "true": (True, "true"),
     "a text": ("1.0", '"1.0"'),
     "an enum of numbers": (Level.HIGH, "3"),
-    "an enum of texts": (Word.GO, '"go"'),
+    "an enum of texts": (ResolutionRecord.GO, '"go"'),
 }
 
 

@@ -17,7 +17,7 @@ from plan_adapter.engine.connection import Server
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.plan_text import plan_gate_text
 from plan_adapter.plan import new_id
-from plan_adapter.record import ApprovalRequest, Gate, GateRules
+from plan_adapter.record import ApprovalRequest, Gate, GatePolicy
 from tests.gates.plans import big_plan, bound
 from tests.postgres import PostgresServer, postgres_server
 
@@ -185,7 +185,7 @@ async def test_a_thousand_open_gates_are_listed(store_url: str) -> None:
 
     async with PlanStore(store_url) as store:
         run = await created(store)
-        rules = GateRules(approvers=("ana", "bo"))
+        rules = GatePolicy(approvers=("ana", "bo"))
         gate = Gate("", run.id, None, None, "d" * 64, run.name, "", "text\n" * 500, rules, opened_at=run.created_at)
         for number in range(1000):
             await store.open_gate(replace(gate, id=new_id(), step_id=f"s{number}"), timeout_ms=0)

@@ -13,7 +13,7 @@ import pytest
 from plan_adapter import ToolRegistry, load_plan
 from plan_adapter.gates.approval import os_user
 from plan_adapter.plan import new_id
-from plan_adapter.record import Gate, GateRules
+from plan_adapter.record import Gate, GatePolicy
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.store.store import PlanStore
@@ -316,7 +316,7 @@ async def open_many(count: int) -> None:
     """Open gates of as many steps of one run that executes."""
     async with PlanStore() as store:
         (run, *_) = await store.runs()
-        rules = GateRules(approvers=("ana", "bo"), requested_by="me")
+        rules = GatePolicy(approvers=("ana", "bo"), requested_by="me")
         gate = Gate("", run.id, None, None, "d" * 64, run.name, "说明", "text\n" * 200, rules, opened_at=run.created_at)
         for number in range(count):
             await store.open_gate(replace(gate, id=new_id(), step_id=f"step-{number}"), timeout_ms=60_000)

@@ -16,7 +16,7 @@ from plan_adapter.cli.progress import CARRIED_LINES, JsonDisplay, PlainDisplay
 from plan_adapter.cli.records import run_end, step_end
 from plan_adapter.hooks import Event
 from plan_adapter.plan import PlanStatus, StepStatus
-from plan_adapter.record import Gate, GateRules, RunReason
+from plan_adapter.record import Gate, GatePolicy, RunReason
 from tests.cli.builders import NOW, a_run, a_step, story
 
 
@@ -170,7 +170,7 @@ def test_the_end_of_a_run_is_an_exit_code(status: PlanStatus, reason: RunReason 
 
 @pytest.mark.parametrize("kind", ["plain", "json"])
 def test_where_the_form_of_a_steps_gate_is_is_told_once_it_is_shown(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    gate = Gate("g", "r", "restart", None, "a" * 64, "plan", "", "", GateRules(), NOW)
+    gate = Gate("g", "r", "restart", None, "a" * 64, "plan", "", "", GatePolicy(), NOW)
     run, display = a_run(a_step("restart"), flow_run_id="f-1"), PlainDisplay(links) if kind == "plain" else JsonDisplay(links)
     display(Event("run_started", run))
     display(Event("gate_opened", run, gate=gate, in_form=True))

@@ -16,7 +16,7 @@ from prefect.client.schemas.responses import OrchestrationResult
 
 from plan_adapter.gates.approval import answer_to, refusal
 from plan_adapter.plan import new_id
-from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, GateEnd, GateKind, GateRules
+from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, GateEnd, GateKind, GatePolicy
 
 WAIT_SECONDS = 120.0
 GOOD: dict[str, Any] = {"decision": "approve", "approver": "ana", "note": "looks right"}
@@ -27,7 +27,7 @@ def request_of(
     step_id: str | None = None,
     item: int | None = None,
     kind: GateKind = "approval",
-    rules: GateRules | None = None,
+    rules: GatePolicy | None = None,
     text: str = "## Approve deploy?\n\n- **1. a** (read): `b`\n\n### Steps\n\n- **1. a**: `b`\n",
 ) -> ApprovalRequest:
     """A request for an approval of a plan, or of a step."""
@@ -42,7 +42,7 @@ def request_of(
         kind=kind,
         gate_id=new_id(),
         opened_at=datetime.now(UTC),
-        rules=rules or GateRules(),
+        rules=rules or GatePolicy(),
     )
 
 

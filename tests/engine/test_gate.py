@@ -21,7 +21,7 @@ from plan_adapter.engine.flow_runs import run_flow
 from plan_adapter.engine.form import text_shown
 from plan_adapter.engine.gate import GateCancelledError, ask_in_form
 from plan_adapter.engine.run_logs import flow_run_logs
-from plan_adapter.record import GateRules
+from plan_adapter.record import GatePolicy
 from tests.engine.gates import GOOD, AskedGate, Door, flow_run, form_text, request_of, resume, states
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -88,7 +88,7 @@ async def test_every_decision_is_handed_on(decision: str) -> None:
 
 
 async def test_an_answer_that_is_refused_is_asked_for_again_with_the_reason_on_top() -> None:
-    gate = AskedGate(request_of(rules=GateRules(self_approval=False, requested_by="ana")))
+    gate = AskedGate(request_of(rules=GatePolicy(self_approval=False, requested_by="ana")))
     async with asked(gate) as running:
         flow_run_id = await paused(gate)
         await resume(flow_run_id, GOOD)
@@ -103,7 +103,7 @@ async def test_an_answer_that_is_refused_is_asked_for_again_with_the_reason_on_t
 
 
 async def test_the_log_of_the_page_tells_how_to_answer_what_was_not_taken_and_who_answered() -> None:
-    gate = AskedGate(request_of(rules=GateRules(self_approval=False, requested_by="ana")))
+    gate = AskedGate(request_of(rules=GatePolicy(self_approval=False, requested_by="ana")))
     async with asked(gate) as running:
         flow_run_id = await paused(gate)
         await resume(flow_run_id, GOOD)

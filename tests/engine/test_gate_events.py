@@ -17,7 +17,7 @@ from plan_adapter.engine.flow_runs import run_flow
 from plan_adapter.engine.gate_display import emit, key_of, publish_text
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.plan import PlanStatus, new_id
-from plan_adapter.record import ApprovalRequest, Gate, GateRules, PlanRun
+from plan_adapter.record import ApprovalRequest, Gate, GatePolicy, PlanRun
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -27,7 +27,7 @@ NOW = datetime(2026, 11, 21, tzinfo=UTC)
 def run_and_gate(*, step_id: str | None = "部署") -> tuple[PlanRun, Gate]:
     run = PlanRun(new_id(), "p", "deploy", "", "d", "a", {}, [], NOW, NOW, PlanStatus.PENDING_APPROVAL, flow_run_id=str(UUID(int=7)))
     gate = Gate(
-        new_id(), run.id, step_id, None, "a" * 64, "deploy", "Deploys.", "# text", GateRules(), NOW, closed_at=NOW.replace(minute=1)
+        new_id(), run.id, step_id, None, "a" * 64, "deploy", "Deploys.", "# text", GatePolicy(), NOW, closed_at=NOW.replace(minute=1)
     )
     return run, gate
 

@@ -9,31 +9,31 @@ from prefect.utilities.schema_tools.validation import is_valid
 
 from plan_adapter.engine.form import MAX_TEXT_CHARACTERS, NotAnAnswerError, answer_of, description_of, form_of, text_shown, values_of
 from plan_adapter.plan import KnownBy
-from plan_adapter.record import Answer, GateKind, GateRules
+from plan_adapter.record import Answer, GateKind, GatePolicy
 from tests.engine.gates import GOOD, request_of
 
 ANY_WAY = ("ssh_signature", "totp", "os_user", "form", "unverified")
 
 
-def takes(rules: GateRules, answer: dict[str, Any]) -> bool:
+def takes(rules: GatePolicy, answer: dict[str, Any]) -> bool:
     """Whether Prefect's server lets `answer` through."""
     return is_valid(answer, form_of(request_of(rules=rules)).model_json_schema())
 
 
-def fields(rules: GateRules) -> list[str]:
+def fields(rules: GatePolicy) -> list[str]:
     return list(form_of(request_of(rules=rules)).model_json_schema()["properties"])
 
 
 @pytest.mark.parametrize(
     ("rules", "names"),
     [
-        (GateRules(), ["decision", "approver", "note", "digest"]),
-        (GateRules(known_by=("form",)), ["decision", "approver", "note", "digest"]),
-        (GateRules(known_by=("totp",)), ["decision", "approver", "code", "note", "digest"]),
-        (GateRules(known_by=ANY_WAY), ["decision", "approver", "code", "signature", "note", "digest"]),
+        (GatePolicy(), ["decision", "approver", "note", "digest"]),
+        (GatePolicy(known_by=("form",)), ["decision", "approver", "note", "digest"]),
+        (GatePolicy(known_by=("totp",)), ["decision", "approver", "code", "note", "digest"]),
+        (GatePolicy(known_by=ANY_WAY), ["decision", "approver", "code", "signature", "note", "digest"]),
     ],
 )
-def test_only_what_applies_is_asked(rules: GateRules, names: list[str]) -> None:
+def test_only_what_applies_is_asked(rules: GatePolicy, names: list[str]) -> None:
     assert fields(rules) == names
 
 
@@ -48,7 +48,7 @@ def test_only_what_applies_is_asked(rules: GateRules, names: list[str]) -> None:
 def test_where_anybody_reaches_the_form_it_asks_for_no_code_and_says_where_to_give_it(
     kind: GateKind, known_by: tuple[KnownBy, ...], names: list[str]
 ) -> None:
-    request = replace(request_of(rules=GateRules(known_by=known_by)), kind=kind, step_id="lost", run_id="run-1")
+    request = replace(request_of(rules=GatePolicy(known_by=known_by)), kind=kind, step_id="lost", run_id="run-1")
     schema = form_of(request, takes_codes=False).model_json_schema()
     assert [name for name in schema["properties"] if name != "result"] == names
     assert ("signature" in schema["required"]) is ("ssh_signature" in known_by)  # the only way that is left
@@ -60,22 +60,22 @@ def test_where_anybody_reaches_the_form_it_asks_for_no_code_and_says_where_to_gi
 @pytest.mark.parametrize(
     ("rules", "more", "taken"),
     [
-        pytest.param(GateRules(known_by=("totp",)), {}, False, id="no code where it is the only way"),
-        pytest.param(GateRules(known_by=("totp",)), {"code": "12345"}, False, id="five digits"),
-        pytest.param(GateRules(known_by=("totp",)), {"code": "123456"}, True, id="six digits"),
-        pytest.param(GateRules(known_by=("totp", "form")), {}, True, id="no code where there is another way"),
-        pytest.param(GateRules(known_by=("totp", "form")), {"code": ""}, True, id="an empty code where there is another way"),
-        pytest.param(GateRules(known_by=("totp", "form")), {"code": "abcdef"}, False, id="letters"),
-        pytest.param(GateRules(known_by=("ssh_signature",)), {}, False, id="no signature where it is the only way"),
-        pytest.param(GateRules(known_by=("ssh_signature",)), {"signature": ""}, False, id="an empty one where it is the only way"),
-        pytest.param(GateRules(known_by=("ssh_signature",)), {"signature": "-----BEGIN"}, True, id="a signature"),
-        pytest.param(GateRules(approvers=("bo",)), {}, False, id="somebody else"),
-        pytest.param(GateRules(approvers=("安娜", "ana")), {}, True, id="who may"),
-        pytest.param(GateRules(approvers=()), {}, True, id="nobody may: the gate itself says so"),
-        pytest.param(GateRules(approvers=tuple(f"u{n}" for n in range(51))), {}, True, id="too many to list: the gate itself says so"),
+        pytest.param(GatePolicy(known_by=("totp",)), {}, False, id="no code where it is the only way"),
+        pytest.param(GatePolicy(known_by=("totp",)), {"code": "12345"}, False, id="five digits"),
+        pytest.param(GatePolicy(known_by=("totp",)), {"code": "123456"}, True, id="six digits"),
+        pytest.param(GatePolicy(known_by=("totp", "form")), {}, True, id="no code where there is another way"),
+        pytest.param(GatePolicy(known_by=("totp", "form")), {"code": ""}, True, id="an empty code where there is another way"),
+        pytest.param(GatePolicy(known_by=("totp", "form")), {"code": "abcdef"}, False, id="letters"),
+        pytest.param(GatePolicy(known_by=("ssh_signature",)), {}, False, id="no signature where it is the only way"),
+        pytest.param(GatePolicy(known_by=("ssh_signature",)), {"signature": ""}, False, id="an empty one where it is the only way"),
+        pytest.param(GatePolicy(known_by=("ssh_signature",)), {"signature": "-----BEGIN"}, True, id="a signature"),
+        pytest.param(GatePolicy(approvers=("bo",)), {}, False, id="somebody else"),
+        pytest.param(GatePolicy(approvers=("安娜", "ana")), {}, True, id="who may"),
+        pytest.param(GatePolicy(approvers=()), {}, True, id="nobody may: the gate itself says so"),
+        pytest.param(GatePolicy(approvers=tuple(f"u{n}" for n in range(51))), {}, True, id="too many to list: the gate itself says so"),
     ],
 )
-def test_the_rules_stand_in_the_schema(rules: GateRules, more: dict[str, Any], taken: bool) -> None:
+def test_the_rules_stand_in_the_schema(rules: GatePolicy, more: dict[str, Any], taken: bool) -> None:
     assert takes(rules, {**GOOD, **more}) is taken
 
 
@@ -132,7 +132,7 @@ def test_a_form_has_no_picture() -> None:
 
 def test_the_decision_is_the_first_field() -> None:
     for kind in get_args(GateKind):
-        rules = GateRules(known_by=("totp", "ssh_signature", "form"))
+        rules = GatePolicy(known_by=("totp", "ssh_signature", "form"))
         assert next(iter(form_of(request_of(kind=kind, rules=rules)).model_json_schema()["properties"])) == "decision"
 
 

@@ -17,7 +17,7 @@ from plan_adapter.engine.flow_runs import run_flow
 from plan_adapter.engine.gate import ask_in_form
 from plan_adapter.engine.gate_forms import OpenForm, answer_form, collected_answer, open_forms, resume_released
 from plan_adapter.errors import NotApprovedError, RunConflictError
-from plan_adapter.record import Answer, GateRules
+from plan_adapter.record import Answer, GatePolicy
 from tests.engine.gates import GOOD, AskedGate, flow_run, request_of, resume
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -48,7 +48,7 @@ async def form_at(gate: AskedGate) -> OpenForm:
 
 
 async def test_open_gates_are_found_and_answered_by_the_api_alone() -> None:
-    signed = GateRules(approvers=("ana", "bo"), known_by=("ssh_signature",))
+    signed = GatePolicy(approvers=("ana", "bo"), known_by=("ssh_signature",))
     plan, step = AskedGate(request_of()), AskedGate(request_of(step_id="部署", rules=signed))
     step.check = lambda answer: None if answer.signature == "-----BEGIN SSH SIGNATURE-----" else "no signature"
     async with asked(plan, step):
@@ -66,7 +66,7 @@ async def test_open_gates_are_found_and_answered_by_the_api_alone() -> None:
 
 
 async def test_what_the_form_does_not_take_is_said_in_words() -> None:
-    gate = AskedGate(request_of(rules=GateRules(approvers=("ana",))))
+    gate = AskedGate(request_of(rules=GatePolicy(approvers=("ana",))))
     async with asked(gate):
         await gate.opening()
         form = await form_at(gate)
@@ -78,7 +78,7 @@ async def test_what_the_form_does_not_take_is_said_in_words() -> None:
 
 
 async def test_a_refusal_is_told_to_who_answers_by_the_api() -> None:
-    gate = AskedGate(request_of(rules=GateRules(self_approval=False, requested_by="ana")))
+    gate = AskedGate(request_of(rules=GatePolicy(self_approval=False, requested_by="ana")))
     async with asked(gate):
         await gate.opening()
         await answer_form(await form_at(gate), Answer("approve", "ana"))
@@ -116,7 +116,7 @@ async def test_what_is_no_whole_answer_is_not_collected() -> None:
 
 
 async def test_a_released_run_gives_its_worker_back_and_finds_the_answer_when_it_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = AskedGate(request_of(rules=GateRules(release=True)))
+    gate = AskedGate(request_of(rules=GatePolicy(release=True)))
 
     async def ask() -> State:
         if gate.openings and (answer := await collected_answer(gate.gate)) is not None:
@@ -144,7 +144,7 @@ async def test_a_released_run_gives_its_worker_back_and_finds_the_answer_when_it
 
 
 async def test_a_released_run_is_started_again_when_its_gate_was_answered_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = AskedGate(request_of(rules=GateRules(release=True)))
+    gate = AskedGate(request_of(rules=GatePolicy(release=True)))
 
     async def ask() -> State:
         await ask_in_form(gate, poll_seconds=0.1)

@@ -8,7 +8,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from plan_adapter.engine import internals
-from plan_adapter.engine.internals import BUSY_SECONDS, BUSY_WAITS, advise_retry, broken_promises
+from plan_adapter.engine.internals import BUSY_SECONDS, BUSY_WAITS, advise_retry, missing_prefect_features
 from plan_adapter.engine.plain import PlainTaskRuns
 from plan_adapter.engine.tasks import PrefectStepRunner
 from tests.engine.calls import WrittenCall, states_of, task_runs
@@ -20,7 +20,7 @@ ADVICE = (
 
 
 def test_prefect_keeps_what_the_internals_rely_on() -> None:
-    assert broken_promises() == [], ADVICE
+    assert missing_prefect_features() == [], ADVICE
 
 
 async def test_the_events_of_a_task_run_make_the_same_record_as_prefects_own_engine(prefect_server: object) -> None:
@@ -62,13 +62,13 @@ def test_what_a_later_prefect_takes_away_is_named(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(internals, "emit_task_run_state_change_event", emit)
     name = f"{emit.__module__}.{emit.__qualname__}"
-    assert broken_promises() == [f"{name} takes no `follows`", f"{name} takes no `initial_state`", f"{name} wants `severity`"]
+    assert missing_prefect_features() == [f"{name} takes no `follows`", f"{name} takes no `initial_state`", f"{name} wants `severity`"]
 
 
 async def test_where_a_promise_is_broken_the_plain_way_is_taken_and_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, prefect_server: object
 ) -> None:
-    monkeypatch.setattr(internals, "broken_promises", lambda: ["TaskRun takes no `labels`"])
+    monkeypatch.setattr(internals, "missing_prefect_features", lambda: ["TaskRun takes no `labels`"])
 
     @flow(persist_result=False)
     async def changed() -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from plan_adapter import Done, NotDone, ToolContext, UnknownOutcomeError, tool
 from plan_adapter.execution.history import RunHistory
-from plan_adapter.execution.ports import Said, UnknownOutcome
+from plan_adapter.execution.ports import RecordedResolution, UnknownOutcome
 from plan_adapter.plan import ExecutionPlan, PlanStatus, StepStatus
 from plan_adapter.record import Attempt, Outcome, RunReason
 from tests.execution.support import Execution
@@ -189,10 +189,10 @@ async def test_what_was_done_and_not_what_was_wanted_fails_the_step() -> None:
 class Person:
     """Says the same about whatever is asked. Implements `ports.Outcomes`."""
 
-    said: Said | None
+    said: RecordedResolution | None
     asked: list[UnknownOutcome] = field(default_factory=list)
 
-    async def ask(self, unknown_outcome: UnknownOutcome) -> Said | None:
+    async def ask(self, unknown_outcome: UnknownOutcome) -> RecordedResolution | None:
         self.asked.append(unknown_outcome)
         return self.said
 
@@ -200,16 +200,16 @@ class Person:
 @pytest.mark.parametrize(
     ("said", "status", "reason", "sent"),
     [
-        (Said("done", "ana says so", {"order": 1}), PlanStatus.COMPLETED, None, 0),
-        (Said("again", "ana says so"), PlanStatus.COMPLETED, None, 1),
-        (Said("abort", "ana ends it"), PlanStatus.CANCELLED, RunReason.CANCELLED, 0),
+        (RecordedResolution("done", "ana says so", {"order": 1}), PlanStatus.COMPLETED, None, 0),
+        (RecordedResolution("again", "ana says so"), PlanStatus.COMPLETED, None, 1),
+        (RecordedResolution("abort", "ana ends it"), PlanStatus.CANCELLED, RunReason.CANCELLED, 0),
         (None, PlanStatus.FAILED, RunReason.UNKNOWN, 0),
     ],
     ids=["done", "again", "abort", "nobody"],
 )
 @pytest.mark.parametrize("in_this_start", [True, False], ids=["lost_now", "lost_before"])
 async def test_what_a_person_says_is_what_becomes_of_the_step(
-    said: Said | None, status: PlanStatus, reason: RunReason | None, sent: int, in_this_start: bool
+    said: RecordedResolution | None, status: PlanStatus, reason: RunReason | None, sent: int, in_this_start: bool
 ) -> None:
     shop = Shop(lost=1 if in_this_start else 0, arrives=False, says=lambda: None)
     execution = shop.execution(history=RunHistory() if in_this_start else lost_attempt())
@@ -228,10 +228,10 @@ async def test_what_a_person_says_is_what_becomes_of_the_step(
 async def test_other_branches_go_on_while_a_person_is_asked_and_what_depends_on_the_step_waits() -> None:
     shop = Shop(arrives=True, says=lambda: None)
     looked = list[str]()
-    answer: asyncio.Future[Said] = asyncio.get_running_loop().create_future()
+    answer: asyncio.Future[RecordedResolution] = asyncio.get_running_loop().create_future()
 
     class Slow:
-        async def ask(self, unknown_outcome: UnknownOutcome) -> Said | None:
+        async def ask(self, unknown_outcome: UnknownOutcome) -> RecordedResolution | None:
             return await answer
 
     @tool(effect="read")
@@ -239,7 +239,7 @@ async def test_other_branches_go_on_while_a_person_is_asked_and_what_depends_on_
         """Look."""
         looked.append(name)
         if name == "last":
-            answer.set_result(Said("done", "ana says so"))
+            answer.set_result(RecordedResolution("done", "ana says so"))
         return name
 
     plan = ExecutionPlan(description="Send one order, and look elsewhere")
@@ -258,7 +258,7 @@ async def test_a_run_that_is_stopped_asks_nobody_any_more() -> None:
     shop = Shop(says=lambda: None)
 
     class Never:
-        async def ask(self, unknown_outcome: UnknownOutcome) -> Said | None:
+        async def ask(self, unknown_outcome: UnknownOutcome) -> RecordedResolution | None:
             execution.scope.stop.set("cancelled", "enough")
             await unknown_outcome.withdrawn
             return None

@@ -153,7 +153,7 @@ def _every_run_completes() -> None:
 def _done_counts_as_again() -> None:
     whole = outcomes.resolve
 
-    def resolve(*given: Any, word: outcomes.Word, **named: Any) -> Receipt:
+    def resolve(*given: Any, word: outcomes.ResolutionRecord, **named: Any) -> Receipt:
         return whole(*given, word=replace(word, resolution="again"), **named)
 
     outcomes.resolve = resolve

@@ -29,7 +29,7 @@ from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.settings import Settings
 from plan_adapter.store import leases, postgresql, sqlite  # noqa: F401  # the two databases, as above
-from plan_adapter.store.outcomes import Word
+from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import bind_inputs, validate
 from tests.faults.broken import VARIANTS
@@ -234,7 +234,7 @@ async def resolve(store: PlanStore, run_id: str, world: Path) -> list[Unit]:
     for attempt in unknown:
         line = done.get(_unit(attempt))
         result = None if line is None else {"token": line.token}
-        word = Word("again" if line is None else "done", BY, "unverified", "the world says so", result)
+        word = ResolutionRecord("again" if line is None else "done", BY, "unverified", "the world says so", result)
         await store.resolve(run_id, attempt.step_id, word, item=attempt.item, kind=attempt.kind)
     return [_unit(attempt) for attempt in unknown]
 

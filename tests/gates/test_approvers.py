@@ -8,7 +8,7 @@ import pytest
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import answer_to
 from plan_adapter.gates.approvers import CallbackApprover, PolicyApprover, Rule
-from plan_adapter.record import Approval, ApprovalRequest, Decision, GateRules
+from plan_adapter.record import Approval, ApprovalRequest, Decision, GatePolicy
 
 
 def request(*, name: str = "nightly-backup", step: str | None = None, by: str = "cron", digest: str = "d" * 64) -> ApprovalRequest:
@@ -21,7 +21,7 @@ def request(*, name: str = "nightly-backup", step: str | None = None, by: str = 
         gate_id="gate-1",
         step_id=step,
         item=2 if step else None,
-        rules=GateRules(requested_by=by),
+        rules=GatePolicy(requested_by=by),
     )
 
 

@@ -15,7 +15,7 @@ from plan_adapter.plan import ApprovalPolicy
 from plan_adapter.record import Approval, ApprovalRequest, Gate, RunReason
 from plan_adapter.runner import arevise_run
 from plan_adapter.runs.session import Backend, RunSession
-from plan_adapter.runs.start import create_run, execute_plan, perform
+from plan_adapter.runs.start import create_run, execute_plan, execute_run
 from plan_adapter.settings import Settings
 from tests.gates.test_attacks import standing
 from tests.gates.test_starts import SCHEDULE
@@ -188,7 +188,7 @@ async def test_a_gate_that_a_cancellation_closes_says_why(where: str, gated: boo
     bound = world.bound(world.plan(gated=gated))
     run = await create_run(bound, world.store, run_request)
     backend = Backend(cancellation=in_prefect)
-    going = asyncio.ensure_future(perform(RunSession(bound, run, world.store, run_request, RunHistory(), backend)))
+    going = asyncio.ensure_future(execute_run(RunSession(bound, run, world.store, run_request, RunHistory(), backend)))
     world.going.append(going)
     await world.gate(step="strike" if gated else None)
     if where == "prefect":

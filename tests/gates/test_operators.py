@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from plan_adapter import ExecutionPlan, NotApprovedError, PlanRun, PlanStatus, ToolRegistry, acancel_run, aresolve_step, arevise_run, tool
-from plan_adapter.gates.approval import os_user, refusal, refuse_operation, rules_of
-from plan_adapter.gates.policy import Policy, policy_in_force
+from plan_adapter.gates.approval import gate_policy_of, os_user, refusal, refuse_operation
+from plan_adapter.gates.policy import Policy, effective_policy
 from plan_adapter.plan import ApprovalPolicy
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.settings import Settings
@@ -40,7 +40,7 @@ WHO: dict[str, tuple[list[str], tuple[str, ...], str, str | None]] = {  # of the
 @pytest.mark.parametrize(("of_plan", "of_settings", "by", "who"), WHO.values(), ids=WHO)
 def test_the_stricter_of_plan_and_settings_holds(of_plan: list[str], of_settings: tuple[str, ...], by: str, who: str | None) -> None:
     plan = ExecutionPlan(description="x", name="发布", approval=ApprovalPolicy(operators=of_plan))
-    policy = policy_in_force(Settings(operators=of_settings, groups=GROUPS))
+    policy = effective_policy(Settings(operators=of_settings, groups=GROUPS))
     if who is None:
         refuse_operation(plan, policy, by=by, operation="resume")
         return
@@ -53,7 +53,7 @@ def test_a_plan_and_a_stored_policy_that_exclude_each_other_blame_no_environment
     plan = ExecutionPlan(description="x", name="发布", approval=ApprovalPolicy(operators=["bo"]))
     for settings in (Settings(), Settings(operators=("bo",))):
         with pytest.raises(NotApprovedError, match="who may: nobody: the plan and the policy exclude each other"):
-            refuse_operation(plan, policy_in_force(settings, Policy(operators=["ana"]), number=1), by="ana", operation="resume")
+            refuse_operation(plan, effective_policy(settings, Policy(operators=["ana"]), number=1), by="ana", operation="resume")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_plan_and_a_stored_policy_that_exclude_each_other_blame_no_environment
 )
 def test_nobody_may_answer_because_of_an_environment_variable_which_is_named(policy: Any, settings: Any, why: str) -> None:
     plan = ExecutionPlan(description="x", approval=ApprovalPolicy(**policy))
-    rules = rules_of(plan, policy_in_force(Settings(**settings)), requested_by="")
+    rules = gate_policy_of(plan, effective_policy(Settings(**settings)), requested_by="")
     assert f"{why} excludes all" in (refusal(rules, by="ana", known_by="os_user", decision="approve") or "")
 
 

@@ -18,7 +18,7 @@ from plan_adapter.gates.gate import request_of
 from plan_adapter.plan import ApprovalPolicy
 from plan_adapter.record import Answer, Outcome, RunReason
 from plan_adapter.settings import Settings
-from plan_adapter.store.outcomes import Word
+from plan_adapter.store.outcomes import ResolutionRecord
 from tests.gates.unknown_outcome import SENDING, Doubtful, Person
 from tests.gates.world import FormAnswers, Silent
 
@@ -113,11 +113,11 @@ async def test_plan_resolve_from_elsewhere_closes_the_form_and_the_run_goes_on(w
     going = world.start_with_form(FormAnswers(()))
     gate = await world.gate()
     with pytest.raises(RunConflictError, match="is executed by process"):
-        await world.store.resolve(gate.run_id, "look", Word("done", "ana", "os_user"))
+        await world.store.resolve(gate.run_id, "look", ResolutionRecord("done", "ana", "os_user"))
     async with PlanStore(world.url) as elsewhere:
         await aresolve_step(gate.run_id, "send", "done", by="ana", known_by="os_user", result="it was", store=elsewhere)
         with pytest.raises(RunConflictError):
-            await elsewhere.resolve(gate.run_id, "send", Word("again", "bo", "os_user"))
+            await elsewhere.resolve(gate.run_id, "send", ResolutionRecord("again", "bo", "os_user"))
     run = await going
     assert (run.status, run.step("send").result, world.sent) == (PlanStatus.COMPLETED, "it was", ["a"])
 
@@ -125,7 +125,7 @@ async def test_plan_resolve_from_elsewhere_closes_the_form_and_the_run_goes_on(w
 async def test_abort_from_elsewhere_ends_the_run(world: Doubtful) -> None:
     going = world.start_with_form(FormAnswers(()))
     gate = await world.gate()
-    await world.store.resolve(gate.run_id, "send", Word("abort", "ana", "os_user"))
+    await world.store.resolve(gate.run_id, "send", ResolutionRecord("abort", "ana", "os_user"))
     run = await going
     assert (run.status, run.reason, run.message) == (PlanStatus.CANCELLED, RunReason.CANCELLED, "ana says of `send`: abort")
     assert (await world.store.verify(run.id)).ok
@@ -137,7 +137,7 @@ async def test_of_contradictory_words_at_once_one_wins(world: Doubtful) -> None:
 
     async def say(number: int) -> bool:
         try:
-            await world.store.resolve(gate.run_id, "send", Word("done" if number % 2 else "again", f"p{number}", "os_user"))
+            await world.store.resolve(gate.run_id, "send", ResolutionRecord("done" if number % 2 else "again", f"p{number}", "os_user"))
         except RunConflictError:
             return False
         return True
@@ -168,9 +168,9 @@ async def test_each_item_is_asked_about(world: Doubtful) -> None:
     first, second = await world.store.gates()
     assert {first.item, second.item} < {0, 1, 2}
     with pytest.raises(RunConflictError, match="name one with --item"):
-        await world.store.resolve(gate.run_id, "send", Word("done", "ana", "os_user"))
-    await world.store.resolve(gate.run_id, "send", Word("done", "ana", "os_user", result="by ana"), item=first.item)
-    await world.store.resolve(gate.run_id, "send", Word("again", "ana", "os_user"), item=second.item)
+        await world.store.resolve(gate.run_id, "send", ResolutionRecord("done", "ana", "os_user"))
+    await world.store.resolve(gate.run_id, "send", ResolutionRecord("done", "ana", "os_user", result="by ana"), item=first.item)
+    await world.store.resolve(gate.run_id, "send", ResolutionRecord("again", "ana", "os_user"), item=second.item)
     run = await going
     assert run.status is PlanStatus.COMPLETED
     result: Any = run.step("send").result
@@ -186,7 +186,7 @@ async def test_a_step_with_a_gate_of_its_own_needs_no_second_approval_in_the_sam
     await world.store.answer_gate(gates[0].id, answer_to(request_of(gates[0]), decision="approve", by="ana", known_by="os_user"))
     while not (asked := [gate for gate in await world.store.gates() if gate.kind == "outcome"]):
         await world.store.changed(0.5)
-    await world.store.resolve(asked[0].run_id, "send", Word("again", "ana", "os_user"))
+    await world.store.resolve(asked[0].run_id, "send", ResolutionRecord("again", "ana", "os_user"))
     run = await going
     assert (run.status, len(world.sent)) == (PlanStatus.COMPLETED, 2)
 
@@ -245,7 +245,7 @@ async def test_a_gate_that_a_killed_process_left_is_asked_again_and_may_be_answe
     assert (await world.resume(gate.run_id, approver=person)).reason is RunReason.UNKNOWN
     assert person.asked[0].gate_id == gate.id
     assert (await world.store.gate(gate.id)).end == "cancelled"
-    await world.store.resolve(gate.run_id, "send", Word("done", "ana", "os_user", result=1))
+    await world.store.resolve(gate.run_id, "send", ResolutionRecord("done", "ana", "os_user", result=1))
     run = await world.resume(gate.run_id)
     assert (run.status, run.step("send").result, world.sent) == (PlanStatus.COMPLETED, 1, [])
 
@@ -275,13 +275,17 @@ async def test_a_word_that_was_given_about_one_attempt_is_not_taken_for_another(
     assert digest == await digest_of("abort")
     with pytest.raises(RunConflictError, match="is not unknown"):
         await world.store.resolution_digest(run.id, "look", "again")
-    await world.store.resolve(run.id, "send", Word("again", "ana", "os_user", digest=digest))
+    await world.store.resolve(run.id, "send", ResolutionRecord("again", "ana", "os_user", digest=digest))
     world.lost = 2
     assert (await world.resume(run.id)).reason is RunReason.UNKNOWN
     with pytest.raises(RunConflictError, match="another attempt of `send`"):
-        await world.store.resolve(run.id, "send", Word("done", "ana", "ssh_signature", digest=digest, signature="of the first one"))
+        await world.store.resolve(
+            run.id, "send", ResolutionRecord("done", "ana", "ssh_signature", digest=digest, signature="of the first one")
+        )
     assert await digest_of("done") != digest
-    await world.store.resolve(run.id, "send", Word("done", "ana", "ssh_signature", digest=await digest_of("done"), signature="now"))
+    await world.store.resolve(
+        run.id, "send", ResolutionRecord("done", "ana", "ssh_signature", digest=await digest_of("done"), signature="now")
+    )
     signed = [entry for entry in await world.store.audit(run.id) if entry.kind == "word_signed"]
     assert [(entry.step_id, entry.number, entry.by, entry.message) for entry in signed] == [("send", 2, "ana", "now")]
     assert (await world.store.verify(run.id)).ok
@@ -292,6 +296,6 @@ async def test_what_somebody_did_by_hand_binds_to_the_step_until_it_is_said(worl
     run = await world.start()
     digest = await world.store.resolution_digest(run.id, "look", "done")
     assert digest != await world.store.resolution_digest(run.id, "send", "done")
-    await world.store.resolve(run.id, "look", Word("done", "ana", "os_user", digest=digest))
+    await world.store.resolve(run.id, "look", ResolutionRecord("done", "ana", "os_user", digest=digest))
     with pytest.raises(RunConflictError, match="has succeeded"):
         await world.store.resolution_digest(run.id, "look", "done")

@@ -16,7 +16,7 @@ from prefect.client.schemas.responses import SetStateStatus
 from plan_adapter import PlanRun, PlanStatus, PlanStore, aresume_run, arun_plan
 from plan_adapter.engine.gate_forms import open_forms
 from plan_adapter.record import Gate, RunReason
-from plan_adapter.store.outcomes import Word
+from plan_adapter.store.outcomes import ResolutionRecord
 from tests.engine.gates import flow_run, form_text, resume
 from tests.gates.unknown_outcome import SENDING, Doubtful
 
@@ -101,7 +101,7 @@ async def test_in_the_form_it_may_be_said_that_it_is_to_be_done_again_or_that_th
 async def test_a_word_from_elsewhere_closes_the_form(world: Doubtful) -> None:
     going = run_in_prefect(world)
     gate, flow_run_id = await shown(world)
-    await world.store.resolve(gate.run_id, "send", Word("done", "bo", "os_user", result="it was"))
+    await world.store.resolve(gate.run_id, "send", ResolutionRecord("done", "bo", "os_user", result="it was"))
     run = await going
     assert (run.status, run.step("send").result) == (PlanStatus.COMPLETED, "it was")
     state = (await flow_run(flow_run_id)).state

@@ -8,7 +8,7 @@ import pytest
 
 from plan_adapter import PlanStore
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.gates.policy import policy_in_force
+from plan_adapter.gates.policy import effective_policy
 from plan_adapter.gates.standing_files import sign_standing, signed_standing, standing_path, verify_standing, write_signed
 from plan_adapter.plan import new_id
 from plan_adapter.record import StandingApproval
@@ -41,17 +41,17 @@ async def test_a_signature_holds_for_the_row_that_the_store_gives_back(store_url
     async with PlanStore(store_url) as store:
         await store.add_standing(sign_standing(standing(), key=ana.path))
         (kept,) = await store.standing()
-    verify_standing(kept, policy=policy_in_force(settings))
+    verify_standing(kept, policy=effective_policy(settings))
     with pytest.raises(NotApprovedError):
-        verify_standing(replace(kept, max_runs=31), policy=policy_in_force(settings))
+        verify_standing(replace(kept, max_runs=31), policy=effective_policy(settings))
 
 
 async def test_a_file_is_known_again_by_its_content(store_url: str, ana: Key, settings: Settings, tmp_path: Path) -> None:
     path = standing_path(tmp_path / "nightly.yaml")
     write_signed(sign_standing(standing(), key=ana.path), path)
-    read = signed_standing(path, policy=policy_in_force(settings))
+    read = signed_standing(path, policy=effective_policy(settings))
     async with PlanStore(store_url) as store:
         await store.add_standing(read)
         (kept,) = await store.standing()
-    verify_standing(kept, policy=policy_in_force(settings))
-    assert kept.id == signed_standing(path, policy=policy_in_force(settings)).id
+    verify_standing(kept, policy=effective_policy(settings))
+    assert kept.id == signed_standing(path, policy=effective_policy(settings)).id

@@ -16,7 +16,7 @@ from plan_adapter.runner import acancel_run, aresolve_step
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.rollback import roll_back, rollback_run
 from plan_adapter.runs.session import Backend, RunRequest, RunSession
-from plan_adapter.runs.start import create_run, execute_plan, perform
+from plan_adapter.runs.start import create_run, execute_plan, execute_run
 from plan_adapter.tools.probing import Done, NotDone
 from plan_adapter.validation import bind_inputs, validate
 from tests.gates.unknown_outcome import Person
@@ -98,7 +98,7 @@ class Undoing:
         async def work() -> PlanRun:
             bound, run_request = bind_inputs(validate(self.plan(**fields), self.tools()), {}), self.run_request()
             run = await create_run(bound, self.store, run_request)
-            return await perform(RunSession(bound, run, self.store, run_request, RunHistory(), self.backend(answers)))
+            return await execute_run(RunSession(bound, run, self.store, run_request, RunHistory(), self.backend(answers)))
 
         self.going.append(asyncio.ensure_future(work()))
         return self.going[-1]

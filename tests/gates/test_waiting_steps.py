@@ -18,7 +18,7 @@ from plan_adapter.runs.approval import end_overdue
 from plan_adapter.runs.reconcile import reconcile
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import Backend, RunSession
-from plan_adapter.runs.start import create_run, execute_plan, perform
+from plan_adapter.runs.start import create_run, execute_plan, execute_run
 from plan_adapter.settings import Settings
 from tests.gates.world import FormAnswers, Says, World
 
@@ -82,7 +82,7 @@ async def test_an_answer_that_comes_while_other_branches_go_on_is_taken_at_once(
 
     bound, run_request = world.bound(branches(world)), replace(world.run_request(), waits=False)
     run = await create_run(bound, world.store, run_request)
-    going = asyncio.ensure_future(perform(RunSession(bound, run, world.store, run_request, RunHistory(), Backend(Slow()))))
+    going = asyncio.ensure_future(execute_run(RunSession(bound, run, world.store, run_request, RunHistory(), Backend(Slow()))))
     world.going.append(going)
     gate = await world.gate(step="strike")
     await asyncio.wait_for(reached.wait(), BOUND_SECONDS)
@@ -155,7 +155,7 @@ async def test_a_wish_for_changes_that_stands_in_the_form_of_the_plan_opens_a_ne
         return Answer("request_changes", "bo", "look twice", channel="form")
 
     forms = GateForms(form.ask, collected, lambda *_: None, form.publish, form.resume_released, form.is_private)
-    left = await perform(RunSession(world.bound(), run, world.store, run_request, RunHistory(), Backend(forms=forms)))
+    left = await execute_run(RunSession(world.bound(), run, world.store, run_request, RunHistory(), Backend(forms=forms)))
     again = await world.gate()
     assert (left.status, again.id != gate.id, again.attended) == (PlanStatus.PENDING_APPROVAL, True, False)
     assert "bo asks for changes: look twice" in (await world.store.gate(again.id)).text
@@ -169,7 +169,7 @@ async def test_whoever_looks_on_is_told_of_an_answer_in_the_form_that_is_not_tak
     run = await create_run(bound, world.store, run_request)
     forms = GateForms(answers.ask, answers.collected, lambda *_: None, answers.publish, answers.resume_released, answers.is_private)
     done = await asyncio.wait_for(
-        perform(RunSession(bound, run, world.store, run_request, RunHistory(), Backend(forms=forms))), BOUND_SECONDS
+        execute_run(RunSession(bound, run, world.store, run_request, RunHistory(), Backend(forms=forms))), BOUND_SECONDS
     )
     assert done.status is PlanStatus.COMPLETED
     (refused,) = [event for event in told if event.kind == "gate_refused"]

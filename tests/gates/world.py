@@ -19,7 +19,7 @@ from plan_adapter.plan import ApprovalPolicy, new_id
 from plan_adapter.record import Answer, Approval, ApprovalRequest, Decision, Gate
 from plan_adapter.runs.resume import execute_resume
 from plan_adapter.runs.session import Backend, RunRequest, RunSession
-from plan_adapter.runs.start import create_run, execute_plan, perform
+from plan_adapter.runs.start import create_run, execute_plan, execute_run
 from plan_adapter.settings import Settings
 from plan_adapter.validation import BoundPlan, bind_inputs, validate
 
@@ -131,7 +131,7 @@ class World:
             bound, run_request = self.bound(plan), self.run_request(asks_in_form=True)
             run = await create_run(bound, self.store, run_request)
             forms = GateForms(answers.ask, answers.collected, lambda *_: None, answers.publish, answers.resume_released, answers.is_private)
-            return await perform(RunSession(bound, run, self.store, run_request, RunHistory(), Backend(forms=forms)))
+            return await execute_run(RunSession(bound, run, self.store, run_request, RunHistory(), Backend(forms=forms)))
 
         self.going.append(asyncio.ensure_future(work()))
         return self.going[-1]

@@ -8,7 +8,7 @@ import pytest
 
 from plan_adapter.gates.approval import signed_text
 from plan_adapter.gates.signatures import sign
-from plan_adapter.record import ApprovalRequest, Decision, GateRules
+from plan_adapter.record import ApprovalRequest, Decision, GatePolicy
 from plan_adapter.settings import Settings
 
 
@@ -58,9 +58,9 @@ def settings(allowed: Path) -> Settings:
 
 
 def request_at(
-    *, gate_id: str = "gate-1", run_id: str = "run-1", digest: str = "d" * 64, rules: GateRules | None = None
+    *, gate_id: str = "gate-1", run_id: str = "run-1", digest: str = "d" * 64, rules: GatePolicy | None = None
 ) -> ApprovalRequest:
-    return ApprovalRequest(digest, "restart", "Restart a node", "text", run_id=run_id, gate_id=gate_id, rules=rules or GateRules())
+    return ApprovalRequest(digest, "restart", "Restart a node", "text", run_id=run_id, gate_id=gate_id, rules=rules or GatePolicy())
 
 
 def text_of(request: ApprovalRequest, decision: Decision = "approve") -> str:

@@ -8,9 +8,9 @@ import pytest
 
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.approval import text_to_sign
-from plan_adapter.gates.identity import Means, approval_from, known_by, recheck
-from plan_adapter.gates.policy import policy_in_force
-from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, GateRules
+from plan_adapter.gates.identity import ProofContext, approval_from, known_by, recheck
+from plan_adapter.gates.policy import effective_policy
+from plan_adapter.record import Answer, Approval, ApprovalRequest, Gate, GatePolicy
 from plan_adapter.settings import Settings
 from tests.identity.conftest import Key, request_at, text_of
 from tests.identity.test_codes import SECRET, Codes, keyed
@@ -18,8 +18,8 @@ from tests.identity.test_codes import SECRET, Codes, keyed
 NOW, CODE = 59.0, "287082"
 
 
-def means(settings: Settings, codes: Codes | None = None) -> Means:
-    return Means(policy_in_force(settings), keyed(), codes or Codes(ana=SECRET), NOW)
+def means(settings: Settings, codes: Codes | None = None) -> ProofContext:
+    return ProofContext(effective_policy(settings), keyed(), codes or Codes(ana=SECRET), NOW)
 
 
 async def known(answer: Answer, request: ApprovalRequest, settings: Settings) -> str:
@@ -45,7 +45,7 @@ async def test_a_signature_makes_its_person_known_and_is_kept(settings: Settings
     given = await approval(Answer("approve", "ana", "for tonight", signature=signature), request, settings)
     assert (given.by, given.known_by, given.signature, given.note) == ("ana", "ssh_signature", signature, "for tonight")
     assert (given.approval_digest, given.run_id, given.gate_id) == (request.approval_digest, "run-1", "gate-1")
-    recheck(given, request, policy_in_force(settings))
+    recheck(given, request, effective_policy(settings))
 
 
 @pytest.mark.parametrize(
@@ -99,13 +99,13 @@ async def test_a_signature_needs_a_gate(settings: Settings, ana: Key) -> None:
 @pytest.mark.parametrize(
     ("rules", "said"),
     [
-        (GateRules(approvers=("bo",)), "ana may not answer here: bo may"),
-        (GateRules(known_by=("ssh_signature",)), "needs ssh_signature"),
-        (GateRules(self_approval=False, requested_by="ana"), "somebody else must"),
+        (GatePolicy(approvers=("bo",)), "ana may not answer here: bo may"),
+        (GatePolicy(known_by=("ssh_signature",)), "needs ssh_signature"),
+        (GatePolicy(self_approval=False, requested_by="ana"), "somebody else must"),
     ],
     ids=["approvers", "known_by", "self"],
 )
-async def test_who_may_not_answer_is_told_so_and_keeps_the_code(settings: Settings, rules: GateRules, said: str) -> None:
+async def test_who_may_not_answer_is_told_so_and_keeps_the_code(settings: Settings, rules: GatePolicy, said: str) -> None:
     used = Codes(ana=SECRET)
     with pytest.raises(NotApprovedError, match=said):
         await approval(Answer("approve", "ana", code=CODE), request_at(rules=rules), settings, used)
@@ -113,10 +113,10 @@ async def test_who_may_not_answer_is_told_so_and_keeps_the_code(settings: Settin
 
 
 async def test_of_two_proofs_the_one_that_the_rules_take_counts(settings: Settings, ana: Key) -> None:
-    request = request_at(rules=GateRules(known_by=("totp",)))
+    request = request_at(rules=GatePolicy(known_by=("totp",)))
     answer = Answer("approve", "ana", code=CODE, signature=ana.signs(text_of(request)))
     assert (await approval(answer, request, settings)).known_by == "totp"
-    only_user = request_at(rules=GateRules(known_by=("os_user",)))
+    only_user = request_at(rules=GatePolicy(known_by=("os_user",)))
     assert (await approval(replace(answer, channel="os_user"), only_user, settings)).known_by == "os_user"
 
 
@@ -124,7 +124,7 @@ async def test_a_signed_approval_is_looked_at_again_before_it_is_used(settings: 
     request = request_at()
     given = await approval(Answer("approve", "ana", signature=ana.signs(text_of(request))), request, settings)
     gate = _gate(request)
-    recheck(given, gate, policy_in_force(settings))
+    recheck(given, gate, effective_policy(settings))
     for changed, at in (
         (replace(given, by="bo"), gate),
         (replace(given, signature=None), gate),
@@ -134,11 +134,11 @@ async def test_a_signed_approval_is_looked_at_again_before_it_is_used(settings: 
         (given, replace(gate, run_id="run-2")),
     ):
         with pytest.raises(NotApprovedError):
-            recheck(changed, at, policy_in_force(settings))
+            recheck(changed, at, effective_policy(settings))
     allowed.write_text(f"ana {bo.public}\n", encoding="utf-8")
     with pytest.raises(NotApprovedError):
-        recheck(given, gate, policy_in_force(settings))
-    recheck(replace(given, known_by="os_user"), gate, policy_in_force(settings))  # claims no signature
+        recheck(given, gate, effective_policy(settings))
+    recheck(replace(given, known_by="os_user"), gate, effective_policy(settings))  # claims no signature
 
 
 def _gate(request: ApprovalRequest) -> Gate:

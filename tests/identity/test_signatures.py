@@ -10,7 +10,7 @@ import pytest
 
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates import signatures
-from plan_adapter.gates.policy import policy_in_force
+from plan_adapter.gates.policy import effective_policy
 from plan_adapter.gates.signatures import allowed_signers, default_key, sign, signer
 from plan_adapter.settings import Settings
 from tests.identity.conftest import Key, make_key
@@ -119,7 +119,7 @@ def test_a_missing_file_of_signers_is_said(ana: Key, tmp_path: Path) -> None:
     assert "there is no file of allowed signers" in refused(TEXT, ana.signs(TEXT), tmp_path / "none")
     assert "cannot be read" in refused(TEXT, ana.signs(TEXT), tmp_path)
     with pytest.raises(NotApprovedError, match="PLAN_ADAPTER_ALLOWED_SIGNERS"):
-        allowed_signers(policy_in_force(Settings()))
+        allowed_signers(effective_policy(Settings()))
 
 
 def test_a_certificate_counts_for_the_names_that_it_holds(ana: Key, bo: Key, tmp_path: Path) -> None:

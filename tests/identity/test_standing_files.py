@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.gates.policy import policy_in_force
+from plan_adapter.gates.policy import effective_policy
 from plan_adapter.gates.standing_files import (
     find_standing_file,
     sign_standing,
@@ -49,16 +49,16 @@ def test_a_signed_file_says_what_was_written_and_who_signed(ana: Key, settings: 
     signed = sign_standing(STANDING, key=ana.path)
     write_signed(signed, beside)
     assert find_standing_file(beside.with_name("nightly.yaml")) == beside
-    read = signed_standing(beside, policy=policy_in_force(settings))
+    read = signed_standing(beside, policy=effective_policy(settings))
     assert read == replace(signed, id=read.id, source=str(beside))
-    verify_standing(read, policy=policy_in_force(settings))
+    verify_standing(read, policy=effective_policy(settings))
 
 
 def test_a_file_without_a_signature_is_nobodys_word(ana: Key, settings: Settings, beside: Path) -> None:
     write_signed(sign_standing(STANDING, key=ana.path), beside)
     signature_path(beside).unlink()
     with pytest.raises(NotApprovedError, match="is not signed"):
-        signed_standing(beside, policy=policy_in_force(settings))
+        signed_standing(beside, policy=effective_policy(settings))
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,13 @@ def test_a_changed_file_is_refused(ana: Key, settings: Settings, beside: Path, c
     assert change[0] in content
     beside.write_bytes(content.replace(*change).encode())
     with pytest.raises(NotApprovedError, match="the signature is not of this answer"):
-        signed_standing(beside, policy=policy_in_force(settings))
+        signed_standing(beside, policy=effective_policy(settings))
 
 
 def test_a_file_signed_by_somebody_else_is_refused(bo: Key, settings: Settings, beside: Path) -> None:
     write_signed(sign_standing(STANDING, key=bo.path), beside)
     with pytest.raises(NotApprovedError, match="the key of bo, not of ana"):
-        signed_standing(beside, policy=policy_in_force(settings))
+        signed_standing(beside, policy=effective_policy(settings))
 
 
 def test_nothing_unsigned_is_written(beside: Path) -> None:
@@ -102,12 +102,12 @@ def test_a_row_that_was_changed_in_the_store_is_refused(
         text = "# by hand\n" + beside.read_text(encoding="utf-8")
         beside.write_text(text, encoding="utf-8")
         signature_path(beside).write_text(ana.signs(text))
-        kept = signed_standing(beside, policy=policy_in_force(settings))
-    verify_standing(kept, policy=policy_in_force(settings))
-    verify_standing(replace(kept, runs=3), policy=policy_in_force(settings))
+        kept = signed_standing(beside, policy=effective_policy(settings))
+    verify_standing(kept, policy=effective_policy(settings))
+    verify_standing(replace(kept, runs=3), policy=effective_policy(settings))
     with pytest.raises(NotApprovedError):
-        verify_standing(replace(kept, **change), policy=policy_in_force(settings))  # type: ignore[arg-type]
+        verify_standing(replace(kept, **change), policy=effective_policy(settings))  # type: ignore[arg-type]
 
 
 def test_one_that_claims_no_signature_is_not_looked_at(settings: Settings) -> None:
-    verify_standing(STANDING, policy=policy_in_force(settings))
+    verify_standing(STANDING, policy=effective_policy(settings))

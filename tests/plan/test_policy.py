@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from plan_adapter.errors import InvalidPlanError
-from plan_adapter.gates.policy import Policy, PolicyInForce, both, policy_in_force, read_policy
+from plan_adapter.gates.policy import EffectivePolicy, Policy, both, effective_policy, read_policy
 from plan_adapter.settings import Settings
 
 WHOLE = """\
@@ -132,7 +132,7 @@ def test_settings_can_only_be_stricter_than_the_stores_policy(given: dict[str, A
         allow_unapproved=False,
         allowed_signers=["ana ssh-ed25519 AAAA"],
     )
-    alone, merged = policy_in_force(Settings(), policy, number=1), policy_in_force(Settings(**given), policy, number=1)
+    alone, merged = effective_policy(Settings(), policy, number=1), effective_policy(Settings(**given), policy, number=1)
     assert set(merged.approvers or ()) <= set(alone.approvers or ())
     assert set(merged.operators or ()) <= {"ana"}
     assert merged.groups == {"sre": ["bo"]}
@@ -146,7 +146,7 @@ def test_settings_that_are_stricter_count() -> None:
     settings = Settings(
         approvers=("ana",), operators=("bo",), known_by=("totp",), allow_self_approval=False, gate_effects=("read",), allow_unapproved=False
     )
-    assert policy_in_force(settings, Policy(approvers=["ana", "bo"], groups={"g": ["ana"]}), number=3) == PolicyInForce(
+    assert effective_policy(settings, Policy(approvers=["ana", "bo"], groups={"g": ["ana"]}), number=3) == EffectivePolicy(
         number=3,
         approvers=("ana",),
         operators=("bo",),
@@ -163,6 +163,6 @@ def test_settings_that_are_stricter_count() -> None:
 def test_a_group_without_members_takes_nobody_and_does_not_restrict_nobody(where: str) -> None:
     groups: dict[str, list[str]] = {"sre": []}
     if where == "store":
-        assert policy_in_force(Settings(), Policy(approvers=["sre"], groups=groups), number=1).approvers == ()
+        assert effective_policy(Settings(), Policy(approvers=["sre"], groups=groups), number=1).approvers == ()
     else:
-        assert policy_in_force(Settings(approvers=("sre",), groups=groups)).approvers == ()
+        assert effective_policy(Settings(approvers=("sre",), groups=groups)).approvers == ()

@@ -43,7 +43,7 @@ from plan_adapter.plan import ApprovalPolicy, Rollback
 from plan_adapter.preview import preview_plan, preview_text
 from plan_adapter.record import Outcome, RollbackStatus, RunReason
 from plan_adapter.runs import start
-from plan_adapter.runs.resume import action_left
+from plan_adapter.runs.resume import resume_action
 from plan_adapter.runs.rollback import roll_back
 from plan_adapter.validation import bind_inputs, validate
 from tests.engine.calls import task_runs
@@ -497,7 +497,7 @@ async def test_a_rollback_that_was_killed_goes_on_and_nothing_is_undone_twice(
         run = (await store.runs())[0]
         assert (run.status, run.reason) == (PlanStatus.EXECUTING, RunReason.INTERRUPTED)
         recorded = await store.recorded(run.id)
-        work = action_left(run, recorded.plan, recorded.history, recorded.kept)
+        work = resume_action(run, recorded.plan, recorded.history, recorded.kept)
         assert (work, recorded.history.has_rollbacks) == (roll_back, True)  # as `plan preview --resume` tells
         gone_on = await aresume_run(run.id, tools=tools, store=store, offline=True)  # goes on undoing
         assert (gone_on.status, gone_on.reason) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED)

@@ -6,7 +6,7 @@ from typing import Any
 
 from plan_adapter.canonical import plan_digest
 from plan_adapter.plan import ExecutionPlan, PlanStatus, Step, StepStatus, new_id
-from plan_adapter.record import Approval, Attempt, Gate, GateRules, Outcome, PlanRun, Receipt, StandingApproval, StepRun
+from plan_adapter.record import Approval, Attempt, Gate, GatePolicy, Outcome, PlanRun, Receipt, StandingApproval, StepRun
 from plan_adapter.store.store import PlanStore
 
 DIGEST = "d" * 64
@@ -160,7 +160,7 @@ def a_gate(run: PlanRun, step_id: str | None = None, **fields: Any) -> Gate:
         "name": run.name,
         "description": run.description,
         "text": "重启 `web-1`",
-        "rules": GateRules(approvers=("安娜", "bo"), known_by=("totp",), requested_by="bo"),
+        "rules": GatePolicy(approvers=("安娜", "bo"), known_by=("totp",), requested_by="bo"),
         "opened_at": datetime.now(UTC),
     }
     return Gate(**known | fields)

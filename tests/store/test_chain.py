@@ -20,7 +20,7 @@ from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import PlanRun
 from plan_adapter.store import digests
 from plan_adapter.store.export import document_of
-from plan_adapter.store.outcomes import Word
+from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.store import PlanStore
 from plan_adapter.store.verification import verify
 from tests.store.builders import a_gate, a_plan, a_receipt, an_answer, an_approval, an_attempt, begun, created, ended, validated
@@ -94,7 +94,7 @@ async def test_the_record_verifies_at_every_moment(store: PlanStore):
     await recorder.intent(an_attempt(run, at=recorder.now(), effect="write"))
     assert (await store.verify(run.id)).ok
     await store.release(run.id)
-    await store.resolve(run.id, "check", Word("again", "安娜", "os_user", "没有"))
+    await store.resolve(run.id, "check", ResolutionRecord("again", "安娜", "os_user", "没有"))
     assert (await store.verify(run.id)).ok
     await store.cancel(run.id, "不需要了")
     found = await store.verify(run.id)

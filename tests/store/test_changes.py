@@ -89,7 +89,7 @@ async def test_a_read_counts_for_waits_in_tasks_that_begin_after_it(store: PlanS
         await store.now()
         before = store._database.changes._generation
         await other.request_cancel(run.id, "enough")
-        await _is_told(store, before)
+        await _is_in_audit_log(store, before)
         await asyncio.wait_for(asyncio.create_task(store.changed(BOUND)), BOUND / 2)
         await store.now()
         wait = asyncio.create_task(store.changed(0.1))
@@ -98,7 +98,7 @@ async def test_a_read_counts_for_waits_in_tasks_that_begin_after_it(store: PlanS
         assert time.monotonic() - started >= 0.09
 
 
-async def _is_told(store: PlanStore, before: int) -> None:
+async def _is_in_audit_log(store: PlanStore, before: int) -> None:
     """Return once a change that nobody waited for has come to the store."""
     async with asyncio.timeout(BOUND):
         while store._database.changes._generation == before:

@@ -11,7 +11,7 @@ import pytest
 
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.plan import PlanStatus
-from plan_adapter.record import GateRules, PlanRun
+from plan_adapter.record import GatePolicy, PlanRun
 from plan_adapter.store import tables
 from plan_adapter.store.owner import Owner
 from plan_adapter.store.store import PlanStore
@@ -44,8 +44,8 @@ async def test_opening_again_what_is_open_keeps_it_and_counts(store: PlanStore):
     run = await created(store)
     first = await store.open_gate(a_gate(run), timeout_ms=60_000)
     await store.show_gate(first.id, flow_run_id="f-1", keyset="k-1")
-    again = await store.open_gate(a_gate(run, text="with a note", rules=GateRules(), name="x"), timeout_ms=5)
-    assert again == replace(first, text="with a note", rules=GateRules(), openings=2, flow_run_id="f-1", keyset="k-1")
+    again = await store.open_gate(a_gate(run, text="with a note", rules=GatePolicy(), name="x"), timeout_ms=5)
+    assert again == replace(first, text="with a note", rules=GatePolicy(), openings=2, flow_run_id="f-1", keyset="k-1")
     assert await store.gates(run_id=run.id, open_only=False) == [again]
 
 

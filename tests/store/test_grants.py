@@ -10,7 +10,7 @@ from plan_adapter import ExecutionPlan, ToolRegistry, run_plan, tool
 from plan_adapter.errors import StoreError
 from plan_adapter.plan import PlanStatus
 from plan_adapter.store import schema
-from plan_adapter.store.outcomes import Word
+from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.store import PlanStore
 from plan_adapter.store.tables import metadata
 from tests.postgres import PASSWORD, PostgresServer
@@ -71,7 +71,7 @@ async def test_each_role_can_do_its_work(stores: dict[str, PlanStore]):
     recorder = await rita.recorder(stopped)
     await recorder.intent(an_attempt(stopped, at=recorder.now(), effect="write"))
     await rita.release(stopped.id)
-    await olga.resolve(stopped.id, "check", Word("done", "olga", "os_user"))
+    await olga.resolve(stopped.id, "check", ResolutionRecord("done", "olga", "os_user"))
     await olga.cancel(stopped.id, "够了")
     assert (await rita.run(stopped.id)).status is PlanStatus.CANCELLED
 

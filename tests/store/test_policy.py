@@ -37,13 +37,13 @@ async def altered(store: PlanStore, *statements: str) -> None:
 
 async def test_the_newest_policy_holds_and_every_version_stays(store: PlanStore):
     assert await store.policy() is None
-    assert (await store.policy_in_force(Settings())).number is None
+    assert (await store.effective_policy(Settings())).number is None
     first = await store.set_policy(new(by="zoe"))
     second = await store.set_policy(new(Policy(operators=["ana"], self_approval=False), 2))
     assert await store.policy() == second
     assert await store.policy_history() == ([first, second], None)
     assert (first.by, first.policy.approvers, second.number) == ("zoe", ["小明"], 2)
-    held = await store.policy_in_force(Settings())
+    held = await store.effective_policy(Settings())
     assert (held.number, held.operators, held.self_approval, held.approvers) == (2, ("ana",), False, None)
 
 
@@ -82,7 +82,7 @@ async def test_two_people_do_not_overwrite_each_others_policy(store: PlanStore):
 async def test_a_store_of_one_tenant_follows_the_policy_and_sets_none(store: PlanStore, store_url: str):
     await store.set_policy(new())
     async with PlanStore(store_url, tenant_id="a") as tenant:
-        assert (await tenant.policy_in_force(Settings())).operators == ("ana", "run-plan/nightly")
+        assert (await tenant.effective_policy(Settings())).operators == ("ana", "run-plan/nightly")
         with pytest.raises(StoreError, match="holds for all tenants"):
             await tenant.set_policy(new(number=2))
 
@@ -114,7 +114,7 @@ async def test_a_policy_that_was_altered_is_told_and_decides_nothing(store: Plan
     _, problem = await store.policy_history()
     assert said in str(problem)
     with pytest.raises(StoreError, match="of the store's policy"):
-        await store.policy_in_force(Settings())
+        await store.effective_policy(Settings())
     with pytest.raises(StoreError, match="of the store's policy"):
         await store.set_policy(new(Policy(), 3))
 

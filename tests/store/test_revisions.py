@@ -9,7 +9,7 @@ from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import RunReason
 from plan_adapter.store import tables
-from plan_adapter.store.outcomes import Word
+from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.owner import Owner
 from plan_adapter.store.store import PlanStore
 from tests.store.builders import DIGEST, a_gate, a_plan, a_receipt, an_answer, an_approval, an_attempt, begun, created, ended, validated
@@ -107,7 +107,7 @@ async def test_a_step_that_has_only_failed_may_change_or_go_but_not_one_that_is_
     await recorder.intent(an_attempt(run, "restart", at=recorder.now()))  # a read that was cut short
     await recorder.flush()
     await store.release(run.id)
-    await store.resolve(run.id, "drain", Word("abort", "安娜", "os_user"))
+    await store.resolve(run.id, "drain", ResolutionRecord("abort", "安娜", "os_user"))
     with pytest.raises(RunConflictError, match="may have been done, as far as anybody knows: drain;"):
         await store.revise_run(run.id, validated(a_plan("new", steps=("verify",))), NEW, by="ana", note="")
     kept = a_plan("new", steps=("check", "drain"))

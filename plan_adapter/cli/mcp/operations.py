@@ -33,7 +33,7 @@ from plan_adapter.problems import Problem
 from plan_adapter.record import PlanRun, RunContext, RunReason
 from plan_adapter.runner import acancel_run
 from plan_adapter.runs.approval import end_expired, end_overdue, is_answered, open_detached
-from plan_adapter.runs.secrets import hidden_from_models
+from plan_adapter.runs.secrets import model_redactor
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import create_run
 from plan_adapter.settings import Settings
@@ -102,7 +102,7 @@ class Operations:
             self.tools,
             budget=Budget.of(self.settings),
             keep=self.store.drafts,
-            hide=await hidden_from_models(self.settings, self.secrets),
+            hide=await model_redactor(self.settings, self.secrets),
             on_call=lambda call: output.note(call_line(call)),
         )
         draft = await planner.drafted(request, draft_id=new_id())
@@ -147,7 +147,7 @@ class Operations:
         validated = self.checked(await self._plan(plan, document), is_document=document is not None)
         missing = [name for name, declared in validated.plan.inputs.items() if declared.is_required and name not in (inputs or {})]
         bound = None if missing else bind_inputs(validated, inputs)
-        policy = await self.store.policy_in_force(self.settings)
+        policy = await self.store.effective_policy(self.settings)
         preview = preview_plan(
             validated,
             inputs=None if bound is None else bound.inputs,
@@ -223,7 +223,7 @@ class Operations:
         mine = await end_overdue(await self._mine(run), self.store)
         if mine.status is PlanStatus.COMPLETED or mine.reason in (RunReason.REJECTED, RunReason.EXPIRED):
             raise RunConflictError(f"run {mine.id} is over ({mine.reason or mine.status}): start a new one")
-        policy = await self.store.policy_in_force(self.settings)
+        policy = await self.store.effective_policy(self.settings)
         refuse_operation(await self.store.get(mine.digest), policy, by=self.agent.by, operation="resume")
         if not await self.store.gates(run_id=mine.id):
             self.workers.start(mine.id)
@@ -238,7 +238,7 @@ class Operations:
 
     async def start(self, bound: BoundPlan, *, wait_seconds: float) -> Told:
         """Return the status of a new run of `bound` after some seconds; it starts unless somebody must approve it first."""
-        refuse_operation(bound.validated.plan, await self.store.policy_in_force(self.settings), by=self.agent.by, operation="run")
+        refuse_operation(bound.validated.plan, await self.store.effective_policy(self.settings), by=self.agent.by, operation="run")
         waiting = await self.store.runs(MOST_LISTED, status=PlanStatus.PENDING_APPROVAL, context=self.agent.context)
         if sum(run.requested_by == self.agent.by for run in waiting) >= MOST_WAITING:
             raise RunConflictError(f"{MOST_WAITING} of your runs wait for people: list_gates lists them, cancel_run withdraws one")

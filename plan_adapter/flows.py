@@ -140,7 +140,7 @@ async def reconcile(database: str | None = None, watch_seconds: int = 0) -> Stat
             found = [finding for finding in found if finding.is_corrected or finding.kind != "interrupted"] + again
     left = [finding for finding in found if not finding.is_corrected]
     commands = "; ".join(f"`{finding.command}`" for finding in left[:5])
-    return Completed(message=f"{len(found) - len(left)} mended, {len(left)} for a person" + (f": {commands}" if left else ""))
+    return Completed(message=f"{len(found) - len(left)} corrected, {len(left)} for a person" + (f": {commands}" if left else ""))
 
 
 def _log_findings(found: "Sequence[Finding]") -> None:

@@ -203,7 +203,7 @@ def _step_run_lines(step: StepRun, *, is_interrupted: bool) -> list[str]:
     if step.outcome is Outcome.UNKNOWN:
         how += ", outcome unknown"
     elif step.status is StepStatus.RUNNING and is_interrupted:
-        how = "interrupted; it can be called again without harm, and is when the run goes on"
+        how = "interrupted; it can be called again without harm, and resuming the run calls it again"
     elif step.status is StepStatus.FAILED and step.reason in ("cancelled", "timed_out"):
         how = step.reason.replace("_", " ")
     is_said = step.status is StepStatus.COMPLETED and step.reason is not None  # resolved: its times are those of a failed attempt

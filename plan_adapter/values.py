@@ -106,7 +106,7 @@ def _text_fault(text: str) -> Fault | None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        return "bad-text", "the text holds an unpaired surrogate, which no UTF-8 document can carry", "remove or mend the character"
+        return "bad-text", "the text holds an unpaired surrogate, which no UTF-8 document can carry", "remove or replace the character"
     return _NUL if "\0" in text else None
 
 

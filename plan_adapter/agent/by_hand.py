@@ -76,5 +76,5 @@ def judged_answer(request: PlanRequest, tools: ToolRegistry, text: str, *, hide:
         return Judged(draft, reply=prompts.continue_message().content)
     judge.accept(decision)
     if reading.repaired:
-        draft.notes.append("the answer was no JSON as it was written, and was mended: compare it with the plan")
+        draft.notes.append("the answer was not valid JSON and was repaired: compare it with the plan")
     return Judged(draft)

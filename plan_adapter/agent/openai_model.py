@@ -273,7 +273,7 @@ def _what_to_do(status: int, told: str) -> str:
         case 404:
             return "; look at the model's name and the URL (PLAN_ADAPTER_MODEL, PLAN_ADAPTER_MODEL_URL)"
         case 429:
-            return "; go on in a while, or look at the quota of the key"
+            return "; try again in a while, or check the quota of the key"
         case 400 | 413 | 422 if status == 413 or _TOO_MUCH.search(told):
             return "; with less context, or fewer tools, there is less to read"
         case _:

@@ -147,7 +147,7 @@ async def _refused(run_id: str, reason: str, words: AnswerOptions, gate: "Gate",
     from plan_adapter.gates.approval import os_user
 
     await store.note_refusal(
-        run_id, f"{words.decision} is not taken: {reason}", by=words.by or os_user(), step_id=gate.step_id, call_kind=gate.call_kind
+        run_id, f"{words.decision} is refused: {reason}", by=words.by or os_user(), step_id=gate.step_id, call_kind=gate.call_kind
     )
     return NotApprovedError(reason)
 
@@ -357,7 +357,7 @@ async def _given(
         approval = await _proved(proofs(words, request, settings), request, store, settings)
         return await store.answer_gate(gate.id, approval), approval
     except NotApprovedError as error:
-        said = f"{words.decision} is not taken: {error}"
+        said = f"{words.decision} is refused: {error}"
         await store.note_refusal(gate.run_id, said, by=words.by or os_user(), step_id=gate.step_id, call_kind=gate.call_kind)
         raise
     except RunConflictError as error:

@@ -103,7 +103,7 @@ async def _record(place: Place, words: AnswerOptions, store: "PlanStore", settin
         call = call_name(place.step, None, kind=place.kind)
         reason = f"you answered about {place.digest}, and another attempt of `{call}` waits now; `plan gates` lists what waits"
         await store.note_refusal(
-            run.id, f"{words.decision} is not taken: {reason}", by=words.by or os_user(), step_id=place.step, call_kind=place.kind
+            run.id, f"{words.decision} is refused: {reason}", by=words.by or os_user(), step_id=place.step, call_kind=place.kind
         )
         raise NotApprovedError(reason)
     answer = proofs(words, request, settings)

@@ -107,7 +107,7 @@ def check_server() -> Server:
         raise NoServerError(
             f"the Prefect server {without_credentials(settings.api.url)} cannot be used: {_reason(error)}. "
             f"Its URL comes from {url_source()}; no other server is started instead. "
-            "Mend it, unset it to get a local server, or run without one: `--offline` (`offline=True` in Python)."
+            "Fix it, unset it to get a local server, or run without one: `--offline` (`offline=True` in Python)."
         ) from error
     return Server(api_url=without_credentials(settings.api.url), ui_url=without_credentials(settings.ui_url) if settings.ui_url else None)
 

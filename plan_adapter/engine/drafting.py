@@ -36,7 +36,7 @@ async def as_task_run(name: str, ask: Callable[[], Awaitable[T]]) -> T:
 async def ask_in_form(question: str) -> str | None:
     """Show `question` in a form of the current flow run. Return the person's answer, or None if nobody answered in time."""
     fields: dict[str, Any] = {
-        "answer": (str, Field(min_length=1, max_length=20_000, title="Answer", description="The model goes on with it."))
+        "answer": (str, Field(min_length=1, max_length=20_000, title="Answer", description="The model continues with it."))
     }
     form = create_model("Reply", __base__=RunInput, **fields).with_initial_data(description=f"The model asks:\n\n{prose(question)}")
     # Prefect restarts its pause counter each time a flow run starts, and then refuses or hides a form whose number it has already used.

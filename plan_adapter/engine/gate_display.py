@@ -43,7 +43,7 @@ def waiting(request: ApprovalRequest) -> str:
     """Return a sentence that says that the gate of `request` is open and how to answer it."""
     command = answer_command(request)
     if request.kind == "outcome":
-        return f"asks how {place_of(request)} ended, which nobody knows: {_IN_THE_UI}, or with `{command}`"
+        return f"asks how {place_of(request)} ended; its outcome is unknown: {_IN_THE_UI}, or with `{command}`"
     until = "" if request.expires_at is None else f", until {request.expires_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
     return f"waits for an approval{until}: {_IN_THE_UI}, or with `{command}`"
 

@@ -264,9 +264,7 @@ def _waits_for(request: ApprovalRequest) -> str:
     name = one_line(request.name)[:200]
     if request.kind == "approval":
         return f"Waiting for an approval of {name}"
-    return (
-        f"Waiting for word of how `{call_name(str(request.step_id), request.item, request.label, kind=request.call_kind)}` of {name} ended"
-    )
+    return f"Waiting to know how `{call_name(str(request.step_id), request.item, request.label, kind=request.call_kind)}` of {name} ended"
 
 
 def _shows(state: State | None, key: str | None) -> bool:

@@ -56,7 +56,7 @@ def conclude(run: PlanRun, stop: Stop, refusal: GateRefusal | None = None, *, le
         run.transition(PlanStatus.CANCELLED, reason=refusal.reason, message=refusal.message)
     elif missing := [step.id for step in run.steps if step.id in left and step.status is StepStatus.SKIPPED]:
         names = _named(missing)
-        run.transition(broken, message=f"nobody asked for {names} this time; resuming the run goes on with the rest")
+        run.transition(broken, message=f"{names} were not requested this time; resuming the run runs the rest")
     else:
         run.transition(PlanStatus.COMPLETED)
 

@@ -61,7 +61,7 @@ class TaskSet:
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None:
             self._error = self._error or error
-            self._scope.stop.set("cancelled", f"{self._what} cannot go on: {error}")
+            self._scope.stop.set("cancelled", f"{self._what} cannot continue: {error}")
         if self._after_each is not None:
             self._after_each()
         self.end_if_done()

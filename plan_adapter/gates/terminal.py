@@ -288,7 +288,7 @@ class TerminalApprover:
     def _show(self, request: ApprovalRequest) -> None:
         say = self._conversation.say
         if request.refused is not None:
-            say(f"this answer is not taken: {request.refused}")
+            say(f"this answer is refused: {request.refused}")
             return
         say("\n" + gate_summary(request))
         if request.kind == "outcome":

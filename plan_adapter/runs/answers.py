@@ -44,7 +44,7 @@ async def earlier_answers(
     lapsed = list[str]()
     for row in answers:
         if (why := await why_stale(row, plan, run, store, settings)) is not None:
-            lapsed.append(f"the approval by {row.by} counts no more: {why}")
+            lapsed.append(f"the approval by {row.by} no longer counts: {why}")
     return changes, lapsed
 
 

@@ -68,7 +68,7 @@ def refuse_rollback_elsewhere(run: PlanRun, settings: Settings) -> None:
     """Raise NotApprovedError if `run` would be rolled back in another folder. No approval can allow that."""
     why = why_elsewhere(run.folder, current_folder(settings), by_path=True)
     if why is not None and run.folder is not None:
-        raise NotApprovedError(f"run {run.id} {why}: it is undone where it was done; {_there(run.folder, rollback_command(run))}")
+        raise NotApprovedError(f"run {run.id} {why}: it is rolled back where it ran; {_there(run.folder, rollback_command(run))}")
 
 
 def moved_here(settings: Settings, run: PlanRun) -> RunFolder | None:
@@ -99,7 +99,7 @@ def move_text(before: RunFolder | None, now: RunFolder | None) -> str | None:
 
 def _there(folder: RunFolder, command: str) -> str:
     files = "" if folder.files_root == folder.path else f"PLAN_ADAPTER_FILES_ROOT={shlex.quote(folder.files_root)} "
-    return f"`cd {shlex.quote(folder.path)} && {files}{command}` goes on there"
+    return f"`cd {shlex.quote(folder.path)} && {files}{command}` resumes it there"
 
 
 def _inode(path: str) -> str:

@@ -48,10 +48,10 @@ class OpenGate:
         try:
             self._set(await self._answers.close(self.gate, answer, self.request))
         except NotApprovedError as error:
-            said = f"{answer.decision} is not taken: {error}"
+            said = f"{answer.decision} is refused: {error}"
             await self._store.note_refusal(self.gate.run_id, said, by=answer.by, step_id=self.gate.step_id, call_kind=self.gate.call_kind)
             if answer.channel == "form":  # at a terminal, the approver prints the refusal
-                told = f"the answer by {answer.by} is not taken: {error}"
+                told = f"the answer by {answer.by} is refused: {error}"
                 tell(self._listener, Event("gate_refused", self._run, message=told, gate=self.gate))
             return str(error)
         except RunConflictError as error:  # usually because another answer came first or the gate expired

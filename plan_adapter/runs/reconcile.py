@@ -209,7 +209,7 @@ async def _answered(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[F
         else:
             message = f"{one_line(answer.by)} approved it while no process waited"
             if await _resume_released(gates[-1], answer, with_prefect=with_prefect):
-                yield Finding("answered", run.id, run.name, f"{message}: its deployment goes on with it", is_corrected=True)
+                yield Finding("answered", run.id, run.name, f"{message}: its deployment resumes it", is_corrected=True)
             else:
                 yield Finding("answered", run.id, run.name, message, is_corrected=False, command=resume_asked(run))
 

@@ -241,8 +241,6 @@ class OutcomeGates:
         word = await self.keeper.answers.resolution_at(closed)
         call = call_name(closed.step_id or "", closed.item, closed.label, kind=closed.call_kind)
         if word is None:
-            raise RunConflictError(
-                f"the gate of `{call}` in run {closed.run_id} is closed with the word {closed.end}, and no receipt holds it"
-            )
+            raise RunConflictError(f"the gate of `{call}` in run {closed.run_id} is closed as {closed.end}, but no receipt records that")
         note = f" ({word.note})" if word.note else ""
         return RecordedResolution(closed.end, f"{word.by} says of `{call}`: {closed.end}{note}", word.result)

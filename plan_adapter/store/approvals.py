@@ -121,4 +121,4 @@ def _why_not(kept: Row, connection: Connection, run_id: str) -> str:
         return f"the approval by {one_line(kept['by'])} belongs to run {kept['run_id']}; an approval is for one run, ask for another"
     if expires is not None and expires <= now_of(connection):
         return f"the approval by {one_line(kept['by'])} expired at {expires.isoformat(timespec='seconds')}; ask for another"
-    return f"the approval by {one_line(kept['by'])} was followed by a rejection of the same content, or a wish for changes; ask for another"
+    return f"the approval by {one_line(kept['by'])} was followed by a rejection or a request for changes; ask for another"

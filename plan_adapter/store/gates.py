@@ -194,7 +194,7 @@ def _run_locked(connection: Connection, tenant: str | None, run_id: str) -> Row:
     if row is None:
         raise RunConflictError(f"there is no run {run_id}")
     if row["status"] in _ENDED:
-        raise RunConflictError(f"run {run_id} has ended, it is {row['status']}: nothing can be asked at its gates until it goes on")
+        raise RunConflictError(f"run {run_id} has ended, it is {row['status']}: its gates cannot be answered until it is resumed")
     return row
 
 

@@ -48,7 +48,7 @@ class Subject(NamedTuple):
 def request_digest(run_id: str, number: int, kind: str, subjects: Sequence[Subject]) -> str:
     """Return the digest that identifies a request. `number` is its position in the run, from 1, so each request counts once."""
     about: list[JsonValue] = [[step_id, digest] for step_id, digest in subjects]
-    return digest_of(["plan_adapter.wish", run_id, number, kind, about])
+    return digest_of(["plan_adapter.operator_request", run_id, number, kind, about])
 
 
 def operator_request_digest_of(

@@ -114,7 +114,7 @@ def resolve(connection: Connection, tenant: str | None, run_id: str, call: CallP
     attempt, digest = _subject(connection, tenant, run, call, word.resolution, at=ended_at)
     if word.digest not in (None, digest):
         raise RunConflictError(
-            f"another attempt of `{call.name()}` in run {run['id']} is in doubt by now: look again, and say it of that one"
+            f"another attempt of `{call.name()}` in run {run['id']} has an unknown outcome now: look again, and record that one"
         )
     told = list[entries.Entry]()
     if digest != outcome_digest(attempt.id):

@@ -122,7 +122,7 @@ class PatientDatabase:
         self._is_spent = True
         waited = f", and {self._seconds:g} s were waited for it (PLAN_ADAPTER_STORE_PATIENCE_SECONDS)" if self._seconds else ""
         raise StoreError(
-            f"{error}{waited}. The run stops here with all that is recorded: once this is mended, `plan resume` goes on with it"
+            f"{error}{waited}. The run stops here with all that is recorded: once this is fixed, `plan resume` continues it"
         ) from error
 
     def _warn(self, error: PassingError) -> None:
@@ -135,4 +135,4 @@ class PatientDatabase:
     def _tell_end(self) -> None:
         if self._is_in_audit_log and self._waiting == 1:  # on a disk that is nearly full, some writes succeed while others wait
             self._is_in_audit_log = False
-            log.warning("%s is there again after %.1f s; the run goes on", self.label, time.monotonic() - self._began)
+            log.warning("%s is available again after %.1f s; the run continues", self.label, time.monotonic() - self._began)

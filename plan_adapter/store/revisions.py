@@ -143,7 +143,7 @@ def _locked(connection: Connection, tenant: str | None, run_id: str) -> Row:
     if run["status"] == PlanStatus.EXECUTING and (owner := runs.owner_of(connection, tenant, found)) is not None:
         raise RunConflictError(
             f"run {found} is executed by {owner}, which takes no new version of the plan: wait for its end, or `plan cancel {found}` "
-            f"ends it; then `plan revise {found} FILE` and `plan resume {found}` go on with what is done"
+            f"ends it; then `plan revise {found} FILE` and `plan resume {found}` keep what is done"
         )
     return run
 

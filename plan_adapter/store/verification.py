@@ -337,7 +337,7 @@ def _of_gates(document: Mapping[str, Any]) -> Iterator[Alteration]:
         given = answers.get(gate["id"])
         outcome = words.get((gate["step_id"], gate["call_kind"], gate["item"], gate["closed_at"]))
         if gate["end"] in _SAID and (gate["kind"] != "outcome" or outcome != _SAID[gate["end"]]):
-            yield Alteration("gates", f"it is closed with the word {gate['end']}, and no receipt of that moment says so", gate["step_id"])
+            yield Alteration("gates", f"it is closed as {gate['end']}, but no receipt of that moment records it", gate["step_id"])
         if gate["end"] == "answered" and (given is None or given != gate["closed_at"]):
             yield Alteration("gates", "it is closed as answered, and there is no answer of that moment", gate["step_id"] or None)
         elif gate["end"] != "answered" and given is not None:

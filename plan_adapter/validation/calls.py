@@ -191,7 +191,7 @@ def _parameters(step: Step, at: str, findings: Findings) -> tuple[dict[str, Json
         value = parse_json(step.input)
     except NotJSONError as error:
         if error.code:
-            findings.add(error.code, place, f"the text looks like JSON{error}", "mend it")
+            findings.add(error.code, place, f"the text looks like JSON{error}", "fix it")
             return None, place
     if not isinstance(value, dict):
         return {"input": step.input}, place

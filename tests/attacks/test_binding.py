@@ -399,7 +399,7 @@ async def test_what_was_done_is_undone_in_no_other_folder(world: World, folders:
     failed = await going_on(world, run.id)
     assert (failed.status, ran(folders)) == (PlanStatus.PARTIAL, ["approved"])
     monkeypatch.chdir(folders["other"])
-    with pytest.raises(NotApprovedError, match=f"it is undone where it was done; `cd .*approved && plan cancel {run.id} --rollback"):
+    with pytest.raises(NotApprovedError, match=f"it is rolled back where it ran; `cd .*approved && plan cancel {run.id} --rollback"):
         await acancel_run(run.id, rollback=True, tools=BUILT_IN, store=world.store, offline=True)
     assert ran(folders) == ["approved"]
     monkeypatch.chdir(folders["approved"])

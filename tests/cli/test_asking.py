@@ -211,7 +211,7 @@ def test_an_answer_that_the_policy_does_not_take_is_told_why_and_asked_again(ter
     terminal.wait_for(ASKED)
     assert "you cannot approve it here" in terminal.shown
     terminal.type("y\n")
-    terminal.wait_for("this answer is not taken")
+    terminal.wait_for("this answer is refused")
     terminal.wait_for_next(ASKED)
     terminal.type("n\n")
     terminal.wait_for("Why not?")

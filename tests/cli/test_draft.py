@@ -497,7 +497,7 @@ def test_what_a_chat_answered_becomes_a_plan(plan: Plan, text: str, mended: bool
     assert said.code == 0, said.out
     assert [s.id for s in load_plan(said.out).steps] == ["first", "second"]
     assert "constraint 1 (先第一次): order checked: `first` completes before `second` starts" in said.err
-    assert ("was mended" in said.err) is mended
+    assert ("was repaired" in said.err) is mended
 
 
 def test_what_is_wrong_with_it_is_the_text_to_paste_back(plan: Plan) -> None:

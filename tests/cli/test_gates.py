@@ -113,7 +113,7 @@ def test_who_may_not_answer_is_told_who_may(plan: Plan) -> None:
             entry = (await store.audit(run_id))[-1]
             return entry.kind, entry.by, entry.message
 
-    assert asyncio.run(last()) == ("refused", ME, f"approve is not taken: {ME} may not answer here: ana may")
+    assert asyncio.run(last()) == ("refused", ME, f"approve is refused: {ME} may not answer here: ana may")
 
 
 def test_why_there_is_nothing_to_answer_names_what_is_open_or_goes_on(plan: Plan) -> None:

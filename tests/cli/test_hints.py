@@ -102,7 +102,7 @@ def test_reads_of_a_process_that_is_gone_are_in_no_doubt(processes: Processes, p
     process.wait()
     shown = plan("show", run_id).out
     assert "outcome unknown" not in shown
-    assert "interrupted; it can be called again without harm, and is when the run goes on" in shown
+    assert "interrupted; it can be called again without harm, and resuming the run calls it again" in shown
     assert "plan resume" in plan("show", run_id).err
     cancelled = plan("cancel", run_id).out
     assert (": cancelled: " in cancelled or ": cancelled in " in cancelled, "(cancelled)" in cancelled) == (True, False)

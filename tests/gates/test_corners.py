@@ -244,7 +244,7 @@ async def test_an_answer_that_does_not_fit_the_rules_opens_nothing_however_it_ca
     await world.answer(gate, known_by="os_user")
     while (again := await world.gate(step=gate.step_id)).id == gate.id:
         await world.store.changed(0.5)
-    assert "the approval by ana counts no more" in (await world.store.gate(again.id)).text
+    assert "the approval by ana no longer counts" in (await world.store.gate(again.id)).text
     assert (await world.end(going)).reason is RunReason.REJECTED
     assert world.struck == []
 

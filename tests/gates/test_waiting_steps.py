@@ -173,7 +173,7 @@ async def test_whoever_looks_on_is_told_of_an_answer_in_the_form_that_is_not_tak
     )
     assert done.status is PlanStatus.COMPLETED
     (refused,) = [event for event in told if event.kind == "gate_refused"]
-    assert plain_lines(refused) == ["the plan: the answer by eve is not taken: eve may not answer here: bo may"]
+    assert plain_lines(refused) == ["the plan: the answer by eve is refused: eve may not answer here: bo may"]
 
 
 # Answers that count no more
@@ -184,7 +184,7 @@ async def test_an_approval_of_a_plan_that_todays_rules_do_not_take_is_told_and_a
     await world.answer(gate)
     world.settings = Settings(approvers=("sre",), groups={"sre": ["bo"]})
     waiting = await resumed(world, run.id)
-    said = "the approval by ana counts no more: ana may not answer here: bo may"
+    said = "the approval by ana no longer counts: ana may not answer here: bo may"
     assert (waiting.status, waiting.message) == (PlanStatus.PENDING_APPROVAL, said)
     again = await world.gate()
     assert (again.id != gate.id, said in (await world.store.gate(again.id)).text) == (True, True)
@@ -200,7 +200,7 @@ async def test_an_approval_of_a_call_that_todays_rules_do_not_take_is_asked_for_
     world.settings = Settings(approvers=("bo",))
     assert (await resumed(world, run.id)).status is PlanStatus.PENDING_APPROVAL
     again = await world.gate(step="strike")
-    assert "the approval by ana counts no more" in (await world.store.gate(again.id)).text
+    assert "the approval by ana no longer counts" in (await world.store.gate(again.id)).text
     await world.answer(again, by="bo")
     assert ((await resumed(world, run.id)).status, world.struck) == (PlanStatus.COMPLETED, ["a"])
 

@@ -164,7 +164,7 @@ async def test_when_the_patience_is_over_the_run_stops_is_not_called_failed_and_
     with contextlib.closing(sqlite3.connect(tmp_path / "plans.db", isolation_level=None, check_same_thread=False)) as other:
         world = World(lambda: other.execute("BEGIN EXCLUSIVE") and None)
         async with PlanStore(f"sqlite:///{tmp_path / 'plans.db'}?timeout=0.05") as store:
-            with pytest.raises(StoreError, match=r"0.2 s were waited for it .* `plan resume` goes on with it"):
+            with pytest.raises(StoreError, match=r"0.2 s were waited for it .* `plan resume` continues it"):
                 await arun_plan(steps("act", "lose", "act"), tools=world.tools, store=store, offline=True)
             other.execute("ROLLBACK")
             [left] = await store.runs()

@@ -250,7 +250,7 @@ async def test_a_process_that_ends_while_the_deployment_watches_is_found_before_
     monkeypatch.setattr(reconciling, "find_interrupted", found)
     monkeypatch.setattr(flows, "LOOK_SECONDS", 0.4)
     state = await flows.reconcile(watch_seconds=1, return_state=True)
-    assert (looks, state.message) == ([0, 2, 1], f"1 mended, 1 for a person: `plan resume {run.id}`")
+    assert (looks, state.message) == ([0, 2, 1], f"1 corrected, 1 for a person: `plan resume {run.id}`")
     assert (await state_of(run)).name == "Interrupted"
 
 

@@ -19,7 +19,7 @@ from plan_adapter import NotApprovedError, PlanStore, ToolRegistry, arun_plan, t
 from plan_adapter.agent.answers import read_answer
 from plan_adapter.agent.model import ModelAnswer, Question
 from plan_adapter.agent.planner import Budget, Planner
-from plan_adapter.agent.replan import RemainingPlan, told
+from plan_adapter.agent.replan import RemainingPlan, replan_context
 from plan_adapter.canonical import canonical_document
 from plan_adapter.documents import load_plan
 from plan_adapter.drafts import Draft, PlanRequest, Usage
@@ -298,7 +298,7 @@ async def test_the_worst_model_of_the_rest_changes_nothing_that_it_may_not(
         history = RunHistory(succeeded={("seen", None): receipt}, attempts={("seen", None): 1, ("put", None): 1})
         words = place(run, history, order(deed))
         model, rest = Obedient(), RemainingPlan.of(validated, history)
-        request = PlanRequest(f"Go on. {words}", context=told(run, rest, history, Redactor()))
+        request = PlanRequest(f"Go on. {words}", context=replan_context(run, rest, history, Redactor()))
         draft = await Planner(model, NAMED, budget=Budget(rounds=6)).drafted(request, rest=rest)
         assert model.questions, name
         assert all(CANARY not in question for question in model.questions)

@@ -238,7 +238,7 @@ async def test_openais_own_key_and_a_password_in_the_url_are_in_no_error(monkeyp
 ERRORS: dict[str, tuple[Reply, str]] = {
     "401": (Reply(status=401, error="bad key sk-canary"), "401.*give another key"),
     "404": (Reply(status=404, error="no such model"), "404.*look at the model's name"),
-    "429": (Reply(status=429, error="too many"), "answers 429: too many; go on in a while"),
+    "429": (Reply(status=429, error="too many"), "answers 429: too many; try again in a while"),
     "500": (Reply(status=500, error="broken"), "answers 500"),
     "cut": (Reply(cut=True), r"broke its answer off, 1 times: peer closed connection.*_STREAM=true helps"),
     "an error in place of an answer": (

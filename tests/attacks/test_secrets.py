@@ -15,7 +15,7 @@ from urllib.parse import quote
 import pytest
 
 from plan_adapter import ExecutionPlan, Input, PlanStore, ToolContext, ToolRegistry, arun_plan, load_plan, run_plan, tool
-from plan_adapter.agent.replan import SHOWN_CHARACTERS, Rest, told
+from plan_adapter.agent.replan import SHOWN_CHARACTERS, RemainingPlan, replan_context
 from plan_adapter.credentials import credential_values, without_credentials
 from plan_adapter.errors import MAX_ERROR_CHARACTERS, ToolError
 from plan_adapter.execution.history import RunHistory
@@ -357,7 +357,7 @@ async def test_no_part_of_a_secret_is_told_to_a_model_that_plans_anew(inside: st
     history = RunHistory(succeeded={(receipt.step_id, receipt.item): receipt for receipt in receipts if receipt.step_id == "look"})
     hide = Redactor()
     hide.add(secret)
-    context = told(run, Rest.of(validate(plan, tools), history), history, hide)
+    context = replan_context(run, RemainingPlan.of(validate(plan, tools), history), history, hide)
     assert "characters more" in json.dumps(context)
     assert parts_in(json.dumps(context, ensure_ascii=False), secret) == []
 

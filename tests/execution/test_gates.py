@@ -265,8 +265,8 @@ async def test_a_clock_spends_only_the_time_in_which_it_runs():
     clock = RunClock(30.0, spent.set)
     first = clock.deadline
     assert first is not None
-    clock.stand_still()
-    clock.stand_still()
+    clock.pause()
+    clock.pause()
     assert clock.deadline is None
     clock.resume()
     assert clock.deadline == pytest.approx(loop.time() + 30.0, abs=1.0)

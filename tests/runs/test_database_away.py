@@ -116,7 +116,7 @@ async def test_a_server_that_is_killed_and_started_again_in_the_middle_of_a_run_
     assert (run.status, run.reason, world.calls) == (PlanStatus.COMPLETED, None, ["act", "lose", "act", "act"])
     assert await is_whole(run, postgres)
     assert PASSWORD not in caplog.text
-    assert "is there again after" in caplog.text
+    assert "is available again after" in caplog.text
 
 
 async def test_a_file_that_is_locked_by_others_past_the_end_of_the_lease_is_waited_for(

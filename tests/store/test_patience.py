@@ -92,7 +92,7 @@ async def test_a_file_that_is_locked_for_longer_than_its_timeout_is_waited_for(
         f"60 s at most: the store {tmp_path / 'plans.db'} is locked by another process and stayed so for 0.02 s; "
         "wait for that process or end it, then try again"
     )
-    assert is_back.startswith(f"the store {tmp_path / 'plans.db'} is there again after")
+    assert is_back.startswith(f"the store {tmp_path / 'plans.db'} is available again after")
 
 
 async def test_of_a_long_wait_is_told_again_and_again(

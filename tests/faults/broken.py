@@ -13,8 +13,7 @@ from plan_adapter.execution import rollback
 from plan_adapter.execution.secrets import Redactor
 from plan_adapter.plan import PlanStatus
 from plan_adapter.record import Attempt, Outcome, Receipt
-from plan_adapter.runs import ending
-from plan_adapter.runs import session as performing
+from plan_adapter.runs import ending, start
 from plan_adapter.runs import step_gates as call_gates
 from plan_adapter.store import chain, leases, outcomes, permission, recorder
 from plan_adapter.store.columns import Clock
@@ -141,13 +140,13 @@ def _nothing_is_scrubbed() -> None:
 
 
 def _every_run_completes() -> None:
-    whole = performing.conclude
+    whole = start.conclude
 
     def conclude(run: Any, *given: Any, **named: Any) -> None:
         whole(run, *given, **named)
         run.status, run.reason = PlanStatus.COMPLETED, None
 
-    performing.conclude = ending.conclude = conclude
+    start.conclude = ending.conclude = conclude
 
 
 def _done_counts_as_again() -> None:

@@ -343,7 +343,16 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.runs)
     @rule(data=st.data(), end=ENDS, undo=st.booleans(), failing=FAILING)
     def cancel(self, data: st.DataObject, end: tuple[str | None, int], undo: bool, failing: frozenset[str]) -> None:
-        known = self.pick(data)
+        self.cancel_run(self.pick(data), end, undo, failing)
+
+    @rule(plan=plans())
+    def fail_and_roll_back(self, plan: ExecutionPlan) -> None:
+        # A rule of its own: most runs that are cancelled by the rule above have completed, or an outcome of theirs is unknown.
+        plan.options.require_approval = False
+        self.begin_run(plan, (None, 0), frozenset({plan.steps[-1].id}))
+        self.cancel_run(self.runs[-1], (None, 0), undo=True, failing=frozenset())
+
+    def cancel_run(self, known: Known, end: tuple[str | None, int], undo: bool, failing: frozenset[str]) -> None:
         before, _succeeded, unknown, undone = self.state(known)
         life = Life(*end)
         try:

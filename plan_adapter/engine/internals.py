@@ -1,7 +1,7 @@
 """All uses of parts of Prefect that are not quite public. Each is optional: without it, runs are slower or a convenience is missing.
 
-A step runs in Prefect's own task engine. Its task run is created here, because `task(...)` spends a third of a short step's time on finding
-out what is known already: the name, the parameters, the dependencies. If a later Prefect breaks that, `task(...)` is called.
+The task run of a step is created here, because `task(...)` spends a third of a short step's time on finding out what is known already: the
+name, the parameters, the dependencies. If a later Prefect breaks that, `task(...)` is called.
 `missing_prefect_features` lists what the installed Prefect lacks.
 """
 
@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, Callable, Collection, Generator, Ite
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import Context, ContextVar, copy_context
 from datetime import UTC, datetime
-from functools import cache
 from importlib import import_module
 from queue import Empty
 from socket import socket
@@ -23,9 +22,8 @@ import httpx
 from prefect import Flow, Task
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.objects import FlowRun, State, TaskRun, TaskRunPolicy, TaskRunResult
-from prefect.context import AsyncClientContext, FlowRunContext, TagsContext
+from prefect.context import AsyncClientContext, FlowRunContext, TagsContext, TaskRunContext
 from prefect.events import Event
-from prefect.serializers import JSONSerializer
 from prefect.states import Pending
 from prefect.types import DateTime
 
@@ -46,7 +44,6 @@ run_task_async = _optional("task_engine", "run_task_async")
 flow_engine = _optional("flow_engine")
 control_listener = _optional("_internal.control_listener")
 attempt_control = _optional("_internal.attempt_control")
-result_records = _optional("_internal.result_records")
 active_services = _optional("_internal.concurrency.services", "_active_services")
 EventsWorker = _optional("events.worker", "EventsWorker")
 APILogWorker = _optional("logging.handlers", "APILogWorker")
@@ -89,6 +86,7 @@ class StepTaskRun:
         """Create the task run; Prefect learns of it with its first state. `key` identifies it within the flow run, by default the name."""
         assert flow.flow_run is not None  # only Prefect's background tasks have none
         flow_run = flow.flow_run
+        self._flow = flow
         self._last_event: Event | None = None
         self.task_run = TaskRun(
             id=uuid5(flow_run.id, key or name),
@@ -110,45 +108,49 @@ class StepTaskRun:
         return self.task_run.id
 
     @property
-    def may_wait(self) -> bool:
-        """Whether the task run may have to wait for a slot of a concurrency limit."""
-        return bool(self.task_run.tags)
+    def tags(self) -> list[str]:
+        """The tags of the task run: those of the step, its tool and the context of the flow."""
+        return self.task_run.tags
 
     async def run(self, task: Task[..., Any]) -> None:
         """Let Prefect's task engine execute `task` as this task run, to its final state."""
-        if self.may_wait:
-            self._enter(Pending())
+        if self.tags:  # it may wait for a slot of a concurrency limit
+            self.enter(Pending())
         else:
             self.task_run.state = Pending()
         await run_task_async(task, task_run=self.task_run, return_type="state")
 
+    def context(self, task: Task[..., Any]) -> TaskRunContext:
+        """Return the context of a call without Prefect's engine: loggers, subflows and tasks in it belong to this task run."""
+        return TaskRunContext(
+            task=task,
+            task_run=self.task_run,
+            parameters={},
+            result_store=self._flow.result_store,
+            client=self._flow.client,
+            persist_result=False,
+        )
+
     async def show(self, state: Callable[[], State]) -> None:
         """Show the task run in a final state, without earlier ones. Never blocks."""
-        self._enter(state())
+        self.enter(state())
 
-    def end(self, state: State) -> None:
-        """Replace the state that Prefect's engine has set with the final `state`. Never blocks."""
-        self._enter(state)
-
-    def _enter(self, state: State) -> None:
+    def enter(self, state: State) -> None:
+        """Move the task run to `state` and report it to Prefect. Never blocks."""
         run, last = self.task_run, self.task_run.state
         state.state_details.task_run_id = run.id
         state.state_details.flow_run_id = run.flow_run_id
         run.state, run.state_id, run.state_type, run.state_name = state, state.id, state.type, state.name
+        now = cast(DateTime, state.timestamp)
+        if last is not None and last.is_running():
+            run.total_run_time += state.timestamp - last.timestamp
+        if state.is_running():
+            run.run_count, run.start_time = run.run_count + 1, run.start_time or now
         if state.is_final():
-            run.end_time = cast(DateTime, state.timestamp)
+            run.end_time = now
         self._last_event = emit_task_run_state_change_event(
             task_run=run, initial_state=last, validated_state=state, follows=self._last_event
         )
-
-
-@cache
-def empty_result() -> Any:
-    """Return None as a result that Prefect need not prepare for storage, which takes a tenth of the time of a short step."""
-    if not all(hasattr(result_records, name) for name in ("ResultRecord", "ResultRecordMetadata")):
-        return None
-    metadata = result_records.ResultRecordMetadata(storage_key="none", serializer=JSONSerializer())
-    return result_records.ResultRecord(result=None, metadata=metadata)
 
 
 async def rerun(flow: Flow[..., Any], flow_run: FlowRun, parameters: dict[str, Any]) -> State:
@@ -381,7 +383,9 @@ def missing_prefect_features(feature: Feature | None = None) -> list[str]:
             ),
             *_lacking("run_task_async", run_task_async, {"task", "task_run", "return_type"}),
             *_lacking("TaskRun", TaskRun, {*task_run_fields, "empirical_policy", "expected_start_time", "state", "end_time"}),
+            *_lacking("TaskRun", TaskRun, {"run_count", "total_run_time", "start_time"}),
             *_lacking("TaskRunPolicy", TaskRunPolicy, {"retries", "retry_delay"}),
+            *_lacking("TaskRunContext", TaskRunContext, {"task", "task_run", "parameters", "result_store", "client", "persist_result"}),
         ],
         "reruns": _lacking("run_flow_async", getattr(engine, "run_flow_async", None), {"flow", "flow_run", "parameters", "return_type"}),
         "parameters": [

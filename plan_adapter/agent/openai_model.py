@@ -278,8 +278,3 @@ def _what_to_do(status: int, told: str) -> str:
             return "; with less context, or fewer tools, there is less to read"
         case _:
             return ""
-
-
-def forget_endpoints() -> None:
-    """Forget what was learned about servers. For tests, and after a server was replaced."""
-    _ENDPOINTS.clear()

@@ -56,11 +56,6 @@ def covers(standing: StandingApproval, bound: BoundPlan, *, schedule: str | None
     return "; ".join(reasons) or None
 
 
-def covers_step(standing: StandingApproval, step_id: str) -> bool:
-    """Return whether `standing`, which covers the run, also answers the gate of `step_id`."""
-    return step_id in standing.steps
-
-
 def _input_reasons(patterns: Mapping[str, JsonValue], bound: BoundPlan) -> Iterable[str]:
     definitions = bound.validated.plan.inputs
     for name, value in bound.inputs.items():

@@ -31,9 +31,9 @@ def uses_secrets(secrets: Sequence[str]) -> list[str]:
 def expiry(plan: ExecutionPlan, expires_ms: int, step: Step | None) -> str:
     """Return a sentence about what happens without an answer at the gate of the plan or of `step`. `expires_ms` 0 means no limit."""
     if not expires_ms:
-        return "It waits for an answer without limit."
+        return "It waits until somebody answers."
     skips = step is not None and (plan.approval or ApprovalPolicy()).expires == "skip"
-    return f"{'Skipped' if skips else 'Rejected'} without an answer within {duration(expires_ms)}."
+    return f"{'Skipped' if skips else 'Rejected'} if nobody answers within {duration(expires_ms)}."
 
 
 def retries(step: Step) -> str:
@@ -130,9 +130,9 @@ def block(label: str, value: JsonValue, *, most_lines: int | None = None) -> lis
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
     cut = text[:SHOWN_CHARACTERS]
     pieces = [piece for line in visible(cut).split("\n") for piece in folded(line)]
-    how = "; ↩ the line goes on" if pieces != visible(cut).split("\n") else ""
+    how = "; ↩ the line continues" if pieces != visible(cut).split("\n") else ""
     if most_lines is not None and len(pieces) > most_lines:
-        pieces, how = pieces[:most_lines], f"; **cut here, whole below**{how}"
+        pieces, how = pieces[:most_lines], f"; **cut here, complete below**{how}"
         cut = text
     lines = fenced("\n".join(pieces), "" if isinstance(value, str) else "json").split("\n")
     more = len(text) - len(cut)
@@ -232,7 +232,7 @@ def first_steps(preview: Preview, gates: frozenset[str], values: Values, *, heig
 
 def _more_steps(hidden: Sequence[StepPreview]) -> list[str]:
     writes = sum(step.effect != "read" for step in hidden)
-    kind = f", **{writes} that write**" if writes else ", reads only"
+    kind = f", **{writes} that write**" if writes else ", which only read"
     return [f"- **and {counted(len(hidden), 'more step')}**{kind}: all below"] if hidden else []
 
 

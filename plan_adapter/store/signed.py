@@ -78,7 +78,7 @@ def _words(document: Mapping[str, Any], run_id: str, signatures: Mapping[_Key, s
         by_hand = by_hand_digest(run_id=run_id, step_id=attempt["step_id"], item=item, number=attempt["number"], kind=attempt["kind"])
         digest = by_hand if is_by_hand else outcome_digest(attempt["id"])
         word = "done" if row["outcome"] == "succeeded" else "abort" if row["error"] == ABORTED else "again"
-        text = signed_resolution(digest=digest, word=word, result=json.loads(row["result"]), run_id=run_id)
+        text = signed_resolution(digest=digest, resolution=word, result=json.loads(row["result"]), run_id=run_id)
         yield Signed("receipts", str(attempt["id"]), str(row["by"]), text, signatures.get(key), str(row["step_id"]), str(row["kind"]))
 
 

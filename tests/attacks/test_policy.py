@@ -141,7 +141,7 @@ async def test_an_approval_that_a_stricter_policy_would_refuse_lapses(world: Wor
     run, gate = await world.detached(needs(world))
     await world.answer(gate)
     await set_policy(world, approvers=["bo"])
-    with pytest.raises(NotApprovedError, match="no longer counts: ana may not answer here: bo may"):
+    with pytest.raises(NotApprovedError, match="no longer counts: ana may not answer here; only bo may"):
         await world.resume(run.id)
     assert world.struck == []
 
@@ -159,7 +159,7 @@ async def test_an_answer_in_a_form_is_held_against_the_policy_of_that_moment(wor
     going = world.start_with_form(gated, form)
     while not form.told:
         await world.store.changed(0.5)
-    assert form.told == ["ana may not answer here: bo may"]
+    assert form.told == ["ana may not answer here; only bo may"]
     assert (await world.end(going)).reason is RunReason.REJECTED
     assert world.struck == []
 

@@ -105,7 +105,7 @@ def test_a_second_answer_is_refused_with_the_first_one(plan: Plan) -> None:
 def test_who_may_not_answer_is_told_who_may(plan: Plan) -> None:
     run_id = waiting(plan, approval={"approvers": ["ana"], "self_approval": False})
     said = plan("approve", run_id, "--json")
-    assert (said.code, said.lines) == (6, [{"error": "NotApprovedError", "message": f"{ME} may not answer here: ana may"}])
+    assert (said.code, said.lines) == (6, [{"error": "NotApprovedError", "message": f"{ME} may not answer here; only ana may"}])
     assert len(plan("gates", "--json").lines) == 1
 
     async def last() -> tuple[str, str | None, str | None]:
@@ -113,7 +113,7 @@ def test_who_may_not_answer_is_told_who_may(plan: Plan) -> None:
             entry = (await store.audit(run_id))[-1]
             return entry.kind, entry.by, entry.message
 
-    assert asyncio.run(last()) == ("refused", ME, f"approve is refused: {ME} may not answer here: ana may")
+    assert asyncio.run(last()) == ("refused", ME, f"approve is refused: {ME} may not answer here; only ana may")
 
 
 def test_why_there_is_nothing_to_answer_names_what_is_open_or_goes_on(plan: Plan) -> None:
@@ -141,7 +141,7 @@ def test_who_came_into_a_group_since_the_gate_was_opened_may_answer_if_who_goes_
     assert plan("approve", run_id).code == 0
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": ["li"], "others": ["bo"]}))
     said = plan("resume", run_id, "--offline", "--detach", *TOOLS)
-    assert (said.code, f"{ME} may not answer here: bo, li, ana may" in plan("show", run_id).out) == (6, True)
+    assert (said.code, f"{ME} may not answer here; only bo, li, ana may" in plan("show", run_id).out) == (6, True)
 
 
 def test_the_doctor_names_approvers_that_are_no_group(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ def test_the_doctor_names_approvers_that_are_no_group(plan: Plan, monkeypatch: p
 
 def test_an_answer_that_cannot_be_proved_leaves_the_run_waiting(plan: Plan) -> None:
     said = plan("approve", waiting(plan), "--code", "123456")
-    assert (said.code, f"{ME} has no one-time codes: `plan enroll {ME}` makes them" in said.err) == (6, True)
+    assert (said.code, f"{ME} has no one-time codes: set them up with `plan enroll {ME}`" in said.err) == (6, True)
 
 
 def test_yes_ends_with_6_where_the_policy_does_not_take_it_and_nothing_is_begun(plan: Plan) -> None:
@@ -400,7 +400,7 @@ def test_every_reason_why_a_standing_approval_makes_no_sense_is_told(plan: Plan)
     path = document(BY_INPUT, inputs={"who": {"type": "string"}}, **NEEDS_APPROVAL)
     said = plan("standing", "add", path, "--step", "nope", *TOOLS)
     assert said.code == 2
-    for words in ("no end", "names no schedule", "no run would be covered", "no step is called `nope`"):
+    for words in ("no limit", "names no schedule", "so the approval would cover no run", "no step is called `nope`"):
         assert words in said.err
     assert "write a day" in plan("standing", "add", path, "--schedule", "a/b", "--until", "soon", *TOOLS).err
 

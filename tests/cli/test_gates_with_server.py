@@ -134,7 +134,7 @@ def test_an_end_of_the_input_leaves_the_answer_to_others_and_ctrl_c_cancels_the_
     terminals.append(terminal)
     terminal.wait_for("[?] ")
     terminal.type("\x04")
-    terminal.wait_for("the form and `plan approve` still answer")
+    terminal.wait_for("answer in the form or with `plan approve`")
     terminal.process.send_signal(signal.SIGINT)
     assert terminal.end() == 130
     assert "Traceback" not in terminal.shown
@@ -264,7 +264,7 @@ def test_a_one_time_code_proves_who_answers_and_counts_once(plan: Plan) -> None:
     assert (answered.returncode, json.loads(answered.stdout)["known_by"]) == (0, "totp")
     assert b"EventsWorker" not in answered.stderr
     again = plan("approve", second, "--code", code)
-    assert (again.code, "was used before" in again.err) == (6, True)
+    assert (again.code, "was already used" in again.err) == (6, True)
 
 
 @pytest.mark.thorough

@@ -48,7 +48,7 @@ def test_a_step_is_left_out_by_a_signed_word_where_a_name_alone_is_not_enough(pl
     run_id = failed(plan, step("tell", "greet", parameters={"who": "ana"}, depends_on=["check"]))
     refused = plan("resume", run_id, *TOOLS, "--offline", *LEFT_OUT)
     way = f"`plan resume {run_id} --offline --skip check --because …` with --sign and --by NAME proves it"
-    said = f"plan: a step may not be left out: {os_user()} may not answer here: ana may; {way}\n"
+    said = f"plan: a step may not be left out: {os_user()} may not answer here; only ana may; {way}\n"
     assert (refused.code, refused.err) == (6, said)
     (told,) = audit(plan, run_id, "refused", "left_out")
     assert (told["step_id"], told["by"], told["known_by"]) == ("check", os_user(), "os_user")
@@ -243,12 +243,20 @@ def done_otherwise(found: dict[str, Any]) -> None:
 
 FORGED: dict[str, tuple[Callable[[dict[str, Any]], None], str, str]] = {
     "nothing": (lambda _: None, "", ""),
-    "the reason": (lambda found: said_otherwise(found, "left_out", message="x"), "audit, step `check`", "is not of this answer"),
-    "which step": (lambda found: said_otherwise(found, "left_out", step_id="greet"), "audit, step `greet`", "is not of this answer"),
-    "what is wanted": (lambda found: said_otherwise(found, "left_out", kind="taken_back"), "audit, step `check`", "is not of this answer"),
+    "the reason": (lambda found: said_otherwise(found, "left_out", message="x"), "audit, step `check`", "does not belong to this answer"),
+    "which step": (
+        lambda found: said_otherwise(found, "left_out", step_id="greet"),
+        "audit, step `greet`",
+        "does not belong to this answer",
+    ),
+    "what is wanted": (
+        lambda found: said_otherwise(found, "left_out", kind="taken_back"),
+        "audit, step `check`",
+        "does not belong to this answer",
+    ),
     "by whom": (lambda found: said_otherwise(found, "left_out", by="bo"), "audit, step `check`", "is by the key of ana, not of bo"),
     "no signature": (without_signature, "receipts, step `hand`", "it is recorded as signed, and there is no signature"),
-    "a result": (done_otherwise, "receipts, step `hand`", "is not of this answer"),
+    "a result": (done_otherwise, "receipts, step `hand`", "does not belong to this answer"),
 }
 
 

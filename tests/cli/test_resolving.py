@@ -35,7 +35,7 @@ def test_a_signed_word_is_taken_where_a_name_alone_is_not_and_its_signature_is_k
     run_id = lost(plan)
     refused = plan("resolve", run_id, "lost", "done")
     way = f"`plan resolve {run_id} lost done` with --sign and --by NAME proves it"
-    assert (refused.code, f"{os_user()} may not answer here: ana may; {way}" in refused.err) == (6, True)
+    assert (refused.code, f"{os_user()} may not answer here; only ana may; {way}" in refused.err) == (6, True)
     assert "--by alone proves nothing" in plan("resolve", run_id, "lost", "done", "--by", "ana").err
     said = plan("resolve", run_id, "lost", "done", "--sign", "--by", "ana", "--result", '{"版本": 3}', "--note", "看过了")
     assert (said.code, f"`plan resume {run_id} --offline` resumes the run" in said.err) == (0, True), said.err

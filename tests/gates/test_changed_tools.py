@@ -101,9 +101,9 @@ async def test_the_gate_opens_again_with_what_changed_and_its_approval_covers_th
     assert '  - parameter added: `force` `{"default": false, "type": "boolean", "required": false}`\n' in gate.text
     assert "parameter added: `token`" in gate.text
     assert "s3cret-default" not in gate.text
-    assert "- as they were: `build`\n" in gate.text
+    assert "- unchanged: `build`\n" in gate.text
     assert "### What changed\n" not in gate.text  # of the plan nothing did
-    assert "the code of `ship` is not what it was at attempt 1 of `ship`" in gate.text
+    assert "the code of `ship` has changed since attempt 1 of `ship`" in gate.text
     (replaced,) = await world.store.revisions(run.id)
     assert (replaced.digest, replaced.approval_digest, replaced.by) == (run.digest, run.approval_digest, "li")
     assert replaced.note == "tools changed: `ship` (parameters, effect, permissions)"
@@ -202,7 +202,7 @@ async def test_with_nobody_to_ask_nothing_is_changed_or_the_run_is_left_at_its_g
     with pytest.raises(NotApprovedError, match=r"tools of run .* have changed since it was approved: `ship` \(effect, permissions\); give"):
         await world.resume(run.id, tools=other)
     old = approve(shop.plan(), tools=shop.tools(), by="ana")
-    with pytest.raises(NotApprovedError, match="is of other content"):
+    with pytest.raises(NotApprovedError, match="covers other content"):
         await world.resume(run.id, tools=other, approval=old)
     assert await world.store.export(run.id) == before
 

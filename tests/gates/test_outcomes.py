@@ -73,8 +73,8 @@ async def test_while_it_is_asked_the_run_says_that_it_waits_and_why_and_what_eac
     assert (run.status, run.reason) == (PlanStatus.EXECUTING, RunReason.UNKNOWN)
     for part in (
         "## How did send end?",
-        "Attempt 1 is a write, and nobody knows whether it was done. It called `send` with:",
-        "it began at ",
+        "Attempt 1 of this write was interrupted: nobody knows whether it was done. It called `send` with:",
+        "started at ",
         "start 1, by process ",
         "the line went dead",
         "**done**",
@@ -93,7 +93,7 @@ async def test_a_wrong_answer_is_not_taken_and_the_reason_is_told(world: Doubtfu
     form = FormAnswers((replace(DONE, by="bo"), Answer("approve", "ana", channel="form"), DONE))
     run = await world.start_with_form(form, world.plan(policy=policy))
     assert run.status is PlanStatus.COMPLETED
-    assert form.told[0] == "bo may not answer here: ana may"
+    assert form.told[0] == "bo may not answer here; only ana may"
     assert "`approve` does not say it" in (form.told[1] or "")
     assert form.told[2:] == [None]
 
@@ -199,7 +199,7 @@ async def test_offline_somebody_at_the_terminal_is_asked_again_until_the_answer_
     person = Person([Answer("done", "bo", channel="os_user"), Answer("done", "ana", channel="os_user", result=[1])])
     run = await world.start(approver=person)
     assert (run.status, run.step("send").result) == (PlanStatus.COMPLETED, [1])
-    assert [request.refused for request in person.asked] == [None, "bo may not answer here: ana may"]
+    assert [request.refused for request in person.asked] == [None, "bo may not answer here; only ana may"]
 
 
 @pytest.mark.parametrize("approver", [None, Silent(), Person([])], ids=["nobody", "who_only_approves", "whose_input_ended"])

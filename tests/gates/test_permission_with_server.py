@@ -123,7 +123,7 @@ async def test_a_run_that_no_person_started_is_its_deployments(
     state = await rerun(flow, await of_deployment(flow, automation=automation), {})
     if requested_by is None:
         assert (state.is_failed(), world.struck, await world.store.runs()) == (True, [], [])
-        assert "Strike 目标/nightly may not run `Strike 目标`; who may: bo" in (state.message or "")
+        assert "Strike 目标/nightly may not run `Strike 目标`; operators: bo" in (state.message or "")
     else:
         assert (state.is_completed(), world.struck) == (True, ["a"])
         assert (await world.store.runs())[0].requested_by == requested_by

@@ -152,7 +152,7 @@ async def test_while_it_is_asked_the_run_keeps_its_reason_and_the_question_says_
         "How did rollback two end?",
         "Undo: Drain two",
         "It called `put_back` with",
-        "nothing further is undone",
+        "nothing else is undone",
         "- `node`: `two`",
     ):
         assert part in gate.text

@@ -113,7 +113,7 @@ async def test_who_answers_for_a_run_that_waits_for_nobody_and_may_not_leaves_th
     plan = branches(world, policy=ApprovalPolicy(approvers=["bo"]))
     run = await left(world, plan, approver=Says(by="ana"))
     assert (run.status, world.struck) == (PlanStatus.PENDING_APPROVAL, [])
-    assert "at the gate of `strike`: ana may not answer here: bo may" in ((await world.store.run(run.id)).message or "")
+    assert "at the gate of `strike`: ana may not answer here; only bo may" in ((await world.store.run(run.id)).message or "")
     await world.answer(await world.gate(step="strike"), by="bo")
     assert (await resumed(world, run.id)).status is PlanStatus.COMPLETED
 
@@ -173,7 +173,7 @@ async def test_whoever_looks_on_is_told_of_an_answer_in_the_form_that_is_not_tak
     )
     assert done.status is PlanStatus.COMPLETED
     (refused,) = [event for event in told if event.kind == "gate_refused"]
-    assert plain_lines(refused) == ["the plan: the answer by eve is refused: eve may not answer here: bo may"]
+    assert plain_lines(refused) == ["the plan: the answer by eve is refused: eve may not answer here; only bo may"]
 
 
 # Answers that count no more
@@ -184,7 +184,7 @@ async def test_an_approval_of_a_plan_that_todays_rules_do_not_take_is_told_and_a
     await world.answer(gate)
     world.settings = Settings(approvers=("sre",), groups={"sre": ["bo"]})
     waiting = await resumed(world, run.id)
-    said = "the approval by ana no longer counts: ana may not answer here: bo may"
+    said = "the approval by ana no longer counts: ana may not answer here; only bo may"
     assert (waiting.status, waiting.message) == (PlanStatus.PENDING_APPROVAL, said)
     again = await world.gate()
     assert (again.id != gate.id, said in (await world.store.gate(again.id)).text) == (True, True)

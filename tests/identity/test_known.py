@@ -99,7 +99,7 @@ async def test_a_signature_needs_a_gate(settings: Settings, ana: Key) -> None:
 @pytest.mark.parametrize(
     ("rules", "said"),
     [
-        (GatePolicy(approvers=("bo",)), "ana may not answer here: bo may"),
+        (GatePolicy(approvers=("bo",)), "ana may not answer here; only bo may"),
         (GatePolicy(known_by=("ssh_signature",)), "needs ssh_signature"),
         (GatePolicy(self_approval=False, requested_by="ana"), "somebody else must"),
     ],

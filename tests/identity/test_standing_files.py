@@ -71,7 +71,7 @@ def test_a_changed_file_is_refused(ana: Key, settings: Settings, beside: Path, c
     content = beside.read_bytes().decode()
     assert change[0] in content
     beside.write_bytes(content.replace(*change).encode())
-    with pytest.raises(NotApprovedError, match="the signature is not of this answer"):
+    with pytest.raises(NotApprovedError, match="the signature does not belong to this answer"):
         signed_standing(beside, policy=effective_policy(settings))
 
 

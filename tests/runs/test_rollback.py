@@ -352,7 +352,7 @@ async def test_where_calls_wait_at_gates_only_who_may_approve_asks_for_a_rollbac
     if gated == "nothing":
         await acancel_run(run.id, rollback=True, tools=world.tools, store=either, by="bo")
     else:
-        with pytest.raises(NotApprovedError, match="is not rolled back: bo may not answer here: ana may"):
+        with pytest.raises(NotApprovedError, match="is not rolled back: bo may not answer here; only ana may"):
             await acancel_run(run.id, rollback=True, tools=world.tools, store=either, by="bo")
         assert world.put_back == []
         assert (await either.audit(run.id))[-1].by == "bo"
@@ -605,10 +605,10 @@ async def test_how_each_step_is_undone_is_read_before_anything_is_approved(world
     asked = step_gate_text(
         bound, plan.step("one"), effect="write", parameters={"node": "web-1"}, item=None, approval_digest="a" * 64, expires_ms=0
     )
-    assert "It **writes**; if the run fails after it, it is undone as described below." in asked
-    by = "By `undrain` (**write**), without asking again: if the run fails, or if who may approve asks for it:"
+    assert "It **writes**. It is undone if the run fails after it, as described below." in asked
+    by = "By `undrain` (**write**), without another approval, if the run fails or an approver requests it:"
     assert f"### How it is undone\n\n{by}\n\n- `node`: `${{{{ result.node }}}}`\n" in asked
-    assert "- undone if the run fails, or if somebody who may approve it asks for that: `one`, `two`\n" in plan_gate_text(
+    assert "- undone if the run fails, or if an approver requests it: `one`, `two`\n" in plan_gate_text(
         bound, gated=["one"], approval_digest=bound.approval_digest, expires_ms=0
     )
     shown = preview_text(preview_plan(bound.validated, inputs=bound.inputs, approval_digest=None, requires_approval=True))

@@ -17,7 +17,7 @@ BASH = ("bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c")
 """A script ends at its first failing command, also in a pipeline, as in CI systems: a step must not hide a failure."""
 
 Word: TypeAlias = str | int | float | bool
-"""An argument or a variable. Numbers and booleans of a plan become text, so that `${{ inputs.port }}` can be used."""
+"""An argument or the value of a variable. Numbers and booleans are converted to text, so `${{ inputs.port }}` can be used."""
 
 
 @tool(effect="write")
@@ -28,28 +28,28 @@ async def run_command(
     env: dict[str, Word] | None = None,
     stdin: str | None = None,
 ) -> dict[str, JsonValue]:
-    """Run a command without a shell; the result is {exit_code, stdout, stderr}.
+    """Run a command without a shell. The result is {exit_code, stdout, stderr}.
 
-    Each line of output goes to the step's log; of each output the result keeps the beginning and the end. An exit code other than 0 fails
-    the step. A timeout or a cancellation ends the command with everything that it started; what it leaves in the background when it
-    ends by itself is not touched. It inherits the environment without PLAN_ADAPTER_*, OPENAI_* and Prefect's credentials; AWS_* and the
-    like stay. A credential that it needs is handed to it: `env: {TOKEN: "${{ secrets.token }}"}`.
+    Each line of output goes to the step's log. If an output is long, the result keeps only its start and end. An exit code other than 0
+    fails the step. A timeout or a cancellation also ends every process that the command started. Processes that it leaves in the
+    background when it ends by itself keep running. The command inherits the environment without PLAN_ADAPTER_*, OPENAI_* and Prefect's
+    credentials; all other variables, such as AWS_*, stay. Pass other credentials like this: `env: {TOKEN: "${{ secrets.token }}"}`.
 
     Args:
         argv: The command and its arguments.
         cwd: The folder to run it in.
         env: Variables to add to the environment.
-        stdin: What the command reads; nothing by default.
+        stdin: The text that the command reads. Nothing by default.
     """
     return await _run([_text(word) for word in argv], cwd=cwd, env=env, stdin=stdin, context=context)
 
 
 @tool(effect="write", literal_parameters=("command",))
 async def bash(command: str, context: ToolContext, cwd: str | None = None, env: dict[str, Word] | None = None) -> dict[str, JsonValue]:
-    """Run a bash script; the result is {exit_code, stdout, stderr}.
+    """Run a bash script. The result is {exit_code, stdout, stderr}.
 
-    It runs with `-e -o pipefail`: it ends with the first command that fails, and fails the step. Its text is fixed by the plan; values
-    of a run reach it through `env`. All else is as with run_command.
+    The script runs with `-e -o pipefail`: the first command that fails ends it and fails the step. The plan fixes its text, so pass values
+    of a run through `env`. Everything else is as for run_command.
 
     Args:
         command: The script.
@@ -72,7 +72,7 @@ def command_tool(
 ) -> Tool[[ToolContext], Coroutine[Any, Any, dict[str, JsonValue]]]:
     """Return a tool without parameters that runs one fixed command, with fixed `cwd` and `env`.
 
-    Its result and failures are those of run_command. `probe` works as for `tool`.
+    It returns and fails like run_command. `probe` works as for `tool`.
     """
     if isinstance(argv, str) or not argv:
         raise ToolDefinitionError(f'the command of `{name}` must be a list of words: ["git", "status"]')

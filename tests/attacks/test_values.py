@@ -286,7 +286,7 @@ def test_two_keys_of_a_result_that_become_one_fail_the_step(name: str) -> None:
     plan.options.require_approval = False
     plan.add_step("give", "Give it", {}, id="give")
     run = run_plan(plan, tools=ToolRegistry([give]), offline=True)
-    said = f'returned what is no JSON: two keys of one mapping both become the JSON key "{key}"; rename one of them'
+    said = f'the result is not JSON: two keys of one mapping both become the JSON key "{key}"; rename one of them'
     assert (run.step("give").status, run.step("give").result, run.step("give").error) == ("failed", None, said)
 
 

@@ -231,7 +231,7 @@ def test_where_no_plan_comes_of_it_every_problem_is_shown_with_its_place_and_hin
         as_object = draft(server, TASK, "--json")
     assert (said.code, said.out, as_object.code) == (1, "", 1)
     assert "plan: no valid plan came of the task: 3 wrong answers in a row, and no progress" in said.err
-    assert "  steps[0].parameters.wo: [bad-parameters] `wo` is no parameter of this tool; did you mean `who`?" in said.err
+    assert "  steps[0].parameters.wo: [bad-parameters] the tool has no parameter `wo`; did you mean `who`?" in said.err
     assert "  steps[0].parameters.who: [bad-parameters]" in said.err
     (told,) = as_object.lines
     assert (told["plan"], {p["at"] for p in told["problems"]}) == (None, {"steps[0].parameters.wo", "steps[0].parameters.who"})

@@ -104,7 +104,7 @@ def no_json() -> Done:
         (lambda: None, "the probe `look` cannot tell"),
         (fails, "the shop is closed"),
         (lambda: True, "returned bool instead of Done, NotDone or None"),
-        (no_json, "no JSON"),
+        (no_json, "not JSON"),
     ],
     ids=["none", "raises", "garbage", "no_json"],
 )

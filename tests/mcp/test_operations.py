@@ -72,7 +72,7 @@ async def test_all_problems_of_a_document_come_at_once_with_their_places(desk: D
     [
         ("aprove_run", {}, "there is no tool `aprove_run`"),
         ("show_rum", {"run": "x"}, "did you mean `show_run`"),
-        ("show_run", {"runs": "x", "wait_seconds": "long"}, "`runs` is no parameter of this tool"),
+        ("show_run", {"runs": "x", "wait_seconds": "long"}, "the tool has no parameter `runs`"),
         ("show_run", {"run": "x", "wait_seconds": 1e6}, "`wait_seconds` "),
         ("show_run", {"run": "没有这样"}, "no run has the id `没有这样`"),
         ("run_plan", {}, "give `plan`, the name of a stored one, or `document`"),

@@ -74,7 +74,7 @@ def test_a_body_arrives_as_json(passed: Passed, payload: str) -> None:
 def test_a_file_is_called_as_the_text_says_below_the_folder_or_not_at_all(passed: Passed, payload: str) -> None:
     text = PAYLOADS[payload]
     if payload in FILE_NAMES_REFUSED:
-        assert "path" in _refusal(passed, "file_name", payload) or "does not lead to a file below" in _refusal(passed, "file_name", payload)
+        assert "path" in _refusal(passed, "file_name", payload) or "does not lead to a file in" in _refusal(passed, "file_name", payload)
         assert _refusal(passed, "read_name", payload) == _refusal(passed, "file_name", payload)
         return
     written = passed.result("file_name", payload)["path"]

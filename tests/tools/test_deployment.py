@@ -103,7 +103,7 @@ async def test_what_the_server_would_evaluate_is_refused(client: PrefectClient, 
 
 
 async def test_a_deployment_that_does_not_exist_is_one_clear_error(client: PrefectClient, context: ToolContext) -> None:
-    with pytest.raises(ToolError, match="there is no deployment `tools-flow/weekly` on the Prefect server"):
+    with pytest.raises(ToolError, match="the Prefect server has no deployment `tools-flow/weekly`"):
         await run_deployment("tools-flow/weekly", context)
 
 

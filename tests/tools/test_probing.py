@@ -71,8 +71,8 @@ def test_a_probe_takes_parameters_of_its_tool_and_is_no_part_of_its_definition(p
     ("probe", "why"),
     [
         (other_name, "the tool has no parameter `id`"),
-        (other_type, '`order` is {"type": "string"}, and {"type": "integer"} in the tool'),
-        (other_default, r"`to` is .*there.*, and .*here.* in the tool"),
+        (other_type, '`order` is {"type": "string"}, but {"type": "integer"} in the tool'),
+        (other_default, r"`to` is .*there.*, but .*here.* in the tool"),
         (needs_more, "`note`"),
         (may_lack_it, "`order`"),
         (anything, "takes any number of arguments"),

@@ -77,9 +77,9 @@ def test_every_built_in_tool_describes_itself_and_all_its_parameters() -> None:
 @pytest.mark.parametrize(
     ("import_string", "message"),
     [
-        ("tests.tools.offered", "is no import string: write `package.module:name`"),
-        (":shout", "is no import string"),
-        ("tests.tools.offered:", "is no import string"),
+        ("tests.tools.offered", "is not an import string: write `package.module:name`"),
+        (":shout", "is not an import string"),
+        ("tests.tools.offered:", "is not an import string"),
         ("tests.tools.ofered:shout", "there is no module `tests.tools.ofered`; did you mean `tests.tools.offered`?"),
         ("nowhere_at_all.x:y", "there is no module `nowhere_at_all`; modules are looked for in what is installed"),
         ("tests.tools.offered:shot", "`tests.tools.offered` has no `shot`; did you mean `shout`?"),

@@ -125,10 +125,10 @@ async def _answer(
     except (httpx.ConnectTimeout, httpx.PoolTimeout) as error:
         raise ToolError(f"{what}: no connection in time") from error
     except (httpx.TimeoutException, httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError) as error:
-        reason = "no answer in time" if isinstance(error, httpx.TimeoutException) else _said(error, target)
+        reason = "no answer in time" if isinstance(error, httpx.TimeoutException) else _error_text(error, target)
         raise UnknownOutcomeError(f"{what}: {reason}, after the request was sent") from error
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeEncodeError, ValueError) as error:
-        raise ToolError(f"{what}: {_said(error, target)}") from error
+        raise ToolError(f"{what}: {_error_text(error, target)}") from error
     text = _text(response, body, context)
     if not _is_expected(response.status_code, expect):
         raise ToolError(_refusal(what, response, text) + _left_origin(target, response.url))
@@ -168,7 +168,7 @@ def _place(url: "httpx.URL") -> str:
     return str(url.copy_with(query=None, fragment=None, userinfo=b""))
 
 
-def _said(error: Exception, url: "httpx.URL") -> str:
+def _error_text(error: Exception, url: "httpx.URL") -> str:
     query = url.query.decode("ascii", "replace")
     text = str(error) or type(error).__name__
     return text.replace(query, "…") if query else text

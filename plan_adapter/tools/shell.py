@@ -16,16 +16,16 @@ ERROR_CHARACTERS = 1_000
 BASH = ("bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c")
 """A script ends at its first failing command, also in a pipeline, as in CI systems: a step must not hide a failure."""
 
-Word: TypeAlias = str | int | float | bool
+Argument: TypeAlias = str | int | float | bool
 """An argument or the value of a variable. Numbers and booleans are converted to text, so `${{ inputs.port }}` can be used."""
 
 
 @tool(effect="write")
 async def run_command(
-    argv: Annotated[list[Word], Field(min_length=1)],
+    argv: Annotated[list[Argument], Field(min_length=1)],
     context: ToolContext,
     cwd: str | None = None,
-    env: dict[str, Word] | None = None,
+    env: dict[str, Argument] | None = None,
     stdin: str | None = None,
 ) -> dict[str, JsonValue]:
     """Run a command without a shell. The result is {exit_code, stdout, stderr}.
@@ -41,11 +41,11 @@ async def run_command(
         env: Variables to add to the environment.
         stdin: The text that the command reads. Nothing by default.
     """
-    return await _run([_text(word) for word in argv], cwd=cwd, env=env, stdin=stdin, context=context)
+    return await _run([_text(argument) for argument in argv], cwd=cwd, env=env, stdin=stdin, context=context)
 
 
 @tool(effect="write", literal_parameters=("command",))
-async def bash(command: str, context: ToolContext, cwd: str | None = None, env: dict[str, Word] | None = None) -> dict[str, JsonValue]:
+async def bash(command: str, context: ToolContext, cwd: str | None = None, env: dict[str, Argument] | None = None) -> dict[str, JsonValue]:
     """Run a bash script. The result is {exit_code, stdout, stderr}.
 
     The script runs with `-e -o pipefail`: the first command that fails ends it and fails the step. The plan fixes its text, so pass values
@@ -66,7 +66,7 @@ def command_tool(
     effect: Effect = "write",
     description: str | None = None,
     cwd: str | None = None,
-    env: Mapping[str, Word] | None = None,
+    env: Mapping[str, Argument] | None = None,
     permissions: Iterable[str] = (),
     probe: Callable[..., object] | None = None,
 ) -> Tool[[ToolContext], Coroutine[Any, Any, dict[str, JsonValue]]]:
@@ -76,25 +76,25 @@ def command_tool(
     """
     if isinstance(argv, str) or not argv:
         raise ToolDefinitionError(f'the command of `{name}` must be a list of words: ["git", "status"]')
-    words = [_text(word) for word in argv]
+    arguments = [_text(argument) for argument in argv]
 
     async def run(context: ToolContext) -> dict[str, JsonValue]:
-        return await _run(words, cwd=cwd, env=env, stdin=None, context=context)
+        return await _run(arguments, cwd=cwd, env=env, stdin=None, context=context)
 
-    said = description or f"Run `{' '.join(words)}`."
-    return Tool(run, name=name, effect=effect, description=said, permissions=permissions, probe=probe)
+    summary = description or f"Run `{' '.join(arguments)}`."
+    return Tool(run, name=name, effect=effect, description=summary, permissions=permissions, probe=probe)
 
 
 async def _run(
-    argv: list[str], *, cwd: str | None, env: Mapping[str, Word] | None, stdin: str | None, context: ToolContext
+    argv: list[str], *, cwd: str | None, env: Mapping[str, Argument] | None, stdin: str | None, context: ToolContext
 ) -> dict[str, JsonValue]:
     variables = {name: _text(value) for name, value in (env or {}).items()}
     ended = await run_group(argv, cwd=cwd, env=variables, stdin=stdin, context=context)
     if ended.exit_code != 0:
         how = f"ended with exit code {ended.exit_code}" if ended.exit_code > 0 else f"was ended by {_signal_name(-ended.exit_code)}"
         # Both are redacted already: a secret cut in half could no longer be found.
-        said, printed = ended.stderr.strip()[-ERROR_CHARACTERS:], ended.stdout.strip()[-ERROR_CHARACTERS:]
-        raise ToolError(f"`{argv[0]}` {how}" + (f": {said}" if said else f"; its last output: {printed}" if printed else ""))
+        errors, printed = ended.stderr.strip()[-ERROR_CHARACTERS:], ended.stdout.strip()[-ERROR_CHARACTERS:]
+        raise ToolError(f"`{argv[0]}` {how}" + (f": {errors}" if errors else f"; its last output: {printed}" if printed else ""))
     return {"exit_code": 0, "stdout": ended.stdout, "stderr": ended.stderr}
 
 
@@ -105,5 +105,5 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _text(word: Word) -> str:
-    return str(word).lower() if isinstance(word, bool) else str(word)
+def _text(argument: Argument) -> str:
+    return str(argument).lower() if isinstance(argument, bool) else str(argument)

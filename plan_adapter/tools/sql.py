@@ -35,7 +35,7 @@ _EXPLAIN = re.compile(
     re.IGNORECASE,
 )
 _COPY_PROGRAM = re.compile(r"COPY\b.*\b(TO|FROM)(\s|--[^\r\n]*[\r\n]|/\*.*?\*/)+PROGRAM\b", re.IGNORECASE | re.DOTALL)
-_PRAGMAS_THAT_TELL = frozenset(
+_READING_PRAGMAS = frozenset(
     {"table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo", "foreign_key_list", "data_version", "page_size"}
 )
 _VACUUM_INTO = re.compile(r"VACUUM\b.*\bINTO\b", re.IGNORECASE | re.DOTALL)
@@ -151,12 +151,12 @@ async def _connection(url: str, *, is_reading: bool) -> "AsyncGenerator[AsyncCon
                 await _pass_as_text(connection)
             yield connection
     except (SQLAlchemyError, OSError, ImportError, ValueError) as error:
-        raise ToolError(_said(error, target)) from error
+        raise ToolError(_error_text(error, target)) from error
     except Exception as error:
         # SQLAlchemy 2.0 does not wrap the errors that asyncpg raises while connecting.
         if not hasattr(error, "sqlstate"):
             raise
-        raise ToolError(_said(error, target)) from error
+        raise ToolError(_error_text(error, target)) from error
 
 
 async def _restrict(connection: "AsyncConnection", *, is_reading: bool) -> None:
@@ -174,7 +174,7 @@ def _authorize_read(action: int, first: str | None, second: str | None, _databas
     The allowed PRAGMAs are those that full-text search and `SELECT … FROM pragma_table_info(…)` use.
     """
     is_refused = action in (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT)
-    is_refused |= action == sqlite3.SQLITE_PRAGMA and first not in _PRAGMAS_THAT_TELL
+    is_refused |= action == sqlite3.SQLITE_PRAGMA and first not in _READING_PRAGMAS
     is_refused |= action == sqlite3.SQLITE_FUNCTION and second in _FUNCTIONS_WITH_EFFECTS
     return sqlite3.SQLITE_DENY if is_refused else sqlite3.SQLITE_OK
 
@@ -316,7 +316,7 @@ def _values(parameters: Mapping[str, JsonValue]) -> dict[str, Any]:
     return {name: json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value for name, value in parameters.items()}
 
 
-def _said(error: Exception, target: "URL") -> str:
+def _error_text(error: Exception, target: "URL") -> str:
     """Return the database's message on one line."""
     cause: object = getattr(error, "orig", None) or error
     if str(cause) in ("not authorized", "authorization denied"):  # raised by `_restrict`

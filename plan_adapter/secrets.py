@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
-from plan_adapter.credentials import LARGEST_BYTES, credential_values, is_worth_hiding
+from plan_adapter.credentials import LARGEST_BYTES, credential_values, is_worth_redacting
 from plan_adapter.errors import ExpressionError
 from plan_adapter.settings import Settings
 
@@ -164,11 +164,11 @@ class Sight:
     is_known: bool = True  # False if a place could not be asked, and so may have it
 
 
-async def values_at_hand(settings: Settings) -> list[str]:
+async def visible_secrets(settings: Settings) -> list[str]:
     """Return the secrets that this process can see without a name: mounted files and credentials in its environment."""
     mounted = [] if settings.secrets_dir is None else await MountedSecrets(settings.secrets_dir).values()
     keys = [key.get_secret_value() for key in (settings.model_key, settings.totp_key) if key is not None]
-    return [*filter(is_worth_hiding, (*mounted, *keys)), *credential_values(os.environ)]
+    return [*filter(is_worth_redacting, (*mounted, *keys)), *credential_values(os.environ)]
 
 
 def secret_chain(settings: Settings, *, blocks: SecretPlace | None = None) -> SecretChain:

@@ -11,7 +11,7 @@ from plan_adapter.engine.connection import configured_api_url, quiet_import
 from plan_adapter.errors import InvalidPlanError, NoServerError
 from plan_adapter.execution.secrets import Redactor, RunSecrets
 from plan_adapter.readable import listed
-from plan_adapter.secrets import SecretUnavailableError, Sight, secret_chain, values_at_hand
+from plan_adapter.secrets import SecretUnavailableError, Sight, secret_chain, visible_secrets
 from plan_adapter.settings import Settings
 from plan_adapter.validation import ValidatedPlan
 from plan_adapter.validation.findings import Findings
@@ -31,7 +31,7 @@ async def model_redactor(settings: Settings, names: Collection[str]) -> Redactor
     """Return a redactor for text that a model sees. It covers all secrets this process can read, and those in `names` anywhere."""
     secrets = secrets_of(settings)
     await secrets.expect(names)
-    for value in await values_at_hand(settings):
+    for value in await visible_secrets(settings):
         secrets.redactor.add(value)
     return secrets.redactor
 

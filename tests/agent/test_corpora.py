@@ -79,7 +79,7 @@ async def refuse_all(plans: list[Document], registries: dict[str, ToolRegistry])
                 continue
             draft = await Planner(model, tools).drafted(PlanRequest(plan["user_request"]))
             assert (draft.plan, len(draft.calls)) == (None, 3), plan["id"]
-            assert "no progress" in (draft.failure or "")
+            assert "without progress" in (draft.failure or "")
             assert draft.problems
             counts.update({"ended in an error": 1})
         await model.aclose()

@@ -157,7 +157,7 @@ async def test_a_question_that_nobody_answers_in_time_ends_the_draft(
         async with drafted_by(draft_plan) as (flow_run_id, drafting):
             state = await drafting
     assert state.is_failed()
-    assert "nobody answers" in (state.message or "")
+    assert "nobody answered" in (state.message or "")
     async with PlanStore(f"sqlite:///{home / 'plans.db'}") as store:
         kept = await store.drafts.get(str(flow_run_id))
     assert (kept.plan, len(kept.calls)) == (None, 1)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from plan_adapter.agent.by_hand import judged_answer, prompt_for_chat
-from plan_adapter.agent.hiding import environment_redactor
+from plan_adapter.agent.chat import draft_from_chat, prompt_for_chat
 from plan_adapter.agent.openai_model import OpenAIModel
 from plan_adapter.agent.planner import Planner
+from plan_adapter.agent.redaction import environment_redactor
 from plan_adapter.drafts import Draft, PlanRequest
 from plan_adapter.store.store import PlanStore
 from plan_adapter.tools.registry import ToolRegistry
@@ -90,11 +90,11 @@ async def test_places_are_named_as_narrowly_as_they_can_be() -> None:
 
 
 async def test_a_prompt_for_a_chat_holds_no_secret_either() -> None:
-    hide = await environment_redactor()
-    messages = prompt_for_chat(LEAKY, TOOLS, hide=hide)
+    redactor = await environment_redactor()
+    messages = prompt_for_chat(LEAKY, TOOLS, redactor=redactor)
     assert leaks("".join(message.content for message in messages)) == []
-    judged = judged_answer(LEAKY, TOOLS, json.dumps(done(step("deploi", {}))), hide=hide)
-    assert leaks(repr(judged)) == []
+    result = draft_from_chat(LEAKY, TOOLS, json.dumps(done(step("deploi", {}))), redactor=redactor)
+    assert leaks(repr(result)) == []
 
 
 async def test_without_anything_secret_nothing_is_said() -> None:

@@ -152,7 +152,7 @@ async def test_a_refusal_is_told_as_one() -> None:
     with scripted(Reply(refusal="I cannot help with that.")) as server:
         model = model_at(server.url)
         answer = await model.ask(QUESTION)
-        assert (answer.reading.value, answer.reading.problem) == (None, "the model declines: I cannot help with that.")
+        assert (answer.reading.value, answer.reading.problem) == (None, "the model declined: I cannot help with that.")
         assert len(server.requests) == 1
         await model.aclose()
 
@@ -236,16 +236,16 @@ async def test_openais_own_key_and_a_password_in_the_url_are_in_no_error(monkeyp
 
 
 ERRORS: dict[str, tuple[Reply, str]] = {
-    "401": (Reply(status=401, error="bad key sk-canary"), "401.*give another key"),
-    "404": (Reply(status=404, error="no such model"), "404.*look at the model's name"),
+    "401": (Reply(status=401, error="bad key sk-canary"), "401.*set another key"),
+    "404": (Reply(status=404, error="no such model"), "404.*check the model's name"),
     "429": (Reply(status=429, error="too many"), "answers 429: too many; try again in a while"),
     "500": (Reply(status=500, error="broken"), "answers 500"),
-    "cut": (Reply(cut=True), r"broke its answer off, 1 times: peer closed connection.*_STREAM=true helps"),
+    "cut": (Reply(cut=True), r"broke off its answer 1 times: peer closed connection.*set PLAN_ADAPTER_MODEL_STREAM=true"),
     "an error in place of an answer": (
         Reply(raw=b'{"error": {"message": "overloaded, sk-canary"}}'),
-        r"broke its answer off.*overloaded, \*\*\*",
+        r"broke off its answer.*overloaded, \*\*\*",
     ),
-    "html": (Reply(raw=b"<html>hello</html>"), "no chat completion.*ends in /v1"),
+    "html": (Reply(raw=b"<html>hello</html>"), "does not answer with a chat completion.*ends in /v1"),
     "400 on every rung": (Reply(status=400, error="context too long"), "refuses the request: context too long; with less context"),
 }
 
@@ -323,7 +323,7 @@ async def test_a_stream_that_is_cut_is_no_answer_and_asked_for_again(pieces: int
         await model.aclose()
     with scripted(cut) as server:
         model = model_at(server.url, stream=True)
-        with pytest.raises(ModelError, match="broke its answer off, 1 times"):
+        with pytest.raises(ModelError, match="broke off its answer 1 times"):
             await model.ask(QUESTION)
         await model.aclose()
 
@@ -331,7 +331,7 @@ async def test_a_stream_that_is_cut_is_no_answer_and_asked_for_again(pieces: int
 async def test_a_refusal_and_an_end_at_the_limit_are_told_of_a_stream_too() -> None:
     with scripted(Reply(refusal="I cannot help with that."), Reply('{"n": 3, "no', finish="length")) as server:
         model = model_at(server.url, stream=True)
-        assert (await model.ask(QUESTION)).reading.problem == "the model declines: I cannot help with that."
+        assert (await model.ask(QUESTION)).reading.problem == "the model declined: I cannot help with that."
         assert (await model.ask(QUESTION)).cut_off
         await model.aclose()
 
@@ -350,8 +350,8 @@ ODD_STREAMS = {
     ),
     "no data": (b"event: ping\n\n", "the stream ended before the answer did"),
     "nothing": (b"", "the stream ended before the answer did"),
-    "a list": (b"data: []\n\n", "no chat completion"),
-    "half an event": (b'data: {"choices":[', "broke its answer off.*an event is no JSON"),
+    "a list": (b"data: []\n\n", "does not answer with a chat completion"),
+    "half an event": (b'data: {"choices":[', "broke off its answer.*an event is not JSON"),
 }
 
 

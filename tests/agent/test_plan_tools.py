@@ -72,7 +72,7 @@ def test_free_keys_and_lists_of_anything_are_said_as_they_are(declared: Input) -
 
 @pytest.mark.parametrize("arguments", ["no json", "[1]", "null", "[" * 100_000])
 def test_arguments_that_are_no_object_are_refused(arguments: str) -> None:
-    with pytest.raises(InvalidPlanError, match="the arguments are no JSON"):
+    with pytest.raises(InvalidPlanError, match="the arguments are not JSON"):
         tool_inputs(greeting(), arguments)
 
 

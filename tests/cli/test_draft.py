@@ -89,7 +89,7 @@ def test_the_plan_goes_to_stdout_and_what_is_to_be_known_of_it_to_stderr(draft: 
     assert rest[:3] == [
         "the model says: 问候两次。",
         "constraint 1 (先第一次): order checked: `first` completes before `second` starts",
-        "constraint 2 (小声): not checked: nothing in the plan says how it is kept",
+        "constraint 2 (小声): not checked: the plan does not say how it is kept",
     ]
     assert rest[3].startswith("2 rounds, 1 correction, 30 tokens, ")
     assert rest[3].endswith(", by 模型-1")
@@ -122,7 +122,7 @@ def test_json_is_one_object_with_plan_calls_and_notes(draft: Drafting) -> None:
     ]
     assert [step["id"] for step in told["plan"]["steps"]] == ["first", "second"]
     assert told["constraints"][0] | {"how": ""} == {"number": 1, "text": "先第一次", "checked": True, "how": ""}
-    assert told["notes"] == ["left out of the answer, because no model may decide it: `options`"]
+    assert told["notes"] == ["ignored in the answer, because a model may not decide it: `options`"]
     assert (told["failure"], told["question"], told["problems"]) == (None, None, [])
 
 
@@ -216,7 +216,7 @@ def test_without_a_model_it_is_said_what_to_set(plan: Plan, monkeypatch: pytest.
         assert word in said.err
     keyless = plan("draft", TASK, "--model", "gpt-x", *TOOLS)
     assert (keyless.code, "there is no key for the model `gpt-x`" in keyless.err) == (2, True)
-    assert "is no URL" in plan("draft", TASK, "--model", "m", "--model-url", "localhost:8080", *TOOLS).err
+    assert "is not a URL" in plan("draft", TASK, "--model", "m", "--model-url", "localhost:8080", *TOOLS).err
 
 
 def test_the_command_line_names_another_model_than_the_environment(draft: Drafting) -> None:
@@ -230,7 +230,7 @@ def test_where_no_plan_comes_of_it_every_problem_is_shown_with_its_place_and_hin
         said = draft(server, TASK)
         as_object = draft(server, TASK, "--json")
     assert (said.code, said.out, as_object.code) == (1, "", 1)
-    assert "plan: no valid plan came of the task: 3 wrong answers in a row, and no progress" in said.err
+    assert "plan: no valid plan for the task: 3 wrong answers in a row without progress" in said.err
     assert "  steps[0].parameters.wo: [bad-parameters] the tool has no parameter `wo`; did you mean `who`?" in said.err
     assert "  steps[0].parameters.who: [bad-parameters]" in said.err
     (told,) = as_object.lines
@@ -243,7 +243,7 @@ def test_a_question_that_nobody_can_answer_is_shown_and_ends_with_2(draft: Draft
         said = draft(server, TASK)
         as_object = draft(server, TASK, "--json")
     assert (said.code, said.out, as_object.code) == (2, "", 2)
-    assert "the model asks, and nobody answers: 问候谁？" in said.err
+    assert "the model asked, and nobody answered: 问候谁？" in said.err
     assert as_object.lines[0]["question"] == "问候谁？"
 
 

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from plan_adapter.errors import NotApprovedError
 from plan_adapter.gates.totp import KEY_FILE, seal, unseal
-from plan_adapter.secrets import values_at_hand
+from plan_adapter.secrets import visible_secrets
 from plan_adapter.settings import Settings
 
 SEED = "JBSWY3DPEHPK3PXPJBSWY3DPEHPK3PXP"
@@ -105,7 +105,7 @@ async def test_the_setting_takes_the_place_of_the_file_and_is_hidden(home: Setti
     assert unseal("ana", seal("ana", SEED, settings), settings) == SEED
     assert not home.home.exists()
     assert key not in repr(settings) and key not in json.dumps(settings.model_dump(mode="json"))
-    assert key in await values_at_hand(settings)
+    assert key in await visible_secrets(settings)
     monkeypatch.setenv("PLAN_ADAPTER_TOTP_KEY", "no key")
     with pytest.raises(NotApprovedError, match="PLAN_ADAPTER_TOTP_KEY is not a key"):
         seal("ana", SEED, Settings(home=home.home))

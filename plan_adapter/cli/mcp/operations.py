@@ -102,7 +102,7 @@ class Operations:
             self.tools,
             budget=Budget.of(self.settings),
             keep=self.store.drafts,
-            hide=await model_redactor(self.settings, self.secrets),
+            redactor=await model_redactor(self.settings, self.secrets),
             on_call=lambda call: output.note(call_line(call)),
         )
         draft = await planner.drafted(request, draft_id=new_id())

@@ -58,9 +58,9 @@ def _told(audit: Any) -> tuple[dict[_Key, str], dict[str, list[Plain]], dict[str
     for entry in audit:
         if entry["kind"] in _OPERATOR_REQUESTS:
             operator_requests.setdefault(str(entry["row_id"]), []).append(entry)
-        elif entry["kind"] == "word_signed" and entry["row_id"] is not None:
+        elif entry["kind"] == "signed" and entry["row_id"] is not None:
             signatures[entry["row_id"]] = str(entry["message"])
-        elif entry["kind"] == "word_signed":
+        elif entry["kind"] == "signed":
             words[_key(entry, entry["attempt"], entry["call_kind"])] = str(entry["message"])
     return words, operator_requests, signatures
 

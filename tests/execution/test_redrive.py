@@ -92,9 +92,9 @@ def test_a_step_that_is_left_out_keeps_its_reason_and_lets_the_others_go_on() ->
         (ResumeOptions(from_step="nowhere"), "no step is called `nowhere`"),
         (ResumeOptions(from_step="build"), "`build` has succeeded, and is never run again in this run"),
         (ResumeOptions(from_step="publish"), "`publish` depends on `test`, which has not succeeded"),
-        (ResumeOptions(skipped={"build": "x"}), "`build` has succeeded: it cannot be left out"),
-        (ResumeOptions(skipped={"test": " "}), "why `test` is left out is not said"),
-        (ResumeOptions(from_step="test", skipped={"test": "x"}), "cannot be both left out and begun with"),
+        (ResumeOptions(skipped={"build": "x"}), "`build` has succeeded: it cannot be skipped"),
+        (ResumeOptions(skipped={"test": " "}), "`test` is skipped without a reason"),
+        (ResumeOptions(from_step="test", skipped={"test": "x"}), "cannot be both skipped and the step to run from"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_words(asked: ResumeOptions, said: str) -> None:

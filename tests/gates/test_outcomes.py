@@ -286,7 +286,7 @@ async def test_a_word_that_was_given_about_one_attempt_is_not_taken_for_another(
     await world.store.resolve(
         run.id, "send", ResolutionRecord("done", "ana", "ssh_signature", digest=await digest_of("done"), signature="now")
     )
-    signed = [entry for entry in await world.store.audit(run.id) if entry.kind == "word_signed"]
+    signed = [entry for entry in await world.store.audit(run.id) if entry.kind == "signed"]
     assert [(entry.step_id, entry.number, entry.by, entry.message) for entry in signed] == [("send", 2, "ana", "now")]
     assert (await world.store.verify(run.id)).ok
     assert (await world.resume(run.id)).status is PlanStatus.COMPLETED

@@ -125,13 +125,13 @@ class SecretChain:
         """Return the value of `secrets.<name>`. Raises the errors of `find`."""
         return (await self.find(name))[1]
 
-    async def look(self, name: str) -> "Sight":
+    async def locate(self, name: str) -> "SecretLocation":
         """Return where the secret comes from, or why it cannot be used, but never its value."""
         try:
             place, _ = await self.find(name)
         except ExpressionError as error:
-            return Sight(name, None, str(error), is_known=not isinstance(error, SecretUnavailableError))
-        return Sight(name, place.place(name), None)
+            return SecretLocation(name, None, str(error), is_known=not isinstance(error, SecretUnavailableError))
+        return SecretLocation(name, place.place(name), None)
 
     async def find(self, name: str) -> tuple[SecretPlace, str]:
         """Return the place that has the secret, and its value.
@@ -155,7 +155,7 @@ class SecretChain:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class SecretLocation:
     """The result of looking for a secret, without its value: a phrase for its place, or why it cannot be used."""
 
     name: str

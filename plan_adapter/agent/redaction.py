@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from plan_adapter.drafts import PlanRequest
 from plan_adapter.execution.secrets import Redactor
-from plan_adapter.readable import MASK, masked, without_passwords
+from plan_adapter.readable import MASK, redacted, without_passwords
 from plan_adapter.secrets import visible_secrets
 from plan_adapter.settings import Settings
 
@@ -28,7 +28,7 @@ def redact_request(request: PlanRequest, redactor: Redactor) -> tuple[PlanReques
         "context": request.context if isinstance(request.context, str) else dict(request.context),
         "constraints": [*request.constraints],
     }
-    after = cast("dict[str, JsonValue]", redactor.value(masked(before)))
+    after = cast("dict[str, JsonValue]", redactor.value(redacted(before)))
     shown = replace(
         request,
         task=cast("str", after["task"]),

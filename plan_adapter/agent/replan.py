@@ -14,7 +14,7 @@ from plan_adapter.expressions.references import Code, UnclosedError, pieces, ref
 from plan_adapter.graph import ancestors_of
 from plan_adapter.plan import ExecutionPlan, Step, step_document
 from plan_adapter.problems import Problem
-from plan_adapter.readable import is_secret_name, masked
+from plan_adapter.readable import is_secret_name, redacted
 from plan_adapter.record import PlanRun, StepRun
 from plan_adapter.validation import ValidatedPlan
 
@@ -90,7 +90,7 @@ def replan_context(run: PlanRun, remaining: RemainingPlan, history: RunHistory, 
     hidden = [text for name, value in run.inputs.items() if is_secret_name(name) for text in _texts(value)]
 
     def cut(value: JsonValue, most: int) -> JsonValue:
-        return _cut(masked(redactor.value(value), hidden=hidden), most)
+        return _cut(redacted(redactor.value(value), hidden=hidden), most)
 
     plan, runs = remaining.old, {step.id: step for step in run.steps}
     share = max(200, min(SHOWN_CHARACTERS, ALL_CHARACTERS // max(1, len(plan.steps))))
@@ -104,7 +104,7 @@ def replan_context(run: PlanRun, remaining: RemainingPlan, history: RunHistory, 
         "ids_taken": [*sorted(remaining.taken)],
         "ids_needed": [*sorted(remaining.needed)],
     }
-    shown = cast("dict[str, JsonValue]", masked(context, hidden=hidden))
+    shown = cast("dict[str, JsonValue]", redacted(context, hidden=hidden))
     return {**shown, "inputs": cut(run.inputs, ALL_CHARACTERS)}
 
 

@@ -16,9 +16,9 @@ from plan_adapter.gates.text import (
     expiry,
     first_values,
     height_of,
-    masked_note,
     notice_lines,
     opening,
+    redaction_note,
     retries,
     title,
     uses_secrets,
@@ -63,8 +63,8 @@ def step_gate_text(
     rest = [] if is_whole else ["### Parameters", "", *(line for name, value in arguments for line in value_lines(code(name), value)), ""]
     rest += ["### The call", "", f"- {_tries(step, validated.plan.timeout_ms_of(step))}", *uses_secrets(secrets), ""]
     rest += [*description_section(step.description), *_rollback_section(undo, known)]
-    values.has_masked = values.has_masked or known.has_masked
-    rest += masked_note(values)
+    values.has_redacted = values.has_redacted or known.has_redacted
+    rest += redaction_note(values)
     rest += _what_came_before(validated.dependencies[step.id], results or {}, ends or {}, Values(bound.inputs, expressions=False))
     return document(first, [*rest, *digests_section(validated.digest, approval_digest=approval_digest)])
 
@@ -99,7 +99,8 @@ def _what_came_before(after: Sequence[str], results: Mapping[str, JsonValue], en
     lines = ["### What it depends on", ""] if after else []
     for name in after:
         end = f" {words(ends[name])}" if name in ends else " completed" if name in results else " has no result"
-        lines += value_lines(f"{code(name)}{end}", values.masked("result", results[name])) if name in results else [f"- {code(name)}{end}"]
+        label = f"{code(name)}{end}"
+        lines += value_lines(label, values.redacted("result", results[name])) if name in results else [f"- {label}"]
     return [*lines, ""] if lines else []
 
 
@@ -141,4 +142,4 @@ def outcome_text(bound: BoundPlan, step: Step, lost: Attempt, *, why: str, made_
         "Your answer is recorded as a receipt with your name. It approves nothing.",
         "",
     ]
-    return document(first, [*rest, *description_section(description), *masked_note(values), *digests_section(validated.digest)])
+    return document(first, [*rest, *description_section(description), *redaction_note(values), *digests_section(validated.digest)])

@@ -22,10 +22,10 @@ from plan_adapter.gates.text import (
     first_steps,
     height_of,
     line_of,
-    masked_note,
     named,
     notice_lines,
     opening,
+    redaction_note,
     retries,
     title,
     uses_secrets,
@@ -35,7 +35,7 @@ from plan_adapter.listing import REPLAN_FACT, operators_fact
 from plan_adapter.pictures import mermaid
 from plan_adapter.plan import EFFECTS, Effect, ExecutionPlan
 from plan_adapter.preview import Preview, StepPreview, preview_plan
-from plan_adapter.readable import as_text, code, counted, duration, fenced, is_secret_name, masked, secret_parameters, words
+from plan_adapter.readable import as_text, code, counted, duration, fenced, is_secret_name, redacted, secret_parameters, words
 from plan_adapter.validation import BoundPlan
 
 CHANGES_SHOWN = 200
@@ -90,7 +90,7 @@ def _called(step: StepPreview) -> str:
 def _change_line(change: Change, secret: Collection[str]) -> str:
     # A value is secret if any name in its path is, or if the parameter's schema says so.
     is_secret = any(is_secret_name(name) or (index == 2 and name in secret) for index, name in enumerate(change.at.split(".")))
-    old, new = (_short(masked({"secret" if is_secret else "value": value})) for value in (change.old, change.new))
+    old, new = (_short(redacted({"secret" if is_secret else "value": value})) for value in (change.old, change.new))
     return f"- {code(change.at)}: {old} → {new}"
 
 
@@ -224,7 +224,7 @@ def plan_gate_text(
     before += ["### Steps", ""]
     after = [*_irreversible(preview), *_order(bound, preview, gates), *digests_section(validated.digest, approval_digest=approval_digest)]
     steps = steps_list(preview, gates, values, limit_bytes=limit_bytes - size_of([*first, *before, *after]))
-    return document(first, [*before, *steps, *masked_note(values), *after])
+    return document(first, [*before, *steps, *redaction_note(values), *after])
 
 
 def _decided(preview: Preview, expires_ms: int) -> list[str]:
@@ -263,7 +263,7 @@ def _about(preview: Preview, gates: frozenset[str], folder: str) -> list[str]:
 def _inputs(inputs: Mapping[str, JsonValue], values: Values) -> list[str]:
     lines = ["### Inputs", ""] if inputs else []
     for name, value in inputs.items():
-        lines += value_lines(code(name), values.masked(name, value))
+        lines += value_lines(code(name), values.redacted(name, value))
     return [*lines, ""] if lines else []
 
 

@@ -232,9 +232,7 @@ def test_a_secret_is_never_proposed_nor_shown(parameters: dict[str, JsonValue]) 
 
 def test_a_secret_that_is_written_out_is_told_by_its_place() -> None:
     promotion = promote(a_plan({"value": {"password": "canary", "token": "${{ secrets.token }}"}}), TOOLS)
-    assert promotion.notes == (
-        "s1.parameters.value.password looks like a secret that is written out: keep it elsewhere, and write `${{ secrets.name }}`",
-    )
+    assert promotion.notes == ("s1.parameters.value.password looks like a secret: keep it elsewhere, and write `${{ secrets.name }}`",)
 
 
 def test_the_text_of_a_secret_is_none_of_an_input_elsewhere() -> None:

@@ -126,7 +126,7 @@ def test_an_automation_that_somebody_switched_off_stays_off(block: str, capsys: 
         client.pause_automation(applied()[1].id)
     capsys.readouterr()
     assert main(["--block", block]) == 0
-    assert capsys.readouterr().out == "updated plan-gate-opened\nupdated plan-gate-unanswered (it is switched off, and stays so)\n"
+    assert capsys.readouterr().out == "updated plan-gate-opened\nupdated plan-gate-unanswered (it is disabled and stays disabled)\n"
     assert [found.enabled for found in applied()] == [True, False]
 
 

@@ -32,7 +32,7 @@ async def test_a_good_answer_gives_the_plan_that_a_model_would_have_given() -> N
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_what_is_wrong_is_said_in_the_words_that_a_model_is_told(kind: str) -> None:
+def test_a_chat_gets_the_same_corrections_as_a_model(kind: str) -> None:
     answer, expected = WRONG[kind]
     result = draft_from_chat(TASK, TOOLS, json.dumps(answer))
     assert result.draft.plan is None

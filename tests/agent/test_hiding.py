@@ -58,7 +58,7 @@ async def drafted(server: ScriptedServer, tools: ToolRegistry, store: PlanStore,
     return draft
 
 
-async def test_no_secret_leaves_the_machine_and_what_was_hidden_is_told(tmp_path: Path) -> None:
+async def test_no_secret_leaves_the_machine_and_redactions_are_reported(tmp_path: Path) -> None:
     async def person(_: str) -> str:
         return f"the key is {CANARIES['model']}, at https://u:{CANARIES['url']}@h/"
 
@@ -97,7 +97,7 @@ async def test_a_prompt_for_a_chat_holds_no_secret_either() -> None:
     assert leaks(repr(result)) == []
 
 
-async def test_without_anything_secret_nothing_is_said() -> None:
+async def test_without_secrets_no_redaction_is_reported() -> None:
     with scripted(says(GOOD)) as server:
         model = OpenAIModel("m", base_url=server.url)
         draft = await Planner(model, TOOLS).drafted(PlanRequest("Deploy", context={"author": "ana", "n": 1}))

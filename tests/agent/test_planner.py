@@ -278,7 +278,7 @@ async def test_a_deep_pass_that_fails_falls_back_to_the_first_plan(failure: Repl
     assert draft.notes[0].startswith("the deep pass failed, so the first plan is kept: ")
 
 
-async def test_the_model_asks_and_goes_on_with_the_answer() -> None:
+async def test_the_model_asks_and_continues_with_the_answer() -> None:
     asked: list[str] = []
 
     async def person(question: str) -> str:
@@ -306,7 +306,7 @@ async def test_the_time_that_a_person_takes_is_no_cost_of_the_draft(monkeypatch:
     assert (draft.plan is not None, draft.failure) == (True, None)
 
 
-async def test_a_question_that_nobody_answers_ends_the_draft_and_stands_in_the_failure() -> None:
+async def test_an_unanswered_question_ends_the_draft_and_is_in_the_failure() -> None:
     with scripted(says({"action": "ask_user", "speak": "Which database?", "reason": "two"})) as server:
         draft = await drafted(server)
     assert (draft.plan, draft.failure) == (None, "no valid plan for the task: the model asked, and nobody answered: Which database?")

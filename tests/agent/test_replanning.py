@@ -246,7 +246,7 @@ async def test_a_step_to_which_an_output_refers_must_be_there_and_may_have_its_o
     assert (await store.verify(run.id)).problem is None
 
 
-async def test_a_step_with_items_that_is_done_in_part_stays_and_goes_on(world: World, store: PlanStore) -> None:
+async def test_a_partly_done_step_with_items_stays_and_continues(world: World, store: PlanStore) -> None:
     plan = load_plan("""
 description: 逐个发布
 options: {require_approval: false, continue_on_error: true}
@@ -284,7 +284,7 @@ async def test_a_run_that_takes_no_new_version_asks_no_model(world: World, store
         assert server.requests == []
 
 
-async def test_a_failed_step_may_be_mended_by_hand_or_left_out_and_what_may_be_done_may_not(world: World, store: PlanStore) -> None:
+async def test_a_failed_step_may_be_fixed_by_hand_or_skipped_but_a_possibly_done_one_may_not(world: World, store: PlanStore) -> None:
     run = await failed(world, store)
     repaired = a_plan()
     repaired.step("second").parameters = {"version": "2"}
@@ -303,7 +303,7 @@ async def test_a_failed_step_may_be_mended_by_hand_or_left_out_and_what_may_be_d
             await arevise_run(other.id, version, tools=world.tools, by="bo", store=store)
 
 
-async def test_attempts_of_a_step_that_was_left_out_are_shown_and_verified_and_the_rest_is_undone(world: World, store: PlanStore) -> None:
+async def test_attempts_of_a_dropped_step_are_shown_and_verified_and_the_rest_is_undone(world: World, store: PlanStore) -> None:
     first = undoable()
     first.step("second").on_error = "continue"
     run = await failed(world, store, first)
@@ -475,9 +475,7 @@ async def test_only_failed_steps_are_a_reason(world: World, store: PlanStore, co
         assert (run.reason, server.requests) == (RunReason.UNKNOWN, [])
 
 
-async def test_what_a_person_left_out_stays_left_out_and_what_they_left_in_doubt_is_no_ground_to_plan_on(
-    world: World, store: PlanStore, configured: Any
-) -> None:
+async def test_skipped_steps_stay_skipped_and_an_unknown_outcome_stops_replanning(world: World, store: PlanStore, configured: Any) -> None:
     left_out = ResumeOptions(skipped={"first": "nobody needs it"})
     plan = load_plan(PLAN.replace('"1"', "bad-1"))
     plan.on_failure, plan.step("second").parameters = "replan", {"version": "2"}
@@ -527,7 +525,7 @@ async def shown(store: PlanStore, work: "asyncio.Future[Any]", *, after: Gate | 
 
 
 @pytest.mark.thorough
-async def test_it_is_asked_about_in_a_form_of_the_same_flow_run_which_goes_on(
+async def test_a_new_version_is_asked_about_in_a_form_of_the_same_flow_run(
     world: World, store: PlanStore, configured: Any, prefect_server: Server
 ) -> None:
     plan = by_itself()
@@ -554,7 +552,7 @@ async def test_it_is_asked_about_in_a_form_of_the_same_flow_run_which_goes_on(
 
 
 @pytest.mark.thorough
-async def test_a_flow_run_whose_process_ended_while_it_waited_goes_on_with_the_drafted_version(
+async def test_a_flow_run_whose_waiting_process_ended_resumes_with_the_drafted_version(
     world: World, store: PlanStore, configured: Any, prefect_server: Server
 ) -> None:
     plan = by_itself()

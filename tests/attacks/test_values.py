@@ -222,7 +222,7 @@ def test_a_parameter_that_says_float_still_gets_a_float() -> None:
     assert (repr(arguments["share"]), repr(arguments["value"])) == ("1.0", "2")
 
 
-def test_expressions_go_on_calculating_with_the_floats_of_a_result() -> None:
+def test_expressions_keep_calculating_with_the_floats_of_a_result() -> None:
     @tool(effect="read")
     def measure() -> dict[str, float]:
         """Measure something."""

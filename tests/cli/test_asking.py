@@ -88,7 +88,7 @@ def test_what_was_typed_before_the_question_answers_nothing(terminals: list[Term
 
 @pytest.mark.parametrize("verb", ["approve", "reject"])
 @pytest.mark.thorough
-def test_a_question_that_another_process_answers_ends_and_says_so(terminals: list[Terminal], verb: str) -> None:
+def test_a_question_that_another_process_answers_ends_with_a_message(terminals: list[Terminal], verb: str) -> None:
     terminal = run_at(terminals, document(GREET, **NEEDS_APPROVAL))
     terminal.wait_for(ASKED)
     (gate,) = listed()
@@ -119,7 +119,7 @@ PARALLEL: dict[str, Any] = {"options": {"require_approval": False, "allow_parall
 
 
 @pytest.mark.thorough
-def test_two_steps_are_asked_about_one_after_the_other_while_others_go_on(terminals: list[Terminal]) -> None:
+def test_two_steps_are_asked_about_in_turn_while_others_continue(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(*TWO, **PARALLEL))
     terminal.wait_for(STEP_ASKED)
     terminal.wait_for("✓ beside")
@@ -206,7 +206,7 @@ def test_a_plan_that_another_process_revises_is_asked_about_anew(terminals: list
     assert terminal.end() == 0
 
 
-def test_an_answer_that_the_policy_does_not_take_is_told_why_and_asked_again(terminals: list[Terminal]) -> None:
+def test_an_answer_that_the_policy_refuses_is_explained_and_asked_again(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(GREET, **NEEDS_APPROVAL, approval={"self_approval": False}))
     terminal.wait_for(ASKED)
     assert "you cannot approve it here" in terminal.shown

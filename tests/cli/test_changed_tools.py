@@ -100,7 +100,7 @@ def test_yes_is_not_taken_of_who_started_the_run_where_the_policy_wants_somebody
     assert plan("resume", run_id, *SHOP, "--yes").code == 0
 
 
-def test_changed_code_behind_the_same_definition_is_told_and_refuses_nothing(plan: Plan, ship: Ship) -> None:
+def test_changed_code_behind_the_same_definition_is_reported_and_refuses_nothing(plan: Plan, ship: Ship) -> None:
     run_id = failed(plan)
     assert "## Code" not in plan("show", run_id).out
     ship(MENDED)
@@ -125,7 +125,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize(("command", "doing"), COMMANDS.values(), ids=COMMANDS)
-def test_who_may_not_is_told_who_may_with_6_and_nothing_is_done(
+def test_a_refused_operator_exits_with_6_and_learns_who_is_allowed(
     command: tuple[str, ...], doing: str, plan: Plan, ship: Ship, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_id = failed(plan)

@@ -166,7 +166,7 @@ def test_a_termination_at_a_gate_leaves_the_run_waiting_in_prefect_too(
 
 
 @pytest.mark.thorough
-def test_the_page_of_the_form_of_a_steps_gate_is_told(plan: Plan, laptop: Laptop) -> None:
+def test_the_page_of_a_step_gates_form_is_shown(plan: Plan, laptop: Laptop) -> None:
     with waiting(document({**GREET, "requires_approval": True})) as run:
         command = the_gate(plan, run.run_id)["command"]
         assert command.startswith(f"plan approve {run.run_id} --step greet --digest ")
@@ -193,7 +193,7 @@ def test_a_secret_of_one_time_codes_is_replaced_only_if_that_is_meant(plan: Plan
 
 
 @pytest.mark.thorough
-def test_a_run_that_nobody_waits_for_is_shown_as_waiting_and_goes_on_in_the_same_flow_run(plan: Plan) -> None:
+def test_a_run_left_waiting_is_shown_as_waiting_and_resumes_in_the_same_flow_run(plan: Plan) -> None:
     said = plan("run", document({**GREET, "requires_approval": True}), *TOOLS, "--detach", "--json")
     assert (said.code, said.run["status"]) == (6, "pending_approval"), said.err
     run_id, flow_run_id = said.run["id"], said.run["flow_run_id"]
@@ -268,7 +268,7 @@ def test_a_one_time_code_proves_who_answers_and_counts_once(plan: Plan) -> None:
 
 
 @pytest.mark.thorough
-def test_from_a_machine_without_the_store_a_signed_word_answers_the_form_that_asks_how_a_call_ended(
+def test_a_signed_resolution_answers_the_form_from_a_machine_without_the_store(
     plan: Plan, laptop: Laptop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, allowed = tmp_path / "ana", tmp_path / "allowed"
@@ -291,7 +291,7 @@ def test_from_a_machine_without_the_store_a_signed_word_answers_the_form_that_as
 
 
 @pytest.mark.thorough
-def test_a_one_time_code_leaves_a_step_out(plan: Plan) -> None:
+def test_a_one_time_code_skips_a_step(plan: Plan) -> None:
     uri = urlsplit(plan("enroll", "zoe", "--force").out.split()[-1])
     path = document(step("wrong", "fail"), GREET, approval={"known_by": ["totp"]})
     run_id = plan("run", path, *TOOLS, "--yes", "--json").run["id"]

@@ -102,7 +102,7 @@ async def _authors() -> dict[str, str]:
         return {name: (await store.versions(name))[0].author for name in await store.names()}
 
 
-def test_every_problem_of_every_plan_is_told_with_its_place_and_nothing_is_written(plan: Plan) -> None:
+def test_every_problem_of_every_plan_is_reported_with_its_place_and_nothing_is_written(plan: Plan) -> None:
     wrong = go(Stepz=1)
     wrong["Steps"][1]["DependsOn"] = "step-1"
     file = write(go(), wrong)
@@ -118,7 +118,7 @@ def test_every_problem_of_every_plan_is_told_with_its_place_and_nothing_is_writt
     assert asyncio.run(_authors()) == {}
 
 
-def test_unknown_fields_are_named_and_left_out_only_if_that_is_said(plan: Plan) -> None:
+def test_unknown_fields_are_named_and_left_out_only_with_the_option(plan: Plan) -> None:
     file = write(go(Priority=3))
     assert plan("import", file, *TOOLS).code == 2
     said = plan("import", file, "--leave-out-unknown", *TOOLS)
@@ -135,7 +135,7 @@ def test_tools_that_are_not_there_are_named_and_may_come_later(plan: Plan) -> No
     assert asyncio.run(_authors()) == {"部署": os_user()}
 
 
-def test_what_keeps_a_plan_from_running_may_be_mended_in_the_document_but_is_not_saved(plan: Plan) -> None:
+def test_a_plan_that_cannot_run_is_converted_but_not_saved(plan: Plan) -> None:
     document = go()
     document["Steps"][0]["DependsOn"] = ["step-2"]
     file = write(document)
@@ -146,7 +146,7 @@ def test_what_keeps_a_plan_from_running_may_be_mended_in_the_document_but_is_not
     assert asyncio.run(_authors()) == {}
 
 
-def test_an_author_who_asks_for_no_approval_and_a_secret_that_is_written_out_are_told(plan: Plan) -> None:
+def test_a_plan_without_approval_and_a_written_secret_are_reported(plan: Plan) -> None:
     document = go(Options={"AutoApprove": True})
     document["Steps"][0]["Parameters"] = {"who": {"password": "canary"}}
     said = plan("import", write(document), *TOOLS)

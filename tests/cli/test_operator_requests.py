@@ -44,7 +44,7 @@ def audit(plan: Plan, run_id: str, *kinds: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("signer")
-def test_a_step_is_left_out_by_a_signed_word_where_a_name_alone_is_not_enough(plan: Plan) -> None:
+def test_a_signed_request_skips_a_step_where_a_name_is_not_enough(plan: Plan) -> None:
     run_id = failed(plan, step("tell", "greet", parameters={"who": "ana"}, depends_on=["check"]))
     refused = plan("resume", run_id, *TOOLS, "--offline", *LEFT_OUT)
     way = f"use `plan resume {run_id} --offline --skip check --because …` with --sign and --by NAME"
@@ -66,7 +66,7 @@ def test_a_step_is_left_out_by_a_signed_word_where_a_name_alone_is_not_enough(pl
 
 
 @pytest.mark.usefixtures("signer")
-def test_who_signs_as_somebody_else_leaves_nothing_out(plan: Plan) -> None:
+def test_a_signature_in_another_name_skips_nothing(plan: Plan) -> None:
     run_id = failed(plan, approval={"known_by": ["ssh_signature"]})
     refused = resume(plan, run_id, *LEFT_OUT, "--sign", "--by", "bo")
     assert (refused.code, "the signature is by the key of ana, not of bo" in refused.err, "; use `plan" in refused.err) == (6, True, False)
@@ -74,7 +74,7 @@ def test_who_signs_as_somebody_else_leaves_nothing_out(plan: Plan) -> None:
     assert audit(plan, run_id, "skip_requested") == []
 
 
-def test_where_no_option_proves_who_somebody_is_another_way_is_named(plan: Plan) -> None:
+def test_without_a_usable_proof_the_error_names_an_alternative(plan: Plan) -> None:
     run_id = failed(plan, approval={"known_by": ["form"]})
     refused = plan("resume", run_id, *TOOLS, "--offline", *LEFT_OUT)
     assert (refused.code, f"no option proves your identity here; `plan revise {run_id} FILE` without the step" in refused.err) == (6, True)
@@ -97,7 +97,7 @@ def test_a_proof_of_nothing_is_a_usage_error(plan: Plan, command: tuple[str, ...
 
 
 @pytest.mark.usefixtures("signer")
-def test_what_was_done_is_undone_by_a_signed_word(plan: Plan) -> None:
+def test_a_signed_request_rolls_a_run_back(plan: Plan) -> None:
     options = {"require_approval": False, "stop_on_error": False}
     path = document(PUT, step("check", "fail", depends_on=["put"]), options=options, approval={**SIGNED, "effects": ["write"]})
     run_id = plan("run", path, *TOOLS, "--offline", "--detach", "--json").run["id"]
@@ -117,7 +117,7 @@ def test_what_was_done_is_undone_by_a_signed_word(plan: Plan) -> None:
 
 
 @pytest.mark.usefixtures("signer")
-def test_what_somebody_did_by_hand_is_known_by_their_signature(plan: Plan) -> None:
+def test_a_step_done_by_hand_is_recorded_with_a_signature(plan: Plan) -> None:
     run_id = failed(plan)
     assert plan("resolve", run_id, "check", "done").code == 6
     assert plan("resolve", run_id, "check", "done", "--result", '{"看": 1}', *BY_ANA).code == 0
@@ -142,7 +142,7 @@ def test_what_somebody_did_by_hand_is_known_by_their_signature(plan: Plan) -> No
 # Kept for every later start
 
 
-def test_what_was_left_out_stays_so_when_the_run_is_killed_and_goes_on(plan: Plan, tmp_path: Path) -> None:
+def test_a_skipped_step_stays_skipped_after_a_kill_and_a_resume(plan: Plan, tmp_path: Path) -> None:
     mark = tmp_path / "begun"
     run_id = failed(plan, step("later", "wait_once", parameters={"path": str(mark)}, depends_on=["check"]), approval=None)
     with subprocess.Popen([*COMMAND, "resume", run_id, *TOOLS, "--offline", *LEFT_OUT], stderr=subprocess.DEVNULL) as process:
@@ -208,7 +208,7 @@ def test_a_new_version_of_the_step_is_another_step(plan: Plan) -> None:
     assert resume(plan, run_id).run["steps"][1]["status"] == "completed"
 
 
-def test_what_was_left_out_and_done_by_hand_since_is_done(plan: Plan) -> None:
+def test_a_skipped_step_that_was_done_by_hand_is_completed(plan: Plan) -> None:
     run_id = stays_out(plan, approval=None)
     assert plan("resolve", run_id, "check", "done").code == 0
     assert resume(plan, run_id).run["steps"][1]["status"] == "completed"
@@ -269,7 +269,7 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any]], None], str, str]] = {
 
 @pytest.mark.usefixtures("signer")
 @pytest.mark.parametrize(("forge", "where", "what"), FORGED.values(), ids=FORGED)
-def test_a_forged_word_is_found_on_any_machine_that_knows_the_signers(
+def test_a_forged_request_is_found_on_any_machine_that_knows_the_signers(
     plan: Plan, forge: Callable[[dict[str, Any]], None], where: str, what: str
 ) -> None:
     run_id = failed(plan, step("hand", "fail"), options={"require_approval": False, "stop_on_error": False})

@@ -14,7 +14,7 @@ ASKED = f"How did `lost` end? Your answer as {os_user()}: done, again, abort, [v
 LOST = step("lost", "get_lost")
 
 
-def test_the_person_at_the_terminal_says_how_it_ended_and_the_run_goes_on(terminals: list[Terminal]) -> None:
+def test_the_person_at_the_terminal_resolves_the_outcome_and_the_run_continues(terminals: list[Terminal]) -> None:
     terminal = run_at(terminals, document(LOST, {**GREET, "depends_on": ["lost"]}))
     terminal.wait_for(ASKED)
     assert "## How did lost end?" in terminal.shown

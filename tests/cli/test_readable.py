@@ -38,7 +38,7 @@ MARKS = "`|\\*_[]()<>!#-+=~&;:/.@w1a \n\t"
         (90_000_000, "1 d 1 h"),
     ],
 )
-def test_a_duration_is_told_in_its_two_largest_units(ms: float, text: str) -> None:
+def test_a_duration_is_shown_in_its_two_largest_units(ms: float, text: str) -> None:
     assert duration(ms) == text
 
 
@@ -87,7 +87,7 @@ def test_prose_is_not_interpreted_as_markdown_or_html() -> None:
     ("value", "text"),
     [("web-1", "web-1"), ("5", '"5"'), (5, "5"), ("true", '"true"'), (True, "true"), ("", '""'), ("两个 词", "两个 词"), ([1], "[1]")],
 )
-def test_text_stands_without_quotes_where_nothing_else_reads_so(value: object, text: str) -> None:
+def test_text_is_shown_without_quotes_if_it_is_unambiguous(value: object, text: str) -> None:
     assert as_text(value) == text
 
 

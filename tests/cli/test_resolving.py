@@ -31,7 +31,7 @@ def audit(plan: Plan, run_id: str) -> list[dict[str, Any]]:
     return json.loads(plan("export", run_id).out)["audit"]
 
 
-def test_a_signed_word_is_taken_where_a_name_alone_is_not_and_its_signature_is_kept(plan: Plan) -> None:
+def test_a_signed_resolution_is_accepted_and_its_signature_is_kept(plan: Plan) -> None:
     run_id = lost(plan)
     refused = plan("resolve", run_id, "lost", "done")
     way = f"use `plan resolve {run_id} lost done` with --sign and --by NAME"
@@ -49,7 +49,7 @@ def test_a_signed_word_is_taken_where_a_name_alone_is_not_and_its_signature_is_k
     assert (resumed.code, resumed.run["steps"][0]["result"]) == (0, {"版本": 3})
 
 
-def test_what_somebody_did_by_hand_is_signed_too(plan: Plan, tmp_path: Path) -> None:
+def test_a_resolution_of_a_step_done_by_hand_is_signed_too(plan: Plan, tmp_path: Path) -> None:
     failing = document(step("fail", "fail"), approval=SIGNED)
     run_id = plan("run", failing, *TOOLS, "--offline", "--json").run["id"]
     refused = plan("resolve", run_id, "fail", "done")

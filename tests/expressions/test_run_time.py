@@ -86,7 +86,7 @@ def test_a_result_that_cel_cannot_hold_fails_the_expression(value: Any) -> None:
         template.resolve(with_result(value))
 
 
-def test_an_expression_over_more_items_than_it_may_go_through_says_so() -> None:
+def test_an_expression_over_too_many_items_is_refused() -> None:
     template, _ = compile_template("${{ steps.check.result.map(x, steps.check.result.map(y, 1)) }}", DECLARED, at="")
     with pytest.raises(ExpressionError, match="more than 10,000 items"):
         template.resolve(with_result(list(range(200))))

@@ -134,7 +134,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("before", "after", "told"), CHANGES.values(), ids=CHANGES)
-async def test_every_change_of_a_definition_is_told(
+async def test_every_change_of_a_definition_is_shown(
     before: dict[str, Any], after: dict[str, Any], told: str, world: World, shop: Shop
 ) -> None:
     run, gate = await detached(world, shop, shop.tools(**before))
@@ -251,7 +251,7 @@ async def test_who_approves_sees_all_that_changed_since_somebody_approved(world:
     assert (await going).status is PlanStatus.COMPLETED
 
 
-async def test_a_plan_that_asks_nobody_goes_on_and_says_with_which_tools(world: World, shop: Shop) -> None:
+async def test_a_plan_without_approval_resumes_and_names_the_changed_tools(world: World, shop: Shop) -> None:
     run = await stopped(world, shop, shop.plan(asks=False))
     done = await world.resume(run.id, tools=shop.tools(effect="write"))
     assert (done.status, [row.note for row in await world.store.revisions(run.id)]) == (

@@ -127,7 +127,7 @@ ATTEMPTS: dict[str, tuple[Attempt, str]] = {
 
 
 @pytest.mark.parametrize(("attempt", "doing"), ATTEMPTS.values(), ids=ATTEMPTS)
-async def test_whoever_may_not_changes_nothing_and_stands_in_the_audit(attempt: Attempt, doing: str, world: World) -> None:
+async def test_a_refused_operator_changes_nothing_and_is_in_the_audit_log(attempt: Attempt, doing: str, world: World) -> None:
     run, tools = await stopped(world, ApprovalPolicy(operators=["bo", "小明"]))
     before = await world.store.export(run.id)
     with pytest.raises(NotApprovedError) as refused:
@@ -151,7 +151,7 @@ async def test_whoever_may_not_run_a_plan_leaves_no_run(world: World) -> None:
     assert await world.store.runs() == []
 
 
-async def test_whoever_may_goes_on(world: World) -> None:
+async def test_an_allowed_operator_resumes_the_run(world: World) -> None:
     run, tools = await stopped(world, ApprovalPolicy(operators=["bo"]))
     assert (await world.resume(run.id, tools=tools, requested_by="bo")).status is PlanStatus.PARTIAL
     revised = await arevise_run(run.id, failing(policy=ApprovalPolicy(operators=["li"]))[0], tools=tools, by="bo", store=world.store)

@@ -43,7 +43,7 @@ async def world(store_url: str) -> AsyncIterator[Doubtful]:
     ],
     ids=["done", "again", "abort"],
 )
-async def test_what_is_said_in_the_form_is_a_receipt_and_no_approval(
+async def test_a_resolution_in_the_form_is_a_receipt_and_no_approval(
     answer: Answer, status: PlanStatus, sent: int, end: str, world: Doubtful
 ) -> None:
     form = FormAnswers((answer,))
@@ -88,7 +88,7 @@ async def test_while_it_is_asked_the_run_says_that_it_waits_and_why_and_what_eac
     assert not asking.done()
 
 
-async def test_a_wrong_answer_is_not_taken_and_the_reason_is_told(world: Doubtful) -> None:
+async def test_a_wrong_answer_is_refused_with_the_reason(world: Doubtful) -> None:
     policy = ApprovalPolicy(approvers=["ana"])
     form = FormAnswers((replace(DONE, by="bo"), Answer("approve", "ana", channel="form"), DONE))
     run = await world.start_with_form(form, world.plan(policy=policy))
@@ -109,7 +109,7 @@ async def test_no_approval_answers_it_and_it_answers_no_approval(world: Doubtful
     assert (await world.store.gate(gate.id)).end is None
 
 
-async def test_plan_resolve_from_elsewhere_closes_the_form_and_the_run_goes_on(world: Doubtful) -> None:
+async def test_plan_resolve_from_elsewhere_closes_the_form_and_the_run_continues(world: Doubtful) -> None:
     going = world.start_with_form(FormAnswers(()))
     gate = await world.gate()
     with pytest.raises(RunConflictError, match="is executed by process"):
@@ -131,7 +131,7 @@ async def test_abort_from_elsewhere_ends_the_run(world: Doubtful) -> None:
     assert (await world.store.verify(run.id)).ok
 
 
-async def test_of_contradictory_words_at_once_one_wins(world: Doubtful) -> None:
+async def test_of_contradictory_resolutions_at_once_one_wins(world: Doubtful) -> None:
     going = world.start_with_form(FormAnswers(()))
     gate = await world.gate()
 
@@ -268,7 +268,7 @@ async def test_every_alteration_is_found(statement: str, world: Doubtful) -> Non
     assert not (await world.store.verify(run.id)).ok
 
 
-async def test_a_word_that_was_given_about_one_attempt_is_not_taken_for_another(world: Doubtful) -> None:
+async def test_a_resolution_of_one_attempt_is_not_accepted_for_another(world: Doubtful) -> None:
     run = await world.start()
     digest_of = partial(world.store.resolution_digest, run.id, "send")
     digest = await digest_of("done")
@@ -292,7 +292,7 @@ async def test_a_word_that_was_given_about_one_attempt_is_not_taken_for_another(
     assert (await world.resume(run.id)).status is PlanStatus.COMPLETED
 
 
-async def test_what_somebody_did_by_hand_binds_to_the_step_until_it_is_said(world: Doubtful) -> None:
+async def test_the_digest_of_a_step_done_by_hand_is_valid_until_it_is_resolved(world: Doubtful) -> None:
     run = await world.start()
     digest = await world.store.resolution_digest(run.id, "look", "done")
     assert digest != await world.store.resolution_digest(run.id, "send", "done")

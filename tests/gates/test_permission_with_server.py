@@ -63,7 +63,7 @@ async def test_a_flow_run_that_is_tried_again_with_other_tools_asks_about_them_i
     assert (done.status, done.step("look").carried, world.struck) == (PlanStatus.COMPLETED, True, ["a"])
 
 
-async def test_a_flow_run_that_is_tried_again_leaves_out_what_a_person_has_left_out(world: World) -> None:
+async def test_a_retried_flow_run_skips_what_a_person_skipped(world: World) -> None:
     broken, looked = ["again", "first"], list[str]()
 
     @tool(effect="read")

@@ -130,11 +130,11 @@ OTHERWISE: Mapping[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("fields", "run", "said"), OTHERWISE.values(), ids=OTHERWISE.keys())
-def test_what_is_over_or_of_something_else_covers_nothing(fields: dict[str, Any], run: dict[str, Any], said: str) -> None:
+def test_an_expired_or_mismatched_standing_approval_covers_nothing(fields: dict[str, Any], run: dict[str, Any], said: str) -> None:
     assert why_not(replace(standing(), **fields), **run) == said
 
 
-def test_every_reason_is_told_at_once() -> None:
+def test_every_reason_is_reported_at_once() -> None:
     of = replace(standing(), runbook_digest="0" * 64, revoked_at=NOW, runs=10, until=NOW)
     reason = why_not(of, bound(host="db-1", note="秘密"), schedule=None) or ""
     assert len(reason.split("; ")) == 7

@@ -67,7 +67,7 @@ def test_the_whole_text_is_as_it_was_looked_at(name: str) -> None:
     assert texts[name]() == (TEXTS / f"{name}.md").read_text(encoding="utf-8")
 
 
-def test_what_is_decided_stands_on_the_first_screen() -> None:
+def test_the_decision_is_on_the_first_screen() -> None:
     assert split_text(restart_text())[0].splitlines() == [
         "## Approve restart-service?",
         "",

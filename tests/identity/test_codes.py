@@ -97,7 +97,7 @@ async def test_the_code_of_somebody_else_is_refused() -> None:
     assert "is wrong" in await refused("287082", person="bo", codes=codes)
 
 
-async def test_who_has_no_codes_is_told_how_to_get_them() -> None:
+async def test_without_codes_the_error_says_how_to_get_them() -> None:
     assert await refused("287082", person="安娜") == "安娜 has no one-time codes: set them up with `plan enroll 安娜`"
 
 

@@ -84,7 +84,7 @@ def test_a_key_behind_a_link_or_in_a_pipe_is_refused(home: Settings, tmp_path: P
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"too short", SEED.encode(), b"a" * 5000])
-def test_a_file_without_a_key_is_told_without_its_content(home: Settings, content: bytes) -> None:
+def test_a_file_without_a_key_is_reported_without_its_content(home: Settings, content: bytes) -> None:
     sealed = seal("ana", SEED, home)
     (home.home / KEY_FILE).write_bytes(content)
     assert "is not a key" in refusal(home, sealed)

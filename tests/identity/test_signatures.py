@@ -62,7 +62,7 @@ def test_a_changed_text_is_refused(ana: Key, allowed: Path, changed: str) -> Non
     ["", "yes", "-----BEGIN SSH SIGNATURE-----\nAAAA\n-----END SSH SIGNATURE-----\n", "\0", "签名", "\ud800", "x" * 100_000],
     ids=["empty", "word", "hollow", "nul", "chinese", "surrogate", "long"],
 )
-def test_a_malformed_signature_is_refused_in_words(allowed: Path, signature: str) -> None:
+def test_a_malformed_signature_is_refused_with_the_reason(allowed: Path, signature: str) -> None:
     assert "signature" in refused(TEXT, signature, allowed)
 
 
@@ -115,7 +115,7 @@ def test_a_file_of_signers_with_another_key_under_the_name_refuses_the_first(ana
     assert "does not list for ana" in refused(TEXT, ana.signs(TEXT), allowed)
 
 
-def test_a_missing_file_of_signers_is_said(ana: Key, tmp_path: Path) -> None:
+def test_a_missing_signers_file_is_reported(ana: Key, tmp_path: Path) -> None:
     assert "does not exist: PLAN_ADAPTER_ALLOWED_SIGNERS must name a file" in refused(TEXT, ana.signs(TEXT), tmp_path / "none")
     assert "cannot be read" in refused(TEXT, ana.signs(TEXT), tmp_path)
     with pytest.raises(NotApprovedError, match="PLAN_ADAPTER_ALLOWED_SIGNERS"):
@@ -142,7 +142,7 @@ def test_other_kinds_of_keys_sign_too(tmp_path: Path) -> None:
         assert signer(TEXT, key.signs(TEXT), allowed=allowed, by="ana") == "ana"
 
 
-def test_a_key_that_cannot_sign_is_said_in_words(tmp_path: Path, ana: Key) -> None:
+def test_a_key_that_cannot_sign_is_reported_with_the_reason(tmp_path: Path, ana: Key) -> None:
     with pytest.raises(NotApprovedError, match="there is no SSH key"):
         sign(TEXT, key=tmp_path / "none")
     garbage = tmp_path / "garbage"
@@ -160,7 +160,9 @@ def test_a_key_that_cannot_sign_is_said_in_words(tmp_path: Path, ana: Key) -> No
         sign(TEXT, key=lonely)
 
 
-def test_no_ssh_keygen_is_said_with_the_command_that_installs_it(ana: Key, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_ssh_keygen_is_reported_with_the_command_that_installs_it(
+    ana: Key, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NotApprovedError, match="apt install openssh-client"):
         sign(TEXT, key=ana.path)

@@ -111,7 +111,7 @@ the run gives its worker back
 """
 
 
-def test_the_policy_is_told_before_anything_runs() -> None:
+def test_the_policy_is_shown_before_anything_runs() -> None:
     plan = made(approval=POLICY, options={"approval_timeout_ms": 3_600_000})
     assert FACTS in preview_text(previewed(plan))
     assert FACTS in format_plan(plan)
@@ -136,13 +136,13 @@ def test_the_policy_is_told_before_anything_runs() -> None:
     ],
     ids=["a policy", "a time"],
 )
-def test_what_the_policy_leaves_open_is_told_too(fields: dict[str, Any], told: str) -> None:
+def test_the_defaults_of_the_policy_are_shown_too(fields: dict[str, Any], told: str) -> None:
     for text in (preview_text(previewed(made(**fields))), format_plan(made(**fields))):
         assert "- who may approve: anyone\n- how an approver must be known: in any way\n" in text
         assert f"- {told}\n" in text
 
 
-def test_a_plan_that_asks_nobody_tells_of_no_policy() -> None:
+def test_a_plan_that_asks_nobody_shows_no_policy() -> None:
     plan = made(steps=made().steps[:2], approval=ApprovalPolicy(approvers=["ana"]), options={"require_approval": False})
     for text in (preview_text(previewed(plan, requires_approval=False)), format_plan(plan)):
         assert "who may" not in text

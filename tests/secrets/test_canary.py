@@ -190,7 +190,7 @@ async def test_what_is_printed_elsewhere_than_into_a_log_holds_no_secret(
     assert found_in(out + err, CANARY) == []
 
 
-async def test_a_run_that_goes_on_looks_its_secrets_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_resumed_run_looks_its_secrets_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = after_a_write(one_step("leak"))
     plan.add_step("guarded", "Then this", {"token": "${{ secrets.later }}"}, id="two", depends_on=["one"])
     monkeypatch.setenv("PLAN_ADAPTER_SECRET_CANARY", CANARY)

@@ -20,7 +20,7 @@ async def request(store: PlanStore, run: PlanRun, *steps: str, kind: str = "skip
     return OperatorRequest(kind, steps, WHY, "安娜", "os_user", digest)  # type: ignore[arg-type]
 
 
-async def test_the_newest_word_about_a_step_holds_and_each_counts_once(store: PlanStore):
+async def test_the_newest_request_about_a_step_holds_and_each_counts_once(store: PlanStore):
     run = await created(store)
     assert await store.skipped_steps(run.id) == {}
     first = await request(store, run, "check", "drain")
@@ -48,7 +48,7 @@ async def test_whoever_has_read_the_run_before_cannot_claim_it_any_more(store: P
     await store.claim(replace(run, updated_at=changed))
 
 
-async def test_of_a_run_that_is_executed_a_rollback_is_asked_for_and_no_step_left_out(store: PlanStore):
+async def test_a_run_in_progress_accepts_a_rollback_request_but_no_skip(store: PlanStore):
     run = await begun(store)
     with pytest.raises(RunConflictError, match="is executed by"):
         await store.record_operator_request(run.id, await request(store, run, "check"))

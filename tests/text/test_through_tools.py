@@ -88,7 +88,7 @@ def test_a_file_holds_the_text(passed: Passed, payload: str) -> None:
 
 
 @every_payload
-def test_an_error_is_told_in_its_own_words(passed: Passed, payload: str) -> None:
+def test_an_error_keeps_its_own_message(passed: Passed, payload: str) -> None:
     text = PAYLOADS[payload].replace("\0", "\\x00")
     assert _refusal(passed, "error", payload) == (f"ValueError: {text}" if text else "ValueError")
 

@@ -75,7 +75,7 @@ async def test_a_flow_run_that_fails_fails_the_step_and_the_next_attempt_starts_
 
 
 @pytest.mark.thorough
-async def test_a_step_that_is_repeated_goes_on_with_its_flow_run(client: PrefectClient, another_step: Callable[[str], ToolContext]) -> None:
+async def test_a_repeated_step_continues_with_its_flow_run(client: PrefectClient, another_step: Callable[[str], ToolContext]) -> None:
     context = another_step("repeated")
     both = started(context), started(context)
     flow_run = await first_run(client, "repeated")

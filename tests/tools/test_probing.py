@@ -89,7 +89,7 @@ def test_a_probe_whose_parameters_are_not_those_of_its_tool_is_refused_when_the_
         as_tool(tool(effect="write")(send), probe=probe)
 
 
-def test_all_that_does_not_fit_is_said_at_once() -> None:
+def test_every_mismatch_is_reported_at_once() -> None:
     def wrong(id: int, order: str) -> None:
         """Look."""
 

@@ -102,7 +102,7 @@ def test_the_definition_holds_no_documentation_even_where_a_parameter_is_called_
     assert parameters["properties"] == {"title": {"type": "string"}, "address": {"$ref": "#/$defs/Address"}}
 
 
-def test_a_default_that_is_no_json_is_left_out_of_the_schema(recwarn: pytest.WarningsRecorder) -> None:
+def test_a_default_that_is_not_json_is_omitted_from_the_schema(recwarn: pytest.WarningsRecorder) -> None:
     missing: Any = object()
 
     @tool

@@ -50,7 +50,7 @@ async def run_plan(plan: str, inputs: dict[str, Any] | None = None, tools: list[
         database: Name of a Plan Store Database block. By default the worker's settings name the store.
     """
     if inputs is not None and not isinstance(inputs, dict):  # pyright: ignore[reportUnnecessaryIsInstance]  # a deployment may skip validation
-        return Failed(message='`inputs` is not a mapping: pass the inputs by name, as in {"environment": "prod"}')
+        return Failed(message='`inputs` is no mapping: give the inputs by name, as in {"environment": "prod"}')
     try:
         async with await _open_store(database) as store:
             await end_released(store)

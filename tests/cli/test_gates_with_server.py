@@ -103,7 +103,7 @@ def test_a_run_without_a_terminal_says_how_it_is_answered_and_the_api_alone_prov
         assert (refused.code, f"then `{form['command']}` answers" in refused.err) == (6, True)
         refused = laptop(*form["command"].split()[1:])
         assert refused.code == 6
-        assert f"the run refused this answer: {os_user()} is known by form only" in refused.err
+        assert f"the run refused this answer: {os_user()} is identified only by form" in refused.err
         answered = plan("approve", run.run_id, "--note", "好")
         assert answered.code == 0, answered.err
         assert "the waiting process continues now" in answered.err

@@ -66,7 +66,7 @@ class AnswerOptions:
     sign: bool = False
     code: str | None = None
     by: str | None = None  # None: the operating system's user
-    result: "JsonValue" = None  # with `done`: what the call gave back
+    result: "JsonValue" = None  # with `done`: what the call returned
 
     def __post_init__(self) -> None:
         """Raise UsageError for options that no gate would accept."""
@@ -334,7 +334,7 @@ async def _why_cancelled(run: "PlanRun", store: "PlanStore", settings: Settings)
 
     try:
         server = await in_daemon_thread(lambda: answering_server(settings))
-    except NoServerError:  # the record rules; `plan reconcile` says it later
+    except NoServerError:  # the record takes precedence; `plan reconcile` reports it later
         return None
     if server is None:
         return None

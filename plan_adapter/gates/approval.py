@@ -133,10 +133,10 @@ def gate_policy_of(plan: ExecutionPlan, policy: EffectivePolicy, *, requested_by
 
 
 def with_current_policy(rules: GatePolicy, plan: ExecutionPlan, policy: EffectivePolicy) -> GatePolicy:
-    """Return what an answer must satisfy now at a gate that was opened with `rules`.
+    """Return what an answer must satisfy now at a gate that was opened with this gate policy.
 
-    People who joined a group since then can answer, too. A policy from the store applies as it is today, in addition to `rules`. Without
-    one, `rules` keep their demands, because the process that opened the gate may know groups that this process does not.
+    People who joined a group since then can answer as well. A policy from the store also applies, as it is today. Without one, the gate
+    policy stays as it is, because the process that opened the gate may know groups that this process does not.
     """
     today = gate_policy_of(plan, policy, requested_by=rules.requested_by, revised_by=rules.revised_by)
     approvers = rules.approvers
@@ -163,7 +163,7 @@ def names_without_group(plan: ExecutionPlan, policy: EffectivePolicy) -> list[st
 
 
 def refusal(rules: GatePolicy, *, by: str, known_by: str, decision: Decision) -> str | None:
-    """Return why an answer violates `rules`, as text for the person who gave it, or None. Anyone who is allowed to answer can reject."""
+    """Return why an answer violates the gate policy, for the person who gave it, or None. Anyone who is allowed to answer can reject."""
     if rules.approvers is not None and by not in rules.approvers:
         who = ", ".join(rules.approvers)
         return f"{one_line(by)} may not answer here; " + (f"only {who} may" if who else f"nobody may: {_why_none(rules.excluded_by)}")

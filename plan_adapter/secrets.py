@@ -151,7 +151,7 @@ class SecretChain:
             if value is not None:
                 return place, _usable(value, name, place)
         looked = "; ".join(place.place(name) for place in self.places)
-        raise ExpressionError(f"there is no secret `{name}`; looked at: {looked or 'nothing'}")
+        raise ExpressionError(f"there is no secret `{name}`; places checked: {looked or 'none'}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ def _usable(value: object, name: str, place: SecretPlace) -> str:
     except UnicodeEncodeError:
         raise ExpressionError(f"{what} is not UTF-8 text") from None
     if len(value) < SHORTEST:
-        raise ExpressionError(f"{what} has fewer than {SHORTEST} characters, and could not be hidden in the record")
+        raise ExpressionError(f"{what} has fewer than {SHORTEST} characters, too short to be redacted in the record")
     if size > LARGEST_BYTES or "\0" in value:
-        raise ExpressionError(f"{what} is larger than {LARGEST_BYTES // 1024} KiB" if size > LARGEST_BYTES else f"{what} holds a NUL")
+        raise ExpressionError(f"{what} is larger than {LARGEST_BYTES // 1024} KiB" if size > LARGEST_BYTES else f"{what} contains a NUL")
     return value

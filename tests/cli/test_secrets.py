@@ -62,7 +62,7 @@ def test_preview_and_doctor_say_where_each_comes_from_and_never_a_value(plan: Pl
     for text in (shown.out, asked.out):
         assert f"secret `token`: from the file {folder}/token" in text
         assert "secret `second`: from the environment variable PLAN_ADAPTER_SECRET_SECOND" in text
-        assert "there is no secret `made`; looked at: the file" in text
+        assert "there is no secret `made`; places checked: the file" in text
         assert LATE in text
         assert "has fewer than 4 characters" in text
     assert {sight["name"]: sight["problem"] is None for sight in found["secret_places"]} == {

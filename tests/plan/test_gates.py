@@ -103,11 +103,11 @@ POLICY = ApprovalPolicy(
 )
 FACTS = """\
 - who may run, resume, revise, cancel and roll back: `deployers` or `值班/夜间`
-- who may approve: `sre` or ``a`b <i>小明``, but not who started the run
-- how an approver must be known: ssh_signature or totp
-- steps that wait for an approval of their own: those of effect write
-- an answer is waited for 1 h, with a reminder every 10 min; without one, the plan is rejected, and a step is skipped; while it waits, \
-the run gives its worker back
+- who may approve: `sre` or ``a`b <i>小明``, but not the person who started the run
+- how an approver must prove who they are: ssh_signature or totp
+- steps that wait for an approval of their own: those with the effect write
+- a gate waits 1 h for an answer, with a reminder every 10 min; without one, the plan is rejected, and a step is skipped; while it waits, \
+the run releases its worker
 """
 
 
@@ -131,14 +131,14 @@ def test_the_policy_is_shown_before_anything_runs() -> None:
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"approval": ApprovalPolicy()}, "an answer is waited for without limit"),
-        ({"options": {"approval_timeout_ms": 60_000}}, "an answer is waited for 1 min; without one, that counts as a rejection"),
+        ({"approval": ApprovalPolicy()}, "a gate waits for an answer without limit"),
+        ({"options": {"approval_timeout_ms": 60_000}}, "a gate waits 1 min for an answer; without one, the plan or step is rejected"),
     ],
     ids=["a policy", "a time"],
 )
 def test_the_defaults_of_the_policy_are_shown_too(fields: dict[str, Any], told: str) -> None:
     for text in (preview_text(previewed(made(**fields))), format_plan(made(**fields))):
-        assert "- who may approve: anyone\n- how an approver must be known: in any way\n" in text
+        assert "- who may approve: anyone\n- how an approver must prove who they are: in any way\n" in text
         assert f"- {told}\n" in text
 
 

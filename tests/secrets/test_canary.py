@@ -149,7 +149,9 @@ async def test_a_missing_secret_that_a_step_may_have_made_fails_its_step_before_
     run, attempts = await run_one(after_a_write(one_step("guarded", max_retries=3)), tmp_path)
     assert attempts == 1
     assert run.step("one").error is not None
-    assert run.step("one").error.startswith("there is no secret `canary`; looked at: the environment variable PLAN_ADAPTER_SECRET_CANARY; ")
+    assert run.step("one").error.startswith(
+        "there is no secret `canary`; places checked: the environment variable PLAN_ADAPTER_SECRET_CANARY; "
+    )
     assert "no Prefect server is known" in run.step("one").error
 
 

@@ -370,8 +370,8 @@ def test_an_error_in_the_process_of_an_expression_is_the_same_error() -> None:
     for source, said in (
         ("inputs.o.map(r, r.missing)", "missing"),
         ("inputs.o.map(r, r.id / 0)", "divide by zero"),
-        ("inputs.o.map(r, 1.0 / 0.0)", "gives inf, which is no JSON"),
-        ("inputs.o.map(r, {r.id: 1})", "gives a key that is no text, which is no JSON"),
+        ("inputs.o.map(r, 1.0 / 0.0)", "gives inf, which is not JSON"),
+        ("inputs.o.map(r, {r.id: 1})", "gives a key that is not text, which is not JSON"),
         ("inputs.o.map(a, inputs.o.map(b, 1))", "more than 10,000 items"),
     ):
         template, problems = compile_template(f"${{{{ {source} }}}}", declared, at="")

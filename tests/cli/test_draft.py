@@ -195,7 +195,7 @@ def test_all_mistakes_are_reported_at_once_before_a_model_is_asked(plan: Plan, m
         ((TASK, "--print-prompt", "--answer", "a.txt"), "give --print-prompt or --answer"),
         (("-", "--answer", "-"), "stdin can hold the task or the answer, not both"),
         ((TASK, "--context", "{", "--print-prompt"), "--context starts like JSON but is not (Expecting property name"),
-        ((TASK, "--context", "@none.yaml", "--print-prompt"), "none.yaml: error[unreadable]: there is no such file"),
+        ((TASK, "--context", "@none.yaml", "--print-prompt"), "none.yaml: error[unreadable]: the file does not exist"),
         ((TASK, "--context", '{"a": "\\ud800"}', "--print-prompt"), "--context.a: the text holds an unpaired surrogate"),
         ((TASK, "--answer", "none.txt"), "the answer cannot be read from none.txt: No such file"),
         ((TASK, "--answer", "latin.txt"), "the answer cannot be read from latin.txt: it is not UTF-8"),

@@ -86,7 +86,7 @@ def test_what_no_policy_can_say_is_refused(tmp_path: Path, text: str, found: tup
 
 
 def test_a_missing_file_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(InvalidPlanError, match="there is no such file"):
+    with pytest.raises(InvalidPlanError, match="the file does not exist"):
         read_policy(tmp_path / "none.yaml")
 
 

@@ -77,7 +77,7 @@ async def test_no_secret_leaves_the_machine_and_redactions_are_reported(tmp_path
     assert leaks(repr(draft) + repr(kept)) == []
     assert leaks("".join(path.read_bytes().decode(errors="replace") for path in tmp_path.glob("plans.db*"))) == []
     assert draft.plan is not None
-    assert "so, in `task`, `context`, `constraints[0]`, `tools`: a plan names" in draft.notes[0]
+    assert "in `task`, `context`, `constraints[0]`, `tools`; a plan refers" in draft.notes[0]
 
 
 async def test_places_are_named_as_narrowly_as_they_can_be() -> None:
@@ -86,7 +86,7 @@ async def test_places_are_named_as_narrowly_as_they_can_be() -> None:
         model = OpenAIModel("m", base_url=server.url)
         draft = await Planner(model, TOOLS).drafted(request)
         await model.aclose()
-    assert "in `context.api[0].password`: a plan names a secret" in draft.notes[0]
+    assert "in `context.api[0].password`; a plan refers to a secret" in draft.notes[0]
 
 
 async def test_a_prompt_for_a_chat_holds_no_secret_either() -> None:

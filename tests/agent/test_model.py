@@ -215,7 +215,7 @@ async def test_a_probe_learns_what_the_server_refuses_and_what_it_calls_the_mode
 async def test_a_model_check_without_an_object_is_an_error() -> None:
     with scripted(Reply("Ready!")) as server:
         model = model_at(server.url)
-        with pytest.raises(ModelError, match="answers, but not with a JSON object: the answer is no JSON"):
+        with pytest.raises(ModelError, match="answers, but not with a JSON object: the answer is not JSON"):
             await model.probe()
         await model.aclose()
 
@@ -238,7 +238,7 @@ async def test_openais_own_key_and_a_password_in_the_url_are_in_no_error(monkeyp
 ERRORS: dict[str, tuple[Reply, str]] = {
     "401": (Reply(status=401, error="bad key sk-canary"), "401.*set another key"),
     "404": (Reply(status=404, error="no such model"), "404.*check the model's name"),
-    "429": (Reply(status=429, error="too many"), "answers 429: too many; try again in a while"),
+    "429": (Reply(status=429, error="too many"), "answers 429: too many; try again later"),
     "500": (Reply(status=500, error="broken"), "answers 500"),
     "cut": (Reply(cut=True), r"broke off its answer 1 times: peer closed connection.*set PLAN_ADAPTER_MODEL_STREAM=true"),
     "an error in place of an answer": (
@@ -246,7 +246,7 @@ ERRORS: dict[str, tuple[Reply, str]] = {
         r"broke off its answer.*overloaded, \*\*\*",
     ),
     "html": (Reply(raw=b"<html>hello</html>"), "does not answer with a chat completion.*ends in /v1"),
-    "400 on every rung": (Reply(status=400, error="context too long"), "refuses the request: context too long; with less context"),
+    "400 on every rung": (Reply(status=400, error="context too long"), "refuses the request: context too long; give it less context"),
 }
 
 

@@ -72,7 +72,7 @@ def test_free_keys_and_lists_of_any_values_keep_their_schema(declared: Input) ->
 
 @pytest.mark.parametrize("arguments", ["no json", "[1]", "null", "[" * 100_000])
 def test_arguments_that_are_no_object_are_refused(arguments: str) -> None:
-    with pytest.raises(InvalidPlanError, match="the arguments are not JSON"):
+    with pytest.raises(InvalidPlanError, match=r"the arguments are not (a )?JSON"):
         tool_inputs(greeting(), arguments)
 
 

@@ -214,7 +214,7 @@ async def test_three_wrong_answers_in_a_row_end_the_draft_and_progress_gives_mor
 async def test_the_error_of_a_draft_names_what_was_wrong() -> None:
     with scripted(says(done(step("deploi", {})))) as server:
         model = OpenAIModel("m", base_url=server.url)
-        with pytest.raises(DraftError, match=r"(?s)no progress.*steps\[0\].tool_name.*deploy") as raised:
+        with pytest.raises(DraftError, match=r"(?s)without progress.*steps\[0\].tool_name.*deploy") as raised:
             await Planner(model, TOOLS).adraft(TASK)
         await model.aclose()
     assert len(raised.value.draft.calls) == 3
@@ -260,7 +260,7 @@ async def test_a_secret_in_a_context_that_is_a_text_is_hidden() -> None:
     with scripted(says(GOOD)) as server:
         draft = await drafted(server, PlanRequest("Deploy", context="log in at https://ana:hunter2@db"))
         assert "hunter2" not in json.dumps(server.requests)
-    assert "in `context`: a plan names a secret" in draft.notes[0]
+    assert "in `context`; a plan refers to a secret" in draft.notes[0]
 
 
 @pytest.mark.parametrize("field", ["constraints", "available_tools", "available_secrets"])

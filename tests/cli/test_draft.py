@@ -196,7 +196,7 @@ def test_all_mistakes_are_reported_at_once_before_a_model_is_asked(plan: Plan, m
         (("-", "--answer", "-"), "stdin can hold the task or the answer, not both"),
         ((TASK, "--context", "{", "--print-prompt"), "--context starts like JSON but is not (Expecting property name"),
         ((TASK, "--context", "@none.yaml", "--print-prompt"), "none.yaml: error[unreadable]: the file does not exist"),
-        ((TASK, "--context", '{"a": "\\ud800"}', "--print-prompt"), "--context.a: the text holds an unpaired surrogate"),
+        ((TASK, "--context", '{"a": "\\ud800"}', "--print-prompt"), "--context.a: the text contains an unpaired surrogate"),
         ((TASK, "--answer", "none.txt"), "the answer cannot be read from none.txt: No such file"),
         ((TASK, "--answer", "latin.txt"), "the answer cannot be read from latin.txt: it is not UTF-8"),
     ],
@@ -516,7 +516,7 @@ def test_what_is_wrong_with_it_is_the_text_to_paste_back(plan: Plan) -> None:
 
 def test_an_answer_without_an_object_is_reported(plan: Plan) -> None:
     said = chat(plan, "我不会。")
-    assert (said.code, "[syntax] the answer is no JSON" in said.out) == (1, True)
+    assert (said.code, "[syntax] the answer is not JSON" in said.out) == (1, True)
 
 
 def test_a_claim_that_the_plan_does_not_keep_is_no_answer(plan: Plan) -> None:

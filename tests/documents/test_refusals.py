@@ -180,7 +180,7 @@ EXPECTED = [
     "write it as text, in quotes",
     "30:5 reserved-key steps[2].parameters.__prefect_kind: the key `__prefect_kind` starts with `__prefect`, "
     "which Prefect's server interprets; rename it",
-    "31:5 wrong-type steps[2].parameters.404: the key `404` is no text; put it in quotes",
+    "31:5 wrong-type steps[2].parameters.404: the key `404` is not text; put it in quotes",
     "32:5 tag steps[2].parameters.tagged: tags (`!name`) are refused; remove the tag, or put the text in quotes",
     "33:5 bad-text steps[2].parameters.nul: the text contains a NUL character, which databases and commands refuse; remove it",
     "34:14 wrong-type steps[2].rollback.parameters: `parameters` must be a mapping, not a list",

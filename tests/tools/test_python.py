@@ -31,7 +31,7 @@ def test_a_function_of_an_allowed_module_is_called(
     [
         ("os:system", "`os` matches none of the allowed prefixes no_such_package, tests.tools"),
         ("tests.toolsmith:x", "matches none of the allowed prefixes"),
-        ("tests.tools.offered:system", "is defined in `posix`, which is below none"),
+        ("tests.tools.offered:system", "is defined in `posix`, which matches none"),
         ("tests.tools.offered:registry.add", "is not a public function"),
         ("tests.tools.offered:_plain", "is not a public function"),
         ("tests.tools.offered", "is not a public function"),

@@ -220,7 +220,7 @@ class Thing:
     [
         (variadic, "`variadic` cannot be a tool: parameter `args` takes any number of arguments"),
         (keywords, "parameter `kwargs` takes any number of arguments"),
-        (positional, "parameter `a` is positional only"),
+        (positional, "parameter `a` is positional-only"),
         (unannotated, "parameter `a` has no annotation; annotate it"),
         (unknown, "parameter `a` has an annotation that cannot be evaluated: name 'Missing' is not defined"),
         (callback, "`callback` cannot be a tool: parameter `then` has no JSON Schema"),
@@ -228,7 +228,7 @@ class Thing:
         (generator, "it is a generator, but a tool returns one result"),
         (stream, "it is a generator"),
         (Thing, "it is a class"),
-        (Thing.method, "parameter `self` says that it is a method; give that of an object"),
+        (Thing.method, "parameter `self` belongs to a method; pass the method of an object"),
         (partial(callback, 1), "is not a function; wrap it in one with `def`"),
         (lambda: 1, "has no name of its own"),
         (3, "cannot be a tool: give a typed function"),

@@ -212,8 +212,8 @@ def test_the_name_of_an_input_is_an_identifier(name: str) -> None:
     ("name", "hint"),
     [
         ("环境", "use a name such as `env`; its `description`, which forms show, can be in any language"),
-        ("my-input", "say `my_input`"),
-        ("地区-eu", "say `eu`"),
+        ("my-input", "use `my_input`"),
+        ("地区-eu", "use `eu`"),
     ],
 )
 @pytest.mark.parametrize("used", ["${{ inputs.NAME }}", "to ${{ inputs.NAME + 'x' }}", "nowhere"])

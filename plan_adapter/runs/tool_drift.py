@@ -76,7 +76,7 @@ async def refuse_other_tools(bound: BoundPlan, run: PlanRun, store: PlanStore, *
 
 
 def named_changes(changes: list[ToolChange]) -> str:
-    """Return a description of which tools changed, and how."""
+    """Return the changed tools in words, each with its changes."""
     return "; ".join(f"`{change.name}` ({change.summary})" for change in changes)
 
 

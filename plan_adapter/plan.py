@@ -439,7 +439,7 @@ class ExecutionPlan(_Model):
 
 
 def _document(model: BaseModel) -> dict[str, JsonValue]:
-    """Return what differs from the defaults, in field order. A part that holds only defaults is omitted."""
+    """Return the fields that differ from their defaults, in field order. A part with only defaults is omitted."""
     document: dict[str, JsonValue] = {}
     for name, (alias, default) in fields_of(type(model)).items():
         value = getattr(model, name)

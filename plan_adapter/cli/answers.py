@@ -193,7 +193,7 @@ def print_answer(gate: "Gate", approval: "Approval", follows: str, *, as_json: b
 
 
 def what_follows(gate: "Gate", run: "PlanRun", decision: Decision | Resolution) -> str:
-    """Return what happens next, after `decision` at `gate`; `run` and `gate` are as they were before the answer."""
+    """Return a sentence about what happens after `decision` at `gate`. `run` and `gate` are as they were before the answer."""
     if decision == "request_changes" and gate.attended is False:
         return after_changes(run)
     if decision == "request_changes" and gate.step_id is not None:

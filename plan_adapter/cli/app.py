@@ -123,7 +123,7 @@ def _is_termination(error: BaseException) -> bool:
 
 
 def help_text() -> str:
-    """Return what `plan --help` prints."""
+    """Return the text of `plan --help`."""
     width = max(len(verb.name) for verb in VERBS)
     groups = [f"{title}:\n{_columns([(verb.name, verb.help) for verb in verbs], width)}" for title, verbs in GROUPS.items()]
     return "\n\n".join(

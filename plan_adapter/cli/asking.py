@@ -43,7 +43,7 @@ def asks_in_form(*, yes: bool, detach: bool, has_server: bool) -> bool:
 
 
 def approver_for(*, yes: bool, detach: bool, conversation: "Conversation", edit: "Edit", is_alone: bool) -> "Approver | None":
-    """Return who answers gates in this process; None if nobody does. `is_alone`: no form is open either."""
+    """Return the approver of this process; None if nobody answers here. `is_alone`: no form is open either."""
     if yes:
         return YesApprover()
     if detach or not is_at_terminal():

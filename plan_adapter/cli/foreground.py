@@ -126,7 +126,7 @@ class ForegroundRun:
         self._display(event)
 
     def request(self, settings: "Settings", *, identity: "Identity | None" = None) -> "RunRequest":
-        """Return the request for the run, without its plan and inputs; `speaker` proves who makes requests outside a gate."""
+        """Return the request for the run, without its plan and inputs; `identity` proves who makes requests outside a gate."""
         from plan_adapter.runs.session import RunRequest
 
         return RunRequest(
@@ -276,7 +276,7 @@ def show_result(run: "PlanRun", *, as_json: bool, hint: str | None) -> None:
 
 
 def next_command(run: "PlanRun", unknown: "Sequence[Attempt]" = ()) -> str:
-    """Return what to type next about `run`; `unknown` are its calls whose outcome is unknown."""
+    """Return the next command for `run`. `unknown` are its calls whose outcome is unknown."""
     lost = next((attempt for attempt in unknown if attempt.kind == "step"), None)
     if lost is not None:
         return (

@@ -162,7 +162,7 @@ class ItemFate:
 
 
 def _items(plan: "ExecutionPlan", run: "PlanRun", step_id: str, history: "RunHistory") -> list[ItemFate]:
-    """Return what becomes of each item of a step that runs; without those that only a later result decides."""
+    """Return the fate of each item of a step that runs, without items that depend on a later result."""
     from plan_adapter.execution.items import recorded_items
 
     labels = dict(enumerate(recorded_items(plan, run, step_id)))

@@ -56,7 +56,7 @@ async def is_cancelled(run: PlanRun, flow_run_id: str, store: PlanStore) -> bool
         async with asyncio.timeout(ANSWER_SECONDS):
             reason = await cancellation_of(flow_run_id)
     except Exception as error:
-        log.warning("why run %s is to end cannot be asked: %s", run.id, error)
+        log.warning("the reason to end run %s cannot be read: %s", run.id, error)
         return False
     if reason is None:
         return False

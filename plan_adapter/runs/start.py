@@ -122,7 +122,7 @@ async def _execute_approved(approved: ApprovedPlan, keeper: GateKeeper) -> Bound
     scope = scope_of(approved, session, await store.recorder(run))
     scope.gates = CallGates(approved, keeper, scope.stop, await store.effective_policy(keeper.run_request.settings), session.history.asked)
     enable_outcome_gates(scope, keeper)
-    scope.tell("run_started")
+    scope.notify("run_started")
     rollback = undrafted = None
     try:
         async with watched(scope, store, partial(store.cancel_request, run.id), backend.cancellation):
@@ -157,7 +157,7 @@ async def _replanned(scope: RunScope, keeper: GateKeeper) -> tuple[BoundPlan | N
     if run.reason is not RunReason.STEP_FAILED or not await wants_replanning(run, validated.plan, store):
         return None, None
     run.message = scope.secrets.redactor.text(run.message or "")  # it goes to a model and into the note of the version
-    scope.tell("replanning", message=run.message)
+    scope.notify("replanning", message=run.message)
     ended = await store.now()
     drafting = asyncio.ensure_future(draft_automatically(run, validated, await store.history(run.id), store, keeper.run_request))
     try:
@@ -236,12 +236,12 @@ async def undo(rollback: Rollback, store: PlanStore, in_prefect: Callable[[], Aw
     """Roll back a run. If the run is cancelled, here or `in_prefect`, calls in progress finish and no further call starts."""
     run = rollback.scope.run
 
-    async def told_to_end() -> str | None:
+    async def stop_reason() -> str | None:
         return None if await store.asks_rollback(run.id) else await store.cancel_request(run.id)
 
     if in_prefect is not None and run.reason is RunReason.CANCELLED and (reason := await answer_soon(in_prefect)) is not None:
         rollback.halt.set("cancelled", reason)
-    async with watched(rollback.scope, store, told_to_end, in_prefect, ends=rollback.halt):
+    async with watched(rollback.scope, store, stop_reason, in_prefect, ends=rollback.halt):
         await rollback.undo()
 
 

@@ -156,7 +156,7 @@ def resolve(connection: Connection, tenant: str | None, run_id: str, call: CallP
 def resolution_of(attempt: Attempt, word: ResolutionRecord) -> str:
     """Return a sentence that says who resolved an attempt and how."""
     call = call_name(attempt.step_id, attempt.item, attempt.label, kind=attempt.kind)
-    return f"{word.by} says of `{call}`: {word.resolution}" + (f" ({word.note})" if word.note else "")
+    return f"{word.by} recorded `{word.resolution}` for `{call}`" + (f" ({word.note})" if word.note else "")
 
 
 _ERRORS = {"again": "it was not done, and is to be done again", "abort": ABORTED}

@@ -53,7 +53,7 @@ class Signature:
     def mismatches(
         self, parameters: dict[str, JsonValue], is_open: Callable[[JsonValue], bool], redact: Callable[[str], str] = str
     ) -> list[Mismatch]:
-        """Return what does not fit, at most one finding per place. Values for which `is_open` returns True count as fitting.
+        """Return the mismatches, at most one per place. Values for which `is_open` returns True count as matching.
 
         `redact` hides secrets in shown values before they are cut.
         """

@@ -274,7 +274,7 @@ async def test_a_run_that_takes_no_new_version_asks_no_model(world: World, store
         "whether `second` was done is unknown.*plan resolve": (await failed(world, store, lost)).id,
         "was rolled back": (await failed(world, store, undoable())).id,
         "has completed": (await failed(world, store, a_plan(steps=a_plan().steps[:2]))).id,
-        "says how it ended": (await failed(world, store, lost, host="web-2")).id,
+        "records the outcome": (await failed(world, store, lost, host="web-2")).id,
     }
     await aresolve_step([*found.values()][3], "second", "abort", by="ana", store=store)
     with scripted(GOOD) as server:

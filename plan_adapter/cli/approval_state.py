@@ -101,7 +101,7 @@ def after_changes(run: PlanRun) -> str:
 
 async def approval_state_of(run: PlanRun, store: "PlanStore", *, offline: bool = False) -> ApprovalState:
     """Return the approvals of `run`, and what to type about unknown outcomes."""
-    from plan_adapter.runs.reconcile import hint_of
+    from plan_adapter.runs.reconcile import hint_of  # imports SQLAlchemy
 
     gates, answers, stopped = await store.gates(run_id=run.id), await store.approvals(run.id), await hint_of(run, store)
     used = {row.standing_id for row in answers if row.standing_id is not None}

@@ -1,15 +1,11 @@
 """Who answers at a gate of `plan run` or `plan resume`: the user at the terminal, `--yes`, or only the form."""
 
 import sys
-from typing import TYPE_CHECKING
 
 from plan_adapter.errors import NotApprovedError
-from plan_adapter.gates.approval import answer_to, os_user, refusal
+from plan_adapter.gates.approval import Approver, answer_to, os_user, refusal
+from plan_adapter.gates.terminal import Conversation, Edit, TerminalApprover
 from plan_adapter.record import Approval, ApprovalRequest, GatePolicy
-
-if TYPE_CHECKING:
-    from plan_adapter.gates.approval import Approver
-    from plan_adapter.gates.terminal import Conversation, Edit
 
 
 class YesRefusedError(NotApprovedError):
@@ -48,6 +44,4 @@ def approver_for(*, yes: bool, detach: bool, conversation: "Conversation", edit:
         return YesApprover()
     if detach or not is_at_terminal():
         return None
-    from plan_adapter.gates.terminal import TerminalApprover
-
     return TerminalApprover(edit=edit, conversation=conversation, is_alone=is_alone)

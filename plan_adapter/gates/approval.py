@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import os
+import pwd
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -40,7 +41,7 @@ class Asking(Protocol):
         ...
 
     @property
-    def closed(self) -> "asyncio.Future[Gate]":
+    def closed(self) -> asyncio.Future[Gate]:
         """Done once anybody has closed the gate. Holds the gate as it ended."""
         ...
 
@@ -256,8 +257,6 @@ def os_user() -> str:
 
     The environment is ignored, because anybody can set LOGNAME and USER.
     """
-    import pwd
-
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

@@ -161,7 +161,7 @@ async def _expired(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[Fi
     now = await store.now()
     over = [gate for gate in await store.gates() if gate.is_over(now)]
     if with_prefect:
-        from plan_adapter.runs.forms import end_released
+        from plan_adapter.runs.forms import end_released  # imports Prefect
 
         await end_released(store)
     await end_expired(store)
@@ -236,7 +236,7 @@ async def _resume_released(gate: Gate, answer: Approval, *, with_prefect: bool) 
     """Resume the run if it released its worker at `gate` and Prefect may be used. Return whether that is so."""
     if not with_prefect or not gate.rules.release:
         return False
-    from plan_adapter.engine.gate_forms import resume_released
+    from plan_adapter.engine.gate_forms import resume_released  # imports Prefect
 
     await resume_released(gate, answer)
     return True
@@ -253,7 +253,7 @@ async def _shown(store: PlanStore) -> AsyncGenerator[Finding]:
 
 
 async def _reconcile_in_prefect(run: PlanRun, store: PlanStore, *, hint: str) -> str | None:
-    from plan_adapter.engine.reconciling import reconcile_flow_run
+    from plan_adapter.engine.reconciling import reconcile_flow_run  # imports Prefect
 
     async def is_so() -> bool:
         now = await store.run(run.id, with_steps=False)

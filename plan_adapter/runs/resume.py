@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from plan_adapter.commands import answer_command, resolve_command, unit_names
+from plan_adapter.engine.connection import use_server
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.history import ResumeOptions, RunHistory
 from plan_adapter.execution.rollback_status import aborted_steps
@@ -183,6 +184,7 @@ async def execute_in_flow(
     validated: ValidatedPlan, given: partial[RunRequest], store: PlanStore | None, inputs: dict[str, Any], flow_run_id: str
 ) -> PlanRun:
     """Run `validated` inside the flow run `flow_run_id`, or resume the run if the flow run has one already."""
+    # These import Prefect.
     from plan_adapter.engine.flow_runs import origin
     from plan_adapter.engine.termination import ended_in_order
 
@@ -232,7 +234,5 @@ async def _revised(bound: BoundPlan, run: PlanRun, store: PlanStore, run_request
 
 async def _was_cancelled(run: PlanRun, store: PlanStore, run_request: RunRequest) -> bool:
     """Return whether `run` was cancelled in Prefect while no process executed it. If so, it is now recorded as cancelled."""
-    from plan_adapter.engine.connection import use_server
-
     with use_server(await server_of(run_request)):
         return await cancelled_before(run, store) is not None

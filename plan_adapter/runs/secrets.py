@@ -129,7 +129,7 @@ class KnownServer:
         """Return a description of the block, or why no block was looked up."""
         if configured_api_url() is None:
             return "no Prefect block (no Prefect server is known)"
-        from plan_adapter.engine.secret_blocks import SecretBlocks
+        from plan_adapter.engine.secret_blocks import SecretBlocks  # imports Prefect
 
         return SecretBlocks().place(name)
 
@@ -141,6 +141,6 @@ class KnownServer:
         except NoServerError as error:
             raise SecretUnavailableError(str(error)) from None
         with quiet_import():
-            from plan_adapter.engine.secret_blocks import SecretBlocks
+            from plan_adapter.engine.secret_blocks import SecretBlocks  # imports Prefect
 
         return await SecretBlocks().secret(name)

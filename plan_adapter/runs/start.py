@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from plan_adapter.crash_points import reached
+from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.errors import PlanAdapterError, StoreError
 from plan_adapter.execution.cancellation import Stop
 from plan_adapter.execution.history import RunHistory
@@ -31,9 +32,6 @@ from plan_adapter.settings import Settings
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, validate
 
-if TYPE_CHECKING:
-    from plan_adapter.engine.connection import Server
-
 
 class RunAction(Protocol):
     """What to do in a session: `perform` executes the steps, `roll_back` rolls them back."""
@@ -43,14 +41,13 @@ class RunAction(Protocol):
         ...
 
 
-async def execute_session(session: RunSession, *, server: "Server | None", action: RunAction | None = None) -> PlanRun:
+async def execute_session(session: RunSession, *, server: Server | None, action: RunAction | None = None) -> PlanRun:
     """Run `action` on a session, by default `perform`: as a flow run on `server`, or directly if `server` is None."""
     action, run = action or execute_run, session.run
     session.store = session.store.patient(session.run_request.settings.store_patience_seconds)
     if server is None:
         return await action(session)
-    from plan_adapter.engine.connection import use_server
-    from plan_adapter.engine.flow import fit_as_parameters, flow_of, run_to_end
+    from plan_adapter.engine.flow import fit_as_parameters, flow_of, run_to_end  # imports Prefect
 
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -74,8 +71,9 @@ async def execute_session(session: RunSession, *, server: "Server | None", actio
     return run
 
 
-def prefect_backend(flow_run_id: str, store: PlanStore, settings: Settings, server: "Server | None" = None) -> Backend:
+def prefect_backend(flow_run_id: str, store: PlanStore, settings: Settings, server: Server | None = None) -> Backend:
     """Return the backend for the flow run `flow_run_id`, in whose context this is called. `server` provides links to its UI."""
+    # These import Prefect.
     from plan_adapter.engine.flow_runs import cancellation_of
     from plan_adapter.engine.tasks import PrefectStepRunner, log_to_prefect
     from plan_adapter.runs.forms import prefect_forms

@@ -120,7 +120,7 @@ def read_signature(fn: Callable[..., object], *, context_type: type) -> Signatur
 
 def parameter_descriptions(docstring: str) -> tuple[str, dict[str, str]]:
     """Return the text of a Google-style docstring before its sections, and the descriptions under `Args:` by parameter."""
-    from griffe import Docstring, DocstringSectionKind
+    from griffe import Docstring, DocstringSectionKind  # only where a tool is described
 
     text, described = list[str](), dict[str, str]()
     for section in Docstring(docstring, parser="google").parse("google", warnings=False):

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from cyclopts import Parameter
 
-from plan_adapter.agent.by_hand import judged_answer, prompt_for_chat
-from plan_adapter.agent.hiding import redact_request, redaction_note
 from plan_adapter.cli import output as streams
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.drafting import Destination, DraftJob, TerminalAsker, call_line, draft_json, report

@@ -177,7 +177,6 @@ def print_report(draft: "Draft") -> None:
 
 
 def _print_problems(draft: "Draft") -> None:
-    from plan_adapter.agent.prompts import problem_line
 
     for problem in draft.problems:
         output.note(f"  {one_line(problem_line(problem))}")

@@ -14,7 +14,6 @@ from plan_adapter.cli.records import saved_json
 from plan_adapter.cli.sources import open_store, text_of, tools_of
 from plan_adapter.documents import read_documents
 from plan_adapter.gates.approval import os_user
-from plan_adapter.imported import Imported, imported
 from plan_adapter.readable import counted
 from plan_adapter.settings import Settings
 from plan_adapter.validation import lint
@@ -96,7 +95,6 @@ def _taken(
 ) -> "list[ImportedPlan] | None":
     """Return the converted plans, and print every problem; None if a plan cannot be converted."""
     from plan_adapter.plan_import import import_plan
-    from plan_adapter.validation import lint
 
     found = [problem for plan, problems in read for problem in (problems if plan is None else lint(plan, tools))]
     output.problems(found, as_json=as_json, to_stdout=False)

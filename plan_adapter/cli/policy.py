@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING, Any, Literal
 
 from plan_adapter.cli import output
-from plan_adapter.cli.aside import aside
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.sources import open_store
 from plan_adapter.gates.policy import Policy, read_policy

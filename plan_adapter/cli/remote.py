@@ -92,7 +92,6 @@ async def answer_remotely(place: Place, words: AnswerOptions, settings: "Setting
 
 @asynccontextmanager
 async def _server(settings: "Settings") -> "AsyncGenerator[Server]":
-    from plan_adapter.engine.connection import use_server
 
     server = await in_daemon_thread(lambda: answering_server(settings))
     if server is None:

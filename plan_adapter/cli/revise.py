@@ -7,6 +7,7 @@ from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.differences import difference_lines, difference_title
 from plan_adapter.cli.drafting import TerminalAsker, call_line, draft_json, print_report
+from plan_adapter.cli.editing import edited_plan
 from plan_adapter.cli.records import run_json
 from plan_adapter.cli.sources import drafting_tools_of, find_run, is_plan, is_words, model_of, open_store, plan_of, tools_of
 from plan_adapter.commands import SHOWN_DIGITS, resume_asked

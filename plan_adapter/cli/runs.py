@@ -144,9 +144,6 @@ def _examined(document: dict[str, Any]) -> "tuple[Verification, list[Signed], st
 
 def _checked(signed: "Signed", policy: EffectivePolicy) -> dict[str, Any]:
     """Return where a signed record is, who signed it, whether its signature was checked, and what is wrong with it."""
-    from plan_adapter.errors import NotApprovedError
-    from plan_adapter.gates.signatures import allowed_signers, signer
-
     fields: dict[str, Any] = {
         "table": signed.table,
         "id": signed.key,

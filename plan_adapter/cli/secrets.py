@@ -20,7 +20,6 @@ def secret_locations(names: Collection[str], settings: "Settings") -> "list[Secr
         return []
     # Only for a plan with secrets.
     from plan_adapter.cli.servers import answering_server
-    from plan_adapter.errors import NoServerError
     from plan_adapter.runs.secrets import locate_secrets
 
     try:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 from plan_adapter.cli import output
 from plan_adapter.cli.daemon_thread import in_daemon_thread
+from plan_adapter.engine.connection import Server, configured_api_url, use_server, without_credentials
+from plan_adapter.errors import NoServerError
 
 if TYPE_CHECKING:
     from plan_adapter.settings import Settings

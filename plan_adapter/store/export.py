@@ -3,13 +3,14 @@
 import json
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import JsonValue
-from sqlalchemy import Boolean, ColumnElement, Connection, Table, and_, select, union_all
-from sqlalchemy.dialects import sqlite
+from sqlalchemy import Boolean, ColumnElement, Connection, Table, and_, select, type_coerce, union_all
+from sqlalchemy.types import NullType
 
 from plan_adapter.store.columns import Instant
 from plan_adapter.store.digests import Plain, plain
@@ -45,22 +46,17 @@ class Rows:
 
     def __iter__(self) -> Iterator[Plain]:
         """Read the rows in order of their key. The order does not depend on the database."""
-        query = select(self.table).where(self.which).order_by(*self.table.primary_key.columns)
-        if self.connection.dialect.name != "sqlite":
-            with self.connection.execute(query, execution_options={"yield_per": AT_ONCE}) as found:
-                for row in found.mappings():
-                    yield plain(self.table, row)
-            return
-        # Read raw values as the file holds them, so that values no reader can parse are exported, too.
-        compiled = query.compile(dialect=sqlite.dialect(), compile_kwargs={"render_postcompile": True})
-        parameters = [compiled.params[name] for name in compiled.positiontup or ()]
-        driver: sqlite3.Connection = self.connection.connection.driver_connection  # pyright: ignore[reportAssignmentType]
-        before, driver.text_factory = driver.text_factory, _as_text
-        try:
-            for row in driver.execute(str(compiled), parameters):
-                yield {column.name: _as_stored(column, value) for column, value in zip(self.table.c, row, strict=True)}
-        finally:
-            driver.text_factory = before
+        is_sqlite = self.connection.dialect.name == "sqlite"
+        # An altered SQLite file may hold values that a column's type cannot read. Without types, they are exported, too.
+        columns = [type_coerce(column, NullType()) if is_sqlite else column for column in self.table.c]
+        query = select(*columns).where(self.which).order_by(*self.table.primary_key.columns)
+        with _any_text(self.connection), self.connection.execute(query, execution_options={"yield_per": AT_ONCE}) as found:
+            for row in found:
+                values = zip(self.table.c, row, strict=True)
+                if is_sqlite:
+                    yield {column.name: _as_stored(column, value) for column, value in values}
+                else:
+                    yield plain(self.table, {column.name: value for column, value in values})
 
     def first(self) -> Plain | None:
         """Return the first row, or None."""
@@ -128,6 +124,20 @@ def _text(value: Any, depth: int, *, in_lines: bool, only_ascii: bool) -> str:
     except UnicodeEncodeError:  # an altered row whose text is not valid
         return _text(value, depth, in_lines=in_lines, only_ascii=True)
     return text.replace("\n", "\n" + " " * depth)  # line ends inside texts are escaped
+
+
+@contextmanager
+def _any_text(connection: Connection) -> Generator[None]:
+    """Let texts that are not valid UTF-8 be read from a SQLite file. SQLAlchemy has no such setting, sqlite3 has."""
+    driver: Any = connection.connection.driver_connection
+    if not isinstance(driver, sqlite3.Connection):
+        yield
+        return
+    before, driver.text_factory = driver.text_factory, _as_text
+    try:
+        yield
+    finally:
+        driver.text_factory = before
 
 
 def _as_text(found: bytes) -> str:

@@ -37,6 +37,7 @@ class Newest:
 
     def __init__(self) -> None:
         """Open a temporary database. SQLite moves it to a file of its own once it is large, and deletes it on close."""
+        # A scratch table that no other process sees, with two statements per entry: sqlite3 itself is enough.
         self._database = sqlite3.connect("", isolation_level=None)
         self._database.execute("PRAGMA journal_mode=OFF")
         self._database.execute(

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from plan_adapter.readable import one_line
 from plan_adapter.store import entries
-from plan_adapter.store.chain import beginning, entry_digest
+from plan_adapter.store.audit import beginning, entry_digest
 from plan_adapter.store.digests import Plain, row_digest
 from plan_adapter.store.entries import RUN_KINDS, Entry
 from plan_adapter.store.rows import NO_ITEM

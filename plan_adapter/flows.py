@@ -102,16 +102,20 @@ async def draft_plan(
     asked = await _open_model(model)
     try:
         async with await _open_store(database) as store:
-            hide = await model_redactor(Settings(), request.available_secrets)
+            redactor = await model_redactor(Settings(), request.available_secrets)
             budget = Budget.of(Settings())
-            planner = Planner(asked, registry, asker=ask_in_form, budget=budget, keep=store.drafts, hide=hide, ask_model=_ask_as_task_run)
+            planner = Planner(
+                asked, registry, asker=ask_in_form, budget=budget, keep=store.drafts, redactor=redactor, ask_model=_ask_as_task_run
+            )
             draft = await planner.drafted(request, draft_id=current_flow_run())
             await publish_draft(draft_text(draft))
     finally:
         await asked.aclose()
     if draft.plan is None:
-        return Failed(message=draft.failure or "no plan came of the task")
-    return Completed(message=f"plan {plan_digest(draft.plan)} by {draft.model}: {cost_of(draft)}; `plan show --draft {draft.id}` tells all")
+        return Failed(message=draft.failure or "no valid plan for the task")
+    return Completed(
+        message=f"plan {plan_digest(draft.plan)} by {draft.model}: {cost_of(draft)}; `plan show --draft {draft.id}` shows everything"
+    )
 
 
 async def _ask_as_task_run(model: Model, question: Question) -> ModelAnswer:

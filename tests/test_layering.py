@@ -28,7 +28,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "errors values",
         "plan expressions",
         "settings private_files credentials record",
-        "canonical documents drafts imported listing tools secrets",
+        "canonical documents drafts listing plan_import tools secrets",
         "commands",
         "validation hooks pictures formatting",
         "preview",

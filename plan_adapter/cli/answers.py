@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from plan_adapter.cli import output
 from plan_adapter.cli.approval_state import after_changes
-from plan_adapter.cli.aside import aside
 from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.records import gate_json, gate_place
 from plan_adapter.cli.servers import has_only_the_api, show_end
 from plan_adapter.cli.sources import find_run
@@ -66,7 +66,7 @@ class AnswerOptions:
     sign: bool = False
     code: str | None = None
     by: str | None = None  # None: the operating system's user
-    result: "JsonValue" = None  # with `done`: what the call gave back
+    result: "JsonValue" = None  # with `done`: what the call returned
 
     def __post_init__(self) -> None:
         """Raise UsageError for options that no gate would accept."""
@@ -109,7 +109,7 @@ async def answer_here(place: Place, words: AnswerOptions, store: "PlanStore", se
     follows = what_follows(gate, run, words.decision)
     if words.decision != "request_changes" and gate.rules.release and not await _wake(closed, approval, settings) and gate.is_released:
         follows = "the run's worker was released, and Prefect cannot be reached from here: `plan reconcile` continues the run"
-    tell(closed, approval, follows, as_json=as_json)
+    print_answer(closed, approval, follows, as_json=as_json)
     return ExitCode.DONE
 
 
@@ -180,11 +180,11 @@ async def confirm(what: str, words: AnswerOptions) -> None:
         raise UsageError("nothing was answered")
 
 
-def tell(gate: "Gate", approval: "Approval", follows: str, *, as_json: bool) -> None:
+def print_answer(gate: "Gate", approval: "Approval", follows: str, *, as_json: bool) -> None:
     """Print the answer, and what happens next."""
     if as_json:
-        said = {"decision": approval.decision, "by": approval.by, "known_by": approval.known_by, "note": approval.note}
-        fields: dict[str, Any] = {**gate_json(gate), **said, "next": follows}
+        answer = {"decision": approval.decision, "by": approval.by, "known_by": approval.known_by, "note": approval.note}
+        fields: dict[str, Any] = {**gate_json(gate), **answer, "next": follows}
         output.json_line(fields)
         return
     what = gate.name if gate.step_id is None else f"step {gate_place(gate)} of {gate.name}"
@@ -333,8 +333,8 @@ async def _why_cancelled(run: "PlanRun", store: "PlanStore", settings: Settings)
     from plan_adapter.runs.cancel import cancelled_before
 
     try:
-        server = await aside(lambda: answering_server(settings))
-    except NoServerError:  # the record rules; `plan reconcile` says it later
+        server = await in_daemon_thread(lambda: answering_server(settings))
+    except NoServerError:  # the record takes precedence; `plan reconcile` reports it later
         return None
     if server is None:
         return None
@@ -357,8 +357,8 @@ async def _given(
         approval = await _proved(proofs(words, request, settings), request, store, settings)
         return await store.answer_gate(gate.id, approval), approval
     except NotApprovedError as error:
-        said = f"{words.decision} is refused: {error}"
-        await store.note_refusal(gate.run_id, said, by=words.by or os_user(), step_id=gate.step_id, call_kind=gate.call_kind)
+        refusal = f"{words.decision} is refused: {error}"
+        await store.note_refusal(gate.run_id, refusal, by=words.by or os_user(), step_id=gate.step_id, call_kind=gate.call_kind)
         raise
     except RunConflictError as error:
         run = await end_overdue(await store.run(gate.run_id), store)
@@ -414,7 +414,7 @@ async def _wake(gate: "Gate", approval: "Approval", settings: Settings) -> bool:
     from plan_adapter.errors import NoServerError
 
     try:
-        server = await aside(lambda: answering_server(settings))
+        server = await in_daemon_thread(lambda: answering_server(settings))
         if server is None:
             return False
         from plan_adapter.engine.gate_forms import resume_released

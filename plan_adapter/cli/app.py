@@ -211,10 +211,10 @@ def _report(error: Exception, *, as_json: bool) -> int:
         return _refuse("usage", str(error), ExitCode.USAGE, as_json=as_json)
     if isinstance(error, PlanAdapterError):
         return _refuse(type(error).__name__, str(error), code_of_error(error), as_json=as_json)
-    said = " ".join(traceback.format_exception_only(error)[-1].split())
+    message = " ".join(traceback.format_exception_only(error)[-1].split())
     kept = output.keep_traceback(error)
     where = f"the traceback is in {kept}, and {ISSUE_HINT}" if kept is not None else ISSUE_HINT
-    return _refuse(type(error).__name__, f"unexpected {without_passwords(said)}; {where}", ExitCode.FAILED, as_json=as_json)
+    return _refuse(type(error).__name__, f"unexpected {without_passwords(message)}; {where}", ExitCode.FAILED, as_json=as_json)
 
 
 def _too_much(error: "UnusedCliTokensError") -> str:

@@ -137,13 +137,13 @@ def _bracketed(words: list[str]) -> str:
 
 def _answer_line(row: Approval, standing: "Mapping[str, StandingApproval]", labels: "Mapping[Unit, str]") -> str:
     step = "" if row.step_id is None else f" step {prose(call_name(row.step_id, row.item, labels.get((row.step_id, row.item))))}"
-    said = f"- {ANSWERED[row.decision]}{step} by "
+    answered = f"- {ANSWERED[row.decision]}{step} by "
     if row.standing_id is None:
-        return f"{said}{prose(row.by)} ({row.known_by}) at {moment(row.at)}{_noted(row.note)}"
+        return f"{answered}{prose(row.by)} ({row.known_by}) at {moment(row.at)}{_noted(row.note)}"
     given = standing.get(row.standing_id)
-    whose = f", which {prose(row.by)} ({row.known_by}) gave" + (f" at {moment(given.at)}" if given is not None else "")
+    given_by = f", which {prose(row.by)} ({row.known_by}) gave" + (f" at {moment(given.at)}" if given is not None else "")
     of_plan = f" of {prose(given.name)}" if given is not None else ""
-    return f"{said}the standing approval `{row.standing_id}`{of_plan}{whose}; used at {moment(row.at)}{_noted(row.note)}"
+    return f"{answered}the standing approval `{row.standing_id}`{of_plan}{given_by}; used at {moment(row.at)}{_noted(row.note)}"
 
 
 def _version_line(row: "Revision") -> str:

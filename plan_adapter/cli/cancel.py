@@ -48,14 +48,14 @@ async def cancel(
     from plan_adapter.runner import acancel_run
 
     words = AnswerOptions("approve", sign=sign, code=code, by=by)
-    said = f"{reason} (by {by or os_user()})"
+    recorded = f"{reason} (by {by or os_user()})"
     if rollback:
-        return await _roll_back(run, said, tools or [], words, offline=offline, json=json)
+        return await _roll_back(run, recorded, tools or [], words, offline=offline, json=json)
     if sign or code:
         raise UsageError("--sign, --code and --by prove who asks for a rollback: they go with --rollback")
     async with open_store(Settings()) as store:
         is_left = all(gate.attended is False for gate in await store.gates(run_id=(await store.run(run, with_steps=False)).id))
-        found = await acancel_run(run, reason=said, store=store)
+        found = await acancel_run(run, reason=recorded, store=store)
         if is_left and found.status is PlanStatus.CANCELLED:
             await show_end(found.id, store, Settings())
     if json:

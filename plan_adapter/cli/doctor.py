@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
-from plan_adapter.cli.secrets import seen, sight_line
+from plan_adapter.cli.secrets import location_line, secret_locations
 from plan_adapter.cli.sources import model_of, open_store, plan_of, policy_of_store, tools_of
 from plan_adapter.readable import counted, duration, one_line
 from plan_adapter.settings import Settings
@@ -125,8 +125,8 @@ def _of_plan(plan: str, imports: list[str], settings: Settings) -> "list[Finding
         return [*findings, Finding(ok=True, what=f"{plan} uses no secrets")]
     hint = "put it in one of these places"
     return findings + [
-        Finding(ok=sight.problem is None, what=sight_line(sight, validated), hint="" if sight.problem is None else hint)
-        for sight in seen(validated.secrets, settings)
+        Finding(ok=location.problem is None, what=location_line(location, validated), hint="" if location.problem is None else hint)
+        for location in secret_locations(validated.secrets, settings)
     ]
 
 

@@ -63,7 +63,7 @@ async def edited_plan(run: "PlanRun", store: "PlanStore", tools: "ToolRegistry",
             plan, findings = _read(path, run, tools)
             if plan is None:
                 conversation.say("\n".join(findings))
-                if not await _says_yes(conversation, "Edit it again? [Y/n] ", default=True):
+                if not await _confirm(conversation, "Edit it again? [Y/n] ", default=True):
                     return None
                 continue
             lines = difference_lines(old, plan)
@@ -71,9 +71,9 @@ async def edited_plan(run: "PlanRun", store: "PlanStore", tools: "ToolRegistry",
                 conversation.say("nothing was changed")
                 return None
             conversation.say("\n".join([difference_title(lines), *lines]))
-            if await _says_yes(conversation, "Use this version? [y/N] ", default=False):
+            if await _confirm(conversation, "Use this version? [y/N] ", default=False):
                 return plan
-            if not await _says_yes(conversation, "Edit it again? [y/N] ", default=False):
+            if not await _confirm(conversation, "Edit it again? [y/N] ", default=False):
                 return None
 
 
@@ -108,7 +108,7 @@ async def _open_editor(path: Path) -> None:
         raise UsageError(f"the editor `{words[0]}` ended with code {code}")
 
 
-async def _says_yes(conversation: Conversation, question: str, *, default: bool) -> bool:
+async def _confirm(conversation: Conversation, question: str, *, default: bool) -> bool:
     answer = await conversation.ask(question)
     if answer is None:
         return False

@@ -154,7 +154,7 @@ class ForegroundRun:
                 run = await task
         except asyncio.CancelledError:
             self._display.close()
-            await self._tell_forced_end()
+            await self._show_forced_end()
             return ExitCode.INTERRUPTED
         except YesRefusedError as error:
             self._display.close()
@@ -166,7 +166,7 @@ class ForegroundRun:
         except StoreError as error:
             self._display.close()
             if not isinstance(error, StoreLostError):  # else nothing can be resumed
-                self._tell_left()
+                self._show_left_waiting()
             raise
         finally:
             self._display.close()
@@ -231,16 +231,16 @@ class ForegroundRun:
         if not self._is_left(signal.SIGHUP):
             asyncio.get_running_loop().call_later(HUNG_UP_SECONDS, self._hung_up)
 
-    async def _tell_forced_end(self) -> None:
+    async def _show_forced_end(self) -> None:
         from plan_adapter.runner import acancel_run
 
         if self._started is None and self._waiting is not None and self._left_at is None:
             with contextlib.suppress(RunConflictError):  # it has ended
                 await acancel_run(self._waiting, reason=INTERRUPTED[signal.SIGINT], store=self._store)
         output.note("interrupted")
-        self._tell_left()
+        self._show_left_waiting()
 
-    def _tell_left(self) -> None:
+    def _show_left_waiting(self) -> None:
         if self._started is not None:
             output.note(f"run {self._started} has stopped here; `{self._resume_command}` resumes it")
 

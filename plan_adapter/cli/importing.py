@@ -16,8 +16,8 @@ from plan_adapter.readable import counted
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
-    from plan_adapter.imported import Imported
     from plan_adapter.plan import ExecutionPlan
+    from plan_adapter.plan_import import ImportedPlan
     from plan_adapter.problems import Problem
     from plan_adapter.tools.registry import ToolRegistry
 
@@ -92,33 +92,33 @@ async def import_plans(
 
 def _taken(
     read: "list[tuple[ExecutionPlan | None, list[Problem]]]", file: str, wanted: _ImportOptions, tools: "ToolRegistry", *, as_json: bool
-) -> "list[Imported] | None":
+) -> "list[ImportedPlan] | None":
     """Return the converted plans, and print every problem; None if a plan cannot be converted."""
-    from plan_adapter.imported import imported
+    from plan_adapter.plan_import import import_plan
     from plan_adapter.validation import lint
 
     found = [problem for plan, problems in read for problem in (problems if plan is None else lint(plan, tools))]
     output.problems(found, as_json=as_json, to_stdout=False)
     unread = [problem for _, problems in read for problem in problems]
     unknown = [problem for problem in unread if problem.code == "unknown-field"]
-    to_mend = [problem for problem in found if problem.severity == "error" and problem not in unread]
+    to_fix = [problem for problem in found if problem.severity == "error" and problem not in unread]
     stops = [problem for problem in unread if not (wanted.leave_out_unknown and problem in unknown)]
-    stops += [problem for problem in to_mend if wanted.save and problem.code != "unknown-tool"]
+    stops += [problem for problem in to_fix if wanted.save and problem.code != "unknown-tool"]
     if stops:
-        way_on = f"; `--leave-out-unknown` leaves out {counted(len(unknown), 'unknown field')}" if unknown else ""
-        output.note(f"nothing was converted: fix the problems above{way_on}")
+        hint = f"; `--leave-out-unknown` leaves out {counted(len(unknown), 'unknown field')}" if unknown else ""
+        output.note(f"nothing was converted: fix the problems above{hint}")
         return None
-    if to_mend:
-        output.note(f"converted as written; fix {counted(len(to_mend), 'error')} above before it can run")
+    if to_fix:
+        output.note(f"converted as written; fix {counted(len(to_fix), 'error')} above before it can run")
     if not read:
         raise UsageError(f"{file} holds no plan")
     if wanted.name is not None and len(read) > 1:
         raise UsageError(f"{file} holds {len(read)} plans: --name is for one")
-    return [imported(plan, source=Path(file).name, name=wanted.name, results=wanted.results) for plan, _ in read if plan is not None]
+    return [import_plan(plan, source=Path(file).name, name=wanted.name, results=wanted.results) for plan, _ in read if plan is not None]
 
 
 def _targets(
-    plans: "list[Imported]", out: Path | None, *, force: bool, tools: tuple[str, ...], is_needed: bool
+    plans: "list[ImportedPlan]", out: Path | None, *, force: bool, tools: tuple[str, ...], is_needed: bool
 ) -> list[Destination | None]:
     """Return where each plan goes. Raises UsageError, before anything is written, if a plan cannot go there."""
     names = [one.plan.name for one in plans]

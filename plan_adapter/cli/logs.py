@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import JsonValue
 
 from plan_adapter.cli import output
-from plan_adapter.cli.aside import aside
 from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.servers import answering_server
 from plan_adapter.cli.sources import open_store
 from plan_adapter.errors import NoServerError
@@ -60,7 +60,7 @@ async def logs(run: str, /, step: str | None = None, *, json: bool = False) -> i
 async def _lines(run: PlanRun, store: "PlanStore", settings: Settings) -> tuple[list[Line], str]:
     if run.flow_run_id is not None:
         try:
-            server = await aside(lambda: answering_server(settings))
+            server = await in_daemon_thread(lambda: answering_server(settings))
             if server is not None and (found := await _from_prefect(server, run.flow_run_id)):
                 return found, f"Prefect at {server.api_url}"
         except NoServerError as error:

@@ -60,9 +60,9 @@ async def _show(store: "PlanStore", *, with_all: bool, as_json: bool) -> int:
     versions, problem = await store.policy_history()
     for version in versions if with_all else versions[-1:]:
         if as_json:
-            output.json_line({**_told(version), "problem": problem})
+            output.json_line({**_as_json(version), "problem": problem})
         else:
-            _tell(version)
+            _print(version)
     if problem is not None:
         output.note(f"altered: {problem}; this store approves and runs nothing until its owner restores the rows")
         return ExitCode.FAILED
@@ -91,7 +91,7 @@ async def _set(file: str, store: "PlanStore", settings: Settings, *, sign: bool,
         known_by, signature = "ssh_signature", await _signature(new, number, who, store, settings)
     kept = await store.set_policy(NewPolicy(new, number, who, known_by, signature))
     if as_json:
-        output.json_line(_told(kept))
+        output.json_line(_as_json(kept))
         return ExitCode.DONE
     output.line(f"version {kept.number} of the store's policy applies from now on, set by {one_line(kept.by)} ({kept.known_by})")
     if not new.operators:
@@ -107,18 +107,18 @@ async def _set(file: str, store: "PlanStore", settings: Settings, *, sign: bool,
 
 async def _signature(new: "Policy", number: int, by: str, store: "PlanStore", settings: Settings) -> str:
     """Return the signature of a new policy, verified against the current allowed signers."""
-    from plan_adapter.cli.aside import aside
+    from plan_adapter.cli.daemon_thread import in_daemon_thread
     from plan_adapter.gates.signatures import allowed_signers, default_key, sign, signer
     from plan_adapter.store.policies import signed_policy
 
     text = signed_policy(new, number)
     allowed = allowed_signers(await store.effective_policy(settings))
     signature = sign(text, key=default_key(settings))
-    await aside(lambda: signer(text, signature, allowed=allowed, by=by))
+    await in_daemon_thread(lambda: signer(text, signature, allowed=allowed, by=by))
     return signature
 
 
-def _told(version: "PolicyVersion") -> dict[str, Any]:
+def _as_json(version: "PolicyVersion") -> dict[str, Any]:
     return {
         "number": version.number,
         "by": version.by,
@@ -129,7 +129,7 @@ def _told(version: "PolicyVersion") -> dict[str, Any]:
     }
 
 
-def _tell(version: "PolicyVersion") -> None:
+def _print(version: "PolicyVersion") -> None:
     from plan_adapter.documents.yaml_text import write_yaml
 
     who = f"{one_line(version.by)} ({version.known_by})"

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
-from plan_adapter.cli.secrets import seen, sight_line
+from plan_adapter.cli.secrets import location_line, secret_locations
 from plan_adapter.cli.sources import input_texts, open_store, plan_of, policy_of_store, resume_options_of, tools_of
 from plan_adapter.commands import NAMED, unit_names
 from plan_adapter.readable import listed
@@ -68,13 +68,13 @@ def preview(
 
     given = input_texts(input or [], inputs)
     validated = validate(asyncio.run(plan_of(plan)), tools_of(tools or []))
-    shown, sights = _preview(validated, given), seen(validated.secrets, Settings())
+    shown, locations = _preview(validated, given), secret_locations(validated.secrets, Settings())
     if json:
-        output.json_line(shown.as_json() | {"secret_places": [asdict(sight) for sight in sights]})
+        output.json_line(shown.as_json() | {"secret_places": [asdict(location) for location in locations]})
     else:
         output.line(preview_text(shown).rstrip("\n"))
-        if sights:
-            output.line("\n".join(["", "## Secrets", "", *(f"- {sight_line(sight, validated)}" for sight in sights)]))
+        if locations:
+            output.line("\n".join(["", "## Secrets", "", *(f"- {location_line(location, validated)}" for location in locations)]))
     return ExitCode.DONE
 
 
@@ -120,7 +120,7 @@ async def _preview_resume(run: str, asked: "ResumeOptions | None", *, tools: lis
         bound = as_recorded(found, plan, tools_of(tools))
         if work is roll_back:
             await with_approved_rollbacks(bound, found, history, store)
-            return _tell_rollback(found.id, units_to_roll_back(plan, history), history.labels, as_json=as_json)
+            return _print_rollback(found.id, units_to_roll_back(plan, history), history.labels, as_json=as_json)
         validated = bound.validated
         changes, notices = await changes_of_tools(validated, found, store), await code_notices(validated, found, store)
         unknown = {attempt.step_id for attempt in await store.unknown(found.id) if attempt.kind == "step"}
@@ -175,7 +175,7 @@ def _items(plan: "ExecutionPlan", run: "PlanRun", step_id: str, history: "RunHis
     ]
 
 
-def _tell_rollback(run_id: str, left: "list[Unit]", labels: "Mapping[Unit, str]", *, as_json: bool) -> int:
+def _print_rollback(run_id: str, left: "list[Unit]", labels: "Mapping[Unit, str]", *, as_json: bool) -> int:
     if as_json:
         output.json_line({"run_id": run_id, "steps": [], "rollback": [{"id": step_id, "item": item} for step_id, item in left]})
     else:

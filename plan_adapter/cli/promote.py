@@ -76,9 +76,9 @@ async def promote(
         destination.write_plan(promotion.plan, comments={"": top, **promotion.comments})
     for text in (*warnings, *promotion.notes):
         output.note(f"note: {text}")
-    _tell(promotion, without or [], is_saved=saved is not None, is_file=out is not None)
+    _print(promotion, without or [], is_saved=saved is not None, is_file=out is not None)
     if saved is not None:
-        words = ["plan", "run", f"store:{saved.name}", *(word for given in tools or () for word in ("--tools", given))]
+        words = ["plan", "run", f"store:{saved.name}", *(part for given in tools or () for part in ("--tools", given))]
         output.note(f"saved version {saved.version} of {saved.name}, by {saved.author}; next: {shlex.join(words)}")
     return ExitCode.DONE
 
@@ -123,7 +123,7 @@ def _story(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: list(fields[name]) for name in ("reasons", "places", "remains")}
 
 
-def _tell(promotion: "Promotion", without: list[str], *, is_saved: bool, is_file: bool) -> None:
+def _print(promotion: "Promotion", without: list[str], *, is_saved: bool, is_file: bool) -> None:
     names = ", ".join(one.name for one in promotion.inputs)
     output.note(f"proposed inputs: {names}" if names else "nothing in it seems to vary: the plan is unchanged")
     if names:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from plan_adapter.cli import output
 from plan_adapter.cli.answers import DECISION_WORDS, AnswerOptions, Place, confirm, must_be_bound, other_content, proofs, refuse_unnamed
 from plan_adapter.cli.approval_state import age, time_left
-from plan_adapter.cli.aside import aside
 from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.servers import answering_server
 from plan_adapter.commands import SHOWN_DIGITS, answer_command
 from plan_adapter.gates.terminal import gate_summary
@@ -95,7 +95,7 @@ async def answer_remotely(place: Place, words: AnswerOptions, settings: "Setting
 async def _server(settings: "Settings") -> "AsyncGenerator[Server]":
     from plan_adapter.engine.connection import use_server
 
-    server = await aside(lambda: answering_server(settings))
+    server = await in_daemon_thread(lambda: answering_server(settings))
     if server is None:
         raise UsageError("there is no Prefect server: Prefect's settings name no API URL, and no local server is running")
     with use_server(server):

@@ -7,8 +7,8 @@ from cyclopts import Parameter
 
 from plan_adapter.cli import output
 from plan_adapter.cli.answers import AnswerOptions, CallerIdentity
-from plan_adapter.cli.aside import aside
 from plan_adapter.cli.codes import UsageError, code_of_run
+from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server, show_result
 from plan_adapter.cli.sources import open_store, resume_options_of, tools_of
 from plan_adapter.commands import answer_command
@@ -96,7 +96,7 @@ async def _resume(
         if (found.status, found.reason) == (PlanStatus.CANCELLED, RunReason.CANCELLED):
             at, why = moment(found.completed_at), one_line(await _why_cancelled(found, store))
             output.note(f"run {found.id} was cancelled at {at}: {why}; it is resumed now")
-        server = await aside(pending.wait) if pending is not None else None
+        server = await in_daemon_thread(pending.wait) if pending is not None else None
         while True:
             now = await until_unowned(found, store) if waits else found
             if has_completed_since(found, now):
@@ -136,13 +136,13 @@ async def owner_of(run_id: str, store: "PlanStore") -> str | None:
 
 async def until_unowned(run: "PlanRun", store: "PlanStore") -> "PlanRun":
     """Return the run once no process owns it; prints who does."""
-    said = None
+    shown = None
     while (who := await owner_of(run.id, store)) is not None:
-        if who != said:
+        if who != shown:
             output.note(f"{who}; waiting for it to end (Ctrl-C stops waiting, not the run)")
-            said = who
+            shown = who
         await store.changed(LOOK_SECONDS)
-    return run if said is None else await store.run(run.id)
+    return run if shown is None else await store.run(run.id)
 
 
 def has_completed_since(before: "PlanRun", now: "PlanRun") -> bool:

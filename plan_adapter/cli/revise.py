@@ -6,7 +6,7 @@ from plan_adapter.cli import output
 from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.differences import difference_lines, difference_title
-from plan_adapter.cli.drafting import TerminalAsker, call_line, draft_json, tell
+from plan_adapter.cli.drafting import TerminalAsker, call_line, draft_json, print_report
 from plan_adapter.cli.records import run_json
 from plan_adapter.cli.sources import drafting_tools_of, find_run, is_plan, is_words, model_of, open_store, plan_of, tools_of
 from plan_adapter.commands import SHOWN_DIGITS, resume_asked
@@ -75,8 +75,8 @@ async def revise(
         except RunConflictError as error:
             raise UsageError(str(error)) from error
         is_asked = bool(await store.gates(run_id=revised.id))
-    _tell_changes(revised, difference_lines(old, new), draft, as_json=json)
-    _tell_next(revised, is_attended=is_attended, is_asked=is_asked)
+    _print_changes(revised, difference_lines(old, new), draft, as_json=json)
+    _print_next(revised, is_attended=is_attended, is_asked=is_asked)
     return ExitCode.DONE
 
 
@@ -107,7 +107,7 @@ async def _drafted(
         await model.aclose()
     if as_json and draft.plan is None:
         output.json_line(draft_json(draft, question=asker.unanswered))
-    tell(draft)
+    print_report(draft)
     return draft
 
 
@@ -132,7 +132,7 @@ async def _edited(run: "PlanRun", store: "PlanStore", tools: "ToolRegistry") -> 
     return await edited_plan(run, store, tools, Conversation())
 
 
-def _tell_changes(run: "PlanRun", changes: list[str], draft: "Draft | None", *, as_json: bool) -> None:
+def _print_changes(run: "PlanRun", changes: list[str], draft: "Draft | None", *, as_json: bool) -> None:
     if as_json:
         output.json_line({**run_json(run, steps=False), "changes": changes, **({} if draft is None else {"draft": draft.id})})
     else:
@@ -140,7 +140,7 @@ def _tell_changes(run: "PlanRun", changes: list[str], draft: "Draft | None", *, 
         output.line(f"run {run.id} has the new version: {run.status}")
 
 
-def _tell_next(run: "PlanRun", *, is_attended: bool, is_asked: bool) -> None:
+def _print_next(run: "PlanRun", *, is_attended: bool, is_asked: bool) -> None:
     if is_attended:
         output.note("the waiting process now asks about the new version")
     elif not is_asked:

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from plan_adapter.cli.aside import aside
+from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server
 from plan_adapter.cli.sources import input_texts, open_store, plan_of, tools_of
 from plan_adapter.settings import Settings
@@ -51,7 +51,7 @@ async def _run(source: str, given: dict[str, str], tools: list[str], wanted: Run
     async with open_store(settings) as store:
         registry = tools_of(tools)
         bound = bind_inputs(validate(await plan_of(source, store), registry), given, from_text=True)
-        server = await aside(pending.wait) if pending is not None else None
+        server = await in_daemon_thread(pending.wait) if pending is not None else None
         foreground = ForegroundRun(server, wanted, store=store, tools=registry)
         work = execute_plan(bound, run_request=foreground.request(settings), store=store, offline=offline, record_pending=True)
         return await foreground.complete(work)

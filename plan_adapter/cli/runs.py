@@ -99,11 +99,11 @@ async def _verify_run(run_or_file: str, *, as_json: bool) -> int:
         verdict = "altered" if bad else found.verdict
         output.json_line({**asdict(found), "verdict": verdict, "ok": verdict == "intact", "run": run_id, "signatures": checked})
     else:
-        _tell_verdict(found, checked)
+        _print_verdict(found, checked)
     return ExitCode.DONE if found.ok and not bad else ExitCode.FAILED
 
 
-def _tell_verdict(found: "Verification", checked: list[dict[str, Any]]) -> None:
+def _print_verdict(found: "Verification", checked: list[dict[str, Any]]) -> None:
     if found.problem is not None:
         output.line(f"altered: {found.problem}")
         return
@@ -145,16 +145,22 @@ def _checked(signed: "Signed", policy: "EffectivePolicy") -> dict[str, Any]:
     from plan_adapter.errors import NotApprovedError
     from plan_adapter.gates.signatures import allowed_signers, signer
 
-    told: dict[str, Any] = {"table": signed.table, "id": signed.key, "step": signed.step_id, "call_kind": signed.call_kind, "by": signed.by}
+    fields: dict[str, Any] = {
+        "table": signed.table,
+        "id": signed.key,
+        "step": signed.step_id,
+        "call_kind": signed.call_kind,
+        "by": signed.by,
+    }
     if signed.signature is None:
-        return told | {"checked": True, "problem": "it is recorded as signed, and there is no signature"}
+        return fields | {"checked": True, "problem": "it is recorded as signed, and there is no signature"}
     if policy.allowed_signers is None:
-        return told | {"checked": False, "problem": None}
+        return fields | {"checked": False, "problem": None}
     try:
         signer(signed.text, signed.signature, allowed=allowed_signers(policy), by=signed.by)
     except NotApprovedError as error:
-        return told | {"checked": True, "problem": str(error)}
-    return told | {"checked": True, "problem": None}
+        return fields | {"checked": True, "problem": str(error)}
+    return fields | {"checked": True, "problem": None}
 
 
 def _read(path: Path) -> dict[str, Any] | None:

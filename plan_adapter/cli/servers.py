@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from plan_adapter.cli import output
-from plan_adapter.cli.aside import aside
+from plan_adapter.cli.daemon_thread import in_daemon_thread
 
 if TYPE_CHECKING:
     from plan_adapter.engine.connection import Server
@@ -51,7 +51,7 @@ async def show_end(run_id: str, store: "PlanStore", settings: "Settings") -> Non
     if run.flow_run_id is None or run.completed_at is None:
         return
     try:
-        server = await aside(lambda: answering_server(settings))
+        server = await in_daemon_thread(lambda: answering_server(settings))
         if server is not None:
             from plan_adapter.engine.reconciling import reconcile_flow_run
 

@@ -50,5 +50,5 @@ def _verdict(source: str, *, errors: int, warnings: int, as_json: bool) -> None:
     if as_json:
         output.json_line({"plan": source, "valid": not errors, "errors": errors, "warnings": warnings})
         return
-    counts = ", ".join(counted(count, word) for count, word in ((errors, "error"), (warnings, "warning")) if count)
+    counts = ", ".join(counted(count, noun) for count, noun in ((errors, "error"), (warnings, "warning")) if count)
     output.note(f"{source}: {'invalid' if errors else 'valid'}" + (f" ({counts})" if counts else ""))

@@ -99,7 +99,7 @@ class ChecksPolicyFirst(Protocol):
     """An approver that knows in advance whether its approval would be accepted."""
 
     def check_policy(self, rules: GatePolicy) -> None:
-        """Raise NotApprovedError if the gate policy `rules` would refuse the approval."""
+        """Raise NotApprovedError if the gate policy would refuse the approval."""
         ...
 
 

@@ -13,7 +13,7 @@ from plan_adapter.crash_points import reached
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.cancellation import first_reason
 from plan_adapter.gates.approval import Approver, refusal
-from plan_adapter.gates.gate import CanAskOutcomes, GateEventKind, GateForms, request_of, said_at
+from plan_adapter.gates.gate import CanAskOutcomes, GateEventKind, GateForms, closing_message, request_of
 from plan_adapter.hooks import Event, Listener, call_hook, tell
 from plan_adapter.record import Answer, Approval, Gate, PlanRun, StepRun
 from plan_adapter.runs.answers import GateAnswers
@@ -233,7 +233,7 @@ class GateKeeper:
         reached("gate-answered")
         answer = await self.store.answer_to_gate(closed.id)
         cancelled = await self._why_cancelled(closed) if closed.end == "cancelled" else None
-        said = cancelled or said_at(closed, answer, await self.answers.resolution_at(closed))
+        said = cancelled or closing_message(closed, answer, await self.answers.resolution_at(closed))
         await self._tell("gate_answered", closed, step, said)
         self._emit("expired" if closed.end == "expired" else "answered", closed, said, answer)
         return closed

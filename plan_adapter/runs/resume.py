@@ -52,7 +52,7 @@ def resume_action(
     resumed.
     """
     work = _action_for(run, history, kept)
-    _refuse_what_was_aborted(run, plan, history, left_out=(asked or ResumeOptions()).left_out(history.left_out))
+    _refuse_what_was_aborted(run, plan, history, skipped=(asked or ResumeOptions()).all_skipped(history.skipped))
     return work
 
 
@@ -94,15 +94,15 @@ async def refuse_resume(run: PlanRun, store: PlanStore) -> None:
         raise RunConflictError(f"run {run.id} is executed by {owner}; cancel it first, or `plan resume {run.id} --wait` waits for its end")
 
 
-def _refuse_what_was_aborted(run: PlanRun, plan: ExecutionPlan, history: RunHistory, *, left_out: Collection[str]) -> None:
+def _refuse_what_was_aborted(run: PlanRun, plan: ExecutionPlan, history: RunHistory, *, skipped: Collection[str]) -> None:
     """Raise RunConflictError if a step to be called may have been done already: an `abort` ended the run and left its outcome unknown."""
-    left = [unit for unit in aborted_steps(plan, history) if unit[0] not in left_out]
+    left = [unit for unit in aborted_steps(plan, history) if unit[0] not in skipped]
     if left and not history.has_rollbacks:
         names = ", ".join(unit_names(left, history.labels))
         command = resolve_command(run.id, left[0], "done|again", label=history.labels.get(left[0]))
         raise RunConflictError(
-            f"run {run.id} was ended by `abort`, and whether {names} was done was never known, so it is not called again: look, and "
-            f"say it with `{command}`, or leave it out (`plan resume {run.id} --skip {left[0][0]} --because …`)"
+            f"run {run.id} was ended by `abort`, and the outcome of {names} is still unknown, so it is not called again: check, and "
+            f"record it with `{command}`, or skip it (`plan resume {run.id} --skip {left[0][0]} --because …`)"
         )
 
 

@@ -141,7 +141,7 @@ async def rollback_run(
         raise RunConflictError(f"run {run.id} has completed: only a run that failed or was cancelled is rolled back")
     policy = await store.effective_policy(run_request.settings)
     await record_operator_request(
-        "undo", (), reason, run, plan, store, run_request, rollback_needs_approver=rollback_needs_approver(plan, policy)
+        "rollback", (), reason, run, plan, store, run_request, rollback_needs_approver=rollback_needs_approver(plan, policy)
     )
     history = await store.history(run.id)
     was_interrupted = run.reason is RunReason.INTERRUPTED and history.has_rollbacks

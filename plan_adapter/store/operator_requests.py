@@ -13,7 +13,7 @@ from pydantic import JsonValue
 from sqlalchemy import Connection, func, select, update
 
 from plan_adapter.errors import RunConflictError
-from plan_adapter.execution.history import left_out_by
+from plan_adapter.execution.history import skipped_by
 from plan_adapter.record import OperatorRequestKind
 from plan_adapter.store import audit, entries, runs
 from plan_adapter.store.changes import signal
@@ -69,10 +69,10 @@ def keep(connection: Connection, tenant: str | None, run_id: str, request: Opera
     found: str = runs.row_of(connection, tenant, run_id)["id"]
     run = connection.execute(select(run_table).where(run_table.c.id == found).with_for_update(key_share=True)).mappings().one()
     if request.steps and (owner := runs.owner_of(connection, tenant, found)) is not None:
-        raise RunConflictError(f"run {found} is executed by {owner}: which steps are left out is said when it has ended")
+        raise RunConflictError(f"run {found} is executed by {owner}: skip steps after it has ended")
     subjects = _subjects(connection, run, request.steps)
     if request_digest(found, _next_number(connection, found), request.kind, subjects) != request.digest:
-        raise RunConflictError(f"somebody else has asked for something of run {found} meanwhile: look again, and say it once more")
+        raise RunConflictError(f"another request about run {found} was recorded meanwhile: look again, then repeat yours")
     changed = update(run_table).where(run_table.c.id == found).values(updated_at=database_now()).returning(run_table.c.updated_at)
     told, at = list[entries.Entry](), instant_text(now_of(connection))
     for step_id, digest in subjects:
@@ -86,7 +86,7 @@ def keep(connection: Connection, tenant: str | None, run_id: str, request: Opera
     return updated_at
 
 
-def left_out_of(connection: Connection, run_id: str) -> dict[str, str]:
+def skipped_steps_of(connection: Connection, run_id: str) -> dict[str, str]:
     """Return the skipped steps of the run, each with who skipped it and why. A step that changed since is not skipped."""
     # Two queries: the index covers only the numbers. In one query, SQLite would scan the whole audit log.
     numbers = connection.scalars(select(audit_log.c.number).where(audit_log.c.run_id == run_id, IS_OPERATOR_REQUEST)).all()
@@ -95,12 +95,12 @@ def left_out_of(connection: Connection, run_id: str) -> dict[str, str]:
     wanted = (audit_log.c.kind, audit_log.c.step_id, audit_log.c.by, audit_log.c.message, audit_log.c.row_digest)
     query = select(*wanted).where(audit_log.c.run_id == run_id, audit_log.c.number.in_(numbers)).order_by(audit_log.c.number)
     newest = {row["step_id"]: row for row in connection.execute(query).mappings()}
-    left_out = {step_id: row for step_id, row in newest.items() if row["kind"] == OPERATOR_REQUEST_KINDS["leave_out"]}
-    if not left_out:
+    skipped_steps = {step_id: row for step_id, row in newest.items() if row["kind"] == OPERATOR_REQUEST_KINDS["skip"]}
+    if not skipped_steps:
         return {}
     now = _step_digests(connection, connection.execute(select(run_table).where(run_table.c.id == run_id)).mappings().one())
-    same = {step_id: row for step_id, row in left_out.items() if now.get(step_id) == row["row_digest"]}
-    return {step_id: left_out_by(row["by"], row["message"]) for step_id, row in same.items()}
+    same = {step_id: row for step_id, row in skipped_steps.items() if now.get(step_id) == row["row_digest"]}
+    return {step_id: skipped_by(row["by"], row["message"]) for step_id, row in same.items()}
 
 
 def _next_number(connection: Connection, run_id: str) -> int:

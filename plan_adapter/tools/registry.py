@@ -55,7 +55,7 @@ class ToolRegistry:
         for tool in _tools_of(item):
             known = self._tools.setdefault(tool.name, tool)
             if known is not tool and known.source is tool.source and _source(known.probe) is not _source(tool.probe):
-                raise ToolDefinitionError(f"the tool `{tool.name}` ({tool.origin}) is there twice, with different probes; give it once")
+                raise ToolDefinitionError(f"the tool `{tool.name}` ({tool.origin}) was added twice, with different probes; add it once")
             if known is not tool and (known.source is not tool.source or known.effect != tool.effect):
                 raise ToolDefinitionError(
                     f"two tools are called `{tool.name}`: {known.origin} ({known.effect}) and {tool.origin} ({tool.effect}); "
@@ -118,7 +118,7 @@ def _tools_of(item: object) -> list[Tool[..., Any]]:
     if isinstance(item, str):
         item = import_object(item)
         if isinstance(item, str):
-            raise ToolDefinitionError(f"an import string that names the text {item!r} instead of a tool")
+            raise ToolDefinitionError(f"an import string names the text {item!r}, not a tool")
     if isinstance(item, ToolRegistry):
         return list(item)
     if isinstance(item, list | tuple):

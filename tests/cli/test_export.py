@@ -128,7 +128,7 @@ def test_what_was_altered_in_a_file_is_named(plan: Plan, run_id: str, path: tupl
 @pytest.mark.parametrize(
     ("arguments", "words"), [(("verify",), "verify what?"), (("list", "x"), "takes no run"), (("verify", "no.json"), "no file")]
 )
-def test_wrong_words_are_a_usage_error(plan: Plan, arguments: tuple[str, ...], words: str):
+def test_wrong_arguments_are_a_usage_error(plan: Plan, arguments: tuple[str, ...], words: str):
     said = plan("runs", *arguments)
     assert (said.code, words in said.err) == (2, True)
 

@@ -17,7 +17,7 @@ def elsewhere(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_gate_and_the_run_tell_the_folder(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gate_and_the_run_show_the_folder(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = str((tmp_path / "work").resolve())
     run_id = waiting(plan)
     assert f"- works in `{work}`\n" in plan("approve", run_id, "--show").out

@@ -143,7 +143,7 @@ async def test_a_form_asks_how_a_rollback_ended_and_the_rest_is_undone_then(answ
     assert (await world.store.verify(run.id)).ok
 
 
-async def test_while_it_is_asked_the_run_keeps_its_reason_and_the_question_says_what_was_called(world: Undoing) -> None:
+async def test_an_open_outcome_gate_keeps_the_runs_reason_and_shows_the_call(world: Undoing) -> None:
     going = world.start_with_form(FormAnswers(()), approval=ApprovalPolicy(approvers=["ana"]))
     gate = await world.gate()
     run = await world.store.run(gate.run_id)
@@ -152,7 +152,7 @@ async def test_while_it_is_asked_the_run_keeps_its_reason_and_the_question_says_
         "How did rollback two end?",
         "Undo: Drain two",
         "It called `put_back` with",
-        "nothing further is undone",
+        "nothing else is undone",
         "- `node`: `two`",
     ):
         assert part in gate.text
@@ -209,7 +209,7 @@ async def test_after_abort_nothing_further_is_undone_and_it_is_not_called_again_
     assert (await world.store.verify(run.id)).ok
 
 
-async def test_what_somebody_undid_by_hand_is_not_undone_by_its_tool(world: Undoing) -> None:
+async def test_a_rollback_done_by_hand_is_not_called(world: Undoing) -> None:
     world.lost = 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(world, "calls", Stuck())
@@ -227,7 +227,7 @@ class Stuck(list[str]):
         raise RuntimeError("卡住了")
 
 
-async def test_a_rollback_that_was_interrupted_asks_when_it_goes_on(world: Undoing) -> None:
+async def test_an_interrupted_rollback_asks_when_it_resumes(world: Undoing) -> None:
     run = await world.run()
     run.status, run.completed_at = PlanStatus.EXECUTING, None
     await world.store.claim(run, keeps_ends=True)

@@ -104,9 +104,7 @@ async def test_of_a_run_that_nobody_ever_approved_nothing_is_undone(world: World
     assert shop.called == []
 
 
-async def test_a_process_that_died_before_it_undid_anything_leaves_a_run_that_is_undone_and_does_not_go_on(
-    world: World, shop: Shop
-) -> None:
+async def test_a_process_that_died_before_rolling_back_leaves_a_run_that_only_rolls_back(world: World, shop: Shop) -> None:
     run = await stopped(world, shop, undoable(shop))
     await world.resume(run.id, tools=shop.tools(effect="write"), approver=Says("reject"))
     (version,) = await world.store.revisions(run.id)

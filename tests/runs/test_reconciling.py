@@ -68,7 +68,7 @@ def leave_behind(store: PlanStore) -> LeaveBehind:
     return leave
 
 
-async def test_a_run_whose_process_is_gone_is_named_with_what_goes_on_with_it(store: PlanStore, leave_behind: LeaveBehind) -> None:
+async def test_a_run_whose_process_died_is_named_with_the_command_that_resumes_it(store: PlanStore, leave_behind: LeaveBehind) -> None:
     run = await leave_behind()
     [finding] = await reconcile(store, with_prefect=False)
     assert (finding.kind, finding.run_id, finding.name, finding.is_corrected) == ("interrupted", run.id, "夜间检查", False)
@@ -213,7 +213,7 @@ async def test_a_run_that_a_living_process_executes_is_shown_as_running_unless_i
     assert (await state_of(run)).is_completed()
 
 
-async def test_prefect_is_told_how_runs_really_stand(prefect_server: Server, store: PlanStore, leave_behind: LeaveBehind) -> None:
+async def test_prefect_gets_the_real_state_of_runs(prefect_server: Server, store: PlanStore, leave_behind: LeaveBehind) -> None:
     ended = await arun_plan(a_plan(), tools=ToolRegistry([look]), store=store)
     await show(ended, Cancelled(message="somebody set it"))
     interrupted = await leave_behind(offline=False)

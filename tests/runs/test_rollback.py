@@ -139,7 +139,7 @@ def undone(run: PlanRun) -> dict[str, bool]:
     return {step.id: step.rolled_back for step in run.steps}
 
 
-async def test_a_run_that_a_step_fails_undoes_itself_and_does_not_go_on(either: PlanStore, world: World) -> None:
+async def test_a_run_that_a_step_fails_is_rolled_back_and_cannot_be_resumed(either: PlanStore, world: World) -> None:
     run = await arun_plan(pool(), tools=world.tools, store=either, offline=True)
     assert (run.status, run.reason) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED)
     assert run.message == "`last` failed: ValueError: nothing answers; rolled back: two, one"
@@ -167,7 +167,7 @@ async def test_a_run_whose_time_is_up_undoes_itself(store: PlanStore, world: Wor
     assert run.message == "the total timeout of 1 s was spent; rolled back: two, one"
 
 
-async def test_a_run_that_goes_on_after_failures_is_undone_on_request_only(store: PlanStore, world: World) -> None:
+async def test_a_run_that_continues_on_error_is_rolled_back_only_on_request(store: PlanStore, world: World) -> None:
     run = await arun_plan(pool(stop_on_error=False), tools=world.tools, store=store, offline=True)
     assert (run.status, world.put_back, run.message) == (PlanStatus.PARTIAL, [], "`last` failed: ValueError: nothing answers")
     with pytest.raises(RunConflictError, match="what undoes it needs `tools`"):
@@ -237,7 +237,7 @@ async def halted(undoing: list[Undo]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_whoever_cancels_a_run_while_it_is_undone_lets_what_is_under_way_end_and_is_told_what_is_left(
+async def test_cancelling_a_rollback_lets_the_running_call_end_and_names_what_is_left(
     either: PlanStore, world: World, undoing: list[Undo]
 ) -> None:
     running = asyncio.create_task(arun_plan(held_pool(world), tools=world.tools, store=either, offline=True))
@@ -301,7 +301,7 @@ async def test_a_run_that_had_nothing_to_undo_says_nothing_of_it(store: PlanStor
     assert (await acancel_run(run.id, rollback=True, store=store)).message == run.message
 
 
-async def test_nothing_is_undone_around_a_step_of_which_nobody_knows_whether_it_was_done(store: PlanStore, world: World) -> None:
+async def test_nothing_is_rolled_back_around_a_step_with_an_unknown_outcome(store: PlanStore, world: World) -> None:
     plan = pool("hang")
     plan.step("last").timeout_ms = 30
     run = await arun_plan(plan, tools=world.tools, store=store, offline=True)
@@ -319,7 +319,7 @@ async def test_nothing_is_undone_around_a_step_of_which_nobody_knows_whether_it_
 
 
 @pytest.mark.parametrize("said_here", [False, True])
-async def test_a_write_that_a_person_left_in_doubt_is_named_and_undone_once_they_say_that_it_was_done(
+async def test_an_aborted_write_is_named_and_rolled_back_once_it_is_recorded_as_done(
     said_here: bool, either: PlanStore, world: World
 ) -> None:
     plan = pool("hang")
@@ -352,7 +352,7 @@ async def test_where_calls_wait_at_gates_only_who_may_approve_asks_for_a_rollbac
     if gated == "nothing":
         await acancel_run(run.id, rollback=True, tools=world.tools, store=either, by="bo")
     else:
-        with pytest.raises(NotApprovedError, match="is not rolled back: bo may not answer here: ana may"):
+        with pytest.raises(NotApprovedError, match="is not rolled back: bo may not answer here; only ana may"):
             await acancel_run(run.id, rollback=True, tools=world.tools, store=either, by="bo")
         assert world.put_back == []
         assert (await either.audit(run.id))[-1].by == "bo"
@@ -480,7 +480,7 @@ async def test_abort_about_the_rollback_of_a_run_that_has_ended_changes_nothing_
 
 
 @pytest.mark.parametrize("effect", ["idempotent_write", "write"])
-async def test_a_rollback_that_was_killed_goes_on_and_nothing_is_undone_twice(
+async def test_a_killed_rollback_resumes_and_undoes_nothing_twice(
     effect: Any, store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: World
 ) -> None:
     monkeypatch.setenv("PLAN_ADAPTER_DATABASE_URL", store_url)
@@ -605,10 +605,10 @@ async def test_how_each_step_is_undone_is_read_before_anything_is_approved(world
     asked = step_gate_text(
         bound, plan.step("one"), effect="write", parameters={"node": "web-1"}, item=None, approval_digest="a" * 64, expires_ms=0
     )
-    assert "It **writes**; if the run fails after it, it is undone as described below." in asked
-    by = "By `undrain` (**write**), without asking again: if the run fails, or if who may approve asks for it:"
+    assert "It **writes**. It is undone if the run fails after it, as described below." in asked
+    by = "By `undrain` (**write**), without another approval, if the run fails or an approver requests it:"
     assert f"### How it is undone\n\n{by}\n\n- `node`: `${{{{ result.node }}}}`\n" in asked
-    assert "- undone if the run fails, or if somebody who may approve it asks for that: `one`, `two`\n" in plan_gate_text(
+    assert "- undone if the run fails, or if an approver requests it: `one`, `two`\n" in plan_gate_text(
         bound, gated=["one"], approval_digest=bound.approval_digest, expires_ms=0
     )
     shown = preview_text(preview_plan(bound.validated, inputs=bound.inputs, approval_digest=None, requires_approval=True))

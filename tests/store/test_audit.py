@@ -66,7 +66,7 @@ def _alter(connection: Connection, statements: Sequence[str]) -> None:
         connection.execute(text(statement))
 
 
-async def test_every_write_of_a_run_is_told_and_the_chain_is_whole(store: PlanStore):
+async def test_every_write_of_a_run_is_in_the_audit_log_and_the_chain_is_intact(store: PlanStore):
     run = await a_story(store)
     assert [entry.kind for entry in await store.audit(run.id)] == [
         "run_created", "gate_opened", "gate_answered", "revised", "new_version", "approved", "approval_used", "run_started",
@@ -100,7 +100,7 @@ async def test_the_record_verifies_at_every_moment(store: PlanStore):
     assert [entry.kind for entry in await store.audit(run.id)][-3:] == ["run_changed", "cancel_requested", "run_ended"]
 
 
-async def test_a_run_that_goes_on_after_its_end_verifies(store: PlanStore):
+async def test_a_run_that_is_resumed_after_its_end_verifies(store: PlanStore):
     run = await a_story(store)
     run = await store.run(run.id)
     run.status, run.completed_at = PlanStatus.EXECUTING, None
@@ -376,7 +376,7 @@ async def test_processes_that_write_at_once_make_one_chain(store: PlanStore, sto
     assert (found.ok, found.entries) == (True, 4 + 24 + 18 + 1), str(found.problem)
 
 
-async def test_a_run_whose_entries_were_deleted_is_altered_once_it_goes_on(store: PlanStore):
+async def test_a_run_whose_entries_were_deleted_counts_as_altered_once_it_resumes(store: PlanStore):
     run = await created(store)
     await _do(store, "DELETE FROM audit")
     run.status = PlanStatus.EXECUTING

@@ -95,7 +95,7 @@ async def test_a_file_that_is_locked_for_longer_than_its_timeout_is_waited_for(
     assert is_back.startswith(f"the store {tmp_path / 'plans.db'} is available again after")
 
 
-async def test_of_a_long_wait_is_told_again_and_again(
+async def test_a_long_wait_is_reported_repeatedly(
     file: PlanStore, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(patience, "WARN_SECONDS", 0.05)
@@ -128,7 +128,7 @@ async def test_when_the_patience_is_over_nothing_is_written_and_nothing_is_waite
     assert (await store.run(run.id)).status is PlanStatus.EXECUTING
 
 
-async def test_who_is_not_a_run_under_way_is_told_at_once(file: PlanStore, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+async def test_outside_a_run_the_error_is_reported_at_once(file: PlanStore, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     run = await begun(file.patient(PATIENCE))
     with locked(tmp_path), pytest.raises(StoreError, match="is locked by another process") as raised:
         await file.cancel(run.id, "enough")

@@ -20,7 +20,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from plan_adapter.store.owner import Owner
+from plan_adapter.store.leases import Owner
 
 PREFIX = "plan-pg-"
 USER, PASSWORD = "plans", "a-pass/word:of@tests"

@@ -17,7 +17,6 @@ from plan_adapter.problems import did_you_mean
 from plan_adapter.readable import counted, duration, moment, one_line
 from plan_adapter.record import PlanRun
 from plan_adapter.settings import Settings
-from plan_adapter.store.exported import read_exported
 
 if TYPE_CHECKING:
     from plan_adapter.store.signed import Signed
@@ -164,6 +163,8 @@ def _checked(signed: "Signed", policy: EffectivePolicy) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     """Return the exported run in a file; None if `path` is an id. Raises UsageError for any other file."""
+    from plan_adapter.store.export import read_exported
+
     if not path.is_file():
         if path.suffix == ".json":
             raise UsageError(f"there is no file {path}")

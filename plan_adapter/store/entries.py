@@ -5,7 +5,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from plan_adapter.plan import CallKind
 from plan_adapter.record import OperatorRequestKind
-from plan_adapter.store.columns import readable_words
 from plan_adapter.store.digests import Plain, row_digest
 from plan_adapter.store.rows import NO_ITEM
 
@@ -158,10 +157,8 @@ def of_operator_request(
     at: str, kind: OperatorRequestKind, *, by: str, known_by: str, because: str, step_id: str | None, request_digest: str, digest: str
 ) -> Entry:
     """Return the entry for an operator request about one step or the whole run."""
-    who, why = readable_words(by), readable_words(because)
-    return Entry(
-        at, OPERATOR_REQUEST_KINDS[kind], step_id, by=who, known_by=known_by, message=why, row_id=request_digest, row_digest=digest
-    )
+    told = OPERATOR_REQUEST_KINDS[kind]
+    return Entry(at, told, step_id, by=by, known_by=known_by, message=because, row_id=request_digest, row_digest=digest)
 
 
 def of_operator_request_signature(kind: Entry, signature: str) -> Entry:
@@ -171,8 +168,7 @@ def of_operator_request_signature(kind: Entry, signature: str) -> Entry:
 
 def of_refusal(at: str, *, by: str, known_by: str | None, message: str, step_id: str | None, call_kind: CallKind | None) -> Entry:
     """Return the entry for a refused action: somebody lacked permission."""
-    who, why = readable_words(by), readable_words(message)
-    return Entry(at, "refused", step_id=step_id, call_kind=call_kind, by=who, known_by=known_by, message=why)
+    return Entry(at, "refused", step_id=step_id, call_kind=call_kind, by=by, known_by=known_by, message=message)
 
 
 def _call(row: Plain) -> tuple[str, int, int, CallKind]:

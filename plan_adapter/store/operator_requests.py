@@ -15,13 +15,14 @@ from sqlalchemy import Connection, func, select, update
 from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import skipped_by
 from plan_adapter.record import OperatorRequestKind
-from plan_adapter.store import chain, entries, runs
+from plan_adapter.store import audit, entries, runs
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.digests import digest_of, instant_text
 from plan_adapter.store.entries import OPERATOR_REQUEST_KINDS
 from plan_adapter.store.rows import Row
-from plan_adapter.store.tables import IS_OPERATOR_REQUEST, audit, plans
+from plan_adapter.store.tables import IS_OPERATOR_REQUEST, plans
+from plan_adapter.store.tables import audit as audit_log
 from plan_adapter.store.tables import runs as run_table
 
 
@@ -80,7 +81,7 @@ def keep(connection: Connection, tenant: str | None, run_id: str, request: Opera
     if request.signature is not None:
         told.append(entries.of_operator_request_signature(told[-1], request.signature))
     updated_at = connection.execute(changed).scalar_one()
-    chain.append(connection, found, told)
+    audit.append(connection, found, told)
     signal(connection)
     return updated_at
 
@@ -88,11 +89,11 @@ def keep(connection: Connection, tenant: str | None, run_id: str, request: Opera
 def skipped_steps_of(connection: Connection, run_id: str) -> dict[str, str]:
     """Return the skipped steps of the run, each with who skipped it and why. A step that changed since is not skipped."""
     # Two queries: the index covers only the numbers. In one query, SQLite would scan the whole audit log.
-    numbers = connection.scalars(select(audit.c.number).where(audit.c.run_id == run_id, IS_OPERATOR_REQUEST)).all()
+    numbers = connection.scalars(select(audit_log.c.number).where(audit_log.c.run_id == run_id, IS_OPERATOR_REQUEST)).all()
     if not numbers:
         return {}
-    wanted = (audit.c.kind, audit.c.step_id, audit.c.by, audit.c.message, audit.c.row_digest)
-    query = select(*wanted).where(audit.c.run_id == run_id, audit.c.number.in_(numbers)).order_by(audit.c.number)
+    wanted = (audit_log.c.kind, audit_log.c.step_id, audit_log.c.by, audit_log.c.message, audit_log.c.row_digest)
+    query = select(*wanted).where(audit_log.c.run_id == run_id, audit_log.c.number.in_(numbers)).order_by(audit_log.c.number)
     newest = {row["step_id"]: row for row in connection.execute(query).mappings()}
     skipped_steps = {step_id: row for step_id, row in newest.items() if row["kind"] == OPERATOR_REQUEST_KINDS["skip"]}
     if not skipped_steps:
@@ -103,8 +104,8 @@ def skipped_steps_of(connection: Connection, run_id: str) -> dict[str, str]:
 
 
 def _next_number(connection: Connection, run_id: str) -> int:
-    same = (audit.c.run_id == run_id, audit.c.kind.in_(OPERATOR_REQUEST_KINDS.values()))
-    return connection.execute(select(func.count(audit.c.row_id.distinct())).where(*same)).scalar_one() + 1
+    same = (audit_log.c.run_id == run_id, audit_log.c.kind.in_(OPERATOR_REQUEST_KINDS.values()))
+    return connection.execute(select(func.count(audit_log.c.row_id.distinct())).where(*same)).scalar_one() + 1
 
 
 def _subjects(connection: Connection, run: Row, steps: Sequence[str]) -> list[Subject]:

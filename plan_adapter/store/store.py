@@ -51,9 +51,9 @@ from plan_adapter.store.columns import Clock, clock_of, now_of
 from plan_adapter.store.database import Database
 from plan_adapter.store.drafts import Drafts
 from plan_adapter.store.export import document_of, parts_of
+from plan_adapter.store.leases import Owner
 from plan_adapter.store.operator_requests import OperatorRequest
 from plan_adapter.store.outcomes import CallPlace, ResolutionRecord
-from plan_adapter.store.owner import Owner
 from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.plans import PlanVersion
 from plan_adapter.store.policies import NewPolicy, PolicyVersion

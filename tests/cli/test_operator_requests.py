@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from plan_adapter.gates.approval import os_user
-from plan_adapter.store import chain, entries
+from plan_adapter.store import entries
+from plan_adapter.store.audit import beginning, entry_digest
 from tests.cli.conftest import Plan, Said
 from tests.cli.test_gates import signer
 from tests.cli.test_run import GREET, TOOLS, document, step
@@ -220,12 +221,12 @@ def test_a_skipped_step_that_was_done_by_hand_is_completed(plan: Plan) -> None:
 def told_anew(found: dict[str, Any]) -> None:
     """Write the audit anew, as one who may write everything could."""
     receipts = {row["attempt_id"]: row for row in found["receipts"]}
-    before = chain.beginning(found["run"])
+    before = beginning(found["run"])
     for number, entry in enumerate(found["audit"], 1):
         entry["number"] = number
         if entry["kind"] in ("attempt_succeeded", "attempt_failed"):
             entry |= {"row_digest": entries.of_receipt(receipts[entry["row_id"]]).row_digest}
-        entry["digest"] = before = chain.entry_digest(entry, before)
+        entry["digest"] = before = entry_digest(entry, before)
     found["head"] = before
 
 

@@ -217,7 +217,7 @@ async def test_a_run_that_nobody_waits_for_is_ended_by_whoever_looks_after_its_e
 ) -> None:
     run, gate = await world.detached(world.plan(timeout_ms=60_000))
     await world.sql("UPDATE gates SET expires_at = opened_at WHERE id = :id", id=gate.id)
-    monkeypatch.setattr("plan_adapter.store.owner.Owner.is_alive", False)
+    monkeypatch.setattr("plan_adapter.store.leases.Owner.is_alive", False)
     await end_expired(world.store)
     ended = await world.store.run(run.id)
     assert (ended.status, ended.reason) == (PlanStatus.CANCELLED, RunReason.EXPIRED)

@@ -23,8 +23,7 @@ from plan_adapter.engine.connection import Server
 from plan_adapter.plan import StepStatus
 from plan_adapter.record import RunReason
 from plan_adapter.runs.reconcile import reconcile
-from plan_adapter.store.leases import of_run
-from plan_adapter.store.owner import Owner
+from plan_adapter.store.leases import Owner, of_run
 from tests.workers import ROOT, deployed, worker
 
 pytestmark = pytest.mark.thorough

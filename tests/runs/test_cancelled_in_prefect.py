@@ -19,7 +19,7 @@ from plan_adapter.runs.reconcile import find_interrupted, reconcile
 from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.store import tables
-from plan_adapter.store.owner import Owner
+from plan_adapter.store.leases import Owner
 from plan_adapter.validation import bind_inputs, validate
 
 pytestmark = pytest.mark.usefixtures("prefect_server")

@@ -25,7 +25,7 @@ from plan_adapter.runs.session import RunRequest
 from plan_adapter.runs.start import execute_plan
 from plan_adapter.settings import Settings
 from plan_adapter.store import leases, tables
-from plan_adapter.store.owner import Owner
+from plan_adapter.store.leases import Owner
 from plan_adapter.validation import bind_inputs, validate
 from tests.store.builders import an_answer, begun
 from tests.store.conftest import migrated, postgres_server, store_at

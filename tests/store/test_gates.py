@@ -13,7 +13,7 @@ from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.plan import PlanStatus
 from plan_adapter.record import GatePolicy, PlanRun
 from plan_adapter.store import tables
-from plan_adapter.store.owner import Owner
+from plan_adapter.store.leases import Owner
 from plan_adapter.store.store import PlanStore
 from tests.store.builders import DIGEST_OF_CALL, a_gate, a_plan, a_run, an_answer, begun, created, validated
 
@@ -394,6 +394,6 @@ async def _let_hold(store: PlanStore, gate_id: str, owner: Owner) -> None:
 
 
 def _start_of(pid: int) -> str:
-    from plan_adapter.store import owner
+    from plan_adapter.store import leases
 
-    return owner._start_of(pid) or ""
+    return leases._start_of(pid) or ""

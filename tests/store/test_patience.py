@@ -16,8 +16,8 @@ import pytest
 from plan_adapter.errors import LeaseLostError, StoreError
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import PlanRun
-from plan_adapter.store import chain, patience
-from plan_adapter.store.owner import Owner
+from plan_adapter.store import audit, patience
+from plan_adapter.store.leases import Owner
 from plan_adapter.store.store import PlanStore
 from tests.postgres import PostgresServer
 from tests.proxy import Cut, Proxy, a_proxy
@@ -285,7 +285,7 @@ async def test_a_commit_whose_answer_is_lost_is_done_once(
 async def test_a_commit_that_the_server_is_still_at_is_waited_for(postgres_server: PostgresServer, migrated_url: str):
     async with PlanStore(migrated_url) as store:
         run = await begun(store)
-        link = chain.Link(run.id, len(await store.audit(run.id)) + 1, "d" * 64)
+        link = audit.Link(run.id, len(await store.audit(run.id)) + 1, "d" * 64)
         driver: Any = asyncpg  # it has no types
         other = await driver.connect(migrated_url)
         appended = "INSERT INTO audit (run_id, number, tenant_id, at, kind, item, digest) VALUES ($1, $2, '', now(), 'run_changed', -1, $3)"
@@ -293,7 +293,7 @@ async def test_a_commit_that_the_server_is_still_at_is_waited_for(postgres_serve
             await other.execute("BEGIN")
             await other.execute(f"SELECT pg_advisory_xact_lock(hashtextextended('plan_adapter.audit {run.id}', 0))")
             await other.execute(appended, *link)
-            looking = asyncio.ensure_future(store._database.write(partial(chain.holds, link=link)))  # pyright: ignore[reportPrivateUsage]
+            looking = asyncio.ensure_future(store._database.write(partial(audit.holds, link=link)))  # pyright: ignore[reportPrivateUsage]
             async with asyncio.timeout(30):
                 while not await other.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"):
                     assert not looking.done()

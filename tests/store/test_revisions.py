@@ -9,8 +9,8 @@ from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import RunReason
 from plan_adapter.store import tables
+from plan_adapter.store.leases import Owner
 from plan_adapter.store.outcomes import ResolutionRecord
-from plan_adapter.store.owner import Owner
 from plan_adapter.store.store import PlanStore
 from tests.store.builders import DIGEST, a_gate, a_plan, a_receipt, an_answer, an_approval, an_attempt, begun, created, ended, validated
 

@@ -12,7 +12,7 @@ from plan_adapter.errors import LeaseLostError, RunConflictError
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import Outcome, PlanRun, RunContext, RunReason
 from plan_adapter.store import tables
-from plan_adapter.store.owner import Owner
+from plan_adapter.store.leases import Owner
 from plan_adapter.store.store import PlanStore
 from tests.store.builders import a_gate, a_plan, a_receipt, a_run, an_attempt, begun, ended, validated
 

@@ -163,7 +163,7 @@ def _checked(signed: "Signed", policy: EffectivePolicy) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     """Return the exported run in a file; None if `path` is an id. Raises UsageError for any other file."""
-    from plan_adapter.store.export import read_exported
+    from plan_adapter.store.export import read_exported  # imports SQLAlchemy
 
     if not path.is_file():
         if path.suffix == ".json":

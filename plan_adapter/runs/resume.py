@@ -47,7 +47,7 @@ async def refuse_missing_now(bound: BoundPlan, run: PlanRun, history: RunHistory
 def resume_action(
     run: PlanRun, plan: ExecutionPlan, history: RunHistory, kept: RunReason | None, *, asked: ResumeOptions | None = None
 ) -> RunAction:
-    """Return the action that resumes `run`: `perform` for its steps, or `roll_back` for an interrupted rollback.
+    """Return the action that resumes `run`: `execute_run` for its steps, or `roll_back` for an interrupted rollback.
 
     Call `refuse_resume` first. `kept` is the reason for the end that the last owner recorded. Raises RunConflictError if nothing can be
     resumed.
@@ -58,7 +58,7 @@ def resume_action(
 
 
 def _action_for(run: PlanRun, history: RunHistory, kept: RunReason | None) -> RunAction:
-    """Return `perform`, or `roll_back` if a rollback was interrupted. Raises RunConflictError after a finished rollback."""
+    """Return `execute_run`, or `roll_back` if a rollback was interrupted. Raises RunConflictError after a finished rollback."""
     # A rollback records the reason for the end before its first call. While steps execute, the reason is empty or `unknown`.
     is_ending = run.reason is RunReason.INTERRUPTED and kept not in (None, RunReason.UNKNOWN, RunReason.INTERRUPTED)
     if not history.has_rollbacks and not is_ending:

@@ -34,7 +34,7 @@ from plan_adapter.validation import BoundPlan, ValidatedPlan, bind_inputs, valid
 
 
 class RunAction(Protocol):
-    """What to do in a session: `perform` executes the steps, `roll_back` rolls them back."""
+    """What to do in a session: `execute_run` executes the steps, `roll_back` rolls them back."""
 
     async def __call__(self, session: RunSession, /) -> PlanRun:
         """Do it, and return the run with its end recorded."""
@@ -42,7 +42,7 @@ class RunAction(Protocol):
 
 
 async def execute_session(session: RunSession, *, server: Server | None, action: RunAction | None = None) -> PlanRun:
-    """Run `action` on a session, by default `perform`: as a flow run on `server`, or directly if `server` is None."""
+    """Run `action` on a session, by default `execute_run`: as a flow run on `server`, or directly if `server` is None."""
     action, run = action or execute_run, session.run
     session.store = session.store.patient(session.run_request.settings.store_patience_seconds)
     if server is None:

@@ -248,6 +248,7 @@ async def test_a_process_that_ends_while_the_deployment_watches_is_found_before_
         return findings
 
     monkeypatch.setattr(reconciling, "find_interrupted", found)
+    monkeypatch.setattr(flows, "find_interrupted", found)
     monkeypatch.setattr(flows, "LOOK_SECONDS", 0.4)
     state = await flows.reconcile(watch_seconds=1, return_state=True)
     assert (looks, state.message) == ([0, 2, 1], f"1 corrected, 1 for a person: `plan resume {run.id}`")

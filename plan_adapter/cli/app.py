@@ -53,6 +53,8 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
     "Look": (
         Verb("runs", "List runs, or verify the record of one"),
         Verb("show", "Show a plan, or a run with its steps"),
+        Verb("versions", "List the versions of stored plans"),
+        Verb("diff", "Show what differs between two versions of a plan"),
         Verb("logs", "Show what the steps of a run printed"),
         Verb("export", "Write the record of a run to a file that can be verified"),
         Verb("explain", "Explain the code of a problem"),
@@ -64,7 +66,10 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
         Verb("cancel", "Cancel a run, or roll it back"),
         Verb("reconcile", "Find runs whose process died and correct their state in Prefect"),
     ),
-    "Keep": (Verb("store", "Show or upgrade the database of plans and runs"),),
+    "Keep": (
+        Verb("save", "Save a plan in the store, as the next version of its name"),
+        Verb("store", "Show or upgrade the database of plans and runs"),
+    ),
     "Set up": (
         Verb("doctor", "Check this installation, its server and its store"),
         Verb("down", "Stop the local Prefect server"),

@@ -14,7 +14,7 @@ from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.foreground import begin_server
-from plan_adapter.cli.sources import STORED, input_texts, is_plan, open_store, plan_of, tools_of
+from plan_adapter.cli.sources import input_texts, named_plan, open_store, tools_of
 from plan_adapter.documents import read_file, read_mapping
 from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.errors import InvalidPlanError
@@ -127,7 +127,7 @@ async def _deploy(
     assert pending is not None
     async with open_store(settings) as store:
         if plans is None:
-            plans = [await plan_of(source if is_plan(source) or source.startswith(STORED) else f"{STORED}{source}", store)]
+            plans = [await named_plan(source, store)]
         policy = await store.effective_policy(settings)
         found = _checked(plans, policy, wanted, tools_of(tools))
         server = await in_daemon_thread(pending.wait)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from plan_adapter.cli import output
 from plan_adapter.cli.codes import UsageError
 from plan_adapter.documents import read_document, read_file, read_mapping
 from plan_adapter.errors import InvalidPlanError, ModelError, RunConflictError
+from plan_adapter.readable import one_line
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from plan_adapter.tools.registry import ToolRegistry
 
 STORED = "store:"
+GIT = "git:"
 STDIN = "<stdin>"
 """Stands for `-`, which the argument parser would take for an option."""
 
@@ -99,6 +102,31 @@ async def plan_of(source: str, store: "PlanStore | None" = None) -> "ExecutionPl
     if is_stored(source):
         return await _stored_plan(source, store)
     plan, problems = read_plan(source)
+    if plan is None:
+        raise InvalidPlanError(problems)
+    return plan
+
+
+async def named_plan(source: str, store: "PlanStore") -> "ExecutionPlan":
+    """Return the plan of a path, of the store by its bare name, or of a git revision. Raises as `plan_of` does, and UsageError."""
+    if source.startswith(GIT):
+        return _plan_of_git(source)
+    return await plan_of(source if is_plan(source) else f"{STORED}{source}", store)
+
+
+def _plan_of_git(source: str) -> "ExecutionPlan":
+    revision, colon, path = source.removeprefix(GIT).partition(":")
+    if not (revision and colon and path):
+        raise UsageError(f"`{source}`: write git:REVISION:FILE, as in `git:HEAD~1:restart.yaml`")
+    where = path if path.startswith("/") else f"./{path}"
+    command = ["git", "show", "--end-of-options", f"{revision}:{where}"]
+    try:
+        shown = subprocess.run(command, capture_output=True, check=False)  # noqa: S603  # git only reads
+    except FileNotFoundError as error:
+        raise UsageError("git is not installed") from error
+    if shown.returncode != 0:
+        raise UsageError(f"`{source}`: {one_line(shown.stderr.decode(errors='replace').strip())}")
+    plan, problems = read_document(shown.stdout.decode(errors="replace"), file=path)
     if plan is None:
         raise InvalidPlanError(problems)
     return plan

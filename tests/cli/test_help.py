@@ -30,9 +30,9 @@ def test_help_groups_the_verbs_by_what_a_person_is_doing(plan: Plan, word: str) 
         "Write": ["init", "validate", "preview", "draft", "promote", "import", "schema", "tools"],
         "Run": ["run", "deploy", "undeploy"],
         "Decide": ["gates", "approve", "reject", "resolve", "standing", "enroll", "policy"],
-        "Look": ["runs", "show", "logs", "export", "explain", "guide"],
+        "Look": ["runs", "show", "versions", "diff", "logs", "export", "explain", "guide"],
         "Repair": ["resume", "revise", "cancel", "reconcile"],
-        "Keep": ["store"],
+        "Keep": ["save", "store"],
         "Set up": ["doctor", "down", "mcp"],
     }
     assert max(len(line) for line in said.out.splitlines()) <= 120

@@ -1,0 +1,88 @@
+"""`plan save`, `plan versions` and `plan diff`: immutable versions of named plans, compared step by step."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from plan_adapter.gates.approval import os_user
+from tests.cli.conftest import Plan
+
+ME = os_user()
+FIRST = """\
+name: 重启
+description: Restart a node
+steps:
+  - {id: look, tool_name: http_get, description: Look, parameters: {url: "http://127.0.0.1/"}}
+"""
+SECOND = FIRST.replace("Restart a node", "Restart the node") + (
+    '  - {id: again, tool_name: http_get, description: Look again, parameters: {url: "http://127.0.0.1/"}}\n'
+)
+DIFFERENCES = ["+ step again is new (http_get: Look again)", "~ description: Restart a node → Restart the node"]
+
+
+@pytest.fixture
+def both(plan: Plan) -> Plan:
+    """Two saved versions of one plan, which is also a file."""
+    for text in (FIRST, SECOND):
+        Path("restart.yaml").write_text(text, encoding="utf-8")
+        assert plan("save", "restart.yaml").code == 0
+    return plan
+
+
+def test_saving_makes_the_next_version_and_the_same_content_makes_none(plan: Plan) -> None:
+    Path("restart.yaml").write_text(FIRST, encoding="utf-8")
+    first = plan("save", "restart.yaml")
+    assert first.out.startswith("重启@1: saved (")
+    assert first.err == "`plan run store:重启@1` runs this version\n"
+    assert plan("save", "restart.yaml").out.startswith("重启@1: unchanged (")
+    (other,) = plan("save", "restart.yaml", "--name", "other", "--json").lines
+    assert (other["name"], other["version"], other["author"]) == ("other", 1, ME)
+
+
+def test_a_plan_with_problems_is_not_saved(plan: Plan) -> None:
+    Path("restart.yaml").write_text(FIRST.replace("http_get", "no_such_tool"), encoding="utf-8")
+    assert plan("save", "restart.yaml").code == 2
+    assert "no plan is stored yet" in plan("versions").err
+
+
+def test_versions_are_listed_newest_first(both: Plan) -> None:
+    head, newest, oldest = both("versions", "重启").out.splitlines()
+    assert head.split() == ["VERSION", "DIGEST", "SAVED", "BY", "SAVED"]
+    assert (newest.split()[0], oldest.split()[0]) == ("重启@2", "重启@1")
+    assert [line["version"] for line in both("versions", "--json").lines] == [2]
+    missing = both("versions", "重启动")
+    assert (missing.code, "no plan is stored as `重启动`; did you mean `重启`?" in missing.err) == (2, True)
+
+
+@pytest.mark.parametrize(("old", "new"), [("重启@1", "重启"), ("store:重启@1", "restart.yaml")])
+def test_two_versions_are_compared_step_by_step(both: Plan, old: str, new: str) -> None:
+    assert both("diff", old, new).out.splitlines() == DIFFERENCES
+    (told,) = both("diff", old, new, "--json").lines
+    assert told["differences"] == DIFFERENCES
+    same = both("diff", "重启@2", "restart.yaml")
+    assert (same.code, same.out, same.err) == (0, "", "no differences\n")
+
+
+def test_a_file_is_compared_with_another_revision_in_git(plan: Plan) -> None:
+    for command in (["init", "-q"], ["config", "user.email", "ana@example.org"], ["config", "user.name", "ana"]):
+        subprocess.run(["git", *command], check=True)
+    Path("restart.yaml").write_text(FIRST, encoding="utf-8")
+    subprocess.run(["git", "add", "."], check=True)
+    subprocess.run(["git", "commit", "-qm", "first"], check=True)
+    Path("restart.yaml").write_text(SECOND, encoding="utf-8")
+    assert plan("diff", "git:HEAD:restart.yaml", "restart.yaml").out.splitlines() == DIFFERENCES
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("git:HEAD", "write git:REVISION:FILE"),
+        ("git:--output=x:restart.yaml", "`git:--output=x:restart.yaml`: "),
+        ("no-such-plan", "no-such-plan"),
+    ],
+)
+def test_what_cannot_be_compared_says_why(both: Plan, source: str, reason: str) -> None:
+    said = both("diff", source, "restart.yaml")
+    assert (said.code, reason in said.err) == (2, True), said.err
+    assert [path.name for path in Path().iterdir()] == ["restart.yaml"]

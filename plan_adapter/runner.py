@@ -285,9 +285,9 @@ async def arevise_run(
         if (await opened.history(run.id)).has_rollbacks:
             raise rolled_back(run)
         bound = in_folder(bind_inputs(validate(plan, tools), run.inputs), run.folder)
-        attended = any(gate.attended is not False for gate in await opened.gates(run_id=run.id))
+        attended = any(gate.attended is not False for gate in await opened.gates.find(run_id=run.id))
         revised = await opened.revise_run(run.id, bound.validated, bound.approval_digest, by=by, note=note)
-        if not attended and requires_approval(bound.validated.plan, await opened.effective_policy(settings)):
+        if not attended and requires_approval(bound.validated.plan, await opened.policy.effective(settings)):
             await open_detached(bound, revised, opened, settings)
         return revised
 

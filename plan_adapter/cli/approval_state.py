@@ -103,9 +103,9 @@ async def approval_state_of(run: PlanRun, store: "PlanStore", *, offline: bool =
     """Return the approvals of `run`, and what to type about unknown outcomes."""
     from plan_adapter.runs.reconcile import hint_of
 
-    gates, answers, stopped = await store.gates(run_id=run.id), await store.approvals(run.id), await hint_of(run, store)
+    gates, answers, stopped = await store.gates.find(run_id=run.id), await store.approvals(run.id), await hint_of(run, store)
     used = {row.standing_id for row in answers if row.standing_id is not None}
-    standing = {one.id: one for one in await store.standing(include_ended=True) if one.id in used} if used else {}
+    standing = {one.id: one for one in await store.standing.find(include_ended=True) if one.id in used} if used else {}
     labels = await store.labels(run.id) if any(row.item is not None for row in answers) else {}
     return ApprovalState(run, gates, answers, await store.revisions(run.id), await store.now(), offline, stopped, standing, labels)
 
@@ -114,7 +114,7 @@ async def statuses_of(runs: Sequence[PlanRun], store: "PlanStore") -> dict[str, 
     """Return the status of each run by id, with what an unfinished run waits for."""
     gates = dict[str, list[Gate]]()
     if any(run.completed_at is None for run in runs):
-        for gate in await store.gates():
+        for gate in await store.gates.find():
             gates.setdefault(gate.run_id, []).append(gate)
     return {run.id: f"{run.status}{await _waits(run, gates.get(run.id, []), store)}" for run in runs}
 

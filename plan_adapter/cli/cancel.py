@@ -54,7 +54,7 @@ async def cancel(
     if sign or code:
         raise UsageError("--sign, --code and --by prove who asks for a rollback: they go with --rollback")
     async with open_store(Settings()) as store:
-        is_left = all(gate.attended is False for gate in await store.gates(run_id=(await store.run(run, with_steps=False)).id))
+        is_left = all(gate.attended is False for gate in await store.gates.find(run_id=(await store.run(run, with_steps=False)).id))
         found = await acancel_run(run, reason=recorded, store=store)
         if is_left and found.status is PlanStatus.CANCELLED:
             await show_end(found.id, store, Settings())

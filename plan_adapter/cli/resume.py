@@ -129,7 +129,7 @@ async def owner_of(run_id: str, store: "PlanStore") -> str | None:
     """Return which process owns the run or waits at its gate, in words; None if there is none."""
     if (owner := await store.owner(run_id)) is not None:
         return f"run {run_id} is owned by {owner}"
-    if (gate := next((gate for gate in await store.gates(run_id=run_id) if gate.attended), None)) is not None:
+    if (gate := next((gate for gate in await store.gates.find(run_id=run_id) if gate.attended), None)) is not None:
         return f"a process on this host waits for an answer about run {run_id}: `{answer_command(gate)}`"
     return None
 

@@ -55,7 +55,7 @@ class OpenGate:
                 tell(self._listener, Event("gate_refused", self._run, message=told, gate=self.gate))
             return str(error)
         except RunConflictError as error:  # usually because another answer came first or the gate expired
-            self._set(await self._store.gate(self.gate.id))
+            self._set(await self._store.gates.get(self.gate.id))
             return None if self.closed.done() else str(error)
         return None
 
@@ -72,7 +72,7 @@ class OpenGate:
 
     async def shown(self, *, flow_run_id: str, keyset: str) -> None:
         """Record which flow run shows the form of this gate."""
-        await self._store.show_gate(self.gate.id, flow_run_id=flow_run_id, keyset=keyset)
+        await self._store.gates.show(self.gate.id, flow_run_id=flow_run_id, keyset=keyset)
         if flow_run_id not in (self._page, self._run.flow_run_id):
             self._page = flow_run_id
             gate = replace(self.gate, flow_run_id=flow_run_id, keyset=keyset)
@@ -84,9 +84,9 @@ class OpenGate:
         read_at, now = time.monotonic(), await store.now()
         over_at = None if self.gate.expires_at is None else read_at + (self.gate.expires_at - now).total_seconds()
         while not self.closed.done():
-            gate = await store.gate(self.gate.id)
+            gate = await store.gates.get(self.gate.id)
             if gate.end is None and over_at is not None and time.monotonic() >= over_at:
-                gate = await store.expire_gate(self.gate.id)
+                gate = await store.gates.expire(self.gate.id)
             if gate.end is not None:
                 self._set(gate)
                 return
@@ -107,7 +107,7 @@ class OpenGate:
 
     async def give_up(self) -> None:
         """Close the gate because nobody can answer it. If another process waits at it by now, stop waiting here only."""
-        gate = await self._store.close_gate(self.gate.id, "cancelled")
+        gate = await self._store.gates.close(self.gate.id, "cancelled")
         self._set(gate if gate.end is not None else replace(gate, end="cancelled"))
 
     async def stop_with(self, until: "asyncio.Future[None]") -> None:
@@ -123,9 +123,9 @@ class OpenGate:
 
     async def _close_with(self, approval: Approval) -> None:
         try:
-            gate = await self._store.answer_gate(self.gate.id, approval)
+            gate = await self._store.gates.answer(self.gate.id, approval)
         except RunConflictError:  # another answer came first, or the gate expired
-            gate = await self._store.gate(self.gate.id)
+            gate = await self._store.gates.get(self.gate.id)
         self._set(gate)
 
     def _set(self, gate: Gate) -> None:
@@ -179,7 +179,7 @@ class GateKeeper:
 
     async def open(self, gate: Gate, *, timeout_ms: int) -> Gate:
         """Open `gate` and return it. A gate left open by an earlier start is reused, with the approvers of the current policy."""
-        opened = await self.store.open_gate(gate, timeout_ms=timeout_ms)
+        opened = await self.store.gates.open(gate, timeout_ms=timeout_ms)
         reached("gate-opened")
         return replace(opened, rules=replace(opened.rules, approvers=gate.rules.approvers))
 
@@ -194,7 +194,7 @@ class GateKeeper:
             self._refused[gate.id] = str(error)
             return None
         except RunConflictError:  # the answer came too late
-            now = await self.store.gate(gate.id)
+            now = await self.store.gates.get(gate.id)
             return None if now.end is None else now
 
     async def ask(
@@ -231,7 +231,7 @@ class GateKeeper:
             await self._leave(gate)
             return closed
         reached("gate-answered")
-        answer = await self.store.answer_to_gate(closed.id)
+        answer = await self.store.gates.answer_to(closed.id)
         cancelled = await self._why_cancelled(closed) if closed.end == "cancelled" else None
         said = cancelled or closing_message(closed, answer, await self.answers.resolution_at(closed))
         await self._tell("gate_answered", closed, step, said)
@@ -244,7 +244,7 @@ class GateKeeper:
         if closed.end is not None or self.forms is None or self.forms.leave is None:
             return closed
         await self.forms.leave(self._waited_at(gate))
-        return await self.store.gate(gate.id)  # if it was answered in the meantime, only this process can act on it
+        return await self.store.gates.get(gate.id)  # if it was answered in the meantime, only this process can act on it
 
     def _waited_at(self, gate: Gate) -> OpenGate:
         listener, refused = self.run_request.listener, self._refused.pop(gate.id, None)
@@ -324,10 +324,10 @@ class GateKeeper:
 
     async def _leave(self, gate: Gate) -> None:
         """Record that this process stopped waiting at the gate. If a released run was answered at this moment, resume it."""
-        await self.store.leave_gate(gate.id)
-        answer = await self.store.answer_to_gate(gate.id)
+        await self.store.gates.leave(gate.id)
+        answer = await self.store.gates.answer_to(gate.id)
         if answer is not None and gate.rules.release and self.forms is not None:
-            await self.forms.resume_released(await self.store.gate(gate.id), answer)
+            await self.forms.resume_released(await self.store.gates.get(gate.id), answer)
 
     async def _tell(self, kind: Literal["gate_opened", "gate_answered"], gate: Gate, step: StepRun | None, said: str | None = None) -> None:
         in_form = self.forms is not None and self._has_form(gate)

@@ -77,7 +77,7 @@ async def record_operator_request(
     If `rollback_needs_approver`, the requester must be allowed to approve `plan`, with the proof of identity that it demands.
     Raises NotApprovedError, which is also written to the audit log. Raises RunConflictError if the run has changed in the meantime.
     """
-    policy = await store.effective_policy(run_request.settings)
+    policy = await store.policy.effective(run_request.settings)
     rules = gate_policy_of(plan, policy, requested_by=run.requested_by or "") if rollback_needs_approver else GatePolicy()
     digest = await store.operator_request_digest_of(run.id, kind, steps)
     request = ApprovalRequest(digest, run.name, run.description, text="", run_id=run.id, rules=rules, operator_request=kind)

@@ -48,7 +48,7 @@ async def unasked_outcomes(store: PlanStore, settings: Settings, *, asked: Colle
 
     `asked` contains the digests of the open gates. The gates returned are not in the store.
     """
-    policy, runs, found = await store.effective_policy(settings), dict[str, PlanRun](), list[Gate]()
+    policy, runs, found = await store.policy.effective(settings), dict[str, PlanRun](), list[Gate]()
     for lost in await store.unknown_of_all():
         digest = outcome_digest(lost.id)
         if lost.run_id not in runs:
@@ -159,7 +159,7 @@ async def _cancelled(store: PlanStore) -> AsyncGenerator[Finding]:
 
 async def _expired(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[Finding]:
     now = await store.now()
-    over = [gate for gate in await store.gates() if gate.is_over(now)]
+    over = [gate for gate in await store.gates.find() if gate.is_over(now)]
     if with_prefect:
         from plan_adapter.runs.forms import end_released
 
@@ -188,13 +188,13 @@ async def _interrupted(store: PlanStore, *, with_prefect: bool) -> AsyncGenerato
 
 async def _answered(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[Finding]:
     for run in reversed(await store.runs(limit=MOST_RUNS, status=PlanStatus.PENDING_APPROVAL)):
-        gates = await store.gates(run_id=run.id, open_only=False)
+        gates = await store.gates.find(run_id=run.id, open_only=False)
         if (finding := await _answered_step(run, store)) is not None:
             yield finding
             continue
         if not gates or any(gate.end is None for gate in gates) or gates[-1].end != "answered":
             continue
-        answer = await store.answer_to_gate(gates[-1].id)
+        answer = await store.gates.answer_to(gates[-1].id)
         if answer is None or answer.approval_digest != run.approval_digest:
             continue
         if answer.decision == "request_changes":
@@ -216,7 +216,7 @@ async def _answered(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[F
 
 async def _answered_step(run: PlanRun, store: PlanStore) -> Finding | None:
     """Return a finding if `run` waits at step gates without a process and some were answered; otherwise None."""
-    if run.started_at is None or any(gate.attended for gate in await store.gates(run_id=run.id)):
+    if run.started_at is None or any(gate.attended for gate in await store.gates.find(run_id=run.id)):
         return None
     if not (answers := await _unused_answers(run, store)):
         return None
@@ -227,7 +227,7 @@ async def _answered_step(run: PlanRun, store: PlanStore) -> Finding | None:
 async def _unused_answers(run: PlanRun, store: PlanStore) -> str:
     """Return a description of the unused answers about steps; empty if there are none."""
     last = {(row.step_id, row.item): row for row in await store.approvals(run.id) if row.step_id is not None and row.gate_id}
-    asked_again = {(gate.step_id, gate.item) for gate in await store.gates(run_id=run.id)}
+    asked_again = {(gate.step_id, gate.item) for gate in await store.gates.find(run_id=run.id)}
     unused = [row for place, row in last.items() if row.used_at is None and place not in asked_again]
     return ", ".join(f"{row.decision} of `{row.step_id}` by {one_line(row.by)}" for row in unused)
 

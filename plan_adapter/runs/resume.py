@@ -83,7 +83,7 @@ async def refuse_resume(run: PlanRun, store: PlanStore) -> None:
     if run.reason in (RunReason.REJECTED, RunReason.EXPIRED):
         how = "was rejected" if run.reason is RunReason.REJECTED else "has expired"
         raise RunConflictError(f"run {run.id} {how}; resuming approves nothing, start a new run", ended=run.reason)
-    waiting = [gate for gate in await store.gates(run_id=run.id) if gate.attended] if run.status is PlanStatus.PENDING_APPROVAL else []
+    waiting = [gate for gate in await store.gates.find(run_id=run.id) if gate.attended] if run.status is PlanStatus.PENDING_APPROVAL else []
     if waiting:
         raise RunConflictError(
             f"a process on this host waits for an approval of run {run.id}: `{answer_command(waiting[0])}` answers there, and "
@@ -122,7 +122,7 @@ async def reopened_gate(
         raise await not_approved(bound, store, run_request.settings, run=run)
     if bound.approval_digest != run.approval_digest:
         run = await take_tools(bound, run, store, by=run_request.requested_by)
-    if is_waiting and not any(gate.step_id is None for gate in await store.gates(run_id=run.id)):
+    if is_waiting and not any(gate.step_id is None for gate in await store.gates.find(run_id=run.id)):
         await open_detached(bound, run, store, run_request.settings)
     return run, is_waiting
 
@@ -174,7 +174,7 @@ async def execute_resume(
             await refuse_approver(bound, opened, run_request, run=run)
             with known_secrets_of(server):
                 run, is_waiting = await reopened_gate(bound, run, opened, run_request, record_pending=record_pending)
-            if is_waiting and (offline or not await opened.gates(run_id=run.id)):  # otherwise its flow run shows the gate
+            if is_waiting and (offline or not await opened.gates.find(run_id=run.id)):  # otherwise its flow run shows the gate
                 return await opened.run(run.id)
         return await execute_session(RunSession(bound, run, opened, run_request, history), server=server, action=work)
 
@@ -193,7 +193,7 @@ async def execute_in_flow(
         opened = impatient.patient(run_request.settings.store_patience_seconds)
         run, work, history = await opened.run_of_flow(flow_run_id), execute_run, RunHistory()
         if run is None:
-            policy = await opened.effective_policy(run_request.settings)
+            policy = await opened.policy.effective(run_request.settings)
             refuse_operation(bound.validated.plan, policy, by=run_request.operator, operation="run")
             await refuse_missing(bound.validated, run_request.settings)
             run = await create_run(bound, opened, run_request, flow_run_id=flow_run_id)

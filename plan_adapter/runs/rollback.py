@@ -139,7 +139,7 @@ async def rollback_run(
     await require_operator(plan, run, store, run_request.settings, by=run_request.operator, operation="rollback")
     if run.status is PlanStatus.COMPLETED:
         raise RunConflictError(f"run {run.id} has completed: only a run that failed or was cancelled is rolled back")
-    policy = await store.effective_policy(run_request.settings)
+    policy = await store.policy.effective(run_request.settings)
     await record_operator_request(
         "rollback", (), reason, run, plan, store, run_request, rollback_needs_approver=rollback_needs_approver(plan, policy)
     )

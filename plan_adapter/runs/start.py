@@ -120,7 +120,7 @@ async def _execute_approved(approved: ApprovedPlan, keeper: GateKeeper) -> Bound
     await store.claim(run)
     reached("claimed")
     scope = scope_of(approved, session, await store.recorder(run))
-    scope.gates = CallGates(approved, keeper, scope.stop, await store.effective_policy(keeper.run_request.settings), session.history.asked)
+    scope.gates = CallGates(approved, keeper, scope.stop, await store.policy.effective(keeper.run_request.settings), session.history.asked)
     enable_outcome_gates(scope, keeper)
     scope.tell("run_started")
     rollback = undrafted = None
@@ -307,7 +307,7 @@ async def execute_plan(
     With `record_pending`, a plan that nobody can approve is recorded as pending_approval and returned, instead of raising an error.
     """
     async with opened_store(store, run_request.settings) as opened:
-        policy = await opened.effective_policy(run_request.settings)
+        policy = await opened.policy.effective(run_request.settings)
         refuse_operation(bound.validated.plan, policy, by=run_request.operator, operation="run")
         server = None if offline else await server_of(run_request)
         answered = await is_answered(bound, opened, run_request)

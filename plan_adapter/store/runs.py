@@ -11,9 +11,9 @@ from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import LEAST_ID_CHARACTERS, PlanRun, RunContext, RunReason, StepRun
 from plan_adapter.store import audit, entries, gates, leases, undoing
 from plan_adapter.store.changes import signal
-from plan_adapter.store.columns import Clock, database_now, now_of
+from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.digests import plain
-from plan_adapter.store.leases import Owner
+from plan_adapter.store.leases import Claim, Owner
 from plan_adapter.store.plans import put_implied, put_plan, seen_by
 from plan_adapter.store.rows import Row, dump_json, folder_column, folder_of, load_json, rollback_column, rollback_of, whose
 from plan_adapter.store.steps import step_runs_of
@@ -80,8 +80,8 @@ def change(connection: Connection, tenant: str | None, run: PlanRun, epoch: int 
 
 def claim(
     connection: Connection, tenant: str | None, run: PlanRun, owner: Owner, *, lease_seconds: float, keeps_ends: bool = False
-) -> tuple[Row, int, Clock]:
-    """Make `owner` the process that executes `run`, and write the run. Return its new row, the lease's epoch, and the clock.
+) -> tuple[Row, Claim]:
+    """Make `owner` the process that executes `run`, and write the run. Return its new row, and the lease.
 
     What an earlier start left undone is pending again, unless `keeps_ends`. A request to cancel that start is cleared. Raises
     RunConflictError if another process executes the run, or if it changed since `run` was read.
@@ -91,7 +91,7 @@ def claim(
     row = connection.execute(locked).mappings().first()
     if row is None:
         raise RunConflictError(f"there is no run {run.id}")
-    epoch, clock = leases.take(connection, run.id, owner, whose=whose(run), seconds=lease_seconds)
+    claim = leases.take(connection, run.id, owner, whose=whose(run), seconds=lease_seconds)
     written = {**_changing(run), "cancel_reason": None, "cancel_requested_at": None, "cancel_rollback": None}
     written |= {"claimed_at": database_now(), "updated_at": database_now()}
     statement = update(runs).where(runs.c.id == run.id, runs.c.updated_at == run.updated_at).values(written)
@@ -101,9 +101,9 @@ def claim(
         raise RunConflictError(f"run {run.id} was changed by another process, it is {row['status']} now{cause}")
     if not keeps_ends:
         connection.execute(delete(step_runs).where(step_runs.c.run_id == run.id, step_runs.c.status != StepStatus.COMPLETED))
-    words = f"start {epoch}, by process {owner.pid} on {owner.host}"
-    audit.append(connection, run.id, [entries.of_run(plain(runs, claimed), "run_started", message=words, row_id=str(epoch))])
-    return claimed, epoch, clock
+    words = f"start {claim.epoch}, by process {owner.pid} on {owner.host}"
+    audit.append(connection, run.id, [entries.of_run(plain(runs, claimed), "run_started", message=words, row_id=str(claim.epoch))])
+    return claimed, claim
 
 
 def release(connection: Connection, run_id: str, epoch: int) -> None:

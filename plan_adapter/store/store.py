@@ -12,15 +12,12 @@ from pydantic import JsonValue
 from sqlalchemy import Connection
 
 from plan_adapter.canonical import plan_digest
-from plan_adapter.errors import PlanAdapterError, RunConflictError, StoreError
+from plan_adapter.errors import RunConflictError
 from plan_adapter.execution.history import RunHistory
-from plan_adapter.gates.policy import EffectivePolicy, effective_policy
 from plan_adapter.plan import CallKind, ExecutionPlan, PlanStatus
 from plan_adapter.record import (
     Approval,
     Attempt,
-    Gate,
-    GateEnd,
     OperatorRequestKind,
     PlanRun,
     Receipt,
@@ -28,38 +25,36 @@ from plan_adapter.record import (
     RunContext,
     RunFolder,
     RunReason,
-    StandingApproval,
 )
 from plan_adapter.settings import Settings
 from plan_adapter.store import (
     approvals,
     audit,
-    codes,
     gates,
     leases,
     operator_requests,
     outcomes,
     plans,
-    policies,
     revisions,
     runs,
-    standing,
     steps,
 )
 from plan_adapter.store.audit import AuditEntry, entries_of
-from plan_adapter.store.columns import Clock, clock_of, now_of
-from plan_adapter.store.database import Database
+from plan_adapter.store.codes import OneTimeCodes
+from plan_adapter.store.columns import clock_of, now_of
 from plan_adapter.store.drafts import Drafts
 from plan_adapter.store.export import document_of, parts_of
-from plan_adapter.store.leases import Owner
+from plan_adapter.store.gates import Gates
+from plan_adapter.store.leases import Claim, Owner
 from plan_adapter.store.operator_requests import OperatorRequest
 from plan_adapter.store.outcomes import CallPlace, ResolutionRecord
+from plan_adapter.store.part import StorePart
 from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.plans import PlanVersion
-from plan_adapter.store.policies import NewPolicy, PolicyVersion
+from plan_adapter.store.policies import StorePolicy
 from plan_adapter.store.recorder import StoreRecorder
 from plan_adapter.store.revisions import Revision
-from plan_adapter.store.rows import HasContext
+from plan_adapter.store.standing import StandingApprovals
 from plan_adapter.store.tables import runs as run_table
 from plan_adapter.store.urls import open_database, refuse_local_under_worker
 from plan_adapter.store.verification import Verification, verify
@@ -80,7 +75,7 @@ class Recorded(NamedTuple):
     has_open_gates: bool
 
 
-class PlanStore:
+class PlanStore(StorePart):
     """The store at `url`; None: the settings' URL. Usable from any event loop and thread. Every method raises StoreError.
 
     Nothing is opened before the first call. That call creates or migrates a SQLite file if needed; only `upgrade` migrates a PostgreSQL
@@ -95,11 +90,17 @@ class PlanStore:
         settings = Settings()
         url = url or settings.store_url
         refuse_local_under_worker(url, settings, os.environ)
-        self.tenant_id = tenant_id or None
+        self._claims = dict[str, Claim]()  # of the runs that were claimed through this store
         self.lease_seconds = settings.lease_seconds
-        self._database: Database | PatientDatabase = open_database(url, home=settings.home)
-        self._epochs = dict[str, int]()  # lease epochs of the runs claimed through this store
-        self._clocks = dict[str, Clock]()  # the clock of each claimed run
+        super().__init__(open_database(url, home=settings.home), tenant_id or None)
+        self._make_parts()
+
+    def _make_parts(self) -> None:
+        self.gates = Gates(self._database, self.tenant_id, self._claims)
+        self.standing = StandingApprovals(self._database, self.tenant_id)
+        self.policy = StorePolicy(self._database, self.tenant_id)
+        self.codes = OneTimeCodes(self._database, self.tenant_id)
+        self.drafts = Drafts(self._database, self.tenant_id)
 
     def __repr__(self) -> str:
         """Return the store in words, without a password."""
@@ -131,6 +132,7 @@ class PlanStore:
             return self
         patient = copy(self)
         patient._database = PatientDatabase(self._database, seconds)
+        patient._make_parts()
         return patient
 
     async def upgrade(self) -> str:
@@ -161,7 +163,7 @@ class PlanStore:
         If the newest version has the same digest and author, returns that one instead. Another author who saves the same content creates a
         new version, which records who saved it and when.
         """
-        whose = self._whose(context or RunContext())
+        whose = self._whose(context)
         row = plans.plan_row(plan, plan_digest(plan), whose)
         return await self._database.write(partial(plans.save, row=row, name=name or plan.name, author=author, context=whose))
 
@@ -279,7 +281,8 @@ class PlanStore:
 
         Raises LeaseLostError, and records nothing, if this store claimed the run and another process has taken it over.
         """
-        row = await self._write(runs.change, run=run, epoch=self._epochs.get(run.id))
+        claim = self._claims.get(run.id)
+        row = await self._write(runs.change, run=run, epoch=claim and claim.epoch)
         run.updated_at = row["updated_at"]
 
     async def claim(self, run: PlanRun, *, keeps_ends: bool = False) -> None:
@@ -289,21 +292,21 @@ class PlanStore:
         RunConflictError if the run changed since it was read, or if another process executes it. The other process loses the run when it
         has ended, or has not renewed its lease for so long that it must be dead or stalled.
         """
-        row, self._epochs[run.id], self._clocks[run.id] = await self._write(
+        row, self._claims[run.id] = await self._write(
             runs.claim, run=run, owner=Owner.this(), lease_seconds=self.lease_seconds, keeps_ends=keeps_ends
         )
         run.updated_at = row["updated_at"]
 
     async def renew(self, run_id: str) -> None:
         """Renew the lease of a run that this store claimed. Raises LeaseLostError if another process has taken the run."""
-        epoch = self._epochs[run_id]
+        epoch = self._claims[run_id].epoch
         await self._database.write(partial(leases.renew, run_id=run_id, epoch=epoch, seconds=self.lease_seconds))
 
     async def release(self, run_id: str) -> None:
         """Release a run that this store claimed. If its status is still executing, it is shown as interrupted."""
-        if (epoch := self._epochs.get(run_id)) is not None:
-            await self._database.write(partial(runs.release, run_id=run_id, epoch=epoch))
-            del self._epochs[run_id], self._clocks[run_id]
+        if (claim := self._claims.get(run_id)) is not None:
+            await self._database.write(partial(runs.release, run_id=run_id, epoch=claim.epoch))
+            del self._claims[run_id]
 
     async def owner(self, run_id: str) -> str | None:
         """Return, in words, the process that may be executing the run, or None."""
@@ -392,8 +395,9 @@ class PlanStore:
 
         If this store has claimed the run, the recorder writes nothing once another process has taken it over.
         """
-        clock = self._clocks.get(run.id) or await self._database.read(clock_of)
-        return StoreRecorder(self._database, run, clock, epoch=self._epochs.get(run.id))
+        claim = self._claims.get(run.id)
+        clock = await self._database.read(clock_of) if claim is None else claim.clock
+        return StoreRecorder(self._database, run, clock, epoch=claim and claim.epoch)
 
     async def request_cancel(self, run_id: str, reason: str, *, rollback: bool = False) -> None:
         """Ask the process that executes the run to cancel it, and with `rollback` to roll it back, too. The first reason stays.
@@ -425,7 +429,7 @@ class PlanStore:
 
     async def add_approval(self, approval: Approval, *, context: RunContext | None = None) -> None:
         """Record an answer, whatever its decision. An answer for a run takes the run's context."""
-        await self._database.write(partial(approvals.add, approval=approval, context=self._whose(context or RunContext())))
+        await self._database.write(partial(approvals.add, approval=approval, context=self._whose(context)))
 
     async def approvals(self, run_or_digest: str) -> list[Approval]:
         """Return the answers given for or used by a run, or those of an approval digest, oldest first."""
@@ -434,7 +438,7 @@ class PlanStore:
 
     async def find_approval(self, approval_digest: str, *, context: RunContext | None = None) -> Approval | None:
         """Return an unused, unexpired approval of this digest in the tenant of `context`, or None."""
-        whose = self._whose(context or RunContext())
+        whose = self._whose(context)
         return await self._database.read(lambda connection: approvals.find(connection, approval_digest, context=whose))
 
     async def use_approval(self, approval: Approval, *, run_id: str) -> Approval:
@@ -443,150 +447,8 @@ class PlanStore:
         If several runs want it at once, one gets it. Raises NotApprovedError for the others, for an approval that has expired by the
         database's clock, and for one that was followed by a rejection.
         """
-        whose = self._whose(RunContext())
+        whose = self._whose()
         return await self._database.write(lambda connection: approvals.use(connection, approval, run_id=run_id, context=whose))
-
-    # Gates
-
-    async def open_gate(self, gate: Gate, *, timeout_ms: int) -> Gate:
-        """Open `gate` for this process and return it as stored. Times follow the database's clock; `timeout_ms` 0 means no limit.
-
-        An open gate for the same run, step, item and content is reused: it keeps its id and times, gets the new text and policy, and counts
-        one more opening. An open gate for other content is closed as superseded.
-
-        Raises RunConflictError if another living process of this host waits there, and for a run that has ended. Raises LeaseLostError for
-        a step gate if this store claimed the run and another process has taken it over.
-        """
-        epoch = self._epochs.get(gate.run_id)
-        return await self._write(gates.open_gate, gate=gate, timeout_ms=timeout_ms, owner=Owner.this(), epoch=epoch)
-
-    async def answer_gate(self, gate_id: str, approval: Approval) -> Gate:
-        """Close an open gate with its first answer and return it. The answer is recorded for the gate's run, step and item.
-
-        Raises RunConflictError for a closed gate, with how it was closed, and for an overdue gate, which is then closed; the database's
-        clock decides. Raises NotApprovedError for an answer to other content; the gate stays open.
-        """
-        taken = await self._write(gates.answer, gate_id=gate_id, approval=approval)
-        if isinstance(taken, PlanAdapterError):
-            raise taken
-        return taken
-
-    async def answer_to_gate(self, gate_id: str) -> Approval | None:
-        """Return the answer that closed the gate, or None."""
-        return await self._database.read(partial(gates.answer_to, tenant=self.tenant_id, gate_id=gate_id))
-
-    async def changes_asked(self) -> dict[str, Approval]:
-        """Return the last request for changes of the same content by id of the open gate."""
-        return await self._database.read(partial(gates.changes_asked, tenant=self.tenant_id))
-
-    async def expire_gate(self, gate_id: str) -> Gate:
-        """Close the gate as expired if it is open and overdue by the database's clock. Return its current state."""
-        return await self._write(gates.expire, gate_id=gate_id)
-
-    async def close_gate(self, gate_id: str, end: GateEnd) -> Gate:
-        """Close the gate without an answer and return it. A closed gate, or one where another process waits, is returned unchanged."""
-        return await self._write(gates.close, gate_id=gate_id, end=end, owner=Owner.this())
-
-    async def leave_gate(self, gate_id: str) -> None:
-        """Record that this process no longer waits at the gate, so that another one can. The gate stays open."""
-        await self._write(gates.leave, gate_id=gate_id, owner=Owner.this())
-
-    async def show_gate(self, gate_id: str, *, flow_run_id: str, keyset: str) -> None:
-        """Record where the gate's form is shown."""
-        await self._write(gates.show, gate_id=gate_id, flow_run_id=flow_run_id, keyset=keyset)
-
-    async def gate(self, gate_id: str) -> Gate:
-        """Return the gate with this id. Raises RunConflictError if there is none."""
-        return await self._database.read(partial(gates.find, tenant=self.tenant_id, gate_id=gate_id))
-
-    async def gates(self, *, run_id: str | None = None, open_only: bool = True, limit: int = 1000) -> list[Gate]:
-        """Return gates, oldest first. Gates of all runs come without their texts; `gate` returns those."""
-        listed = partial(gates.listed, tenant=self.tenant_id, run_id=run_id, open_only=open_only, limit=limit)
-        return await self._database.read(listed)
-
-    # Drafts
-
-    @property
-    def drafts(self) -> Drafts:
-        """The drafts of plans that models made."""
-        return Drafts(self._database, self.tenant_id, self._whose(RunContext()))
-
-    # The policy
-
-    async def policy(self) -> PolicyVersion | None:
-        """Return the store's policy, or None if there is none. Raises StoreError if it was altered."""
-        return await self._database.read(policies.newest)
-
-    async def policy_history(self) -> tuple[list[PolicyVersion], str | None]:
-        """Return every version of the store's policy, oldest first, and the first problem: an altered version, or None."""
-        return await self._database.read(policies.history)
-
-    async def set_policy(self, new: NewPolicy) -> PolicyVersion:
-        """Set the policy for every run of this store, from now on.
-
-        If the previous policy names operators, only they are allowed to; otherwise anybody who can write to the store is. Raises
-        NotApprovedError, and RunConflictError if somebody else set one meanwhile. Raises StoreError if the store has a tenant, because the
-        policy applies to all tenants.
-        """
-        if self.tenant_id is not None:
-            raise StoreError("a policy holds for all tenants: set it with a store that is not open for one of them")
-        return await self._database.write(partial(policies.add, new=new))
-
-    async def effective_policy(self, settings: Settings) -> EffectivePolicy:
-        """Return the combined demands of `settings` and the store's current policy. Read it again for each decision."""
-        version = await self.policy()
-        return effective_policy(settings) if version is None else effective_policy(settings, version.policy, number=version.number)
-
-    # Standing approvals and one-time codes
-
-    async def add_standing(self, approval: StandingApproval, *, context: RunContext | None = None) -> None:
-        """Record a standing approval, with no run counted."""
-        whose = self._whose(context or RunContext())
-        await self._database.write(partial(standing.add, standing=approval, context=whose))
-
-    async def standing(self, *, include_ended: bool = False) -> list[StandingApproval]:
-        """Return the usable standing approvals, oldest first. `include_ended` adds those that are revoked, expired or used up."""
-        return await self._database.read(partial(standing.listed, tenant=self.tenant_id, include_ended=include_ended))
-
-    async def revoke_standing(self, id_beginning: str, *, by: str) -> StandingApproval:
-        """Revoke the standing approval with this id prefix, and return it. No step of any run starts under it any more."""
-        return await self._write(standing.revoke, beginning=id_beginning, by=by)
-
-    async def use_standing(self, standing_id: str, *, run_id: str, approval_digest: str) -> Approval:
-        """Count a run, and return its approval of this content, recorded as used. Each run and content counts once.
-
-        Raises NotApprovedError for a standing approval of another tenant than the run's, and for one that is revoked, expired or used up.
-        """
-        return await self._write(standing.use, standing_id=standing_id, run_id=run_id, approval_digest=approval_digest)
-
-    async def totp_seed(self, person: str) -> str | None:
-        """Return the encrypted seed of a person's one-time codes, or None."""
-        return await self._database.read(partial(policies.totp_seed, person=person))
-
-    async def refuse_enrolling(self, person: str, *, by: str) -> None:
-        """Raise NotApprovedError if `by` is not allowed to create one-time codes for `person`. The error says who is."""
-        await self._database.read(partial(policies.refuse_enrolling, person=person, by=by))
-
-    async def add_totp_seed(self, person: str, seed: str, *, by: str, known_by: str, replaces: bool) -> None:
-        """Add an encrypted seed. Earlier seeds stay in the store but are no longer valid.
-
-        Raises NotApprovedError if `by` is not allowed to enroll `person`. Raises RunConflictError if the person has a seed, unless it
-        `replaces` that.
-        """
-        add = partial(policies.add_totp_seed, person=person, seed=seed, by=by, known_by=known_by, replaces=replaces)
-        await self._database.write(add)
-
-    async def try_code(self, name: str) -> float:
-        """Count a try of a one-time code of `name` and return 0.0. The try counts as wrong unless `use_code` follows.
-
-        After 5 wrong tries within 5 minutes, in any process, nothing is counted. Then returns the seconds until the next try.
-        """
-        return await self._database.write(partial(codes.begin_try, name=name, context=self._whose(RunContext())))
-
-    async def use_code(self, name: str, counter: int) -> bool:
-        """Return True for the first use of this name and counter, which also marks the try as right, and False afterwards."""
-        context = self._whose(RunContext())
-        return await self._database.write(partial(codes.use, name=name, counter=counter, context=context))
 
     async def _write(self, work: Callable[..., T], **what: Any) -> T:
         return await self._database.write(partial(work, tenant=self.tenant_id, **what))
@@ -603,13 +465,6 @@ class PlanStore:
             if self.tenant_id is None and entries_of(connection, beginning):
                 return beginning
             raise
-
-    def _whose(self, context: HasContext) -> RunContext:
-        """Return `context` with this store's tenant. Raises RunConflictError if it has another tenant."""
-        if self.tenant_id is not None and context.tenant_id not in (None, self.tenant_id):
-            raise RunConflictError(f"this store is open for tenant {self.tenant_id}, not for {context.tenant_id}")
-        tenant = self.tenant_id or context.tenant_id
-        return RunContext(agent_id=context.agent_id, org_id=context.org_id, tenant_id=tenant, task_id=context.task_id)
 
 
 def _history(connection: Connection, run_id: str) -> RunHistory:

@@ -16,7 +16,6 @@ from plan_adapter.record import Attempt, Outcome, Receipt
 from plan_adapter.runs import ending, start
 from plan_adapter.runs import step_gates as call_gates
 from plan_adapter.store import audit, leases, outcomes, permission, recorder
-from plan_adapter.store.columns import Clock
 from plan_adapter.store.tables import leases as lease_table
 from tests.faults.plans import Scenario
 
@@ -74,10 +73,10 @@ def _leases_are_free() -> None:
 def _epochs_are_not_counted() -> None:
     whole = leases.take
 
-    def take(connection: Any, run_id: str, *given: Any, **named: Any) -> tuple[int, Clock]:
-        _, clock = whole(connection, run_id, *given, **named)
+    def take(connection: Any, run_id: str, *given: Any, **named: Any) -> leases.Claim:
+        claim = whole(connection, run_id, *given, **named)
         connection.execute(update(lease_table).where(lease_table.c.run_id == run_id).values(epoch=1))
-        return 1, clock
+        return claim._replace(epoch=1)
 
     leases.take = take
 

@@ -201,7 +201,7 @@ async def _obey(order: Order) -> PlanRun | None:
     async with PlanStore(place.store_url) as store:
         if order.lease is not None:
             store.lease_seconds = order.lease[0]
-        HERE.path, HERE.epoch_of = place.world, store._epochs.get
+        HERE.path, HERE.epoch_of = place.world, lambda run_id: (claim := store._claims.get(run_id)) and claim.epoch
         if isinstance(listener := crash_points.listener, Listener):
             listener.store = store
         run_request = RunRequest(

@@ -141,7 +141,7 @@ async def test_every_change_of_a_definition_is_shown(
     going = resuming(world, run, shop.tools(**after))
     fresh = await another_gate(world, gate)
     assert told in fresh.text
-    assert (await world.store.gate(gate.id)).end == "superseded"
+    assert (await world.store.gates.get(gate.id)).end == "superseded"
     shop.is_broken = False
     await world.answer(fresh)
     assert (await going).status is PlanStatus.COMPLETED
@@ -161,7 +161,7 @@ async def another_gate(world: World, than: Gate) -> Gate:
 
 
 async def with_text(world: World, gate: Gate) -> Gate:
-    return await world.store.gate(gate.id)
+    return await world.store.gates.get(gate.id)
 
 
 async def test_a_rejection_of_what_changed_ends_the_run(world: World, shop: Shop) -> None:
@@ -283,7 +283,7 @@ async def test_the_approval_of_a_single_call_counts_where_its_tool_is_as_it_was(
         await world.answer(await world.gate(step="guard"))
     done = await again
     assert (done.status, shop.called) == (PlanStatus.COMPLETED, ["build 商店", "guard 门", "ship 商店-1"])
-    asked = [row for row in await world.store.gates(run_id=done.id, open_only=False) if row.step_id == "guard"]
+    asked = [row for row in await world.store.gates.find(run_id=done.id, open_only=False) if row.step_id == "guard"]
     assert len(asked) == (2 if changed == "guard" else 1)
 
 

@@ -49,7 +49,7 @@ async def test_a_resolution_in_the_form_is_a_receipt_and_no_approval(
     form = FormAnswers((answer,))
     run = await world.start_with_form(form)
     assert (run.status, len(world.sent), form.told) == (status, sent, [None])
-    [gate] = await world.store.gates(run_id=run.id, open_only=False)
+    [gate] = await world.store.gates.find(run_id=run.id, open_only=False)
     assert (gate.kind, gate.end, gate.step_id) == ("outcome", end, "send")
     receipt = (await world.store.receipts(run.id))[0]
     assert (receipt.by, receipt.known_by, receipt.note) == ("ana", "form", answer.note or None)
@@ -103,10 +103,10 @@ async def test_no_approval_answers_it_and_it_answers_no_approval(world: Doubtful
     gate = await world.gate()
     approval = answer_to(request_of(gate), decision="approve", by="ana", known_by="os_user")
     with pytest.raises(NotApprovedError, match="takes no approval: `plan resolve"):
-        await world.store.answer_gate(gate.id, approval)
+        await world.store.gates.answer(gate.id, approval)
     assert await world.store.find_approval(gate.approval_digest) is None
     assert not asking.done()
-    assert (await world.store.gate(gate.id)).end is None
+    assert (await world.store.gates.get(gate.id)).end is None
 
 
 async def test_plan_resolve_from_elsewhere_closes_the_form_and_the_run_continues(world: Doubtful) -> None:
@@ -155,7 +155,7 @@ async def test_a_run_that_is_cancelled_asks_no_more_and_its_outcome_stays_unknow
     await world.store.cancel(gate.run_id, "enough")
     run = await going
     assert (run.status, run.step("send").outcome) == (PlanStatus.CANCELLED, Outcome.UNKNOWN)
-    assert (await world.store.gate(gate.id)).end == "cancelled"
+    assert (await world.store.gates.get(gate.id)).end == "cancelled"
     assert [attempt.step_id for attempt in await world.store.unknown(run.id)] == ["send"]
 
 
@@ -165,7 +165,7 @@ async def test_each_item_is_asked_about(world: Doubtful) -> None:
     plan.options.allow_parallel = True
     going = world.start_with_form(FormAnswers(()), plan)
     gate = await world.gate(count=2)
-    first, second = await world.store.gates()
+    first, second = await world.store.gates.find()
     assert {first.item, second.item} < {0, 1, 2}
     with pytest.raises(RunConflictError, match="name one with --item"):
         await world.store.resolve(gate.run_id, "send", ResolutionRecord("done", "ana", "os_user"))
@@ -181,10 +181,10 @@ async def test_each_item_is_asked_about(world: Doubtful) -> None:
 async def test_a_step_with_a_gate_of_its_own_needs_no_second_approval_in_the_same_start(world: Doubtful) -> None:
     plan = world.plan(gated=True)
     going = world.start_with_form(FormAnswers(()), plan)
-    while not (gates := [gate for gate in await world.store.gates() if gate.kind == "approval"]):
+    while not (gates := [gate for gate in await world.store.gates.find() if gate.kind == "approval"]):
         await world.store.changed(0.5)
-    await world.store.answer_gate(gates[0].id, answer_to(request_of(gates[0]), decision="approve", by="ana", known_by="os_user"))
-    while not (asked := [gate for gate in await world.store.gates() if gate.kind == "outcome"]):
+    await world.store.gates.answer(gates[0].id, answer_to(request_of(gates[0]), decision="approve", by="ana", known_by="os_user"))
+    while not (asked := [gate for gate in await world.store.gates.find() if gate.kind == "outcome"]):
         await world.store.changed(0.5)
     await world.store.resolve(asked[0].run_id, "send", ResolutionRecord("again", "ana", "os_user"))
     run = await going
@@ -206,7 +206,7 @@ async def test_offline_somebody_at_the_terminal_is_asked_again_until_the_answer_
 async def test_offline_where_nobody_says_it_the_run_ends_as_unknown(approver: Any, world: Doubtful) -> None:
     run = await world.start(approver=approver)
     assert (run.status, run.reason, run.step("send").outcome) == (PlanStatus.FAILED, RunReason.UNKNOWN, Outcome.UNKNOWN)
-    assert await world.store.gates() == []
+    assert await world.store.gates.find() == []
 
 
 async def test_on_resume_it_is_asked_about_the_attempt_of_the_earlier_start(world: Doubtful) -> None:
@@ -244,7 +244,7 @@ async def test_a_gate_that_a_killed_process_left_is_asked_again_and_may_be_answe
     person = Person([])
     assert (await world.resume(gate.run_id, approver=person)).reason is RunReason.UNKNOWN
     assert person.asked[0].gate_id == gate.id
-    assert (await world.store.gate(gate.id)).end == "cancelled"
+    assert (await world.store.gates.get(gate.id)).end == "cancelled"
     await world.store.resolve(gate.run_id, "send", ResolutionRecord("done", "ana", "os_user", result=1))
     run = await world.resume(gate.run_id)
     assert (run.status, run.step("send").result, world.sent) == (PlanStatus.COMPLETED, 1, [])

@@ -54,7 +54,7 @@ async def test_a_flow_run_that_is_tried_again_with_other_tools_asks_about_them_i
     assert form == flow_run_id
     assert (
         "- ⚠️ **MAY DO MORE THAN BEFORE:** `strike`, called by `strike`\n  - effect: read → **write**\n"
-        in (await world.store.gate(fresh.id)).text
+        in (await world.store.gates.get(fresh.id)).text
     )
     assert world.struck == []
     await resume(flow_run_id, APPROVE)

@@ -133,7 +133,7 @@ async def test_what_is_cancelled_in_the_ui_ends_with_the_reason(
         flow_runs = {asks: await start(a_plan(folder, asks=asks)) for asks, folder in places.items()}
 
         async def all_are_there() -> bool:
-            waiting = {gate.step_id for gate in await store.gates() if gate.keyset is not None}
+            waiting = {gate.step_id for gate in await store.gates.find() if gate.keyset is not None}
             return (places[""] / "pid").exists() and waiting == {None, "w"}
 
         await comes(all_are_there)
@@ -156,7 +156,7 @@ async def test_what_is_cancelled_in_the_ui_ends_with_the_reason(
             if asks != "plan":
                 assert run.steps[1].status is StepStatus.SKIPPED
                 assert REASON in (run.steps[1].reason or "")
-        assert await store.gates() == []
+        assert await store.gates.find() == []
         assert not is_alive(int((places[""] / "pid").read_text()))
         assert not (places[""] / "ended").exists()
         log = (home / LOG).read_text()

@@ -269,9 +269,9 @@ class Machine(RuleBasedStateMachine):
         """Answer at the gate of a run, where one is open."""
 
         async def work(store: PlanStore, _tools: ToolRegistry) -> bool:
-            for gate in await store.gates(run_id=known.id):
+            for gate in await store.gates.find(run_id=known.id):
                 request = ApprovalRequest(gate.approval_digest, gate.name, "", "", run_id=gate.run_id, gate_id=gate.id)
-                await store.answer_gate(
+                await store.gates.answer(
                     gate.id, answer_to(request, decision="approve" if approves else "reject", by="ana", known_by="os_user")
                 )
                 return True

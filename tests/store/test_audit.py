@@ -27,8 +27,8 @@ from tests.store.builders import a_gate, a_plan, a_receipt, an_answer, an_approv
 async def a_story(store: PlanStore) -> PlanRun:
     """Return a run that has ended, with something in every table that its audit tells of."""
     run = await created(store, requested_by="bo")
-    gate = await store.open_gate(a_gate(run), timeout_ms=0)
-    await store.answer_gate(gate.id, an_answer(gate, decision="request_changes", note="两次"))
+    gate = await store.gates.open(a_gate(run), timeout_ms=0)
+    await store.gates.answer(gate.id, an_answer(gate, decision="request_changes", note="两次"))
     plan = a_plan("检查两次", steps=("check", "drain", "restart"))
     run = await store.revise_run(run.id, validated(plan), "e" * 64, by="安娜", note="两次")
     await store.use_approval(an_approval(run_id=run.id, approval_digest="e" * 64), run_id=run.id)
@@ -42,8 +42,8 @@ async def a_story(store: PlanStore) -> PlanRun:
         recorder.step_ended(ended(run, name, status, at=recorder.now(), error=error))
     recorder.step_ended(ended(run, "restart", StepStatus.SKIPPED, at=recorder.now(), reason="`drain` failed"))
     await recorder.flush()
-    open_gate = await store.open_gate(a_gate(run, "restart"), timeout_ms=0)
-    await store.close_gate(open_gate.id, "cancelled")
+    open_gate = await store.gates.open(a_gate(run, "restart"), timeout_ms=0)
+    await store.gates.close(open_gate.id, "cancelled")
     await store.request_cancel(run.id, "够了")
     run.status, run.completed_at = PlanStatus.CANCELLED, recorder.now() + timedelta(seconds=1)
     await store.update_run(run)
@@ -366,8 +366,8 @@ async def test_processes_that_write_at_once_make_one_chain(store: PlanStore, sto
 
     async def gates(other: PlanStore) -> None:
         for item in range(6):
-            gate = await other.open_gate(a_gate(run, "drain", item=item), timeout_ms=0)
-            await other.answer_gate(gate.id, an_answer(gate))
+            gate = await other.gates.open(a_gate(run, "drain", item=item), timeout_ms=0)
+            await other.gates.answer(gate.id, an_answer(gate))
             await other.add_approval(an_approval(run_id=run.id, decision="reject"))
 
     async with PlanStore(store_url) as first, PlanStore(store_url) as second:

@@ -31,9 +31,9 @@ CHANGES: dict[str, Callable[[PlanStore, str, str], Awaitable[object]]] = {
     "a request to cancel": lambda store, run_id, _gate: store.request_cancel(run_id, "enough"),
     "an approval": lambda store, run_id, _gate: store.add_approval(an_approval(run_id=run_id)),
     "an approval that is used": lambda store, run_id, _gate: store.use_approval(an_approval(), run_id=run_id),
-    "a standing approval": lambda store, _run, _gate: store.add_standing(a_standing_approval()),
-    "the end of a gate": lambda store, _run, gate_id: store.close_gate(gate_id, "cancelled"),
-    "a form": lambda store, _run, gate_id: store.show_gate(gate_id, flow_run_id="f", keyset="k"),
+    "a standing approval": lambda store, _run, _gate: store.standing.add(a_standing_approval()),
+    "the end of a gate": lambda store, _run, gate_id: store.gates.close(gate_id, "cancelled"),
+    "a form": lambda store, _run, gate_id: store.gates.show(gate_id, flow_run_id="f", keyset="k"),
     "a revision": lambda store, run_id, _gate: store.revise_run(run_id, validated(plan_of(steps=("x",))), "e" * 64, by="ana", note=""),
 }
 
@@ -42,7 +42,7 @@ async def test_what_another_connection_changes_wakes_those_who_wait(store: PlanS
     async with PlanStore(store_url) as other:
         for name, change in CHANGES.items():
             run = await created(store)
-            gate = await store.open_gate(a_gate(run), timeout_ms=0)
+            gate = await store.gates.open(a_gate(run), timeout_ms=0)
             await settled(store)
             waits = [asyncio.create_task(store.changed(BOUND)) for _ in range(20)]
             await other.now()
@@ -55,14 +55,14 @@ async def test_what_another_connection_changes_wakes_those_who_wait(store: PlanS
 
 async def test_an_answer_wakes_who_waits_at_its_gate_and_a_receipt_does_not(store: PlanStore):
     run = await begun(store)
-    gate = await store.open_gate(a_gate(run, "drain"), timeout_ms=0)
+    gate = await store.gates.open(a_gate(run, "drain"), timeout_ms=0)
     await settled(store)
     recorder = await store.recorder(run)
     await recorder.flush()
     wait = asyncio.create_task(store.changed(BOUND))
     await asyncio.wait([wait], timeout=0.2)
     assert not wait.done()
-    await store.answer_gate(gate.id, an_answer(gate))
+    await store.gates.answer(gate.id, an_answer(gate))
     async with asyncio.timeout(BOUND / 2):
         await wait
 
@@ -73,13 +73,13 @@ async def test_nothing_is_missed_between_a_read_and_the_wait_for_it(store: PlanS
         for watched in (False, True):
             if watched:
                 await settled(store)
-            gate = await store.open_gate(a_gate(run), timeout_ms=0)
-            assert (await store.gate(gate.id)).end is None
-            await other.close_gate(gate.id, "cancelled")  # after the read, before the wait
+            gate = await store.gates.open(a_gate(run), timeout_ms=0)
+            assert (await store.gates.get(gate.id)).end is None
+            await other.gates.close(gate.id, "cancelled")  # after the read, before the wait
             await other.now()
             async with asyncio.timeout(BOUND / 2):
                 await store.changed(BOUND)
-            assert (await store.gate(gate.id)).end == "cancelled"
+            assert (await store.gates.get(gate.id)).end == "cancelled"
 
 
 async def test_a_read_counts_for_waits_in_tasks_that_begin_after_it(store: PlanStore, store_url: str):

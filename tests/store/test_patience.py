@@ -232,14 +232,14 @@ async def _release(store: PlanStore, run: PlanRun) -> Any:
 
 
 async def _gate(store: PlanStore, run: PlanRun) -> Any:
-    gate = await store.open_gate(a_gate(run, "drain"), timeout_ms=0)
-    return [one.id for one in await store.gates(run_id=run.id)] == [gate.id]
+    gate = await store.gates.open(a_gate(run, "drain"), timeout_ms=0)
+    return [one.id for one in await store.gates.find(run_id=run.id)] == [gate.id]
 
 
 async def _answer(store: PlanStore, run: PlanRun) -> Any:
-    gate = await store.open_gate(a_gate(run, "drain"), timeout_ms=0)
-    closed = await store.answer_gate(gate.id, answer := an_answer(gate))
-    return (closed.end, (await store.answer_to_gate(gate.id) or answer).id) == ("answered", answer.id)
+    gate = await store.gates.open(a_gate(run, "drain"), timeout_ms=0)
+    closed = await store.gates.answer(gate.id, answer := an_answer(gate))
+    return (closed.end, (await store.gates.answer_to(gate.id) or answer).id) == ("answered", answer.id)
 
 
 async def _approve(store: PlanStore, run: PlanRun) -> Any:

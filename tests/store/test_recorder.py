@@ -373,10 +373,10 @@ async def _used_call(store: PlanStore) -> bool:
 
 
 async def _revoked(store: PlanStore) -> bool:
-    await store.add_standing(standing := a_standing_approval())
+    await store.standing.add(standing := a_standing_approval())
     run = await created(store)
-    await store.use_standing(standing.id, run_id=run.id, approval_digest=run.approval_digest)
-    await store.revoke_standing(standing.id, by="bo")
+    await store.standing.use(standing.id, run_id=run.id, approval_digest=run.approval_digest)
+    await store.standing.revoke(standing.id, by="bo")
     return await _is_begun(store, run)
 
 

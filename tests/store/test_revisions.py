@@ -19,7 +19,7 @@ NEW = "e" * 64
 
 async def test_a_new_version_takes_the_place_of_the_old_one_in_the_same_run(store: PlanStore):
     run = await created(store, requested_by="bo")
-    gate = await store.open_gate(a_gate(run), timeout_ms=0)
+    gate = await store.gates.open(a_gate(run), timeout_ms=0)
     plan = a_plan("检查两次", steps=("check", "again"), lists=("again",))
     plan.metadata = {"owner": "ana"}
     revised = await store.revise_run(run.id[:12], validated(plan), NEW, by="安娜", note="两次")
@@ -32,7 +32,7 @@ async def test_a_new_version_takes_the_place_of_the_old_one_in_the_same_run(stor
     ]
     assert (revised.status, revised.metadata) == (PlanStatus.PENDING_APPROVAL, {"owner": "ana"})
     assert (await store.get(revised.digest)).description == "检查两次"
-    assert (await store.gate(gate.id)).end == "superseded"
+    assert (await store.gates.get(gate.id)).end == "superseded"
     (first,) = await store.revisions(run.id)
     assert (first.number, first.digest, first.approval_digest, first.by, first.note) == (1, run.digest, DIGEST, "安娜", "两次")
     await store.revise_run(run.id, validated(a_plan("三次")), "f" * 64, by="bo", note="")
@@ -43,9 +43,9 @@ async def test_a_new_version_takes_the_place_of_the_old_one_in_the_same_run(stor
 
 async def test_what_approved_the_old_version_does_not_approve_the_new_one(store: PlanStore):
     run = await created(store)
-    gate = await store.open_gate(a_gate(run), timeout_ms=0)
-    await store.answer_gate(gate.id, an_answer(gate))
-    kept = await store.answer_to_gate(gate.id)
+    gate = await store.gates.open(a_gate(run), timeout_ms=0)
+    await store.gates.answer(gate.id, an_answer(gate))
+    kept = await store.gates.answer_to(gate.id)
     assert kept is not None
     await store.use_approval(kept, run_id=run.id)
     revised = await store.revise_run(run.id, validated(a_plan("new")), NEW, by="ana", note="")

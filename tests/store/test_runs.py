@@ -165,7 +165,7 @@ async def test_every_row_says_whose_it_is(store: PlanStore):
     await store.update_run(run)
     plan = a_plan(steps=("check", "drain", "verify"))
     await store.revise_run(run.id, validated(plan), "e" * 64, by="安娜", note="")
-    await store.open_gate(a_gate(run), timeout_ms=0)
+    await store.gates.open(a_gate(run), timeout_ms=0)
 
     from plan_adapter.store.tables import metadata
 

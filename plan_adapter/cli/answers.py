@@ -139,7 +139,7 @@ async def _was_changed(gate: "Gate", store: "PlanStore") -> bool:
     same = [one for one in gates if (one.step_id, one.item) == (gate.step_id, gate.item)]
     if any(one.kind == "approval" and one.approval_digest != gate.approval_digest for one in same):
         return True
-    return gate.step_id is None and bool(await store.revisions(gate.run_id))
+    return gate.step_id is None and bool(await store.revisions.of_run(gate.run_id))
 
 
 async def _refused(run_id: str, reason: str, words: AnswerOptions, gate: "Gate", store: "PlanStore") -> Exception:
@@ -147,7 +147,7 @@ async def _refused(run_id: str, reason: str, words: AnswerOptions, gate: "Gate",
     from plan_adapter.errors import NotApprovedError
     from plan_adapter.gates.approval import os_user
 
-    await store.note_refusal(
+    await store.ledger.note_refusal(
         run_id, f"{words.decision} is refused: {reason}", by=words.by or os_user(), step_id=gate.step_id, call_kind=gate.call_kind
     )
     return NotApprovedError(reason)
@@ -277,7 +277,7 @@ async def item_of(place: Place, run: "PlanRun", store: "PlanStore") -> tuple[int
     step_id = place.step or ""
     declared = recorded_items(await store.get(run.digest), run, step_id)  # also those that were not started
     labels = {item: label for item, label in enumerate(declared) if label is not None}
-    labels |= {item: label for (name, item), label in (await store.labels(run.id)).items() if name == step_id and item is not None}
+    labels |= {item: label for (name, item), label in (await store.ledger.labels(run.id)).items() if name == step_id and item is not None}
     number = place.item.removeprefix(":")
     by_number = int(number) - 1 if number.isdecimal() and number.isascii() else None
     by_label = next((item for item, label in labels.items() if label == place.item), None)
@@ -308,7 +308,7 @@ async def _why_none(run: "PlanRun", place: Place, store: "PlanStore") -> str:
         of_plan = next(gate for gate in gates if gate.step_id is None and gate.end is None)
         return f"step `{place.step}` of run {run.id} does not wait yet; the plan itself does: `{answer_command(of_plan)}`"
     if run.status in (PlanStatus.FAILED, PlanStatus.PARTIAL) and run.reason not in (RunReason.REJECTED, RunReason.EXPIRED):
-        return f"run {run.id} does not wait for an answer; it is {run.status}: {next_command(run, await store.unknown(run.id))}"
+        return f"run {run.id} does not wait for an answer; it is {run.status}: {next_command(run, await store.outcomes.unknown(run.id))}"
     closed = [gate for gate in gates if gate.end is not None and gate.kind == "approval" and _fits(gate, place)]
     if closed:
         try:  # a closed gate takes nothing, and says why
@@ -359,7 +359,7 @@ async def _given(
         return await store.gates.answer(gate.id, approval), approval
     except NotApprovedError as error:
         refusal = f"{words.decision} is refused: {error}"
-        await store.note_refusal(gate.run_id, refusal, by=words.by or os_user(), step_id=gate.step_id, call_kind=gate.call_kind)
+        await store.ledger.note_refusal(gate.run_id, refusal, by=words.by or os_user(), step_id=gate.step_id, call_kind=gate.call_kind)
         raise
     except RunConflictError as error:
         run = await end_overdue(await store.run(gate.run_id), store)

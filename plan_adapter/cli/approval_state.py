@@ -106,8 +106,8 @@ async def approval_state_of(run: PlanRun, store: "PlanStore", *, offline: bool =
     gates, answers, stopped = await store.gates.find(run_id=run.id), await store.approvals(run.id), await hint_of(run, store)
     used = {row.standing_id for row in answers if row.standing_id is not None}
     standing = {one.id: one for one in await store.standing.find(include_ended=True) if one.id in used} if used else {}
-    labels = await store.labels(run.id) if any(row.item is not None for row in answers) else {}
-    return ApprovalState(run, gates, answers, await store.revisions(run.id), await store.now(), offline, stopped, standing, labels)
+    labels = await store.ledger.labels(run.id) if any(row.item is not None for row in answers) else {}
+    return ApprovalState(run, gates, answers, await store.revisions.of_run(run.id), await store.now(), offline, stopped, standing, labels)
 
 
 async def statuses_of(runs: Sequence[PlanRun], store: "PlanStore") -> dict[str, str]:

@@ -130,7 +130,7 @@ async def find_run(run_id: str, store: "PlanStore") -> "PlanRun":
         flow_run_id = _uuid(run_id)
         if flow_run_id is None:
             raise
-        of_flow = await store.run_of_flow(flow_run_id)
+        of_flow = await store.ledger.run_of_flow(flow_run_id)
         if of_flow is not None:
             return of_flow
         shown = [gate for gate in await store.gates.find() if gate.flow_run_id == flow_run_id]

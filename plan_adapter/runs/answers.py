@@ -65,7 +65,9 @@ class GateAnswers:
         """
         if gate.kind == "approval" or gate.step_id is None:
             return await self.store.gates.answer(gate.id, await self._taken(answer, request))
-        await self.store.resolve(gate.run_id, gate.step_id, await self._resolution(answer, request), item=gate.item, kind=gate.call_kind)
+        await self.store.outcomes.resolve(
+            gate.run_id, gate.step_id, await self._resolution(answer, request), item=gate.item, kind=gate.call_kind
+        )
         return await self.store.gates.get(gate.id)
 
     async def prove(self, approval: Approval, asked: ApprovalRequest | Gate) -> None:

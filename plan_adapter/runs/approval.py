@@ -46,7 +46,7 @@ async def is_answered(bound: BoundPlan, store: PlanStore, run_request: RunReques
         return True
     if run is not None and await _answer_to(run, bound, store, run_request.settings) is not None:
         return True
-    return await store.find_approval(bound.approval_digest, context=run_request.context) is not None
+    return await store.ledger.find_approval(bound.approval_digest, context=run_request.context) is not None
 
 
 async def not_approved(bound: BoundPlan, store: PlanStore, settings: Settings, *, run: PlanRun | None = None) -> NotApprovedError:
@@ -112,7 +112,7 @@ async def refuse_approver(bound: BoundPlan, store: PlanStore, run_request: RunRe
         return
     if await is_answered(bound, store, replace(run_request, approver=None), run=run):
         return
-    revisions = [] if run is None else await store.revisions(run.id)
+    revisions = [] if run is None else await store.revisions.of_run(run.id)
     requested_by = run_request.requested_by if run is None else run.requested_by or ""
     revised_by = revisions[-1].by if revisions else ""
     policy = await store.policy.effective(run_request.settings)
@@ -163,7 +163,7 @@ def _unanswered(gate: Gate) -> str:
 async def end_unapproved(run: PlanRun, store: PlanStore, reason: RunReason, message: str) -> None:
     """Record that `run` ended before any step started."""
     run.transition(PlanStatus.CANCELLED, reason=reason, message=message, completed_at=await store.now())
-    await store.update_run(run)
+    await store.ledger.update(run)
 
 
 async def _found(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval | None:
@@ -176,7 +176,7 @@ async def _found(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval
         return await _fitting(run_request.approval, bound, run, keeper)
     if not requires_approval(plan, await store.policy.effective(run_request.settings)):
         return without_approval(bound, now=await store.now())
-    waiting = await store.find_approval(bound.approval_digest, context=_context_of(run))
+    waiting = await store.ledger.find_approval(bound.approval_digest, context=_context_of(run))
     if waiting is not None:
         return await _fitting(waiting, bound, run, keeper)
     return await use_standing_approval(bound, run, store, run_request)
@@ -208,7 +208,7 @@ def is_of_run(row: Approval, run: PlanRun) -> bool:
 
 async def _fitting(given: Approval, bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval:
     """Return `given`, an answer from before the run was created. Raises NotApprovedError if the gate policy refuses it."""
-    revisions = await keeper.store.revisions(run.id)
+    revisions = await keeper.store.revisions.of_run(run.id)
     revised_by = revisions[-1].by if revisions else ""
     policy = await keeper.store.policy.effective(keeper.run_request.settings)
     rules = gate_policy_of(bound.validated.plan, policy, requested_by=run.requested_by or "", revised_by=revised_by)
@@ -284,7 +284,7 @@ async def load_new_version(run: PlanRun, keeper: GateKeeper) -> BoundPlan:
 async def _gate_of(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: Settings) -> Gate:
     """Return the plan gate of `run` to open, and record that the run waits. Its message names stale approvals."""
     plan = bound.validated.plan
-    answers, revisions = await store.approvals(run.id), await store.revisions(run.id)
+    answers, revisions = await store.approvals(run.id), await store.revisions.of_run(run.id)
     policy = await store.policy.effective(settings)
     rules = gate_policy_of(plan, policy, requested_by=run.requested_by or "", revised_by=revisions[-1].by if revisions else "")
     changes, lapsed = await earlier_answers(await _answers(run, bound, store), plan, run, store, settings)
@@ -331,7 +331,7 @@ async def _keep_waiting(run: PlanRun, store: PlanStore, *, message: str | None) 
     as_it_waits = (PlanStatus.PENDING_APPROVAL, None, message, None)
     if run.flow_run_id is not None or (run.status, run.reason, run.message, run.completed_at) != as_it_waits:
         run.transition(PlanStatus.PENDING_APPROVAL, message=message)
-        await store.update_run(run)
+        await store.ledger.update(run)
 
 
 def gated_steps(bound: BoundPlan, policy: EffectivePolicy) -> Collection[str]:
@@ -345,7 +345,7 @@ async def _used(bound: BoundPlan, run: PlanRun, answer: Approval, keeper: GateKe
         approved = approved_plan(bound, replace(answer, expires_at=None), now=answer.used_at)
     else:
         approved = approved_plan(bound, replace(answer, expires_at=None) if answer.run_id == run.id else answer, now=await store.now())
-        used = await store.use_approval(answer, run_id=run.id)
+        used = await store.ledger.use_approval(answer, run_id=run.id)
     run.transition(PlanStatus.APPROVED)
     run.approved_at, run.approved_by = used.at, used.by
     return approved

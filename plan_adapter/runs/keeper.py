@@ -49,7 +49,9 @@ class OpenGate:
             self._set(await self._answers.close(self.gate, answer, self.request))
         except NotApprovedError as error:
             said = f"{answer.decision} is refused: {error}"
-            await self._store.note_refusal(self.gate.run_id, said, by=answer.by, step_id=self.gate.step_id, call_kind=self.gate.call_kind)
+            await self._store.ledger.note_refusal(
+                self.gate.run_id, said, by=answer.by, step_id=self.gate.step_id, call_kind=self.gate.call_kind
+            )
             if answer.channel == "form":  # at a terminal, the approver prints the refusal
                 told = f"the answer by {answer.by} is refused: {error}"
                 tell(self._listener, Event("gate_refused", self._run, message=told, gate=self.gate))
@@ -251,7 +253,7 @@ class GateKeeper:
         return OpenGate(gate, self.run, self.store, self.answers, listener=listener, refused=refused)
 
     async def _why_cancelled(self, gate: Gate) -> str:
-        reason = await self.store.cancel_request(gate.run_id) or self.why_stopped()
+        reason = await self.store.ledger.cancel_request(gate.run_id) or self.why_stopped()
         return f"the run ends: {reason}" if reason else "nobody is asked any more: the run ends"
 
     @property

@@ -34,7 +34,7 @@ async def advice_on(run: PlanRun, store: PlanStore) -> Advice | None:
     gone = ["its process is gone"] if is_gone else []
     if not _has_stopped(run):
         return None
-    if unknown := await store.unknown(run.id):
+    if unknown := await store.outcomes.unknown(run.id):
         first = unknown[0]
         called = names(dict.fromkeys(call_name(lost.step_id, None, kind=lost.kind) for lost in unknown))
         message = ", and ".join([*gone, f"whether {called} was done is unknown"])
@@ -49,7 +49,7 @@ async def unasked_outcomes(store: PlanStore, settings: Settings, *, asked: Colle
     `asked` contains the digests of the open gates. The gates returned are not in the store.
     """
     policy, runs, found = await store.policy.effective(settings), dict[str, PlanRun](), list[Gate]()
-    for lost in await store.unknown_of_all():
+    for lost in await store.outcomes.unknown_of_all():
         digest = outcome_digest(lost.id)
         if lost.run_id not in runs:
             runs[lost.run_id] = await store.run(lost.run_id, with_steps=False)
@@ -89,7 +89,7 @@ async def hint_of(run: PlanRun, store: PlanStore) -> str | None:
         return f"{unknown_outcome.message}: {says}"
     if run.completed_at is None:
         return None
-    history = await store.history(run.id)
+    history = await store.ledger.history(run.id)
     if run.status is PlanStatus.CANCELLED and (units := aborted_steps(await store.get(run.digest), history)):
         return after_abort(run.id, units, history.labels, is_undone=history.has_rollbacks)
     left = list(history.rollbacks.aborted)

@@ -30,7 +30,7 @@ async def resolution_request(
     """
     plan = await store.get(run.digest)
     return ApprovalRequest(
-        approval_digest=await store.resolution_digest(run.id, step_id, resolution, item=item, kind=kind),
+        approval_digest=await store.outcomes.digest_of(run.id, step_id, resolution, item=item, kind=kind),
         name=run.name,
         description="",
         text="",
@@ -54,7 +54,7 @@ async def resolution_by(answer: Answer, request: ApprovalRequest, store: PlanSto
         known_by = await proved(answer, request, ProofContext(await store.policy.effective(settings), settings, store.codes))
     except NotApprovedError as error:
         said = f"`{one_line(call_name(request.step_id or '', None, kind=request.call_kind))}` is not resolved: {error}"
-        await store.note_refusal(request.run_id or "", said, by=answer.by, known_by=answer.channel)
+        await store.ledger.note_refusal(request.run_id or "", said, by=answer.by, known_by=answer.channel)
         unit = (request.step_id or "", request.item)
         command = resolve_command(request.run_id or "", unit, answer.decision, label=request.label, kind=request.call_kind)
         has_proof = answer.code is not None or answer.signature is not None

@@ -168,7 +168,7 @@ class CallGates:
             return GateRefusal(RunReason.CANCELLED, self.stop.message, ends_run=False)
         if call.withdrawn.done():
             return GateRefusal(RunReason.CANCELLED, f"the gate of `{closed.step_id}` was closed", ends_run=False)
-        reason = await keeper.store.cancel_request(closed.run_id)
+        reason = await keeper.store.ledger.cancel_request(closed.run_id)
         return GateRefusal(RunReason.CANCELLED, reason or f"the gate of `{closed.step_id}` was closed")
 
 
@@ -209,7 +209,7 @@ class OutcomeGates:
         bound, store = self.approved.bound, self.keeper.store
         policy = await store.policy.effective(self.keeper.run_request.settings)
         rules = gate_policy_of(bound.validated.plan, policy, requested_by=run.requested_by or "")
-        text = outcome_text(bound, step, lost, why=unknown_outcome.why, made_by=await store.start_of(lost), run_id=run.id)
+        text = outcome_text(bound, step, lost, why=unknown_outcome.why, made_by=await store.outcomes.start_of(lost), run_id=run.id)
         digest = outcome_digest(lost.id)
         return new_gate(
             run,
@@ -233,7 +233,7 @@ class OutcomeGates:
         reason = RunReason.UNKNOWN if self._open else None
         if run.reason is not reason:
             run.reason = reason
-            await self.keeper.store.update_run(run)
+            await self.keeper.store.ledger.update(run)
 
     async def _said(self, closed: Gate) -> RecordedResolution | None:
         if closed.end not in ("done", "again", "abort"):

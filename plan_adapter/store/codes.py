@@ -14,7 +14,7 @@ from plan_adapter.readable import one_line
 from plan_adapter.record import RunContext
 from plan_adapter.settings import Settings
 from plan_adapter.store.columns import database_now, insert_into, now_of
-from plan_adapter.store.part import StorePart, reads, writes
+from plan_adapter.store.database import StorePart, reads, writes
 from plan_adapter.store.policies import newest
 from plan_adapter.store.rows import HasContext, whose
 from plan_adapter.store.tables import totp_history, used_codes

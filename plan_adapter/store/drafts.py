@@ -17,7 +17,7 @@ from plan_adapter.problems import Problem
 from plan_adapter.readable import without_passwords
 from plan_adapter.store import plans
 from plan_adapter.store.columns import database_now, insert_into
-from plan_adapter.store.part import StorePart, reads, writes
+from plan_adapter.store.database import StorePart, reads, writes
 from plan_adapter.store.rows import HasContext, Row, dump_json, load_json, whose
 from plan_adapter.store.tables import drafts, model_calls
 

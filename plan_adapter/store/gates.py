@@ -15,10 +15,9 @@ from plan_adapter.record import Approval, Gate, GateEnd, GatePolicy
 from plan_adapter.store import audit, entries, leases
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
-from plan_adapter.store.database import Database
+from plan_adapter.store.database import Database, StorePart, reads, writes
 from plan_adapter.store.digests import plain
 from plan_adapter.store.leases import Claim, Owner
-from plan_adapter.store.part import StorePart, reads, writes
 from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.plans import seen_by
 from plan_adapter.store.rows import Row, approval_of, approval_row, context_of, item_column, item_of, whose
@@ -34,8 +33,7 @@ class Gates(StorePart):
         super().__init__(database, tenant_id)
         self._claims = claims
 
-    @writes
-    def open(self, connection: Connection, gate: Gate, *, timeout_ms: int) -> Gate:
+    async def open(self, gate: Gate, *, timeout_ms: int) -> Gate:
         """Open `gate` for this process and return it as stored. Times follow the database's clock; `timeout_ms` 0 means no limit.
 
         An open gate for the same run, step, item and content is reused: it keeps its id and times, gets the new text and policy, and counts
@@ -44,14 +42,18 @@ class Gates(StorePart):
         Raises RunConflictError if another living process of this host waits there, and for a run that does not exist or has ended. Raises
         LeaseLostError for a step gate if this store claimed the run and another process has taken it over.
         """
-        owner, claim = Owner.this(), self._claims.get(gate.run_id)
+        return await self._open(gate, self._claims.get(gate.run_id), timeout_ms=timeout_ms)
+
+    @writes
+    def _open(self, connection: Connection, gate: Gate, claim: Claim | None, *, timeout_ms: int) -> Gate:
+        owner = Owner.this()
         run = _run_locked(connection, self.tenant_id, gate.run_id)
         at = and_(
             gates.c.run_id == gate.run_id,
             gates.c.step_id == (gate.step_id or ""),
             gates.c.call_kind == gate.call_kind,
             gates.c.item == item_column(gate.item),
-            _is_open(),
+            gates.c.closed_at.is_(None),
         )
         # Only the process that executes the run waits at step gates. If it stalled and lost its lease, it must open none and block nobody.
         is_claimed = gate.step_id is not None and claim is not None

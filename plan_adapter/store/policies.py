@@ -17,8 +17,8 @@ from plan_adapter.record import RunContext
 from plan_adapter.settings import Settings
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import insert_into, now_of
+from plan_adapter.store.database import StorePart, reads, writes
 from plan_adapter.store.digests import digest_of, plain
-from plan_adapter.store.part import StorePart, reads, writes
 from plan_adapter.store.rows import Row, whose
 from plan_adapter.store.tables import policy_history
 

@@ -10,8 +10,8 @@ from plan_adapter.record import Approval, RunContext, StandingApproval
 from plan_adapter.store import audit, entries
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
+from plan_adapter.store.database import StorePart, reads, writes
 from plan_adapter.store.digests import plain
-from plan_adapter.store.part import StorePart, reads, writes
 from plan_adapter.store.plans import seen_by
 from plan_adapter.store.rows import Row, approval_of, approval_row, context_of, dump_json, load_json, whose
 from plan_adapter.store.tables import approvals, runs, standing_approvals

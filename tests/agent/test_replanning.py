@@ -338,7 +338,7 @@ async def test_an_agent_has_the_rest_of_its_run_planned_and_a_person_approves_it
         session.approver = ANA  # of the step that has a gate of its own
         assert (await session.resume()).status is PlanStatus.COMPLETED
         await model.aclose()
-    (revision,) = await store.revisions(session.run.id if session.run else "")
+    (revision,) = await store.revisions.of_run(session.run.id if session.run else "")
     assert (revision.by, revision.note.partition(" (")[0]) == ("bo", "换成二号版本")
 
 
@@ -351,7 +351,7 @@ async def test_without_a_plan_the_run_of_an_agent_stays_as_it_is(world: World, s
         with pytest.raises(DraftError, match="哪个版本"):
             await session.revise("换", by="bo")
         await model.aclose()
-    assert await store.revisions(before.id) == []
+    assert await store.revisions.of_run(before.id) == []
 
 
 # By the plan's own word
@@ -373,7 +373,7 @@ async def test_a_failure_has_the_rest_drafted_and_asked_about_before_anything_is
     assert world.did == ["look web-1", "deploy 1", "deploy bad-2", "deploy 2 on web-1", "look three"]
     assert "mended" in texts[0]
     assert REPLAN_FACT in texts[0]
-    (revision,) = await store.revisions(run.id)
+    (revision,) = await store.revisions.of_run(run.id)
     assert (revision.by, "没有 bad-2" in revision.note) == (AUTOMATIC_REPLAN, True)
     assert (await store.get(run.digest)).on_failure == "replan"
     assert (await store.verify(run.id)).problem is None
@@ -463,7 +463,7 @@ async def test_a_run_is_cancelled_while_the_model_drafts(world: World, store: Pl
         ended = await work
         held.set()
     assert (ended.status, ended.reason, ended.message) == (PlanStatus.CANCELLED, RunReason.CANCELLED, "够了")
-    assert await store.revisions(run.id) == []
+    assert await store.revisions.of_run(run.id) == []
 
 
 async def test_only_failed_steps_are_a_reason(world: World, store: PlanStore, configured: Any) -> None:

@@ -298,7 +298,7 @@ async def test_what_was_approved_in_one_folder_runs_in_no_other(
     done = await going_on(world, run.id)
     assert (done.status, len(ran(folders))) == (PlanStatus.COMPLETED, 1)
     assert [entry.message for entry in await world.store.audit(run.id) if entry.kind == "revised"] == [
-        (await world.store.revisions(run.id))[0].note
+        (await world.store.revisions.of_run(run.id))[0].note
     ]
     assert (await world.store.verify(run.id)).ok
 
@@ -412,7 +412,7 @@ async def test_a_run_without_a_recorded_folder_resumes_anywhere(
 ) -> None:
     bound = bind_inputs(validate(deploy(), BUILT_IN))
     run = replace(await create_run(bound, world.store, here(world)), id=new_id(), folder=None)
-    await world.store.create_run(run, bound.validated)
+    await world.store.ledger.create(run, bound.validated)
     monkeypatch.chdir(folders["other"])
     done = await going_on(world, run.id, approver=Says())
     assert (done.status, ran(folders)) == (PlanStatus.COMPLETED, ["other"])

@@ -174,7 +174,7 @@ async def test_a_scheduled_run_completes(prefect_server: Server, workplace: Work
     assert flow_run.state.is_completed(), flow_run.state.message
     assert {"/api/health", "/api/ready"} <= set(site.asked)
     async with PlanStore(workplace.store_url) as store:
-        run = await store.run_of_flow(str(flow_run.id))
+        run = await store.ledger.run_of_flow(str(flow_run.id))
     assert run is not None
     assert (run.name, run.status, run.outputs) == ("site-check", PlanStatus.COMPLETED, {"checked": 2})
 
@@ -226,7 +226,7 @@ async def test_a_retry_in_prefect_carries_what_succeeded(prefect_server: Server,
     assert again.state_name == "Completed"
     assert [site.asked.count(page) for page in ("/first", "/second")] == [1, 2]
     async with PlanStore(workplace.store_url) as store:
-        run = await store.run_of_flow(str(flow_run.id))
+        run = await store.ledger.run_of_flow(str(flow_run.id))
     assert run is not None
     assert (run.step(first.id).carried, run.step(second.id).carried) == (True, False)
 

@@ -70,7 +70,7 @@ class Worksite:
 
     async def run(self, flow_run_id: UUID) -> PlanRun:
         """The run of the flow run."""
-        run = await self.store.run_of_flow(str(flow_run_id))
+        run = await self.store.ledger.run_of_flow(str(flow_run_id))
         assert run is not None
         return run
 

@@ -149,12 +149,12 @@ def _every_run_completes() -> None:
 
 
 def _done_counts_as_again() -> None:
-    whole = outcomes.resolve
+    whole = outcomes.UnknownOutcomes.resolve
 
-    def resolve(*given: Any, word: outcomes.ResolutionRecord, **named: Any) -> Receipt:
-        return whole(*given, word=replace(word, resolution="again"), **named)
+    async def resolve(self: Any, run_id: str, step_id: str, record: outcomes.ResolutionRecord, **named: Any) -> Receipt:
+        return await whole(self, run_id, step_id, replace(record, resolution="again"), **named)
 
-    outcomes.resolve = resolve
+    outcomes.UnknownOutcomes.resolve = resolve
 
 
 def _what_is_undone_is_forgotten() -> None:

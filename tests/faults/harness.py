@@ -136,8 +136,8 @@ class Trial:
         if self.run_id is None:
             return self.order("start", fault=self.choose(self))
         run = await self.store.run(self.run_id)
-        unknown = await self.store.unknown(run.id)
-        history = await self.store.history(run.id)
+        unknown = await self.store.outcomes.unknown(run.id)
+        history = await self.store.ledger.history(run.id)
         if unknown and (self.has_looked or not self.scenario.looks_first):
             self.has_looked = False
             return self.order("resolve", fault=self._fault_of_resolve())
@@ -204,7 +204,7 @@ class Trial:
         plan: ExecutionPlan = await self.store.get(run.digest)
         candidates = [step.id for step in plan.steps] if self.scenario.revises == "anything" else [row.step_id for row in answers]
         fresh = next((step_id for step_id in candidates if step_id is not None and step_id not in begun), None)
-        is_enough = len(await self.store.revisions(run.id)) >= MOST_REVISIONS
+        is_enough = len(await self.store.revisions.of_run(run.id)) >= MOST_REVISIONS
         if fresh is None or is_enough or run.status is PlanStatus.COMPLETED or any(attempt.kind == "rollback" for attempt in attempts):
             return
         step = plan.step(fresh)

@@ -60,9 +60,9 @@ async def the_used_approval_of_another_run(world: World, gate: Gate) -> None:
     other, others = await other_run(world, gate)
     await world.answer(others)
     approval = (await world.store.approvals(other))[-1]
-    await world.store.use_approval(approval, run_id=other)
+    await world.store.ledger.use_approval(approval, run_id=other)
     with pytest.raises(NotApprovedError):
-        await world.store.use_approval(approval, run_id=gate.run_id)
+        await world.store.ledger.use_approval(approval, run_id=gate.run_id)
 
 
 async def an_answer_of_other_content(world: World, gate: Gate) -> None:

@@ -104,7 +104,7 @@ async def test_the_gate_opens_again_with_what_changed_and_its_approval_covers_th
     assert "- unchanged: `build`\n" in gate.text
     assert "### What changed\n" not in gate.text  # of the plan nothing did
     assert "the code of `ship` has changed since attempt 1 of `ship`" in gate.text
-    (replaced,) = await world.store.revisions(run.id)
+    (replaced,) = await world.store.revisions.of_run(run.id)
     assert (replaced.digest, replaced.approval_digest, replaced.by) == (run.digest, run.approval_digest, "li")
     assert replaced.note == "tools changed: `ship` (parameters, effect, permissions)"
     assert [definition["name"] for definition in replaced.definitions or ()] == ["build", "ship"]
@@ -235,7 +235,7 @@ async def test_back_with_the_tools_that_were_approved_nobody_is_asked_again(worl
     going.cancel()
     await asyncio.gather(going, return_exceptions=True)
     done = await world.resume(run.id, tools=shop.tools())
-    assert (done.status, len(await world.store.revisions(run.id))) == (PlanStatus.COMPLETED, 2)
+    assert (done.status, len(await world.store.revisions.of_run(run.id))) == (PlanStatus.COMPLETED, 2)
 
 
 async def test_who_approves_sees_all_that_changed_since_somebody_approved(world: World, shop: Shop) -> None:
@@ -254,7 +254,7 @@ async def test_who_approves_sees_all_that_changed_since_somebody_approved(world:
 async def test_a_plan_without_approval_resumes_and_names_the_changed_tools(world: World, shop: Shop) -> None:
     run = await stopped(world, shop, shop.plan(asks=False))
     done = await world.resume(run.id, tools=shop.tools(effect="write"))
-    assert (done.status, [row.note for row in await world.store.revisions(run.id)]) == (
+    assert (done.status, [row.note for row in await world.store.revisions.of_run(run.id)]) == (
         PlanStatus.COMPLETED,
         ["tools changed: `ship` (effect)"],
     )

@@ -82,7 +82,7 @@ async def test_a_retried_flow_run_skips_what_a_person_skipped(world: World) -> N
     flow = compile_plan(validate(plan, tools), store=world.store)
     state = await flow(return_state=True)
     assert state.is_failed() and state.state_details.flow_run_id is not None
-    run = await world.store.run_of_flow(str(state.state_details.flow_run_id))
+    run = await world.store.ledger.run_of_flow(str(state.state_details.flow_run_id))
     assert run is not None
     skipped = ResumeOptions(skipped={"wrong": "没有必要"})
     resumed = await execute_resume(run.id, tools=tools, run_request=world.run_request(), store=world.store, offline=True, asked=skipped)

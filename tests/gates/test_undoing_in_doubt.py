@@ -230,8 +230,8 @@ class Stuck(list[str]):
 async def test_an_interrupted_rollback_asks_when_it_resumes(world: Undoing) -> None:
     run = await world.run()
     run.status, run.completed_at = PlanStatus.EXECUTING, None
-    await world.store.claim(run, keeps_ends=True)
-    await world.store.release(run.id)  # as its process left it
+    await world.store.ledger.claim(run, keeps_ends=True)
+    await world.store.ledger.release(run.id)  # as its process left it
     person = Person([Answer("done", "runner", channel="os_user")])
     later = await execute_resume(run.id, tools=world.tools(), run_request=world.run_request(person), store=world.store, offline=True)
     assert (later.message, world.calls, len(person.asked)) == (UNDONE, ["two", "one"], 1)
@@ -241,7 +241,7 @@ async def test_an_interrupted_rollback_asks_when_it_resumes(world: Undoing) -> N
 async def test_a_rollback_on_request_asks_in_the_form_of_its_flow_run(world: Undoing) -> None:
     run = await world.run()
     bound = bind_inputs(validate(await world.store.get(run.digest), world.tools()), {})
-    history = await world.store.history(run.id)
+    history = await world.store.ledger.history(run.id)
     form = FormAnswers((Answer("approve", "ana", channel="form"), Answer("done", "ana", channel="form")))
     backend = world.backend(form)
     later = await roll_back(RunSession(bound, await world.store.run(run.id), world.store, world.run_request(), history, backend))

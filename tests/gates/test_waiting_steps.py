@@ -58,7 +58,7 @@ async def test_a_run_that_waits_for_nobody_is_left_once_nothing_but_gates_is_ope
         "after": StepStatus.COMPLETED,
     }
     (gate,) = await world.store.gates.find(run_id=run.id)
-    assert (gate.step_id, gate.attended, await world.store.owner(run.id)) == ("strike", False, None)
+    assert (gate.step_id, gate.attended, await world.store.ledger.owner(run.id)) == ("strike", False, None)
     again = await resumed(world, run.id)
     assert (again.status, world.struck) == (PlanStatus.PENDING_APPROVAL, [])
     assert [(open_gate.id, open_gate.openings) for open_gate in await world.store.gates.find(run_id=run.id)] == [(gate.id, 2)]

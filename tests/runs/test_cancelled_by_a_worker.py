@@ -149,7 +149,7 @@ async def test_what_is_cancelled_in_the_ui_ends_with_the_reason(
             shown = await state_of(client, flow_run_id)
             assert (shown.is_cancelled(), shown.name) == (True, "Cancelled"), asks
             assert REASON in (shown.message or ""), asks
-            run = await store.run_of_flow(str(flow_run_id))
+            run = await store.ledger.run_of_flow(str(flow_run_id))
             assert run is not None
             assert (run.status, run.reason) == (PlanStatus.CANCELLED, RunReason.CANCELLED), asks
             assert run.message == REASON + ("; whether `w` was done is unknown" if not asks else "")
@@ -189,6 +189,6 @@ async def test_a_process_that_is_stopped_for_another_reason_leaves_its_run_to_be
 
 
 async def found_run(store: PlanStore, flow_run_id: UUID) -> PlanRun:
-    run = await store.run_of_flow(str(flow_run_id))
+    run = await store.ledger.run_of_flow(str(flow_run_id))
     assert run is not None
     return run

@@ -59,7 +59,7 @@ def leave_behind(store: PlanStore) -> LeaveBehind:
         held = tables.leases.update().where(tables.leases.c.run_id == run.id).values(owner=dead)
         await store._database.write(lambda connection: [connection.execute(statement) for statement in (executing, held)] and None)  # pyright: ignore[reportPrivateUsage]
         if in_write:
-            recorder = await store.recorder(run)
+            recorder = await store.ledger.recorder(run)
             await recorder.intent(
                 Attempt(new_id(), run.id, "restart", None, 1, "bash", "write", {}, "k" * 64, recorder.now()),
             )

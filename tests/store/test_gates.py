@@ -198,14 +198,14 @@ async def test_the_approval_of_a_plan_at_its_gate_is_used_by_its_run_only(store:
     await store.gates.answer(gate.id, an_answer(gate))
     kept = await store.gates.answer_to(gate.id)
     assert kept is not None
-    assert await store.find_approval(gate.approval_digest) is None
+    assert await store.ledger.find_approval(gate.approval_digest) is None
     with pytest.raises(NotApprovedError, match=f"belongs to run {run.id}"):
-        await store.use_approval(kept, run_id=other.id)
+        await store.ledger.use_approval(kept, run_id=other.id)
     with pytest.raises(NotApprovedError, match=f"belongs to run {run.id}"):
-        await store.use_approval(replace(kept, run_id=None), run_id=other.id)
-    used = await store.use_approval(kept, run_id=run.id)
+        await store.ledger.use_approval(replace(kept, run_id=None), run_id=other.id)
+    used = await store.ledger.use_approval(kept, run_id=run.id)
     assert used == replace(kept, used_at=used.used_at)
-    assert await store.use_approval(kept, run_id=run.id) == used
+    assert await store.ledger.use_approval(kept, run_id=run.id) == used
 
 
 @pytest.mark.parametrize(("decision", "words"), [("reject", "安娜 rejected it"), ("request_changes", "安娜 asked for changes: 看起来不错")])
@@ -216,9 +216,9 @@ async def test_a_gate_that_was_not_approved_opens_nothing(store: PlanStore, deci
     kept = await store.gates.answer_to(gate.id)
     assert kept is not None
     with pytest.raises(NotApprovedError, match=words):
-        await store.use_approval(kept, run_id=run.id)
+        await store.ledger.use_approval(kept, run_id=run.id)
     with pytest.raises(NotApprovedError, match=words):
-        await store.use_approval(replace(kept, decision="approve"), run_id=run.id)
+        await store.ledger.use_approval(replace(kept, decision="approve"), run_id=run.id)
 
 
 @pytest.mark.parametrize("decision", ["reject", "request_changes"])
@@ -232,7 +232,7 @@ async def test_an_approval_at_a_gate_does_not_outlive_a_later_answer_to_the_same
     assert again.id != gate.id
     await store.gates.answer(again.id, an_answer(again, decision=decision))
     with pytest.raises(NotApprovedError, match="followed by a rejection"):
-        await store.use_approval(kept, run_id=run.id)
+        await store.ledger.use_approval(kept, run_id=run.id)
 
 
 async def test_an_answer_cannot_be_kept_past_its_gate(store: PlanStore):
@@ -242,7 +242,7 @@ async def test_an_answer_cannot_be_kept_past_its_gate(store: PlanStore):
     with pytest.raises(RunConflictError, match="only answering there keeps it"):
         await store.add_approval(forged)
     with pytest.raises(NotApprovedError, match="is not kept"):
-        await store.use_approval(forged, run_id=run.id)
+        await store.ledger.use_approval(forged, run_id=run.id)
 
 
 CONTRADICTORY = ("approve", "reject", "request_changes")
@@ -313,10 +313,10 @@ async def test_a_run_that_ends_closes_its_gates(store: PlanStore):
     run = await begun(store)
     gate = await store.gates.open(a_gate(run, "drain"), timeout_ms=0)
     run.status = PlanStatus.EXECUTING
-    await store.update_run(run)
+    await store.ledger.update(run)
     assert (await store.gates.get(gate.id)).end is None
     run.status = PlanStatus.PARTIAL
-    await store.update_run(run)
+    await store.ledger.update(run)
     with pytest.raises(RunConflictError, match="its run was cancelled at"):
         await store.gates.answer(gate.id, an_answer(gate))
 
@@ -388,7 +388,7 @@ async def test_a_thousand_open_gates_are_listed_without_their_texts(store: PlanS
 async def _pending(store: PlanStore, number: int) -> PlanRun:
     plan = a_plan(f"plan {number}")
     run = a_run(plan)
-    await store.create_run(run, validated(plan))
+    await store.ledger.create(run, validated(plan))
     return run
 
 

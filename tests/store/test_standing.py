@@ -30,7 +30,7 @@ async def test_a_run_that_uses_it_has_an_approval_that_names_it(store: PlanStore
     assert given.used_at == given.at
     assert (given.standing_id, given.run_id, given.approval_digest) == (standing.id, run.id, DIGEST)
     assert await store.approvals(run.id) == [given]
-    assert await store.use_approval(given, run_id=run.id) == given
+    assert await store.ledger.use_approval(given, run_id=run.id) == given
     assert (await store.standing.find())[0].runs == 1
     assert await store.standing.use(standing.id, run_id=run.id, approval_digest=DIGEST) == given  # the same run goes on
     assert (await store.standing.find())[0].runs == 1
@@ -89,8 +89,8 @@ async def test_revoking_stops_a_run_before_its_next_step_and_its_resumption(stor
     run = await created(store)
     await store.standing.use(standing.id, run_id=run.id, approval_digest=DIGEST)
     run.status = PlanStatus.EXECUTING
-    await store.claim(run)
-    recorder = await store.recorder(run)
+    await store.ledger.claim(run)
+    recorder = await store.ledger.recorder(run)
     await recorder.intent(an_attempt(run, "check", at=recorder.now()))
     await store.standing.revoke(standing.id, by="bo\u202e")
     with pytest.raises(NotApprovedError, match=r"the standing approval was revoked by bo\\u202e at 20"):

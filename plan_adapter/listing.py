@@ -87,7 +87,7 @@ def policy_facts(plan: ExecutionPlan, *, asks: bool, gate_effects: Collection[Ef
 
 
 def operators_fact(policy: ApprovalPolicy) -> str:
-    """Return who is allowed to operate, according to the policy."""
+    """Return a sentence about who is allowed to operate."""
     return f"who may run, resume, revise, cancel and roll back: {' or '.join(code(name) for name in policy.operators)}"
 
 

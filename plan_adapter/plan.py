@@ -51,7 +51,7 @@ class PlanStatus(StrEnum):
     """The status of a plan's run."""
 
     DRAFT = "draft"  # written, not yet submitted for approval
-    PENDING_APPROVAL = "pending_approval"  # waits for an answer
+    PENDING_APPROVAL = "pending_approval"  # new, or waits for an answer: at its plan gate, at step gates, or to a new version
     APPROVED = "approved"  # may start
     EXECUTING = "executing"  # has started and not ended
     COMPLETED = "completed"  # every step completed or was skipped by its own `when`
@@ -241,6 +241,8 @@ class ExecutionOptions(_Model):
         return self.max_parallel_steps if self.allow_parallel else 1
 
 
+# A new field also belongs in listing.py (preview), formatting.py (`plan show`), gates/plan_text.py if it is to be approved, guide/plans.md,
+# and deployments/plan.schema.json, which `plan schema deployments/plan.schema.json` writes.
 class Step(_Model):
     """One step of a plan: a tool call, or a goal in words."""
 
@@ -439,7 +441,7 @@ class ExecutionPlan(_Model):
 
 
 def _document(model: BaseModel) -> dict[str, JsonValue]:
-    """Return what differs from the defaults, in field order. A part that holds only defaults is omitted."""
+    """Return the fields that differ from their defaults, in field order. A part with only defaults is omitted."""
     document: dict[str, JsonValue] = {}
     for name, (alias, default) in fields_of(type(model)).items():
         value = getattr(model, name)

@@ -129,7 +129,7 @@ def preview_plan(
     missing: tuple[str, ...] = (),
     gate_effects: Collection[Effect] = (),
 ) -> Preview:
-    """Return what a run of `validated` would do. With `inputs` None, expressions that use inputs stay unresolved.
+    """Return the preview of a run of `validated`. With `inputs` None, expressions that use inputs stay unresolved.
 
     `gate_effects` come from the settings: steps whose tools have these effects get their own gate, in addition to those that the plan
     names.

@@ -75,7 +75,7 @@ def _walk(root: object, at: str) -> Iterator[tuple[str, Fault]]:
 
 
 def key_fault(key: object) -> Fault | None:
-    """Return what is wrong with a mapping's key, or None."""
+    """Return the problem of a mapping's key, or None."""
     if not isinstance(key, str):
         return "wrong-type", f"a key must be text, not a {type(key).__name__}", "put it in quotes"
     if key.startswith("__prefect"):
@@ -84,7 +84,7 @@ def key_fault(key: object) -> Fault | None:
 
 
 def scalar_fault(value: object) -> Fault | None:
-    """Return what is wrong with a single value, or None."""
+    """Return the problem of a single value, or None."""
     if isinstance(value, str):
         return _text_fault(value)
     if value is None or isinstance(value, bool):

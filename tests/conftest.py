@@ -71,7 +71,7 @@ share a server; one on SQLite cannot serve more."""
 
 
 def line_of(nodeid: str) -> tuple[int, str]:
-    """Return what shares a process with the test `nodeid`: its line of LINES, or else its file."""
+    """Return the group of the test `nodeid`, which shares a process: its line of LINES, or else its file."""
     file = nodeid.partition("::")[0]
     line = next((number for number, names in enumerate(LINES) if file.startswith(names)), len(LINES))
     return line, "" if line < len(LINES) else file

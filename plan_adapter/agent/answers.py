@@ -80,7 +80,7 @@ def _is_inside(text: str, start: int, end: int) -> bool:
 
 
 def _repaired(text: str) -> Reading:
-    from json_repair import repair_json
+    from json_repair import repair_json  # only for an answer that is no JSON
 
     fences = _FENCE.findall(text)
     begun = fences[-1] if fences else text[text.find("{") :] if "{" in text else ""

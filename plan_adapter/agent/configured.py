@@ -30,7 +30,7 @@ def model_of(settings: Settings, name: str | None = None, url: str | None = None
         raise ModelError("PLAN_ADAPTER_MODEL_KEY contains a character that a header cannot contain")
     if url is None and not key and not os.environ.get("OPENAI_API_KEY"):
         raise ModelError(f"there is no key for the model `{name}`: {NO_KEY}")
-    from plan_adapter.agent.openai_model import OpenAIModel
+    from plan_adapter.agent.openai_model import OpenAIModel  # only where a model is configured
 
     timeout, stream = settings.model_timeout_seconds, settings.model_stream
     return OpenAIModel(name, base_url=url, api_key=key or None, timeout_seconds=timeout, stream=stream)

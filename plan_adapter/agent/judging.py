@@ -18,7 +18,7 @@ from plan_adapter.validation import ValidatedPlan, validate
 def checked_constraints(
     texts: Sequence[str], statements: Sequence[ConstraintStatement], ancestors: Mapping[str, frozenset[str]]
 ) -> tuple[list[KeptConstraint], list[Problem]]:
-    """Return what is known about each constraint, and a problem for each statement that the plan does not keep.
+    """Return the known facts about each constraint, and a problem for each statement that the plan does not keep.
 
     `ancestors` maps each step to all steps that must complete before it starts.
     """

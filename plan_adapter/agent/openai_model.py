@@ -151,7 +151,7 @@ class OpenAIModel:
 
     async def _completion(self, question: Question, rung: Rung, known: Endpoint) -> Completion | None:
         """Return the server's answer, or None if it refuses the rung."""
-        import openai
+        import openai  # takes a second to import
 
         while True:
             strict = self._strict_form(question.schema) if rung == "strict_schema" else {}
@@ -214,7 +214,7 @@ class OpenAIModel:
 
     def _connected(self) -> "AsyncOpenAI":
         if self._client is None:
-            from openai import AsyncOpenAI, OpenAIError
+            from openai import AsyncOpenAI, OpenAIError  # takes a second to import
 
             key = self._api_key or (None if self._base_url is None else _NO_KEY)
             try:

@@ -66,7 +66,7 @@ class ApprovalState:
         return ["", "## Approvals", "", *found] if found else []
 
     def hint(self) -> str | None:
-        """Return what to type now that the run waits or has stopped; None if there is nothing to do."""
+        """Return a hint what to type now that the run waits or has stopped; None if there is nothing to do."""
         asks_for_outcome = any(gate.kind == "outcome" for gate in self.gates)
         stopped = None if asks_for_outcome else self.stopped  # the gate's own command covers it
         return "; ".join(part for part in (self._waits(), stopped) if part) or None
@@ -95,13 +95,13 @@ class ApprovalState:
 
 
 def after_changes(run: PlanRun) -> str:
-    """Return what to type after somebody asked for changes."""
+    """Return a hint what to type after somebody asked for changes."""
     return f"`plan revise {run.id} FILE` submits a new version; `{resume_asked(run)}` asks about this one again"
 
 
 async def approval_state_of(run: PlanRun, store: "PlanStore", *, offline: bool = False) -> ApprovalState:
     """Return the approvals of `run`, and what to type about unknown outcomes."""
-    from plan_adapter.runs.reconcile import hint_of
+    from plan_adapter.runs.reconcile import hint_of  # imports SQLAlchemy
 
     gates, answers, stopped = await store.gates.find(run_id=run.id), await store.approvals(run.id), await hint_of(run, store)
     used = {row.standing_id for row in answers if row.standing_id is not None}

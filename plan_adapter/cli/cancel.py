@@ -8,6 +8,7 @@ from plan_adapter.cli.foreground import ForegroundRun, RunOptions
 from plan_adapter.cli.records import run_end, run_json
 from plan_adapter.cli.servers import show_end
 from plan_adapter.cli.sources import open_store, tools_of
+from plan_adapter.gates.approval import os_user
 from plan_adapter.plan import PlanStatus
 from plan_adapter.settings import Settings
 
@@ -44,8 +45,7 @@ async def cancel(
         by: With `--rollback`: who is asking (with `--sign` or `--code`); default: your account.
         json: Print the run as a JSON object; with `--rollback` also the events.
     """
-    from plan_adapter.gates.approval import os_user
-    from plan_adapter.runner import acancel_run
+    from plan_adapter.runner import acancel_run  # imports SQLAlchemy
 
     words = AnswerOptions("approve", sign=sign, code=code, by=by)
     recorded = f"{reason} (by {by or os_user()})"
@@ -68,6 +68,7 @@ async def cancel(
 
 
 async def _roll_back(run: str, reason: str, tools: list[str], words: AnswerOptions, *, offline: bool, json: bool) -> int:
+    # Only for `--rollback`.
     from plan_adapter.execution.rollback import units_to_roll_back
     from plan_adapter.execution.rollback_status import aborted_steps, after_abort
     from plan_adapter.runs.rollback import rollback_run

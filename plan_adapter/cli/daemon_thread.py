@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 async def in_daemon_thread(work: Callable[[], T]) -> T:
-    """Return what `work` returns, or raise what it raises. Unlike `to_thread`, it does not delay exit after Ctrl-C."""
+    """Run `work` in a daemon thread and return its value or raise its error. Unlike `to_thread`, it does not delay exit after Ctrl-C."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
 

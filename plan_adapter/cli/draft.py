@@ -12,13 +12,17 @@ from plan_adapter.cli import output as streams
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.drafting import Destination, DraftJob, TerminalAsker, call_line, draft_json, report
 from plan_adapter.cli.sources import STDIN, drafting_tools_of, model_of, open_store, text_of
-from plan_adapter.errors import ModelError, ToolDefinitionError
+from plan_adapter.documents import read_mapping
+from plan_adapter.drafts import Draft, ModelCall, PlanRequest
+from plan_adapter.errors import InvalidPlanError, ModelError, ToolDefinitionError
+from plan_adapter.plan import new_id
 from plan_adapter.readable import listed
+from plan_adapter.runs.secrets import model_redactor
 from plan_adapter.settings import Settings
+from plan_adapter.values import find_bad_values
 
 if TYPE_CHECKING:
     from plan_adapter.agent.openai_model import OpenAIModel
-    from plan_adapter.drafts import Draft, ModelCall, PlanRequest
     from plan_adapter.execution.secrets import Redactor
     from plan_adapter.tools.registry import ToolRegistry
 
@@ -78,8 +82,6 @@ async def draft(
         answer: A file with the answer of a chat to that prompt, `-` for stdin; asks no model.
         json: Print one JSON object: plan, constraints, notes, calls, problems, failure.
     """
-    from plan_adapter.drafts import PlanRequest
-
     if print_prompt and answer is not None:
         raise UsageError("give --print-prompt or --answer, not both")
     if task == STDIN and answer == STDIN:
@@ -149,9 +151,6 @@ def _context(text: str | None, faults: list[str]) -> str | dict[str, Any]:
 
 
 def _context_file(path: Path) -> str | dict[str, Any]:
-    from plan_adapter.documents import read_mapping
-    from plan_adapter.errors import InvalidPlanError
-
     if path.suffix.lower() not in (".json", ".yaml", ".yml"):
         return text_of(str(path), "the context").strip()
     values, problems = read_mapping(str(path))
@@ -160,10 +159,8 @@ def _context_file(path: Path) -> str | dict[str, Any]:
     return values
 
 
-def _faults(request: "PlanRequest", tools: "ToolRegistry") -> list[str]:
+def _faults(request: PlanRequest, tools: "ToolRegistry") -> list[str]:
     """Return everything that is wrong with the request, before a model costs anything."""
-    from plan_adapter.values import find_bad_values
-
     context = request.context if isinstance(request.context, str) else dict(request.context)
     given = {"TASK": request.task, "--context": context, "--constraint": [*request.constraints]}
     faults = [f"{problem.at}: {problem.message}" for problem in find_bad_values(given)]
@@ -186,16 +183,14 @@ def _model(name: str | None, url: str | None, faults: list[str]) -> "OpenAIModel
         return None
 
 
-async def _plan(job: DraftJob, model: "OpenAIModel", *, begun: "Draft | None" = None) -> int:
+async def _plan(job: DraftJob, model: "OpenAIModel", *, begun: Draft | None = None) -> int:
     """Draft with a model; `begun`: the draft to continue."""
-    from plan_adapter.agent.planner import Budget, Planner
-    from plan_adapter.plan import new_id
-    from plan_adapter.runs.secrets import model_redactor
+    from plan_adapter.agent.planner import Budget, Planner  # only where a model drafts
 
     settings, asker, draft_id = Settings(), TerminalAsker(), begun.id if begun is not None else new_id()
     kept = {call.number for call in begun.calls} if begun is not None else set[int]()
 
-    def on_call(call: "ModelCall") -> None:
+    def on_call(call: ModelCall) -> None:
         streams.note(call_line(call) + ("; kept from before" if call.number in kept else ""))
 
     how_to_continue = f"the answers so far are kept; continue with: {job.destination.resume_command(draft_id)}"

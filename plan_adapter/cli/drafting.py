@@ -7,9 +7,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plan_adapter.agent.prompts import problem_line
 from plan_adapter.cli import output
 from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.documents import dump_plan
+from plan_adapter.draft_text import cost_of, summary_of
+from plan_adapter.gates.terminal import Conversation
 from plan_adapter.readable import counted, duration, one_line
 
 if TYPE_CHECKING:
@@ -28,8 +32,6 @@ class TerminalAsker:
     async def __call__(self, question: str) -> str | None:
         """Return the answer; None without a terminal."""
         if is_at_terminal():
-            from plan_adapter.gates.terminal import Conversation
-
             conversation = Conversation()
             conversation.say(f"the model asks: {question}")
             while (reply := await conversation.ask("your answer: ", forget=True)) is not None:
@@ -91,8 +93,6 @@ class Destination:
 
         It is JSON if the file name ends in .json, or if stdout shows only ASCII.
         """
-        from plan_adapter.documents import dump_plan
-
         if self.path is None and not output.is_unicode(sys.stdout):
             self.write(output.json_text(plan.to_document(), is_ascii=True, indent=2) + "\n")
         elif self.path is not None and self.path.suffix.lower() == ".json":
@@ -163,8 +163,6 @@ def report(draft: "Draft", destination: Destination, *, as_json: bool) -> ExitCo
 
 def print_report(draft: "Draft") -> None:
     """Print the report on a draft: constraints, notes, problems, why it has no plan, and its cost."""
-    from plan_adapter.draft_text import cost_of, summary_of
-
     if draft.speak:
         output.note(f"the model says: {one_line(draft.speak)}")
     for kept in draft.constraints:
@@ -179,7 +177,6 @@ def print_report(draft: "Draft") -> None:
 
 
 def _print_problems(draft: "Draft") -> None:
-    from plan_adapter.agent.prompts import problem_line
 
     for problem in draft.problems:
         output.note(f"  {one_line(problem_line(problem))}")

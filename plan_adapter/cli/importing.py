@@ -12,8 +12,11 @@ from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.drafting import Destination
 from plan_adapter.cli.records import saved_json
 from plan_adapter.cli.sources import open_store, text_of, tools_of
+from plan_adapter.documents import read_documents
+from plan_adapter.gates.approval import os_user
 from plan_adapter.readable import counted
 from plan_adapter.settings import Settings
+from plan_adapter.validation import lint
 
 if TYPE_CHECKING:
     from plan_adapter.plan import ExecutionPlan
@@ -65,9 +68,6 @@ async def import_plans(
         tools: `package.module:name` of a tool or registry that the plans use; may be repeated.
         json: Print one JSON object per plan: plan, notes, and the stored version; or one per problem.
     """
-    from plan_adapter.documents import read_documents
-    from plan_adapter.gates.approval import os_user
-
     read = read_documents(text_of(file, "the plans"), file=file)
     wanted = _ImportOptions(name, save, results, leave_out_unknown)
     taken = _taken(read, file, wanted, tools_of(tools or []), as_json=json)
@@ -95,7 +95,6 @@ def _taken(
 ) -> "list[ImportedPlan] | None":
     """Return the converted plans, and print every problem; None if a plan cannot be converted."""
     from plan_adapter.plan_import import import_plan
-    from plan_adapter.validation import lint
 
     found = [problem for plan, problems in read for problem in (problems if plan is None else lint(plan, tools))]
     output.problems(found, as_json=as_json, to_stdout=False)

@@ -13,14 +13,13 @@ from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.servers import answering_server
 from plan_adapter.cli.sources import open_store
+from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.errors import NoServerError
 from plan_adapter.readable import call_name, counted
-from plan_adapter.record import Outcome, PlanRun
+from plan_adapter.record import Outcome, PlanRun, Receipt
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
-    from plan_adapter.engine.connection import Server
-    from plan_adapter.record import Receipt
     from plan_adapter.store.store import PlanStore
 
 STREAMS = ("stdout", "stderr", "output", "body")
@@ -71,15 +70,14 @@ async def _lines(run: PlanRun, store: "PlanStore", settings: Settings) -> tuple[
     return lines, "the receipts of its steps"
 
 
-async def _from_prefect(server: "Server", flow_run_id: str) -> list[Line]:
-    from plan_adapter.engine.connection import use_server
-    from plan_adapter.engine.run_logs import flow_run_logs
+async def _from_prefect(server: Server, flow_run_id: str) -> list[Line]:
+    from plan_adapter.engine.run_logs import flow_run_logs  # imports Prefect
 
     with use_server(server):
         return [Line(log.at, log.step, log.text) for log in await flow_run_logs(flow_run_id)]
 
 
-def _from_receipt(receipt: "Receipt", label: str | None) -> Iterator[Line]:
+def _from_receipt(receipt: Receipt, label: str | None) -> Iterator[Line]:
     name = call_name(receipt.step_id, receipt.item, label, kind=receipt.kind)
     for text in _texts(receipt.result):
         yield Line(receipt.ended_at, name, text)

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from plan_adapter.cli import output
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.sources import open_store
+from plan_adapter.gates.policy import Policy, read_policy
 from plan_adapter.readable import moment, one_line
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
-    from plan_adapter.gates.policy import Policy
     from plan_adapter.store.policies import PolicyVersion
     from plan_adapter.store.store import PlanStore
 
@@ -74,8 +74,8 @@ async def _show(store: "PlanStore", *, with_all: bool, as_json: bool) -> int:
 
 
 async def _set(file: str, store: "PlanStore", settings: Settings, *, sign: bool, code: str | None, by: str | None, as_json: bool) -> int:
+    # Only to set a policy.
     from plan_adapter.gates.approval import os_user
-    from plan_adapter.gates.policy import read_policy
     from plan_adapter.store.policies import NewPolicy
 
     new, before = read_policy(file), await store.policy.current()
@@ -83,7 +83,7 @@ async def _set(file: str, store: "PlanStore", settings: Settings, *, sign: bool,
     who, number = by or me, 1 if before is None else before.number + 1
     known_by, signature = "os_user" if who == me else "unverified", None
     if code is not None:
-        from plan_adapter.gates.totp import check
+        from plan_adapter.gates.totp import check  # only for `--code`
 
         await check(who, code, codes=store.codes, settings=settings)
         known_by = "totp"
@@ -105,7 +105,7 @@ async def _set(file: str, store: "PlanStore", settings: Settings, *, sign: bool,
     return ExitCode.DONE
 
 
-async def _signature(new: "Policy", number: int, by: str, store: "PlanStore", settings: Settings) -> str:
+async def _signature(new: Policy, number: int, by: str, store: "PlanStore", settings: Settings) -> str:
     """Return the signature of a new policy, verified against the current allowed signers."""
     from plan_adapter.cli.daemon_thread import in_daemon_thread
     from plan_adapter.gates.signatures import allowed_signers, default_key, sign, signer

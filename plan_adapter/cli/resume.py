@@ -12,14 +12,14 @@ from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server, show_result
 from plan_adapter.cli.sources import open_store, resume_options_of, tools_of
 from plan_adapter.commands import answer_command
+from plan_adapter.errors import RunConflictError
 from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import call_name, moment, one_line
-from plan_adapter.record import RunReason
+from plan_adapter.record import PlanRun, RunReason
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
     from plan_adapter.execution.history import ResumeOptions
-    from plan_adapter.record import PlanRun
     from plan_adapter.store.store import PlanStore
 
 LOOK_SECONDS = 1.0
@@ -85,8 +85,7 @@ async def _resume(
     waits: bool,
     here: bool,
 ) -> int:
-    from plan_adapter.errors import RunConflictError
-    from plan_adapter.runs.resume import execute_resume
+    from plan_adapter.runs.resume import execute_resume  # imports SQLAlchemy
 
     settings = Settings()
     pending = begin_server(settings, offline=offline)
@@ -114,7 +113,7 @@ async def _resume(
                     raise
 
 
-async def _why_cancelled(run: "PlanRun", store: "PlanStore") -> str:
+async def _why_cancelled(run: PlanRun, store: "PlanStore") -> str:
     """Return why `run` was cancelled, and by whom as far as it is recorded: its message may be about a later `plan resolve`."""
     if (asked := await store.ledger.cancel_request(run.id)) is not None:
         return asked
@@ -134,7 +133,7 @@ async def owner_of(run_id: str, store: "PlanStore") -> str | None:
     return None
 
 
-async def until_unowned(run: "PlanRun", store: "PlanStore") -> "PlanRun":
+async def until_unowned(run: PlanRun, store: "PlanStore") -> PlanRun:
     """Return the run once no process owns it; prints who does."""
     shown = None
     while (who := await owner_of(run.id, store)) is not None:
@@ -145,6 +144,6 @@ async def until_unowned(run: "PlanRun", store: "PlanStore") -> "PlanRun":
     return run if shown is None else await store.run(run.id)
 
 
-def has_completed_since(before: "PlanRun", now: "PlanRun") -> bool:
+def has_completed_since(before: PlanRun, now: PlanRun) -> bool:
     """Return whether the run has completed since `before` was read."""
     return now.status is PlanStatus.COMPLETED and before.status is not PlanStatus.COMPLETED

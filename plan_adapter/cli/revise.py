@@ -7,9 +7,13 @@ from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
 from plan_adapter.cli.differences import difference_lines, difference_title
 from plan_adapter.cli.drafting import TerminalAsker, call_line, draft_json, print_report
+from plan_adapter.cli.editing import edited_plan
 from plan_adapter.cli.records import run_json
 from plan_adapter.cli.sources import drafting_tools_of, find_run, is_plan, is_words, model_of, open_store, plan_of, tools_of
 from plan_adapter.commands import SHOWN_DIGITS, resume_asked
+from plan_adapter.errors import RunConflictError
+from plan_adapter.gates.approval import os_user
+from plan_adapter.gates.terminal import Conversation
 from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
@@ -49,8 +53,7 @@ async def revise(
         tools: `package.module:name` of a tool or registry that the plan uses; may be repeated.
         json: Print the run as a JSON object, with `changes`.
     """
-    from plan_adapter.errors import RunConflictError
-    from plan_adapter.gates.approval import os_user
+    # These import SQLAlchemy.
     from plan_adapter.runner import arevise_run
     from plan_adapter.runs.replan import note_of
 
@@ -89,8 +92,8 @@ async def _drafted(
     run: "PlanRun", words: str, store: "PlanStore", tools: "ToolRegistry", names: list[str], secrets: tuple[str, ...], *, as_json: bool
 ) -> "Draft":
     """Return the model's draft, after printing the report; as JSON if it has no plan."""
+    # Only where a model redrafts.
     from plan_adapter.agent.planner import Budget
-    from plan_adapter.gates.approval import os_user
     from plan_adapter.runner import draft_revision
     from plan_adapter.runs.replan import Replanner
 
@@ -126,9 +129,6 @@ async def _written(run: "PlanRun", source: str | None, store: "PlanStore", tools
 async def _edited(run: "PlanRun", store: "PlanStore", tools: "ToolRegistry") -> "ExecutionPlan | None":
     if not is_at_terminal():
         raise UsageError("--edit needs a terminal; give the new version as a file")
-    from plan_adapter.cli.editing import edited_plan
-    from plan_adapter.gates.terminal import Conversation
-
     return await edited_plan(run, store, tools, Conversation())
 
 

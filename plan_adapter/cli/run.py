@@ -7,6 +7,7 @@ from plan_adapter.cli.daemon_thread import in_daemon_thread
 from plan_adapter.cli.foreground import ForegroundRun, RunOptions, begin_server
 from plan_adapter.cli.sources import input_texts, open_store, plan_of, tools_of
 from plan_adapter.settings import Settings
+from plan_adapter.validation import bind_inputs, validate
 
 
 def run(
@@ -43,8 +44,7 @@ def run(
 
 
 async def _run(source: str, given: dict[str, str], tools: list[str], wanted: RunOptions, *, offline: bool) -> int:
-    from plan_adapter.runs.start import execute_plan
-    from plan_adapter.validation import bind_inputs, validate
+    from plan_adapter.runs.start import execute_plan  # imports SQLAlchemy
 
     settings = Settings()
     pending = begin_server(settings, offline=offline)

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
+from plan_adapter.errors import NoServerError
 from plan_adapter.readable import one_line
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ def secret_locations(names: Collection[str], settings: "Settings") -> "list[Secr
     """Return where each of these secrets comes from now. Reads blocks only from a server that is already running."""
     if not names:
         return []
+    # Only for a plan with secrets.
     from plan_adapter.cli.servers import answering_server
-    from plan_adapter.errors import NoServerError
     from plan_adapter.runs.secrets import locate_secrets
 
     try:

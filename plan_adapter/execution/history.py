@@ -139,7 +139,7 @@ class CallHistory:
 
         A person's resolution of an idempotent write also covers its earlier attempts. Attempts that have receipts may be omitted.
         """
-        told, ended = dict[Unit, int](), set[tuple[Unit, int]]()
+        resolved, ended = dict[Unit, int](), set[tuple[Unit, int]]()
         for receipt in receipts:
             unit, number = (receipt.step_id, receipt.item), receipt.number
             self.attempts[unit] = max(self.attempts.get(unit, 0), number)
@@ -150,7 +150,7 @@ class CallHistory:
                 self.aborted.add(unit)
             else:  # checked since the abort
                 self.aborted.discard(unit)
-                told[unit] = max(told.get(unit, 0), number if receipt.by is not None else 0)
+                resolved[unit] = max(resolved.get(unit, 0), number if receipt.by is not None else 0)
         for attempt in attempts:
             unit = (attempt.step_id, attempt.item)
             self.attempts[unit] = max(self.attempts.get(unit, 0), attempt.number)
@@ -158,7 +158,7 @@ class CallHistory:
                 continue
             if attempt.effect != "idempotent_write":
                 (self.unknown if attempt.effect == "write" else self.interrupted_reads)[unit] = attempt
-            elif attempt.number > told.get(unit, 0):
+            elif attempt.number > resolved.get(unit, 0):
                 self.repeatable[unit] = attempt
         self.aborted.difference_update(self.succeeded)
 

@@ -163,6 +163,7 @@ def _program(code: str, variables: Signature) -> "cel.Expression":
 
 @lru_cache(maxsize=64)
 def _environment(variables: Signature) -> "cel.Env":
+    # Only for a plan with expressions.
     from cel_expr_python import cel  # pyright: ignore[reportMissingTypeStubs]
     from cel_expr_python.ext import ext_strings  # pyright: ignore[reportMissingTypeStubs]
 

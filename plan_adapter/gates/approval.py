@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import os
+import pwd
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -40,7 +41,7 @@ class Asking(Protocol):
         ...
 
     @property
-    def closed(self) -> "asyncio.Future[Gate]":
+    def closed(self) -> asyncio.Future[Gate]:
         """Done once anybody has closed the gate. Holds the gate as it ended."""
         ...
 
@@ -111,7 +112,7 @@ def answer_to(
 
 
 def gate_policy_of(plan: ExecutionPlan, policy: EffectivePolicy, *, requested_by: str, revised_by: str = "") -> GatePolicy:
-    """Return what an answer must satisfy: the stricter of the plan's own policy and `policy`, with groups resolved to names."""
+    """Return the gate policy of `plan`: the stricter of its own policy and `policy`, with groups resolved to names."""
     own, stored = plan.approval or ApprovalPolicy(), policy.stored
     named, proofs = policy.members(own.approvers), tuple(own.known_by) or None
     approvers, known_by, excluded_by = both(named, policy.approvers), both(proofs, policy.known_by), ""
@@ -133,7 +134,7 @@ def gate_policy_of(plan: ExecutionPlan, policy: EffectivePolicy, *, requested_by
 
 
 def with_current_policy(rules: GatePolicy, plan: ExecutionPlan, policy: EffectivePolicy) -> GatePolicy:
-    """Return what an answer must satisfy now at a gate that was opened with this gate policy.
+    """Return the gate policy that applies now at a gate that was opened with this one.
 
     People who joined a group since then can answer as well. A policy from the store also applies, as it is today. Without one, the gate
     policy stays as it is, because the process that opened the gate may know groups that this process does not.
@@ -256,8 +257,6 @@ def os_user() -> str:
 
     The environment is ignored, because anybody can set LOGNAME and USER.
     """
-    import pwd
-
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

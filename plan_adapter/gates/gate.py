@@ -76,7 +76,7 @@ def new_gate(
 
 
 def request_of(gate: Gate) -> ApprovalRequest:
-    """Return what approvers are asked at `gate`."""
+    """Return the request that approvers receive at `gate`."""
     return ApprovalRequest(
         approval_digest=gate.approval_digest,
         name=gate.name,

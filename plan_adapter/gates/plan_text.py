@@ -244,7 +244,7 @@ def _about(preview: Preview, gates: frozenset[str], folder: str) -> list[str]:
     asks = [step.step.id for step in preview.steps if step.step.id in gates]
     undone = [step.step.id for step in preview.steps if step.rollback is not None]
     or_asked = ", or if an approver requests it" if gates else ""
-    longest = "no limit" if preview.worst_case_ms is None else duration(preview.worst_case_ms)
+    longest = "no time limit" if preview.worst_case_ms is None else f"takes at most: {duration(preview.worst_case_ms)}"
     return [
         "### The run",
         "",
@@ -255,7 +255,7 @@ def _about(preview: Preview, gates: frozenset[str], folder: str) -> list[str]:
         *([f"- {REPLAN_FACT}"] if plan.on_failure == "replan" else []),
         *([f"- {operators_fact(plan.approval)}"] if plan.approval is not None and plan.approval.operators else []),
         *([f"- works in {code(folder)}"] if folder else []),
-        f"- takes at most: {longest}" + (", without the waits for answers" if asks else ""),
+        f"- {longest}" + (", without the waits for answers" if asks else ""),
         "",
     ]
 

@@ -163,7 +163,7 @@ class EffectivePolicy:
 
 
 def effective_policy(settings: Settings, policy: Policy | None = None, *, number: int | None = None) -> EffectivePolicy:
-    """Return what `settings` and the store's `policy` demand together.
+    """Return the combination of `settings` and the store's `policy`.
 
     With a policy, groups and signers come from the policy alone. Names and proofs must be accepted by both, the stricter boolean applies,
     and gate effects add up.
@@ -191,7 +191,7 @@ def effective_policy(settings: Settings, policy: Policy | None = None, *, number
 
 
 def both(first: tuple[T, ...] | None, second: tuple[T, ...] | None) -> tuple[T, ...] | None:
-    """Return what both contain. None contains everything."""
+    """Return the common members. None contains everything."""
     if first is None or second is None:
         return second if first is None else first
     return tuple(name for name in first if name in second)

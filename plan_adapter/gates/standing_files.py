@@ -7,11 +7,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from pydantic import JsonValue
 
 from plan_adapter.canonical import canonical_json
+from plan_adapter.documents.nodes import Node, UnreadableError
 from plan_adapter.errors import InvalidPlanError, NotApprovedError
 from plan_adapter.gates.policy import EffectivePolicy
 from plan_adapter.gates.signatures import MAX_SIGNATURE_CHARACTERS, allowed_signers, sign, signer
@@ -20,10 +21,6 @@ from plan_adapter.problems import Problem, did_you_mean
 from plan_adapter.readable import one_line
 from plan_adapter.record import StandingApproval
 from plan_adapter.values import find_bad_values, join
-
-if TYPE_CHECKING:
-    from plan_adapter.documents.nodes import Node
-
 
 MAX_BYTES = 256 * 1024
 SUFFIX = ".approval.yaml"
@@ -54,7 +51,7 @@ def write_standing_file(standing: StandingApproval) -> str:
     The same approval always gives the same text, so it can be signed and verified without a file. Raises InvalidPlanError if it holds a
     value that no document can.
     """
-    from plan_adapter.documents.yaml_text import write_yaml
+    from plan_adapter.documents.yaml_text import write_yaml  # imports yaml
 
     document: dict[str, JsonValue] = {"runbook_digest": standing.runbook_digest, "name": standing.name, "by": standing.by}
     document |= {"at": _written(standing.at), "schedules": list[JsonValue](standing.schedules), "inputs": _inputs(standing)}
@@ -207,9 +204,8 @@ def _content(path: Path, file: str) -> str:
         raise _unreadable("not-utf8", "the file is not UTF-8 text", "save it as UTF-8", file) from None
 
 
-def _tree(text: str, file: str) -> "tuple[Node, list[Problem]]":
-    from plan_adapter.documents.nodes import UnreadableError
-    from plan_adapter.documents.yaml_text import read_yaml
+def _tree(text: str, file: str) -> tuple[Node, list[Problem]]:
+    from plan_adapter.documents.yaml_text import read_yaml  # imports yaml
 
     try:
         root, problems = read_yaml(text.removeprefix("\ufeff"))
@@ -224,7 +220,7 @@ def _unreadable(code: str, message: str, hint: str, file: str) -> InvalidPlanErr
     return InvalidPlanError([Problem(code, message=message, hint=hint, file=file)])
 
 
-def _placed(problems: list[Problem], root: "Node", file: str) -> list[Problem]:
+def _placed(problems: list[Problem], root: Node, file: str) -> list[Problem]:
     placed: list[Problem] = []
     for problem in problems:
         node = root.find(problem.at)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import sys
+import termios
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeAlias, cast
@@ -38,8 +39,6 @@ class Lines:
         self._was_terminal = os.isatty(self._descriptor)
         if not self._was_terminal:
             return
-        import termios
-
         self._rest = b""
         with suppress(termios.error):  # the terminal is gone
             termios.tcflush(self._descriptor, termios.TCIFLUSH)

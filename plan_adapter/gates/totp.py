@@ -37,7 +37,7 @@ def seal(person: str, seed: str, settings: Settings) -> str:
 
 def unseal(person: str, sealed: str, settings: Settings) -> str:
     """Return the seed of `person` that `seal` encrypted. Raise NotApprovedError, which never contains a part of it."""
-    from cryptography.fernet import InvalidToken
+    from cryptography.fernet import InvalidToken  # only for a stored seed
 
     fernet, who = _fernet(settings, make=False), one_line(person)
     try:
@@ -61,7 +61,7 @@ def _path(settings: Settings) -> Path:
 
 
 def _fernet(settings: Settings, *, make: bool) -> "Fernet":
-    from cryptography.fernet import Fernet
+    from cryptography.fernet import Fernet  # only for a stored seed
 
     key = settings.totp_key.get_secret_value() if settings.totp_key is not None else _key_of_file(_path(settings), make=make)
     try:
@@ -100,7 +100,7 @@ def _key_of_file(path: Path, *, make: bool) -> str:
 
 def _make(path: Path) -> None:
     """Create the key atomically and only once, even if several processes do so at the same time."""
-    from cryptography.fernet import Fernet
+    from cryptography.fernet import Fernet  # only for a stored seed
 
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:

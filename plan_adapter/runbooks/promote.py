@@ -200,7 +200,7 @@ class _Candidates:
         for several in places.values():
             if len(several) > 1:
                 for literal in several:
-                    self._add(literal.value, literal, "it stands in several places")
+                    self._add(literal.value, literal, "it occurs in several places")
 
     def _add(self, value: Any, literal: Literal, reason: str, *, kind: str = "", is_varied: bool = False) -> None:
         one = self._found.setdefault(_key(value, literal), _Candidate(value))

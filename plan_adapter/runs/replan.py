@@ -30,7 +30,7 @@ MOST_REPLANS = 2
 AUTOMATIC_REPLAN = "on_failure: replan"
 """The author recorded for a version that automatic replanning made."""
 
-AFTER_FAILURE = "Reach what the plan was to reach, from where its run has failed. Look at why it failed, and do not do the same again."
+AFTER_FAILURE = "Achieve the goal of the plan from the point where its run failed. Consider why it failed, and do not repeat the mistake."
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def refuse_unknown_outcome(run: PlanRun, plan: ExecutionPlan, history: RunHistor
     if doubted:
         raise RunConflictError(
             f"whether {', '.join(unit_names(doubted, history.labels))} was done is unknown, and a new version of the plan could repeat it: "
-            f"`{resolve_command(run.id, doubted[0], label=history.labels.get(doubted[0]))}` says how it ended"
+            f"`{resolve_command(run.id, doubted[0], label=history.labels.get(doubted[0]))}` records the outcome"
         )
 
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from plan_adapter.commands import answer_command, resolve_command, unit_names
+from plan_adapter.engine.connection import use_server
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.history import ResumeOptions, RunHistory
 from plan_adapter.execution.rollback_status import aborted_steps
@@ -46,7 +47,7 @@ async def refuse_missing_now(bound: BoundPlan, run: PlanRun, history: RunHistory
 def resume_action(
     run: PlanRun, plan: ExecutionPlan, history: RunHistory, kept: RunReason | None, *, asked: ResumeOptions | None = None
 ) -> RunAction:
-    """Return the action that resumes `run`: `perform` for its steps, or `roll_back` for an interrupted rollback.
+    """Return the action that resumes `run`: `execute_run` for its steps, or `roll_back` for an interrupted rollback.
 
     Call `refuse_resume` first. `kept` is the reason for the end that the last owner recorded. Raises RunConflictError if nothing can be
     resumed.
@@ -57,7 +58,7 @@ def resume_action(
 
 
 def _action_for(run: PlanRun, history: RunHistory, kept: RunReason | None) -> RunAction:
-    """Return `perform`, or `roll_back` if a rollback was interrupted. Raises RunConflictError after a finished rollback."""
+    """Return `execute_run`, or `roll_back` if a rollback was interrupted. Raises RunConflictError after a finished rollback."""
     # A rollback records the reason for the end before its first call. While steps execute, the reason is empty or `unknown`.
     is_ending = run.reason is RunReason.INTERRUPTED and kept not in (None, RunReason.UNKNOWN, RunReason.INTERRUPTED)
     if not history.has_rollbacks and not is_ending:
@@ -183,6 +184,7 @@ async def execute_in_flow(
     validated: ValidatedPlan, given: partial[RunRequest], store: PlanStore | None, inputs: dict[str, Any], flow_run_id: str
 ) -> PlanRun:
     """Run `validated` inside the flow run `flow_run_id`, or resume the run if the flow run has one already."""
+    # These import Prefect.
     from plan_adapter.engine.flow_runs import origin
     from plan_adapter.engine.termination import ended_in_order
 
@@ -232,7 +234,5 @@ async def _revised(bound: BoundPlan, run: PlanRun, store: PlanStore, run_request
 
 async def _was_cancelled(run: PlanRun, store: PlanStore, run_request: RunRequest) -> bool:
     """Return whether `run` was cancelled in Prefect while no process executed it. If so, it is now recorded as cancelled."""
-    from plan_adapter.engine.connection import use_server
-
     with use_server(await server_of(run_request)):
         return await cancelled_before(run, store) is not None

@@ -66,11 +66,8 @@ async def missing_notices(validated: ValidatedPlan, settings: Settings) -> list[
     """Return notices for a gate about secrets that were not found where the gate was opened."""
     uses = _uses(validated)
     missing = await _missing(uses, settings)
-    without = {name: "without it the run does not begin" if uses[name].is_early else uses[name].lateness for name in missing}
-    return [
-        f"Where this was asked, there is no secret `{name}`: {without[name]}. `plan doctor PLAN` says where one is looked for."
-        for name in missing
-    ]
+    without = {name: "without it the run does not start" if uses[name].is_early else uses[name].lateness for name in missing}
+    return [f"The process that asks has no secret `{name}`: {without[name]}. `plan doctor PLAN` lists the places." for name in missing]
 
 
 def late_uses(validated: ValidatedPlan) -> dict[str, str]:
@@ -100,7 +97,7 @@ class _Use:
         """The message if the secret is missing and `is_early` is false."""
         uses, fails = ("uses", "fails") if len(self.steps) == 1 else ("use", "fail")
         steps = listed([f"`{step}`" for step in self.steps], 5)
-        return f"{steps} {uses} it after steps that write, and {fails} unless one of them makes it"
+        return f"{steps} {uses} it after steps that write, and {fails} unless one of them creates it"
 
 
 def _uses(validated: ValidatedPlan, done: Collection[str] = ()) -> dict[str, _Use]:
@@ -132,7 +129,7 @@ class KnownServer:
         """Return a description of the block, or why no block was looked up."""
         if configured_api_url() is None:
             return "no Prefect block (no Prefect server is known)"
-        from plan_adapter.engine.secret_blocks import SecretBlocks
+        from plan_adapter.engine.secret_blocks import SecretBlocks  # imports Prefect
 
         return SecretBlocks().place(name)
 
@@ -144,6 +141,6 @@ class KnownServer:
         except NoServerError as error:
             raise SecretUnavailableError(str(error)) from None
         with quiet_import():
-            from plan_adapter.engine.secret_blocks import SecretBlocks
+            from plan_adapter.engine.secret_blocks import SecretBlocks  # imports Prefect
 
         return await SecretBlocks().secret(name)

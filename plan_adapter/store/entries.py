@@ -8,6 +8,7 @@ from plan_adapter.record import OperatorRequestKind
 from plan_adapter.store.digests import Plain, row_digest
 from plan_adapter.store.rows import NO_ITEM
 
+# `verification` finds the row that an entry describes by the beginning of its kind: `step_` a step's end, `gate_` a gate.
 AuditKind: TypeAlias = Literal[
     "run_created",
     "approved",

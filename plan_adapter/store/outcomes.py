@@ -182,7 +182,7 @@ def _unknown(connection: Connection, which: Select[Any]) -> list[Attempt]:
 def resolution_of(attempt: Attempt, record: ResolutionRecord) -> str:
     """Return a sentence that says who resolved an attempt and how."""
     call = call_name(attempt.step_id, attempt.item, attempt.label, kind=attempt.kind)
-    return f"{record.by} says of `{call}`: {record.resolution}" + (f" ({record.note})" if record.note else "")
+    return f"{record.by} recorded `{record.resolution}` for `{call}`" + (f" ({record.note})" if record.note else "")
 
 
 _ERRORS = {"again": "it was not done, and is to be done again", "abort": ABORTED}

@@ -34,6 +34,7 @@ async def run_deployment(
         name: The deployment, as `flow/deployment`.
         parameters: Parameters of the flow. They override the deployment's defaults.
     """
+    # Prefect takes a second to import.
     from prefect.client.orchestration import get_client
     from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
     from prefect.settings import get_current_settings
@@ -85,6 +86,7 @@ async def _started(client: "PrefectClient", name: str, parameters: dict[str, Jso
 
 
 async def _found_or_made(client: "PrefectClient", name: str, parameters: dict[str, JsonValue], key: str) -> "FlowRun":
+    # Prefect takes a second to import.
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterIdempotencyKey
     from prefect.deployments.flow_runs import arun_deployment
 
@@ -101,7 +103,7 @@ async def _found_or_made(client: "PrefectClient", name: str, parameters: dict[st
 
 
 async def _ended(client: "PrefectClient", flow_run: "FlowRun", context: ToolContext) -> "FlowRun":
-    from prefect.exceptions import ObjectNotFound
+    from prefect.exceptions import ObjectNotFound  # imports Prefect
 
     context.logger.info("flow run `%s` (%s) is started", flow_run.name, flow_run.id)
     wait, missed = POLL_SECONDS[0], 0
@@ -122,7 +124,7 @@ async def _ended(client: "PrefectClient", flow_run: "FlowRun", context: ToolCont
 
 
 async def _cancel(client: "PrefectClient", flow_run: "FlowRun", context: ToolContext) -> None:
-    from prefect.states import Cancelling
+    from prefect.states import Cancelling  # imports Prefect
 
     try:
         async with asyncio.timeout(CANCEL_SECONDS):

@@ -110,7 +110,7 @@ async def _answer(
     context: ToolContext,
 ) -> dict[str, JsonValue]:
     """Send the request and return the answer, or raise ToolError. No message contains the query or user part of a URL."""
-    import httpx
+    import httpx  # only for a call
 
     target, credentials = _target(url)
     if credentials and "authorization" not in headers:
@@ -143,14 +143,14 @@ async def _answer(
 
 @cache
 def _certificates() -> "ssl.SSLContext":
-    import httpx
+    import httpx  # only for a call
 
     return httpx.create_ssl_context()  # takes tens of milliseconds, so once for all requests
 
 
 def _target(url: str) -> "tuple[httpx.URL, str | None]":
     """Return the URL without its user part, and the user part as a header. httpx logs whole URLs."""
-    import httpx
+    import httpx  # only for a call
 
     try:
         target = httpx.URL(url)

@@ -1,6 +1,7 @@
 """`ToolRegistry`: tools by name, loaded from objects, import strings, entry points and the built-in ones."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from importlib import metadata
 from typing import Any, cast
 
 from pydantic import JsonValue
@@ -131,9 +132,7 @@ def _source(probe: Tool[..., Any] | None) -> object:
 
 
 def _entry_points() -> Iterator[object]:
-    from importlib.metadata import entry_points
-
-    for point in entry_points(group=ENTRY_POINT_GROUP):
+    for point in metadata.entry_points(group=ENTRY_POINT_GROUP):
         try:
             yield point.load()
         except Exception as error:  # a module is code and may raise anything
@@ -143,6 +142,7 @@ def _entry_points() -> Iterator[object]:
 
 
 def _builtins() -> tuple[Callable[..., object], ...]:
+    # These build the schemas of their tools when they are imported.
     from plan_adapter.tools.deployment import run_deployment
     from plan_adapter.tools.files import read_file, write_file
     from plan_adapter.tools.http import http_get, http_send

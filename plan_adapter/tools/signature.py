@@ -53,7 +53,7 @@ class Signature:
     def mismatches(
         self, parameters: dict[str, JsonValue], is_open: Callable[[JsonValue], bool], redact: Callable[[str], str] = str
     ) -> list[Mismatch]:
-        """Return what does not fit, at most one finding per place. Values for which `is_open` returns True count as fitting.
+        """Return the mismatches, at most one per place. Values for which `is_open` returns True count as matching.
 
         `redact` hides secrets in shown values before they are cut.
         """
@@ -120,7 +120,7 @@ def read_signature(fn: Callable[..., object], *, context_type: type) -> Signatur
 
 def parameter_descriptions(docstring: str) -> tuple[str, dict[str, str]]:
     """Return the text of a Google-style docstring before its sections, and the descriptions under `Args:` by parameter."""
-    from griffe import Docstring, DocstringSectionKind
+    from griffe import Docstring, DocstringSectionKind  # only where a tool is described
 
     text, described = list[str](), dict[str, str]()
     for section in Docstring(docstring, parser="google").parse("google", warnings=False):

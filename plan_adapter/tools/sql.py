@@ -134,6 +134,7 @@ async def _written(connection: "AsyncConnection", statements: list[str], each: l
 @asynccontextmanager
 async def _connection(url: str, *, is_reading: bool) -> "AsyncGenerator[AsyncConnection]":
     """Open the database for one step. Every error becomes a ToolError that shows neither the password nor any parameter."""
+    # SQLAlchemy is only for a call.
     from sqlalchemy.exc import SQLAlchemyError
     from sqlalchemy.ext.asyncio import create_async_engine
     from sqlalchemy.pool import NullPool
@@ -225,6 +226,7 @@ async def _to_its_end(connection: "AsyncConnection", work: Coroutine[Any, Any, T
 
 
 def _target(url: str, *, is_reading: bool) -> "URL":
+    # SQLAlchemy is only for a call.
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -306,7 +308,7 @@ def _is_missing(database: str | None) -> bool:
 
 
 def _bound(statement: str, parameters: Mapping[str, JsonValue]) -> "Executable":
-    from sqlalchemy import bindparam, text
+    from sqlalchemy import bindparam, text  # only for a call
 
     lists: list[BindParameter[Any]] = [bindparam(name, expanding=True) for name, value in parameters.items() if isinstance(value, list)]
     return text(statement).bindparams(*lists)

@@ -154,7 +154,7 @@ class Tool(Generic[P, R]):
         return f"{module}:{path}" if is_this else None
 
     def definition(self) -> dict[str, JsonValue]:
-        """Return what an approval covers: name, parameters, effect and permissions, without documentation and without the probe.
+        """Return the content that an approval covers: name, parameters, effect and permissions, without documentation and probe.
 
         A probe only looks. Like the tool's code it is behavior, and not part of what was approved.
         """

@@ -274,7 +274,7 @@ async def test_a_run_that_takes_no_new_version_asks_no_model(world: World, store
         "whether `second` was done is unknown.*plan resolve": (await failed(world, store, lost)).id,
         "was rolled back": (await failed(world, store, undoable())).id,
         "has completed": (await failed(world, store, a_plan(steps=a_plan().steps[:2]))).id,
-        "says how it ended": (await failed(world, store, lost, host="web-2")).id,
+        "records the outcome": (await failed(world, store, lost, host="web-2")).id,
     }
     await aresolve_step([*found.values()][3], "second", "abort", by="ana", store=store)
     with scripted(GOOD) as server:
@@ -436,7 +436,7 @@ async def test_without_a_draft_the_run_ends_as_it_has_failed_and_says_why(
     monkeypatch.delenv("PLAN_ADAPTER_MODEL", raising=False)
     run = await failed(world, store, by_itself())
     assert (run.status, run.reason) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED)
-    assert "could not be drafted anew: no model is configured" in (run.message or "")
+    assert "could not be replanned: no model is configured" in (run.message or "")
     assert world.did[-1] == "undo 1"
     with scripted(says({"action": "ask_user", "speak": "哪个版本？", "reason": ""})) as server:
         configured(server)
@@ -495,7 +495,7 @@ async def test_skipped_steps_stay_skipped_and_an_unknown_outcome_stops_replannin
         await aresolve_step(other.id, "first", "abort", by="ana", store=store)
         count = len(server.requests)
         doubted = await execute_resume(other.id, tools=world.tools, run_request=asks, store=store, offline=True, asked=left_out)
-        assert "could not be drafted anew: whether `first` was done is unknown" in (doubted.message or "")
+        assert "could not be replanned: whether `first` was done is unknown" in (doubted.message or "")
         assert len(server.requests) == count
 
 

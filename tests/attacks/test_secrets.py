@@ -423,7 +423,7 @@ steps:
   - {id: rotate, tool_name: run_command, parameters: {argv: ["true"]}}
   - {id: use, tool_name: run_command, parameters: {argv: [echo, "${{ secrets.made }}"]}, depends_on: [rotate]}
 """
-LATE_SAYS = "`use` uses it after steps that write, and fails unless one of them makes it"
+LATE_SAYS = "`use` uses it after steps that write, and fails unless one of them creates it"
 
 
 @pytest.mark.parametrize("is_missing", [True, False], ids=["missing", "there"])
@@ -444,5 +444,5 @@ async def test_runner_and_approver_see_that_a_secret_for_later_is_missing(
     assert run.step("use").status == ("failed" if is_missing else "completed")
     warnings = [record.getMessage() for record in caplog.records if LATE_SAYS in record.getMessage()]
     assert [message.partition(";")[0] for message in warnings] == (["there is no secret `made`"] if is_missing else [])
-    assert ("Where this was asked, there is no secret `made`" in asked[0].text) == is_missing
+    assert ("The process that asks has no secret `made`" in asked[0].text) == is_missing
     assert (LATE_SAYS in asked[0].text) == is_missing

@@ -37,7 +37,7 @@ def test_a_resume_from_another_folder_says_which_folder_and_what_to_type(
     assert plan("approve", run_id).code == 0
     monkeypatch.chdir(elsewhere)
     message = (
-        f"run {run_id} works in {work}, and this is {elsewhere.resolve()}, which nobody approved: "
+        f"run {run_id} works in {work}, but the current folder is {elsewhere.resolve()}, which nobody approved: "
         f"`cd {work} && plan resume {run_id} --offline` resumes it there, "
         f"`plan resume {run_id} --offline --here` asks for an approval of this folder"
     )

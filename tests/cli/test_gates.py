@@ -134,7 +134,7 @@ def test_a_new_group_member_may_answer_if_the_resuming_process_knows_the_group(p
     said = plan("resume", run_id, "--offline", "--yes", "--json", *TOOLS)
     assert (said.code, said.run["status"]) == (0, "completed"), said.err
     run_id = waiting(plan, approval={"approvers": ["others", "sre", "ana"]})
-    assert "`ana` may answer, as a person: no group is called so" in plan("approve", run_id, "--show").out
+    assert "`ana` may answer as a person:" in plan("approve", run_id, "--show").out
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": ["li"], "others": ["bo", ME]}))
     assert plan("approve", run_id).code == 0
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", json.dumps({"sre": ["li"], "others": ["bo"]}))

@@ -74,7 +74,7 @@ def test_where_the_tools_of_a_run_are_not_given_the_error_says_how(command: tupl
     said = plan(*command, run_id)
     assert said.code == 2
     assert said.err.rstrip().endswith(
-        "no tool is called `fail`; the run was made with other tools than are at hand now: give them again "
+        "no tool is called `fail`; the run was created with other tools than these: pass the same ones again "
         "(`--tools package.module:name`, PLAN_ADAPTER_TOOLS)"
     )
 
@@ -91,7 +91,7 @@ def test_a_resolution_is_shown_instead_of_the_duration_of_a_failed_attempt(plan:
     plan("resolve", run_id, "lost", "done", "--note", "我看过了")
     shown = plan("show", run_id).out
     assert "1. **lost** `get_lost`: completed\n   - " in shown
-    assert "says of `lost`: done (我看过了)" in shown
+    assert "recorded `done` for `lost` (我看过了)" in shown
 
 
 def test_interrupted_reads_have_no_unknown_outcome(processes: Processes, plan: Plan) -> None:

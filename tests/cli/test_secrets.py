@@ -16,7 +16,7 @@ steps:
   - {id: later, tool_name: run_command, parameters: {argv: [echo, "${{ secrets.made }}"]}, depends_on: [first]}
 """
 
-LATE = "`later` uses it after steps that write, and fails unless one of them makes it"
+LATE = "`later` uses it after steps that write, and fails unless one of them creates it"
 
 
 @pytest.fixture(autouse=True)
@@ -86,8 +86,8 @@ def test_missing_secrets_refuse_a_run_before_its_gate_and_again_on_resume(plan: 
     monkeypatch.setenv("PLAN_ADAPTER_SECRET_SECOND", "also-secret")
     run_id = plan("run", "plan.yaml", "--offline", "--detach", "--json").run["id"]
     shown = plan("approve", run_id, "--show").out
-    assert ("Where this was asked, there is no secret `made`" in shown, LATE in shown) == (True, True)
-    assert "without it the run does not begin" not in shown
+    assert ("The process that asks has no secret `made`" in shown, LATE in shown) == (True, True)
+    assert "without it the run does not start" not in shown
     assert plan("approve", run_id).code == 0
     monkeypatch.delenv("PLAN_ADAPTER_SECRET_SECOND")
     refused = plan("resume", run_id, "--offline")
@@ -108,4 +108,4 @@ def test_a_gate_names_the_secrets_that_were_not_found_where_a_new_version_asked_
     run_id = plan("run", "plan.yaml", "--offline", "--detach", "--json").run["id"]
     Path("plan.yaml").write_text(approved % 'echo, "${{ secrets.nope }}"', encoding="utf-8")
     assert plan("revise", run_id, "plan.yaml").code == 0
-    assert "Where this was asked, there is no secret `nope`" in plan("approve", run_id, "--show").out
+    assert "The process that asks has no secret `nope`" in plan("approve", run_id, "--show").out

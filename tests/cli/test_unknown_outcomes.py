@@ -105,7 +105,7 @@ def test_an_aborted_outcome_is_shown_until_it_is_resolved(plan: Plan) -> None:
     resolve = f"record it with `plan resolve {run_id} slow done|again|abort`, then `plan resume {run_id} --offline`"
     assert resolve in plan("show", run_id).err
     known, undoes = (
-        "whether `slow` was done was never known",
+        "whether `slow` was done is unknown",
         f"`plan cancel {run_id} --rollback` rolls it back, if it declares a rollback\n",
     )
     hint = (
@@ -116,12 +116,13 @@ def test_an_aborted_outcome_is_shown_until_it_is_resolved(plan: Plan) -> None:
     refused = plan("resume", run_id, "--offline")
     assert (refused.code, f"`plan resolve {run_id} slow done|again`" in refused.err) == (2, True)
     shown = plan("show", run_id)
-    assert (shown.err, "abort; whether it was done was never known" in shown.out) == (hint, True)
+    assert "recorded `abort` for `slow`; whether it was done is unknown" in shown.out
+    assert shown.err == hint
     undone = plan("cancel", run_id, "--rollback", "--offline")
     hint = f"{known}, and it is not rolled back: check it; if it was done, `plan resolve {run_id} slow done` records that, and {undoes}"
     assert (undone.code, hint in undone.err, Path("prepared").exists()) == (1, True, False)
     assert plan("show", run_id).err == hint
-    assert "rolled back: prep; begun, and perhaps done: `slow`" in undone.out
+    assert "rolled back: prep; started, and possibly done: `slow`" in undone.out
     plan("resolve", run_id, "slow", "done")
     undone = plan("cancel", run_id, "--rollback", "--offline")
     assert (undone.code, Path("slow-undone").exists()) == (0, True)
@@ -136,7 +137,7 @@ def test_an_unknown_outcome_is_shown_even_with_nothing_else_to_undo(plan: Plan) 
     run_id = plan("run", str(path), "--offline", "--json").run["id"]
     plan("resolve", run_id, "slow", "abort")
     said = plan("cancel", run_id, "--rollback", "--offline")
-    assert (said.code, "whether `slow` was done was never known" in said.err) == (1, True)
+    assert (said.code, "whether `slow` was done is unknown" in said.err) == (1, True)
 
 
 def test_after_abort_the_outcome_can_still_be_recorded_and_the_run_resumes(plan: Plan) -> None:

@@ -137,7 +137,7 @@ async def test_of_a_loop_the_items_that_could_not_be_undone_are_named() -> None:
     assert world.undone == ["三", "二"]
     assert not execution.run.step("all").rolled_back
     assert rollback.report().words == (
-        "rolled back: 三; not rolled back: 一 (left out, because the rollback of `all` failed), 二 (its rollback failed: "
+        "rolled back: 三; not rolled back: 一 (skipped, because the rollback of `all` failed), 二 (its rollback failed: "
         "ValueError: 二 is stuck: 卡住了)"
     )
     assert execution.kinds("rollback all") == ["step_started", "step_failed"]
@@ -218,8 +218,8 @@ async def test_after_a_failed_rollback_running_ones_finish_and_no_other_starts()
     await going
     assert (crowd.begun, crowd.ended) == (["top", "c"], ["c", "top"])
     assert rollback.report().words == (
-        "rolled back: top; not rolled back: c (its rollback failed: ValueError: c is stuck), b (left out, because the rollback of `c` "
-        "failed), a (left out, because the rollback of `c` failed), base (`a` must be rolled back first), broken (failed, check by hand)"
+        "rolled back: top; not rolled back: c (its rollback failed: ValueError: c is stuck), b (skipped, because the rollback of `c` "
+        "failed), a (skipped, because the rollback of `c` failed), base (`a` must be rolled back first), broken (failed, check by hand)"
     )
     assert {name: execution.kinds(f"rollback {name}")[-1] for name in ("top", "a", "b", "c", "base")} == {
         "top": "step_completed", "a": "step_skipped", "b": "step_skipped", "c": "step_failed", "base": "step_skipped",
@@ -375,7 +375,7 @@ async def test_a_rollback_continues_after_its_run_stopped_and_can_be_stopped_its
     plan = undoable({"a": [], "b": ["a"], "c": ["b"], "broken": ["c"]})
     execution = Execution(plan, world.tools)
     await execution.go()
-    execution.scope.stop.set("timed_out", "the total timeout of 1 s was spent")
+    execution.scope.stop.set("timed_out", "the total timeout of 1 s was exceeded")
     rollback = rollback_of(execution)
     going = asyncio.create_task(rollback.undo())
     while world.undone != ["c", "b"]:

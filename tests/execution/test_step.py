@@ -358,8 +358,8 @@ async def test_the_total_timeout_ends_running_steps_and_skips_the_rest():
 
     run = await Execution(plan_of({"a": [], "b": ["a"]}, total_timeout_ms=40), [work]).go()
     assert (run.status, run.reason) == (PlanStatus.FAILED, RunReason.TIMED_OUT)
-    assert run.step("a").error == "the total timeout of 0.04 s was spent"
-    assert run.step("b").reason == "the total timeout of 0.04 s was spent"
+    assert run.step("a").error == "the total timeout of 0.04 s was exceeded"
+    assert run.step("b").reason == "the total timeout of 0.04 s was exceeded"
 
 
 async def test_the_total_timeout_ends_a_wait_for_a_retry():

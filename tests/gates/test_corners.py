@@ -96,9 +96,9 @@ async def test_an_approver_that_returns_no_approval_opens_nothing_and_gets_an_er
     if gated:
         run = await ended(going)
         assert run.reason is RunReason.REJECTED
-        assert "no approval" in (run.message or "")
+        assert "instead of an approval" in (run.message or "")
     else:
-        with pytest.raises(NotApprovedError, match="no approval"):
+        with pytest.raises(NotApprovedError, match="instead of an approval"):
             await ended(going)
     assert world.struck == []
 

@@ -57,9 +57,9 @@ async def test_a_resolution_in_the_form_is_a_receipt_and_no_approval(
     assert [row.known_by for row in await world.store.approvals(run.id)] == ["not_required"]
     if end == "done":
         assert run.step("send").result == {"order": "a"}
-        assert run.step("send").reason == "ana says of `send`: done (看过了)"
+        assert run.step("send").reason == "ana recorded `done` for `send` (看过了)"
     if end == "abort":
-        assert (run.reason, run.message) == (RunReason.CANCELLED, "ana says of `send`: abort (lieber nicht)")
+        assert (run.reason, run.message) == (RunReason.CANCELLED, "ana recorded `abort` for `send` (lieber nicht)")
     kinds = [entry.kind for entry in await world.store.audit(run.id)]
     assert kinds.count("gate_opened") == kinds.count("gate_resolved") == 1
     assert (await world.store.verify(run.id)).ok
@@ -94,7 +94,7 @@ async def test_a_wrong_answer_is_refused_with_the_reason(world: Doubtful) -> Non
     run = await world.start_with_form(form, world.plan(policy=policy))
     assert run.status is PlanStatus.COMPLETED
     assert form.told[0] == "bo may not answer here; only ana may"
-    assert "`approve` does not say it" in (form.told[1] or "")
+    assert "instead of `approve`" in (form.told[1] or "")
     assert form.told[2:] == [None]
 
 
@@ -127,7 +127,7 @@ async def test_abort_from_elsewhere_ends_the_run(world: Doubtful) -> None:
     gate = await world.gate()
     await world.store.outcomes.resolve(gate.run_id, "send", ResolutionRecord("abort", "ana", "os_user"))
     run = await going
-    assert (run.status, run.reason, run.message) == (PlanStatus.CANCELLED, RunReason.CANCELLED, "ana says of `send`: abort")
+    assert (run.status, run.reason, run.message) == (PlanStatus.CANCELLED, RunReason.CANCELLED, "ana recorded `abort` for `send`")
     assert (await world.store.verify(run.id)).ok
 
 

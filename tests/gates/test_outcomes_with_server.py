@@ -109,7 +109,7 @@ async def test_a_resolution_from_elsewhere_closes_the_form(world: Doubtful) -> N
     while not found or ("Unknown", "the line went dead") in found:
         await asyncio.sleep(0.1)  # the server takes in task runs and their states a little later
         found = await states_of_task_runs(run, "send")
-    assert found == [("Completed", "bo says of `send`: done")]
+    assert found == [("Completed", "bo recorded `done` for `send`")]
 
 
 SCRIPT = f"{SENDING}run_plan(plan, tools=ToolRegistry([send, look]))\n"

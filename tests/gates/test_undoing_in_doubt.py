@@ -196,7 +196,7 @@ async def test_the_tools_probe_says_it_where_it_can(said: Any, calls: list[str],
 
 async def test_after_abort_nothing_further_is_undone_and_it_is_not_called_again_before_somebody_says_more(world: Undoing) -> None:
     run = await world.start_with_form(FormAnswers((Answer("abort", "ana", channel="form"),)))
-    said = "two (ana says of `rollback two`: abort; whether its rollback was done was never known)"
+    said = "two (ana recorded `abort` for `rollback two`; whether its rollback was done is unknown)"
     assert f"not rolled back: {said}, one (`two` must be rolled back first)" in (run.message or "")
     later = await world.undo(run, Person([]))
     command = f"`plan resolve {run.id} two done|again --rollback` and `plan cancel {run.id} --rollback`"
@@ -246,4 +246,4 @@ async def test_a_rollback_on_request_asks_in_the_form_of_its_flow_run(world: Und
     backend = world.backend(form)
     later = await roll_back(RunSession(bound, await world.store.run(run.id), world.store, world.run_request(), history, backend))
     assert (later.message, world.calls) == (UNDONE, ["two", "one"])
-    assert "`approve` does not say it" in (form.told[0] or "")
+    assert "instead of `approve`" in (form.told[0] or "")

@@ -205,7 +205,7 @@ async def test_a_run_that_a_living_process_executes_is_shown_as_running_unless_i
     await show(run, Crashed(message="its heartbeat was missed"))
     [finding] = await reconcile(store, with_prefect=True)
     assert (finding.kind, finding.is_corrected) == ("shown", True)
-    assert finding.message == "Prefect showed Crashed, and it is executed by a process that lives"
+    assert finding.message == "Prefect showed Crashed, but it is executed by a running process"
     assert (await state_of(run)).is_running()
     assert await reconcile(store, with_prefect=True) == []
     goes_on.set()
@@ -248,6 +248,7 @@ async def test_a_process_that_ends_while_the_deployment_watches_is_found_before_
         return findings
 
     monkeypatch.setattr(reconciling, "find_interrupted", found)
+    monkeypatch.setattr(flows, "find_interrupted", found)
     monkeypatch.setattr(flows, "LOOK_SECONDS", 0.4)
     state = await flows.reconcile(watch_seconds=1, return_state=True)
     assert (looks, state.message) == ([0, 2, 1], f"1 corrected, 1 for a person: `plan resume {run.id}`")

@@ -164,13 +164,13 @@ async def test_a_run_that_a_step_fails_is_rolled_back_and_cannot_be_resumed(eith
 async def test_a_run_whose_time_is_up_undoes_itself(store: PlanStore, world: World) -> None:
     run = await arun_plan(pool("wait", total_timeout_ms=1000), tools=world.tools, store=store, offline=True)
     assert (run.status, run.reason, world.put_back) == (PlanStatus.PARTIAL, RunReason.TIMED_OUT, ["节点-2", "web-1"])
-    assert run.message == "the total timeout of 1 s was spent; rolled back: two, one"
+    assert run.message == "the total timeout of 1 s was exceeded; rolled back: two, one"
 
 
 async def test_a_run_that_continues_on_error_is_rolled_back_only_on_request(store: PlanStore, world: World) -> None:
     run = await arun_plan(pool(stop_on_error=False), tools=world.tools, store=store, offline=True)
     assert (run.status, world.put_back, run.message) == (PlanStatus.PARTIAL, [], "`last` failed: ValueError: nothing answers")
-    with pytest.raises(RunConflictError, match="what undoes it needs `tools`"):
+    with pytest.raises(RunConflictError, match="pass `tools` to roll it back"):
         await acancel_run(run.id, rollback=True, store=store)
     later = await acancel_run(run.id, rollback=True, tools=world.tools, store=store)
     assert (later.status, later.reason, later.completed_at is not None) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED, True)
@@ -327,11 +327,11 @@ async def test_an_aborted_write_is_named_and_rolled_back_once_it_is_recorded_as_
     plan.step("last").rollback = Rollback(tool_name="undrain", parameters={"node": "last"})
     run = await arun_plan(plan, tools=world.tools, store=either, offline=True)
     ended = await aresolve_step(run.id, "last", "abort", by="ana", store=either)
-    assert ended.step("last").error == "ana says of `last`: abort; whether it was done was never known"
+    assert ended.step("last").error == "ana recorded `abort` for `last`; whether it was done is unknown"
     if said_here:
         await aresolve_step(run.id, "last", "done", by="ana", note="我看过了", store=either)
     later = await acancel_run(run.id, rollback=True, tools=world.tools, store=either)
-    stands = "rolled back: last, two, one" if said_here else "rolled back: two, one; begun, and perhaps done: `last`"
+    stands = "rolled back: last, two, one" if said_here else "rolled back: two, one; started, and possibly done: `last`"
     assert (later.message or "").endswith(stands)
     assert world.put_back == [*(["last"] if said_here else []), "节点-2", "web-1"]
     assert (await either.verify(run.id)).ok
@@ -450,7 +450,7 @@ async def test_of_a_rollback_that_was_killed_only_the_rollback_ends_and_the_run_
         assert (run.status, run.reason) == (PlanStatus.EXECUTING, RunReason.INTERRUPTED)
         if word == "abort":
             ended = await aresolve_step(run.id, "two", "abort", by="ana", note="我去看", rollback=True, store=store)
-            said, two = "ana says of `rollback two`: abort (我去看)", "whether its rollback was done was never known"
+            said, two = "ana recorded `abort` for `rollback two` (我去看)", "whether its rollback was done is unknown"
         else:
             ended = await acancel_run(run.id, reason="leave it (by ana)", store=store)
             said, two = "leave it (by ana)", "whether its rollback was done is unknown"
@@ -474,7 +474,7 @@ async def test_abort_about_the_rollback_of_a_run_that_has_ended_changes_nothing_
     assert (ended.status, ended.reason, ended.completed_at) == (run.status, run.reason, run.completed_at)
     assert ended.message == (
         "`last` failed: ValueError: nothing answers; rolled back: nothing; "
-        "not rolled back: two (whether its rollback was done was never known), one (not reached); ana says of `rollback two`: abort"
+        "not rolled back: two (whether its rollback was done is unknown), one (not reached); ana recorded `abort` for `rollback two`"
     )
     assert (await store.verify(run.id)).ok
 

@@ -97,7 +97,7 @@ class Offers:
         return offers
 
     async def call(self, name: str, arguments: Mapping[str, JsonValue]) -> Output:
-        """Return what the tool called `name` answers; raises UsageError where there is none."""
+        """Call the tool `name` and return its answer. Raises UsageError if there is no such tool."""
         offers = [_operation(self.operations, name)] if name in self.names else await self.all()
         for offer in offers:
             if offer.name == name:

@@ -291,7 +291,7 @@ class Operations:
         return await plan_of(f"{STORED}{plan}", self.store)
 
     def _problems(self, plan: ExecutionPlan, *, is_document: bool) -> list[Problem]:
-        """Return what `lint` finds, and what an agent may not write.
+        """Return the problems that `lint` finds, and a problem for everything that an agent may not write.
 
         That is an effect lower than the tool's, secrets that were not named to it, and who approves or operates its plans.
         """

@@ -20,7 +20,7 @@ from plan_adapter.settings import Settings
 
 async def resume_run(run_id: str, by: str, tools: Sequence[str], *, offline: bool) -> None:
     """Return once the run has ended, or only gates are left to wait for."""
-    from plan_adapter.runs.resume import execute_resume
+    from plan_adapter.runs.resume import execute_resume  # imports SQLAlchemy
 
     settings = Settings()
     pending = begin_server(settings, offline=offline)

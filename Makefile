@@ -1,6 +1,6 @@
 # `make demo` and `make test` first set up what is missing. They need only Python 3.11 or later, make and git.
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests thorough check format browser faults bench blocks automations lock clean
+.PHONY: help demo test tests thorough check format generated browser faults bench blocks automations lock clean
 
 PYTHON := .venv/bin/python
 STAMP := .venv/ready
@@ -32,6 +32,10 @@ check: $(STAMP)  ## check lint rules, formatting and types
 format: $(STAMP)  ## fix lint and formatting problems that can be fixed automatically
 	@$(PYTHON) -m ruff check --fix .
 	@$(PYTHON) -m ruff format .
+
+generated: $(STAMP)  ## write the generated files again: the schema of plans, and the gate texts that tests compare
+	@$(PYTHON) -m plan_adapter.cli.app schema deployments/plan.schema.json
+	@$(PYTHON) -m tests.gates
 
 browser: $(STAMP)  ## test gates in Prefect's UI with Chromium; screenshots go to screenshots/
 	@$(PYTHON) -m pytest tests/browser -m "not benchmark" --screenshots screenshots

@@ -1,11 +1,11 @@
 """The commands that messages tell people to type. Look here to change how a message refers to a run, a gate or a call."""
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import Protocol, assert_never
 
 from plan_adapter.plan import CallKind
 from plan_adapter.readable import call_name, item_option, listed
-from plan_adapter.record import GateKind, PlanRun
+from plan_adapter.record import Decision, GateKind, PlanRun
 
 NAMED = 20
 """The most steps that one list names."""
@@ -51,8 +51,8 @@ def resolve_command(
     return f"plan resolve {run_id} {step_id} {words}{item_option(item, label)}{' --rollback' if kind == 'rollback' else ''}"
 
 
-def answer_command(asked: Question, *, verb: str = "approve", api: bool = False) -> str:
-    """Return the command that answers a gate. `--digest` binds the answer to the content that the gate shows.
+def answer_command(asked: Question, decision: Decision = "approve", *, api: bool = False) -> str:
+    """Return the command that gives this answer to a gate. `--digest` binds the answer to the content that the gate shows.
 
     An outcome gate is answered with `plan resolve`. With `api`, the command needs only Prefect's API.
     """
@@ -60,7 +60,16 @@ def answer_command(asked: Question, *, verb: str = "approve", api: bool = False)
     if asked.kind == "outcome":
         unit = (asked.step_id or "", asked.item)
         return resolve_command(str(asked.run_id), unit, label=asked.label, kind=asked.call_kind) + option + digest
-    return f"plan {verb} {asked.run_id}{option}{_place(asked)}{digest}"
+    where = f"{asked.run_id}{option}{_place(asked)}{digest}"
+    match decision:
+        case "approve":
+            return f"plan approve {where}"
+        case "reject":
+            return f"plan reject {where}"
+        case "request_changes":
+            return f"plan reject {where} --changes --note …"
+        case _:
+            assert_never(decision)
 
 
 def open_form_notice(asked: Question) -> str:

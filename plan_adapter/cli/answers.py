@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, assert_never
 
 from plan_adapter.cli import output
 from plan_adapter.cli.approval_state import after_changes
@@ -38,6 +38,15 @@ DECISION_WORDS: dict[Decision | Resolution, str] = {
     "done": "recorded `done` for",
     "again": "recorded `again` for",
     "abort": "recorded `abort` for",
+}
+
+_ASKS: dict[Decision | Resolution, str] = {
+    "approve": "Approve",
+    "reject": "Reject",
+    "request_changes": "Ask for changes to",
+    "done": "Record `done` for",
+    "again": "Record `again` for",
+    "abort": "Record `abort` for",
 }
 
 
@@ -109,7 +118,7 @@ async def answer_here(place: Place, words: AnswerOptions, store: "PlanStore", se
     if words.decision == "reject" and gate.step_id is None and gate.attended is False:
         await _end_rejected(run, approval, store)
         await show_end(run.id, store, settings)
-    follows = what_follows(gate, run, words.decision)
+    follows = what_follows(gate, run, approval_decision(words))
     if words.decision != "request_changes" and gate.rules.release and not await _wake(closed, approval, settings) and gate.is_released:
         follows = "the run's worker was released, and Prefect cannot be reached from here: `plan reconcile` continues the run"
     print_answer(closed, approval, follows, as_json=as_json)
@@ -153,14 +162,24 @@ async def _refused(run_id: str, reason: str, words: AnswerOptions, gate: Gate, s
     return NotApprovedError(reason)
 
 
+def approval_decision(words: AnswerOptions) -> Decision:
+    """Return the decision in `words`. The outcome of a call is recorded with `plan resolve`, never at a gate for approval."""
+    match words.decision:
+        case "approve" | "reject" | "request_changes":
+            return words.decision
+        case "done" | "again" | "abort":
+            raise AssertionError(f"{words.decision} answers no gate for approval")
+        case _:
+            assert_never(words.decision)
+
+
 def _what(gate: Gate) -> str:
     return "this plan" if gate.step_id is None else f"step {gate_place(gate)}"
 
 
 def command_of(gate: Gate, words: AnswerOptions) -> str:
     """Return the command that gives this answer to exactly this gate."""
-    verb = "approve" if words.decision == "approve" else "reject"
-    return answer_command(gate, verb=verb) + (" --changes --note …" if words.decision == "request_changes" else "")
+    return answer_command(gate, approval_decision(words))
 
 
 def refuse_unnamed(run_id: str, command: str, *, is_asked: bool) -> None:
@@ -174,8 +193,7 @@ def refuse_unnamed(run_id: str, command: str, *, is_asked: bool) -> None:
 
 async def confirm(what: str, words: AnswerOptions) -> None:
     """Return if the user confirms at the terminal. Raises UsageError if they do not."""
-    does = {"approve": "Approve", "reject": "Reject"}.get(words.decision, "Ask for changes to")
-    if (await Conversation().ask(f"{does} {what}? [y]es, [n]o ", forget=True) or "").casefold() not in ("y", "yes"):
+    if (await Conversation().ask(f"{_ASKS[words.decision]} {what}? [y]es, [n]o ", forget=True) or "").casefold() not in ("y", "yes"):
         raise UsageError("nothing was answered")
 
 
@@ -191,23 +209,31 @@ def print_answer(gate: "Gate", approval: "Approval", follows: str, *, as_json: b
     output.note(follows)
 
 
-def what_follows(gate: "Gate", run: "PlanRun", decision: Decision | Resolution) -> str:
+def what_follows(gate: Gate, run: PlanRun, decision: Decision) -> str:
     """Return a sentence about what happens after `decision` at `gate`. `run` and `gate` are as they were before the answer."""
-    if decision == "request_changes" and gate.attended is False:
-        return after_changes(run)
-    if decision == "request_changes" and gate.step_id is not None:
-        return (
-            f"the waiting process asks again, with your note; to change the plan, end it with `plan cancel {run.id}`, then "
-            f"`plan revise {run.id} FILE` and `{resume_asked(run)}`: completed steps are kept"
-        )
-    if decision == "request_changes":
-        return f"`plan revise {run.id} FILE` submits a new version, which is then asked about"
-    if gate.attended:
-        return "the waiting process continues now" if decision == "approve" else "the waiting process ends the run"
+    match decision:
+        case "approve":
+            return "the waiting process continues now" if gate.attended else _without_process(gate, run)
+        case "reject":
+            if gate.attended is False and gate.step_id is None:
+                return f"`plan show {run.id}` shows the details"
+            return "the waiting process ends the run" if gate.attended else _without_process(gate, run)
+        case "request_changes":
+            if gate.attended is False:
+                return after_changes(run)
+            if gate.step_id is None:
+                return f"`plan revise {run.id} FILE` submits a new version, which is then asked about"
+            return (
+                f"the waiting process asks again, with your note; to change the plan, end it with `plan cancel {run.id}`, then "
+                f"`plan revise {run.id} FILE` and `{resume_asked(run)}`: completed steps are kept"
+            )
+        case _:
+            assert_never(decision)
+
+
+def _without_process(gate: Gate, run: PlanRun) -> str:
     if gate.attended is None:
         return "the waiting process, on another host, gets the answer now"
-    if decision == "reject" and gate.step_id is None:
-        return f"`plan show {run.id}` shows the details"
     if gate.is_released:
         return "the run continues on its own: a worker picks it up"
     return f"no process is waiting: `{resume_asked(run)}` resumes the run"

@@ -237,3 +237,7 @@ def _refuse(kind: str, message: str, code: ExitCode, *, as_json: bool) -> int:
         output.json_line({"error": kind, "message": message})
     output.note(f"plan: {message}")
     return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

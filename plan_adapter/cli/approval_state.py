@@ -1,15 +1,17 @@
 """The approvals of a run: what it waits for, who answered what, and what to type next."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from plan_adapter.cli.records import gate_place
 from plan_adapter.commands import answer_command, resume_asked, resume_command
+from plan_adapter.gates.approval import no_approver, requires_approval
 from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import call_name, duration, moment, prose
 from plan_adapter.record import Approval, Gate, PlanRun, StandingApproval
+from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
     from plan_adapter.execution.history import Unit
@@ -36,6 +38,8 @@ class ApprovalState:
         default_factory=dict[str, "StandingApproval"]
     )  # those that gave it answers, by id
     labels: "Mapping[Unit, str]" = field(default_factory=dict[tuple[str, int | None], str])  # of items
+    is_needed: bool = True  # whether the plan needs an approval, under the policy of today
+    stale: str | None = None  # why the last answer no longer counts, if it approved the plan and a resume would ask again
 
     @property
     def answer(self) -> Approval | None:
@@ -73,6 +77,8 @@ class ApprovalState:
 
     def _waits(self) -> str | None:
         run = self.run
+        if self.gates and (reason := no_approver(self.gates[0].rules)) is not None:
+            return f"nobody may answer: {reason}; `plan cancel {run.id}` ends the run"
         if self.gates:
             commands = ", ".join(f"`{answer_command(gate)}`" for gate in self.gates[:5])
             is_left = all(gate.attended is False and not gate.is_released for gate in self.gates)
@@ -83,9 +89,13 @@ class ApprovalState:
         if run.status is not PlanStatus.PENDING_APPROVAL:
             return None
         if self.answer is None:
-            return f"nobody has been asked yet: `{self._resumes}` asks for the approval"
+            if self.is_needed:
+                return f"nobody has been asked yet: `{self._resumes}` asks for the approval"
+            return f"the plan needs no approval, but no process is running it: `{self._resumes}`"
         if self.changes is not None:
             return after_changes(run)
+        if self.stale is not None:
+            return f"the approval by {prose(self.answer.by)} no longer counts: {self.stale}; `{self._resumes}` asks again"
         return f"it has been answered, but no process is running it: `{self._resumes}`"
 
     @property
@@ -99,35 +109,47 @@ def after_changes(run: PlanRun) -> str:
     return f"`plan revise {run.id} FILE` submits a new version; `{resume_asked(run)}` asks about this one again"
 
 
-async def approval_state_of(run: PlanRun, store: "PlanStore", *, offline: bool = False) -> ApprovalState:
+async def approval_state_of(run: PlanRun, store: "PlanStore", settings: Settings, *, offline: bool = False) -> ApprovalState:
     """Return the approvals of `run`, and what to type about unknown outcomes."""
-    from plan_adapter.runs.reconcile import hint_of  # imports SQLAlchemy
+    from plan_adapter.runs.answers import why_stale  # imports SQLAlchemy
+    from plan_adapter.runs.reconcile import hint_of
 
     gates, answers, stopped = await store.gates.find(run_id=run.id), await store.approvals(run.id), await hint_of(run, store)
     used = {row.standing_id for row in answers if row.standing_id is not None}
     standing = {one.id: one for one in await store.standing.find(include_ended=True) if one.id in used} if used else {}
     labels = await store.ledger.labels(run.id) if any(row.item is not None for row in answers) else {}
-    return ApprovalState(run, gates, answers, await store.revisions.of_run(run.id), await store.now(), offline, stopped, standing, labels)
+    revisions = await store.revisions.of_run(run.id)
+    state = ApprovalState(run, gates, answers, revisions, await store.now(), offline, stopped, standing, labels)
+    if run.status is not PlanStatus.PENDING_APPROVAL or gates:
+        return state
+    plan = await store.get(run.digest)
+    if state.answer is None:
+        return replace(state, is_needed=requires_approval(plan, await store.policy.effective(settings)))
+    return replace(state, stale=await why_stale(state.answer, plan, run, store, settings))
 
 
-async def statuses_of(runs: Sequence[PlanRun], store: "PlanStore") -> dict[str, str]:
+async def statuses_of(runs: Sequence[PlanRun], store: "PlanStore", settings: Settings) -> dict[str, str]:
     """Return the status of each run by id, with what an unfinished run waits for."""
     gates = dict[str, list[Gate]]()
     if any(run.completed_at is None for run in runs):
         for gate in await store.gates.find():
             gates.setdefault(gate.run_id, []).append(gate)
-    return {run.id: f"{run.status}{await _waits(run, gates.get(run.id, []), store)}" for run in runs}
+    return {run.id: f"{run.status}{await _waits(run, gates.get(run.id, []), store, settings)}" for run in runs}
 
 
-async def _waits(run: PlanRun, gates: list[Gate], store: "PlanStore") -> str:
+async def _waits(run: PlanRun, gates: list[Gate], store: "PlanStore", settings: Settings) -> str:
     if run.completed_at is None and gates:
         words = [] if gates[0].step_id is None else [f"waits at {gate_place(gates[0]) if len(gates) == 1 else f'{len(gates)} gates'}"]
         is_left = all(gate.attended is False and not gate.is_released for gate in gates)
         return _bracketed([*words, *(["no process waits"] if is_left else [])])
     if run.status is PlanStatus.PENDING_APPROVAL:
-        state = await approval_state_of(run, store)
+        state = await approval_state_of(run, store, settings)
+        if state.stale is not None:
+            return _bracketed(["the approval no longer counts"])
         answer = state.changes or state.answer
-        return _bracketed(["nobody was asked" if answer is None else ANSWERED[answer.decision], "not resumed yet"])
+        if answer is None:
+            return _bracketed(["nobody was asked" if state.is_needed else "needs no approval", "not resumed yet"])
+        return _bracketed([ANSWERED[answer.decision], "not resumed yet"])
     return _bracketed([str(run.reason)] if run.reason and run.reason.value != run.status.value else [])
 
 

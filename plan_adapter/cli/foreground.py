@@ -27,12 +27,12 @@ from plan_adapter.gates.terminal import Conversation
 from plan_adapter.hooks import Event
 from plan_adapter.plan import PlanStatus
 from plan_adapter.readable import as_text
+from plan_adapter.settings import Settings
 
 if TYPE_CHECKING:
     from plan_adapter.engine.local_server import PendingServer
     from plan_adapter.record import Attempt, PlanRun
     from plan_adapter.runs.session import Identity, RunRequest
-    from plan_adapter.settings import Settings
     from plan_adapter.store.store import PlanStore
     from plan_adapter.tools.registry import ToolRegistry
 
@@ -174,7 +174,7 @@ class ForegroundRun:
             for number in numbers:
                 loop.remove_signal_handler(number)
         is_open, offline = run.status is PlanStatus.PENDING_APPROVAL, self._server is None
-        hint = (await approval_state_of(run, self._store, offline=offline)).hint() if is_open else None
+        hint = (await approval_state_of(run, self._store, Settings(), offline=offline)).hint() if is_open else None
         if hint is None and run.status is not PlanStatus.COMPLETED:
             hint = next_command(run, await self._store.outcomes.unknown(run.id))
         with contextlib.suppress(UsageError) if self._left_at is not None else contextlib.nullcontext():  # the terminal may have gone

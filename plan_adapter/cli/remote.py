@@ -8,7 +8,17 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from plan_adapter.cli import output
-from plan_adapter.cli.answers import DECISION_WORDS, AnswerOptions, Place, confirm, must_be_bound, other_content, proofs, refuse_unnamed
+from plan_adapter.cli.answers import (
+    DECISION_WORDS,
+    AnswerOptions,
+    Place,
+    approval_decision,
+    confirm,
+    must_be_bound,
+    other_content,
+    proofs,
+    refuse_unnamed,
+)
 from plan_adapter.cli.approval_state import age, time_left
 from plan_adapter.cli.asking import is_at_terminal
 from plan_adapter.cli.codes import ExitCode, UsageError
@@ -19,7 +29,7 @@ from plan_adapter.engine.connection import Server, use_server
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.gates.terminal import gate_summary
 from plan_adapter.readable import call_name, means_item
-from plan_adapter.record import LEAST_ID_CHARACTERS, ApprovalRequest, Decision, GatePolicy, Resolution
+from plan_adapter.record import LEAST_ID_CHARACTERS, ApprovalRequest, Decision, GatePolicy
 
 if TYPE_CHECKING:
     from plan_adapter.engine.gate_forms import OpenForm
@@ -56,7 +66,7 @@ async def answer_remotely(place: Place, words: AnswerOptions, settings: "Setting
 
         form = _the_one(await open_forms(), place, None if show else words)
         page = server.run_url(form.flow_run_id)
-        command = _command(form, words.decision)
+        command = _command(form) if form.kind == "outcome" else _command(form, approval_decision(words))
         if not show and not place.is_of(form.approval_digest):
             raise NotApprovedError(other_content(place, form, command, was_asked=None, api=True))
         is_named = form.step_id is None or place.step is not None or show or place.digest is not None
@@ -197,6 +207,5 @@ def _step(form: "OpenForm") -> str:
     return call_name(str(form.step_id), form.item, form.label, kind=form.call_kind)
 
 
-def _command(form: "OpenForm", decision: Decision | Resolution = "approve") -> str:
-    changes = " --changes --note …" if decision == "request_changes" else ""
-    return answer_command(form, verb="approve" if decision == "approve" else "reject", api=True) + changes
+def _command(form: "OpenForm", decision: Decision = "approve") -> str:
+    return answer_command(form, decision, api=True)

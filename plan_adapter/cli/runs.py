@@ -55,9 +55,13 @@ async def runs(
         raise UsageError(f"`plan runs list` takes no run; `plan show {run}` shows one, `plan runs verify {run}` verifies it")
     if limit < 1:
         raise UsageError("--limit is at least 1")
-    async with open_store(Settings()) as store:
+    from plan_adapter.runs.approval import end_expired  # imports SQLAlchemy
+
+    settings = Settings()
+    async with open_store(settings) as store:
+        await end_expired(store)
         found = await store.runs(limit=limit, status=_status(status), name=name)
-        statuses = {} if json else await statuses_of(found, store)
+        statuses = {} if json else await statuses_of(found, store, settings)
     if json:
         for one in found:
             output.json_line(run_json(one, steps=False))

@@ -125,13 +125,14 @@ async def _find(source: str) -> "ExecutionPlan | ShownRun":
 
     if source == STDIN or source.startswith(STORED) or _looks_like_a_file(source):
         return await plan_of(source)
-    async with open_store(Settings()) as store:
+    settings = Settings()
+    async with open_store(settings) as store:
         try:
             run = await end_overdue(await store.run(source), store)
             attempts = await store.attempts(run.id)
             receipts = await store.receipts(run.id)
             earlier, calls = _earlier_steps(run, attempts, receipts), calls_of(run, attempts, receipts)
-            return ShownRun(await approval_state_of(run, store), code_changes(attempts), calls, earlier)
+            return ShownRun(await approval_state_of(run, store, settings), code_changes(attempts), calls, earlier)
         except RunConflictError as no_run:
             if not is_stored(source):
                 raise UsageError(f"`{source}` is not a file, and {no_run}") from no_run

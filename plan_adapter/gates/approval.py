@@ -177,6 +177,11 @@ def refusal(rules: GatePolicy, *, by: str, known_by: str, decision: Decision) ->
     return None
 
 
+def no_approver(rules: GatePolicy) -> str | None:
+    """Return why nobody at all may answer under this gate policy, or None."""
+    return _why_none(rules.excluded_by) if rules.approvers == () or rules.known_by == () else None
+
+
 def refuse_operation(plan: ExecutionPlan, policy: EffectivePolicy, *, by: str, operation: Operation) -> None:
     """Return if `by` is allowed to perform `operation` on runs of `plan`; raise NotApprovedError otherwise.
 

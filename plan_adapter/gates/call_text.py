@@ -9,6 +9,7 @@ from plan_adapter.gates.text import (
     EFFECTS_SHOWN,
     FEWEST,
     HEIGHT,
+    IRREVERSIBLE,
     Values,
     description_section,
     digests_section,
@@ -76,7 +77,7 @@ def _danger(effect: Effect, undo: RollbackPreview | None, *, or_fails: bool) -> 
         return f"It {'reads' if effect == 'read' else '**writes**'}. It is undone {when}, as described below."
     if effect == "read":
         return "It reads and changes nothing."
-    return f"**It writes{', can be repeated safely,' if effect == 'idempotent_write' else ''} and cannot be undone.**"
+    return f"**It writes{', can be repeated safely,' if effect == 'idempotent_write' else ''} and {IRREVERSIBLE}.**"
 
 
 def _tries(step: Step, timeout_ms: int) -> str:

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from plan_adapter.commands import answer_command
 from plan_adapter.gates.approval import answer_to, os_user, refusal
-from plan_adapter.gates.text import without_picture
+from plan_adapter.gates.text import IRREVERSIBLE, without_picture
 from plan_adapter.readable import call_name, moment, one_line, visible
 from plan_adapter.record import Answer, Approval, ApprovalRequest, Resolution
 
@@ -164,8 +164,6 @@ def _nothing() -> None:
 
 
 SHOWN_LINES = 50
-ALWAYS_SHOWN = "cannot be undone"
-"""Lines with these words are always shown."""
 DIGESTS = "\n### Digests\n"
 
 
@@ -175,7 +173,7 @@ def gate_summary(request: ApprovalRequest) -> str:
     lines, is_approval = list(_compact(text)), request.kind == "approval"
     shown, rest = lines[:SHOWN_LINES], lines[SHOWN_LINES:]
     if rest:
-        shown += [line for line in rest if ALWAYS_SHOWN in line.casefold()]
+        shown += [line for line in rest if IRREVERSIBLE in line.casefold()]
         command = f", as does `plan approve {request.run_id} --show`" if is_approval else ""
         shown.append(f"… {len(rest)} more lines; v shows all of it{command}")
     if not lines:

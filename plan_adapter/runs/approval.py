@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Collection
 from dataclasses import fields, replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol, assert_never, runtime_checkable
 
 from plan_adapter.draft_text import origin_lines
 from plan_adapter.errors import NotApprovedError, RunConflictError
@@ -78,12 +78,18 @@ async def approve_run(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> App
             return None
         if await why_stale(answer, bound.validated.plan, run, keeper.store, keeper.run_request.settings) is not None:
             continue  # another process accepted it under another policy: ask again
-        if answer.decision == "approve":
-            return await _used(bound, run, answer, keeper)
-        if answer.decision == "reject":
-            return await end_rejected(run, answer, keeper.store)
-        if keeper.has_answered(bound.approval_digest) and not keeper.run_request.asks_in_form:  # else this never ends
-            raise NotApprovedError(f"{answer.by} asks for changes: {answer.note}; submit a new version with `plan revise {run.id} FILE`")
+        match answer.decision:
+            case "approve":
+                return await _used(bound, run, answer, keeper)
+            case "reject":
+                return await end_rejected(run, answer, keeper.store)
+            case "request_changes":
+                if keeper.has_answered(bound.approval_digest) and not keeper.run_request.asks_in_form:  # else this never ends
+                    raise NotApprovedError(
+                        f"{answer.by} asks for changes: {answer.note}; submit a new version with `plan revise {run.id} FILE`"
+                    )
+            case _:
+                assert_never(answer.decision)
 
 
 async def open_detached(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: Settings) -> Gate:

@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Literal
+from typing import Literal, assert_never
 
 from plan_adapter.commands import names, resolve_command, resume_asked, resume_command, rollback_command
 from plan_adapter.execution.rollback_status import aborted_steps, after_abort, after_aborted_rollback
@@ -197,21 +197,24 @@ async def _answered(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[F
         answer = await store.gates.answer_to(gates[-1].id)
         if answer is None or answer.approval_digest != run.approval_digest:
             continue
-        if answer.decision == "request_changes":
-            message, command = f"{one_line(answer.by)} asks for changes, and no process waits", f"plan revise {run.id} FILE"
-            yield Finding("answered", run.id, run.name, message, is_corrected=False, command=command)
-        elif answer.decision == "reject":
-            if await store.now() - answer.at > REACTION:
-                await end_rejected(run, answer, store)
-                await _resume_released(gates[-1], answer, with_prefect=with_prefect)
-                message = f"{one_line(answer.by)} rejected it while no process waited, so it has now ended as rejected"
-                yield Finding("answered", run.id, run.name, message, is_corrected=True)
-        else:
-            message = f"{one_line(answer.by)} approved it while no process waited"
-            if await _resume_released(gates[-1], answer, with_prefect=with_prefect):
-                yield Finding("answered", run.id, run.name, f"{message}: its deployment resumes it", is_corrected=True)
-            else:
-                yield Finding("answered", run.id, run.name, message, is_corrected=False, command=resume_asked(run))
+        match answer.decision:
+            case "request_changes":
+                message, command = f"{one_line(answer.by)} asks for changes, and no process waits", f"plan revise {run.id} FILE"
+                yield Finding("answered", run.id, run.name, message, is_corrected=False, command=command)
+            case "reject":
+                if await store.now() - answer.at > REACTION:
+                    await end_rejected(run, answer, store)
+                    await _resume_released(gates[-1], answer, with_prefect=with_prefect)
+                    message = f"{one_line(answer.by)} rejected it while no process waited, so it has now ended as rejected"
+                    yield Finding("answered", run.id, run.name, message, is_corrected=True)
+            case "approve":
+                message = f"{one_line(answer.by)} approved it while no process waited"
+                if await _resume_released(gates[-1], answer, with_prefect=with_prefect):
+                    yield Finding("answered", run.id, run.name, f"{message}: its deployment resumes it", is_corrected=True)
+                else:
+                    yield Finding("answered", run.id, run.name, message, is_corrected=False, command=resume_asked(run))
+            case _:
+                assert_never(answer.decision)
 
 
 async def _answered_step(run: PlanRun, store: PlanStore) -> Finding | None:

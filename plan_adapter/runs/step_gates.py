@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from plan_adapter.errors import NotApprovedError, RunConflictError
 from plan_adapter.execution.cancellation import Stop
@@ -158,9 +159,15 @@ class CallGates:
     async def _outcome(self, closed: Gate, call: GatedCall) -> Approval | GateRefusal | None:
         keeper, answer = self.keeper, await self.keeper.store.gates.answer_to(closed.id)
         if closed.end == "answered" and answer is not None:
-            if answer.decision == "reject":
-                return _refused(answer)
-            return answer if await self._counts(answer) else None
+            match answer.decision:
+                case "reject":
+                    return _refused(answer)
+                case "approve":
+                    return answer if await self._counts(answer) else None
+                case "request_changes":
+                    return None
+                case _:
+                    assert_never(answer.decision)
         if closed.end == "expired":
             message = f"{no_answer(closed)} at the gate of `{closed.step_id}`"
             return GateRefusal(RunReason.EXPIRED, message, ends_run=closed.rules.expires == "reject")

@@ -49,8 +49,8 @@ OPERATOR_REQUEST_KINDS: dict[OperatorRequestKind, AuditKind] = {
     "rollback": "rollback_requested",
 }
 
-_DECISIONS: dict[Any, AuditKind] = {"approve": "approved", "reject": "rejected", "request_changes": "changes_requested"}
-_GATE_ENDS: dict[Any, AuditKind] = {
+DECISION_ENTRIES: dict[Any, AuditKind] = {"approve": "approved", "reject": "rejected", "request_changes": "changes_requested"}
+GATE_END_ENTRIES: dict[Any, AuditKind] = {
     "expired": "gate_expired",
     "cancelled": "gate_cancelled",
     "superseded": "gate_superseded",
@@ -58,7 +58,7 @@ _GATE_ENDS: dict[Any, AuditKind] = {
     "again": "gate_resolved",
     "abort": "gate_resolved",
 }
-_STEP_ENDS: dict[Any, AuditKind] = {"completed": "step_completed", "failed": "step_failed", "skipped": "step_skipped"}
+STEP_END_ENTRIES: dict[Any, AuditKind] = {"completed": "step_completed", "failed": "step_failed", "skipped": "step_skipped"}
 
 
 class Entry(NamedTuple):
@@ -112,7 +112,7 @@ def of_receipt(row: Plain) -> Entry:
 
 def of_step(row: Plain) -> Entry:
     """Return the entry for the end of a step."""
-    kind = _STEP_ENDS.get(row["status"], "step_failed")
+    kind = STEP_END_ENTRIES.get(row["status"], "step_failed")
     message = _optional(row["error"] or row["reason"])
     return Entry(_text(row["completed_at"]), kind, _text(row["step_id"]), message=message, row_digest=row_digest("step_runs", row))
 
@@ -121,7 +121,7 @@ def of_approval(row: Plain) -> Entry:
     """Return the entry for an answer, at a gate or without one."""
     note = _optional(row["note"] or None)
     if row["gate_id"] is None:
-        return _about_approval(row, _DECISIONS.get(row["decision"], "rejected"), _text(row["at"]), note)
+        return _about_approval(row, DECISION_ENTRIES.get(row["decision"], "rejected"), _text(row["at"]), note)
     return _about_approval(row, "gate_answered", _text(row["at"]), _text(row["decision"]) + (f": {note}" if note else ""))
 
 
@@ -137,7 +137,7 @@ def of_gate(row: Plain) -> Entry:
 
 def of_gate_end(row: Plain) -> Entry:
     """Return the entry for a gate that was closed without an approval or a rejection."""
-    kind = _GATE_ENDS.get(row["end"], "gate_cancelled")
+    kind = GATE_END_ENTRIES.get(row["end"], "gate_cancelled")
     return _about_gate(row, kind, _text(row["closed_at"]), _text(row["end"]) if kind == "gate_resolved" else None, is_open=False)
 
 

@@ -15,7 +15,7 @@ from plan_adapter.gates.approval import os_user
 from plan_adapter.plan import new_id
 from plan_adapter.record import Gate, GatePolicy
 from plan_adapter.runs.session import RunRequest
-from plan_adapter.runs.start import execute_plan
+from plan_adapter.runs.start import create_run, execute_plan
 from plan_adapter.store.store import PlanStore
 from plan_adapter.validation import bind_inputs, validate
 from tests.cli.conftest import Plan, Said, digest_of
@@ -277,15 +277,37 @@ def test_a_raised_effect_is_shown_first(plan: Plan) -> None:
     assert said.run["changes"] == ["! EFFECT RAISED: step greet read → write"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "status", "hint"),
+    [
+        (NEEDS_APPROVAL, "nobody was asked", "nobody has been asked yet: `plan resume {} --offline` asks for the approval"),
+        ({}, "needs no approval", "the plan needs no approval, but no process is running it: `plan resume {} --offline`"),
+    ],
+    ids=["needs approval", "needs none"],
+)
+def test_a_run_whose_process_died_before_its_gate_says_what_it_waits_for(
+    plan: Plan, fields: dict[str, Any], status: str, hint: str
+) -> None:
+    async def create() -> str:
+        bound = bind_inputs(validate(load_plan(document(GREET, **fields)), ToolRegistry([greet])), {})
+        async with PlanStore() as store:
+            return (await create_run(bound, store, RunRequest())).id
+
+    run_id = asyncio.run(create())
+    assert f"({status}, not resumed yet)" in plan("runs").out
+    assert hint.format(run_id).replace(" --offline", "") in plan("show", run_id).err
+
+
 def test_a_revision_is_a_file_or_an_edit(plan: Plan) -> None:
     run_id = waiting(plan)
     assert "give the new version as a file or in words, or use --edit" in plan("revise", run_id).err
     assert "--edit needs a terminal" in plan("revise", run_id, "--edit").err
 
 
-def test_a_gate_that_nobody_waits_at_expires_when_it_is_listed(plan: Plan) -> None:
+@pytest.mark.parametrize("verb", ["gates", "runs"])
+def test_a_gate_that_nobody_waits_at_expires_when_it_is_listed(plan: Plan, verb: str) -> None:
     run_id = waiting(plan, options={"require_approval": True, "approval_timeout_ms": 1})
-    assert plan("gates", "--json").lines == []
+    assert [line["status"] for line in plan(verb, "--json").lines] == ([] if verb == "gates" else ["cancelled"])
     run = plan("show", run_id, "--json").run
     assert (run["status"], run["reason"]) == ("cancelled", "expired")
     said = plan("approve", run_id)

@@ -118,3 +118,23 @@ def test_the_preview_shows_which_gates_the_policy_adds(plan: Plan) -> None:
     assert plan("policy", "set", written(gate_effects=["write"], allow_unapproved=False)).code == 0
     (after,) = plan("preview", path, "--json").lines
     assert [(shown["steps"][0]["gate"], shown["requires_approval"]) for shown in (before, after)] == [(False, False), (True, True)]
+
+
+def test_a_run_whose_approval_a_stricter_policy_refuses_is_not_shown_as_approved(plan: Plan) -> None:
+    run_id = plan("run", document(GREET, **NEEDS_APPROVAL), "--offline", "--json", *TOOLS).run["id"]
+    assert plan("approve", run_id).code == 0
+    assert "(approved, not resumed yet)" in plan("runs").out
+    assert plan("policy", "set", written(approvers=["ana"])).code == 0
+    assert "pending_approval (the approval no longer counts)" in plan("runs").out
+    shown = plan("show", run_id).err
+    assert shown == (
+        f"the approval by {ME} no longer counts: {ME} may not answer here; only ana may; `plan resume {run_id} --offline` asks again\n"
+    )
+
+
+def test_a_gate_at_which_nobody_may_answer_is_reported_as_such(plan: Plan) -> None:
+    assert plan("policy", "set", written(approvers=["ana"])).code == 0
+    run_id = plan("run", document(GREET, **NEEDS_APPROVAL, approval={"approvers": ["bo"]}), "--offline", "--json", *TOOLS).run["id"]
+    assert plan("show", run_id).err == (
+        f"nobody may answer: the plan and the policy contradict each other; `plan cancel {run_id}` ends the run\n"
+    )

@@ -38,4 +38,4 @@ def test_a_runbook_fits_the_schema(name: str) -> None:
 
 
 def test_the_schema_beside_the_runbooks_is_current() -> None:
-    assert json.loads(SCHEMA.read_text(encoding="utf-8")) == plan_schema(), "write it again: plan schema deployments/plan.schema.json"
+    assert json.loads(SCHEMA.read_text(encoding="utf-8")) == plan_schema(), "`make generated` writes it again"

@@ -1,6 +1,7 @@
 """Plans as hypothesis makes them: every field, any text that a document may carry, any JSON in the author's own fields."""
 
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from plan_adapter.plan import ApprovalPolicy, Concurrency, ExecutionOptions, ExecutionPlan, Input, Rollback, Step
 
@@ -43,13 +44,27 @@ def optional(strategy: st.SearchStrategy) -> st.SearchStrategy:
     return st.none() | strategy
 
 
-rollbacks = st.builds(Rollback, tool_name=ids, parameters=mappings)
-steps = st.builds(
+def every_field(model: type[BaseModel], **strategies: st.SearchStrategy) -> st.SearchStrategy:
+    """Instances of `model`. A field without a strategy is an error, so that a new field is tested."""
+    assert strategies.keys() == model.model_fields.keys(), strategies.keys() ^ model.model_fields.keys()
+    return st.fixed_dictionaries(strategies).map(
+        lambda fields: model(**{key: value for key, value in fields.items() if key != "id" or value})
+    )
+
+
+types = st.sampled_from(["string", "integer", "number", "boolean", "array", "object"])
+effects = st.sampled_from(["read", "idempotent_write", "write"])
+names = st.lists(texts, max_size=2)
+tags = st.lists(ids, max_size=2)
+rollbacks = every_field(Rollback, tool_name=ids, parameters=mappings)
+steps = every_field(
     Step,
     id=ids,
     tool_name=optional(texts),
     goal=optional(texts),
     description=texts,
+    label=optional(ids),
+    tags=tags,
     for_each=optional(texts),
     parameters=mappings,
     input=texts,
@@ -61,55 +76,67 @@ steps = st.builds(
     retry_backoff=st.floats(1, 10),
     retry_jitter=st.floats(0, 1),
     timeout_ms=optional(milliseconds),
-    effect=st.sampled_from([None, "read", "idempotent_write", "write"]),
+    effect=optional(effects),
     isolation=isolations,
     on_error=st.sampled_from([None, "stop", "continue"]),
     requires_approval=st.booleans(),
     rollback=optional(rollbacks),
-    tools=st.lists(texts, max_size=2),
+    rollback_failed=st.booleans(),
+    tools=names,
     max_rounds=optional(st.integers(1, 50)),
     metadata=mappings,
 )
-inputs = st.builds(
+inputs = every_field(
     Input,
-    type=st.sampled_from(["string", "integer", "number", "boolean", "array", "object"]),
+    type=types,
     description=texts,
     default=values,
     enum=optional(st.lists(values, max_size=3)),
     pattern=optional(texts),
     min_length=optional(milliseconds),
+    max_length=optional(milliseconds),
     minimum=optional(floats),
+    maximum=optional(floats),
+    items=optional(types),
 )
-options = st.builds(
+options = every_field(
     ExecutionOptions,
     require_approval=st.booleans(),
+    auto_approve=st.booleans(),
+    approval_timeout_ms=milliseconds,
     allow_parallel=st.booleans(),
     max_parallel_steps=st.integers(1, 20),
     stop_on_error=st.booleans(),
+    continue_on_error=st.booleans(),
+    step_timeout_ms=milliseconds,
     total_timeout_ms=milliseconds,
 )
-
-
-def _plan(fields: dict[str, object]) -> ExecutionPlan:
-    return ExecutionPlan(**{key: value for key, value in fields.items() if key != "id" or value})  # type: ignore[arg-type]
-
-
-plans = st.builds(
-    _plan,
-    st.fixed_dictionaries(
-        {
-            "id": st.just("") | ids,
-            "name": texts,
-            "description": texts,
-            "inputs": st.dictionaries(ids.map(lambda name: name.replace("-", "_")), inputs, max_size=2),
-            "options": options,
-            "steps": st.lists(steps, max_size=3),
-            "finally_": st.lists(steps, max_size=1),
-            "concurrency": optional(st.builds(Concurrency, key=texts)),
-            "approval": optional(st.builds(ApprovalPolicy, approvers=st.lists(texts, max_size=2), release=st.booleans())),
-            "isolation": isolations,
-            "outputs": mappings,
-            "metadata": mappings,
-        }
-    ),
+approvals = every_field(
+    ApprovalPolicy,
+    approvers=names,
+    operators=names,
+    self_approval=st.booleans(),
+    known_by=st.lists(st.sampled_from(["ssh_signature", "totp", "os_user", "form", "unverified"]), max_size=2),
+    effects=st.lists(effects, max_size=2),
+    expires=st.sampled_from(["reject", "skip"]),
+    release=st.booleans(),
+    remind_after_ms=milliseconds,
+)
+plans = every_field(
+    ExecutionPlan,
+    version=st.just(1),
+    id=st.just("") | ids,
+    name=texts,
+    description=texts,
+    inputs=st.dictionaries(ids.map(lambda name: name.replace("-", "_")), inputs, max_size=2),
+    options=options,
+    steps=st.lists(steps, max_size=3),
+    finally_=st.lists(steps, max_size=1),
+    concurrency=optional(every_field(Concurrency, key=texts, when_busy=st.sampled_from(["refuse", "queue", "cancel_older"]))),
+    approval=optional(approvals),
+    isolation=isolations,
+    on_failure=optional(st.just("replan")),
+    tags=tags,
+    outputs=mappings,
+    metadata=mappings,
 )

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -15,8 +15,8 @@ from sqlalchemy import Connection, create_engine, text
 
 from plan_adapter.errors import RunConflictError, StoreError
 from plan_adapter.plan import PlanStatus, StepStatus
-from plan_adapter.record import PlanRun
-from plan_adapter.store import digests
+from plan_adapter.record import Decision, GateEnd, PlanRun, Resolution
+from plan_adapter.store import digests, entries
 from plan_adapter.store.export import document_of
 from plan_adapter.store.outcomes import ResolutionRecord
 from plan_adapter.store.store import PlanStore
@@ -403,3 +403,9 @@ def test_a_time_is_the_same_text_whatever_its_zone():
     at = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)
     assert digests.instant_text(at) == digests.instant_text(at.astimezone(ZoneInfo("Asia/Shanghai"))) == "2026-11-21T09:30:00.000000Z"
     assert digests.instant_of(digests.instant_text(at)) == at
+
+
+def test_every_decision_and_every_end_of_a_gate_and_a_step_has_a_kind_of_entry() -> None:
+    assert entries.DECISION_ENTRIES.keys() == set(get_args(Decision))
+    assert entries.GATE_END_ENTRIES.keys() == {*get_args(get_args(GateEnd)[0]), *get_args(Resolution)} - {"answered"}
+    assert entries.STEP_END_ENTRIES.keys() == {status.value for status in StepStatus if status.has_ended}

@@ -275,7 +275,7 @@ class Operations:
             if run.completed_at is not None or not is_running or left <= 0:
                 break
             await self.store.changed(min(left, LOOK_SECONDS))
-        state = await approval_state_of(run, self.store)
+        state = await approval_state_of(run, self.store, self.settings)
         return run_output(
             state, is_mine=self._is_mine(run), is_running=is_running, failure=None if was_running else self.workers.failure(run_id)
         )

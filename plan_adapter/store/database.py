@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import wraps
+from inspect import Signature, signature
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import URL, Connection
@@ -131,6 +132,7 @@ def reads(work: Callable[Concatenate[S, Connection, P], T]) -> "Callable[Concate
     async def transaction(part: S, *args: P.args, **kwargs: P.kwargs) -> T:
         return await part._database.read(lambda connection: work(part, connection, *args, **kwargs))  # pyright: ignore[reportPrivateUsage]
 
+    vars(transaction)["__signature__"] = _without_connection(work)
     return transaction
 
 
@@ -141,4 +143,12 @@ def writes(work: Callable[Concatenate[S, Connection, P], T]) -> "Callable[Concat
     async def transaction(part: S, *args: P.args, **kwargs: P.kwargs) -> T:
         return await part._database.write(lambda connection: work(part, connection, *args, **kwargs))  # pyright: ignore[reportPrivateUsage]
 
+    vars(transaction)["__signature__"] = _without_connection(work)
     return transaction
+
+
+def _without_connection(work: Callable[..., object]) -> Signature:
+    """Return the signature that callers see, for `help` and editors."""
+    whole = signature(work)
+    part, _, *others = whole.parameters.values()
+    return whole.replace(parameters=[part, *others])

@@ -1,4 +1,4 @@
-"""`RunLedger`: what processes record about the runs that they execute."""
+"""`RunLedger`: what processes record about the runs that they execute. Internal to this package."""
 
 from datetime import datetime
 from functools import partial

@@ -50,9 +50,17 @@ class PlanStore(StorePart):
     With a `tenant_id`, the store reads and writes only this tenant's rows. Without one, it sees the runs and contents of all tenants, and
     the names that were saved without a tenant.
 
-    Its parts: `ledger` is for processes that execute runs; `gates`, `outcomes`, `operator_requests` and `revisions` record what people
-    answer, resolve, request and revise; `standing`, `policy` and `codes` hold standing approvals, the policy and one-time codes; `drafts`
-    holds what models drafted.
+    Its parts, each with methods of its own:
+
+    - `gates`: where runs wait for answers.
+    - `outcomes`: the writes whose outcome is unknown, and what people say about them.
+    - `operator_requests`: requests outside gates, to skip steps or to roll back.
+    - `revisions`: the versions of runs' plans.
+    - `standing`: standing approvals.
+    - `policy`: the policy that holds for every run.
+    - `codes`: people's one-time codes.
+    - `drafts`: drafts of plans and their model calls.
+    - `ledger`: internal. Processes record the runs that they execute with it.
     """
 
     def __init__(self, url: str | None = None, *, tenant_id: str | None = None) -> None:

@@ -81,6 +81,10 @@ class UnknownOutcomeError(ToolError):
     """Raise this in a tool that began to write and cannot tell whether it finished. For a tool that only reads, it is a failure."""
 
 
+class DeploymentError(PlanAdapterError):
+    """A runbook that cannot be deployed, or a deployment that cannot be changed or found."""
+
+
 class ModelError(PlanAdapterError):
     """A language model gave no answer: its server is unreachable, refuses, or does not follow the protocol."""
 

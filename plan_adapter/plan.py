@@ -118,6 +118,7 @@ class Input(_Model):
     """One typed input of a plan. An input without a default is required."""
 
     type: InputType = Field(default="string", description="The type of the value.")
+    title: str = Field(default="", description="The name of the field in forms, in any language. The default is the name of the input.")
     description: str = Field(default="", description="What the input is for. Forms show it next to the field.")
     default: JsonValue = Field(default=None, description="The value if a run gives none. Without a default the input is required.")
     enum: list[JsonValue] | None = Field(default=None, description="The only values that are accepted.")

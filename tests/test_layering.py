@@ -40,13 +40,13 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "runner",
         "runbooks session",
         "cli blocks",
-        "flows",
+        "flows deployed",
     )
 )
 
 # Library -> the modules that may import it. A library that is not named here has no door yet.
 DOORS: dict[str, tuple[str, ...]] = {
-    "prefect": ("engine", "blocks", "flows", "tools.deployment"),
+    "prefect": ("engine", "blocks", "flows", "deployed", "tools.deployment"),
     "sqlalchemy": ("store", "tools.sql"),
     "alembic": ("store",),
     "yaml": ("documents",),

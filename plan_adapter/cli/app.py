@@ -36,7 +36,11 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
         Verb("schema", "Print the JSON Schema of plans, for editors"),
         Verb("tools", "List the tools that plans can use"),
     ),
-    "Run": (Verb("run", "Run a plan"),),
+    "Run": (
+        Verb("run", "Run a plan"),
+        Verb("deploy", "Deploy a runbook to Prefect, with a form and a schedule"),
+        Verb("undeploy", "Delete the deployment of a runbook"),
+    ),
     "Decide": (
         Verb("gates", "List the runs and steps that wait for an answer"),
         Verb("approve", "Approve a waiting run or step"),

@@ -40,6 +40,8 @@ class Server:
     pid: int | None = None
     password: str | None = field(default=None, repr=False)
     """The password of the local server. For any other server, Prefect's settings hold the credentials."""
+    password_file: Path | None = None
+    """The file that holds the password of the local server, as `PREFECT_API_AUTH_STRING` expects it."""
 
     @property
     def is_local(self) -> bool:
@@ -53,6 +55,10 @@ class Server:
         # Prefect's newer UI renders Mermaid and tables in forms. A deep link without /v2 opens the older UI.
         newer = "/v2" if self.is_local else _newer_ui(self.ui_url)
         return f"{self.ui_url}{newer}/runs/flow-run/{flow_run_id}"
+
+    def form_url(self, deployment_id: str) -> str | None:
+        """Return the URL of the form that starts a run of a deployment, or None if the UI's address is unknown."""
+        return None if self.ui_url is None else f"{self.ui_url}/deployments/deployment/{deployment_id}/run"
 
 
 def configured_api_url() -> str | None:

@@ -5,7 +5,7 @@ import inspect
 import json
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any, TypeAlias
 from uuid import UUID
@@ -106,6 +106,16 @@ def flow_of(validated: ValidatedPlan, body: FlowBody, *, with_inputs: bool = Tru
         log_prints=False,
         validate_parameters=False,  # the plan's own check reports every problem at once, with hints
     )
+
+
+def failing_flow(parameters: Iterable[str], error: PlanAdapterError) -> Flow[..., Any]:
+    """Return a flow with these parameters whose flow run ends as Failed with the message of `error`."""
+    plan = ExecutionPlan(description="", inputs={name: Input() for name in parameters})
+
+    async def fail(_inputs: dict[str, JsonValue], _flow_run_id: str) -> PlanRun:
+        raise error
+
+    return PlanFlow(_function(plan, fail), name="failed-to-load", persist_result=False, retries=0, validate_parameters=False)
 
 
 class PlanFlow(Flow[..., Any]):

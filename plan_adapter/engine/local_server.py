@@ -67,7 +67,14 @@ class LocalServerStatus:
         """Return the server that was found, healthy or not."""
         if self.api_url is None:
             return None
-        return Server(api_url=self.api_url, ui_url=self.ui_url, log_path=self.log_path, pid=self.pid, password=self.password)
+        return Server(
+            api_url=self.api_url,
+            ui_url=self.ui_url,
+            log_path=self.log_path,
+            pid=self.pid,
+            password=self.password,
+            password_file=self.password_file,
+        )
 
 
 def ensure_server(settings: Settings, *, notify: Notify) -> Server:

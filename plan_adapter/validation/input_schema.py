@@ -40,3 +40,13 @@ def _described(declared: Input) -> dict[str, JsonValue]:
     if not declared.is_required:
         schema["default"] = declared.default
     return schema
+
+
+def form_schema(inputs: Mapping[str, Input]) -> dict[str, JsonValue]:
+    """Return the schema of the form that starts a deployed runbook, as Prefect's UI reads it: in the order of the plan, with titles."""
+    properties: dict[str, JsonValue] = {
+        name: {**_described(declared), "title": declared.title or name, "position": position}
+        for position, (name, declared) in enumerate(inputs.items())
+    }
+    required: list[JsonValue] = [name for name, declared in inputs.items() if declared.is_required]
+    return {"title": "Parameters", "type": "object", "properties": properties, "required": required, "definitions": {}}

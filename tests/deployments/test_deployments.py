@@ -21,11 +21,22 @@ from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId, FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import DeploymentResponse
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import Scheduled
 
-from plan_adapter import ExecutionOptions, ExecutionPlan, PlanStatus, PlanStore, ToolRegistry, approve, dump_plan, load_plan
+from plan_adapter import (
+    ExecutionOptions,
+    ExecutionPlan,
+    PlanStatus,
+    PlanStore,
+    ToolRegistry,
+    approve,
+    dump_plan,
+    load_plan,
+)
 from plan_adapter.blocks import PlanStoreDatabase
 from plan_adapter.engine.connection import Server
+from plan_adapter.plan import ApprovalPolicy, Input
 from tests.agent.server import says, scripted
 
 T = TypeVar("T")
@@ -275,3 +286,81 @@ async def test_the_saved_block_shows_no_password(prefect_server: Server) -> None
     loaded = await PlanStoreDatabase.aload("shown-store")
     assert "hunter2" not in repr(loaded) + repr(loaded.get_store())
     assert loaded.url.get_secret_value() == secret
+
+
+def deploy_runbook(workplace: Workplace, plan: ExecutionPlan, folder: Path, **environment: str) -> str:
+    """Deploy a plan as a runbook from the command line, and return the name of its deployment."""
+    path = folder / "runbook.yaml"
+    path.write_text(dump_plan(plan), encoding="utf-8")
+    store = "env.PLAN_ADAPTER_DATABASE_URL={{ prefect.blocks.plan-store-database.plan-store.url }}"
+    command = [sys.executable, "-m", "plan_adapter.cli.app", "deploy", str(path), "--pool", POOL, "--job-variable", store]
+    ended = subprocess.run(command, env={**workplace.environment, **environment}, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.partition(":")[0]
+
+
+def page(name: str, url: str, **options: bool) -> ExecutionPlan:
+    """A runbook that asks for one page of the site."""
+    plan = ExecutionPlan(name=name, description=f"Ask for {url}", inputs={"who": Input(enum=["ana", "bo"])})
+    plan.options = ExecutionOptions(require_approval=options.get("asks", False))
+    plan.approval = ApprovalPolicy(release=True)
+    plan.add_step("http_get", "Ask", {"url": f"{url}?by=${{{{ inputs.who }}}}"})
+    return plan
+
+
+@pytest.mark.usefixtures("deployed")
+async def test_a_deployed_runbook_runs_with_the_inputs_of_its_form(
+    prefect_server: Server, workplace: Workplace, site: Site, tmp_path: Path
+) -> None:
+    name = deploy_runbook(workplace, page("form", f"{site.url}/form"), tmp_path)
+    async with get_client() as client:
+        deployment = await client.read_deployment_by_name(name)
+        with pytest.raises(PrefectHTTPStatusError, match="'eve' is not one of"):
+            await client.create_flow_run_from_deployment(deployment.id, parameters={"who": "eve"})
+        started = await client.create_flow_run_from_deployment(deployment.id, parameters={"who": "ana"})
+        flow_run = await when(lambda run: run.id == started.id and is_final(run), of_deployment(client, deployment), workplace.log)
+    assert flow_run.state is not None
+    assert flow_run.state.is_completed(), flow_run.state.message
+    assert "/form?by=ana" in site.asked
+
+
+@pytest.mark.usefixtures("deployed")
+async def test_a_run_that_waits_keeps_its_version_when_a_newer_one_is_deployed(
+    prefect_server: Server, workplace: Workplace, site: Site, tmp_path: Path
+) -> None:
+    name = deploy_runbook(workplace, page("versions", f"{site.url}/old", asks=True), tmp_path)
+    async with get_client() as client:
+        deployment = await client.read_deployment_by_name(name)
+        started = await client.create_flow_run_from_deployment(deployment.id, parameters={"who": "bo"})
+        await when(lambda run: run.id == started.id and run.state_name == "Suspended", of_deployment(client, deployment), workplace.log)
+        deploy_runbook(workplace, page("versions", f"{site.url}/new", asks=True), tmp_path)
+        async with PlanStore(workplace.store_url) as store:
+            run = await store.ledger.run_of_flow(str(started.id))
+        assert run is not None
+        approve_it = [sys.executable, "-m", "plan_adapter.cli.app", "approve", run.id, "--digest", run.approval_digest]
+        subprocess.run(approve_it, env=workplace.environment, check=True)
+        flow_run = await when(lambda run: run.id == started.id and is_final(run), of_deployment(client, deployment), workplace.log)
+    assert flow_run.state is not None
+    assert flow_run.state.is_completed(), flow_run.state.message
+    assert ("/old?by=bo" in site.asked, "/new?by=bo" in site.asked) == (True, False)
+
+
+@pytest.mark.usefixtures("deployed")
+async def test_a_worker_without_a_tool_says_which_and_where_it_was(prefect_server: Server, workplace: Workplace, tmp_path: Path) -> None:
+    (tmp_path / "acme_tools.py").write_text(
+        "from plan_adapter import tool\n\n@tool(effect='read')\ndef look(at: str) -> str:\n    '''Look.'''\n    return at\n"
+    )
+    plan = ExecutionPlan(name="tools", description="Look", options=ExecutionOptions(require_approval=False))
+    plan.add_step("look", "Look", {"at": "it"})
+    name = deploy_runbook(workplace, plan, tmp_path, PYTHONPATH=str(tmp_path), PLAN_ADAPTER_TOOLS="acme_tools:look")
+    async with get_client() as client:
+        deployment = await client.read_deployment_by_name(name)
+        started = await client.create_flow_run_from_deployment(deployment.id)
+        flow_run = await when(lambda run: run.id == started.id and is_final(run), of_deployment(client, deployment), workplace.log)
+    assert flow_run.state is not None
+    assert flow_run.state.is_failed()
+    message = flow_run.state.message or ""
+    assert "`look`" in message
+    assert (
+        "install the missing tools where the worker runs: when the runbook was deployed, `look` was in the module `acme_tools`" in message
+    )

@@ -89,6 +89,7 @@ steps = every_field(
 inputs = every_field(
     Input,
     type=types,
+    title=texts,
     description=texts,
     default=values,
     enum=optional(st.lists(values, max_size=3)),

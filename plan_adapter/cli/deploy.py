@@ -1,0 +1,329 @@
+"""`plan deploy`."""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from plan_adapter.cli import output
+from plan_adapter.cli.asking import is_at_terminal
+from plan_adapter.cli.codes import ExitCode, UsageError
+from plan_adapter.cli.daemon_thread import in_daemon_thread
+from plan_adapter.cli.foreground import begin_server
+from plan_adapter.cli.sources import STORED, input_texts, is_plan, open_store, plan_of, tools_of
+from plan_adapter.documents import read_file, read_mapping
+from plan_adapter.engine.connection import Server, use_server
+from plan_adapter.errors import InvalidPlanError
+from plan_adapter.gates.approval import os_user, requires_approval
+from plan_adapter.gates.terminal import Conversation
+from plan_adapter.problems import Problem
+from plan_adapter.readable import counted
+from plan_adapter.settings import Settings
+from plan_adapter.validation import validate
+
+if TYPE_CHECKING:
+    from plan_adapter.engine.deployments import Deployed, Deployer, RunbookDeployment, Schedule
+    from plan_adapter.gates.policy import EffectivePolicy
+    from plan_adapter.plan import ExecutionPlan
+    from plan_adapter.store.store import PlanStore
+    from plan_adapter.tools.registry import ToolRegistry
+    from plan_adapter.validation import ValidatedPlan
+
+_Kind: TypeAlias = Literal["cron", "interval", "rrule"]
+
+ENDINGS = (".yaml", ".yml", ".json")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_INTERVAL = re.compile(r"(\d+)\s*([smhd]?)")
+
+
+@dataclass(frozen=True, slots=True)
+class DeployOptions:
+    """The options of `plan deploy` that every deployment of one command gets. None keeps what a deployment has."""
+
+    inputs: dict[str, str]
+    schedule: "Schedule | None" = None
+    pool: str | None = None
+    queue: str | None = None
+    concurrency_limit: int | None = None
+    paused: bool | None = None
+    job_variables: dict[str, Any] | None = None
+    pull_steps: list[dict[str, Any]] | None = None
+
+
+def deploy(
+    source: str,
+    /,
+    *,
+    cron: str | None = None,
+    interval: str | None = None,
+    rrule: str | None = None,
+    time_zone: str | None = None,
+    input: list[str] | None = None,
+    inputs: Path | None = None,
+    pool: str | None = None,
+    work_queue: str | None = None,
+    concurrency_limit: int | None = None,
+    paused: bool = False,
+    tools: list[str] | None = None,
+    image: str | None = None,
+    job_variable: list[str] | None = None,
+    pull: Path | None = None,
+    dry_run: bool = False,
+    yes: bool = False,
+    json: bool = False,
+) -> int:
+    """Deploy a runbook, or every runbook in a folder, to Prefect: with a form for its inputs, and a schedule if you give one.
+
+    The plan is saved in the store, and each run of the deployment runs exactly that version. Deploy again after a change; runs that wait
+    keep their version. Options that you leave out keep the value that the deployment has. Workers need this package, the tools and the
+    store: set PLAN_ADAPTER_DATABASE_URL where they run, unless they run on this machine.
+
+    Args:
+        source: A plan document, the name of a stored plan, or a folder of plan documents.
+        cron: Start runs by this cron expression: `"0 3 * * *"`.
+        interval: Start runs at this interval: `15m`, `6h`, `1d`, or a number of seconds.
+        rrule: Start runs by this iCalendar rule.
+        time_zone: The time zone of the schedule, such as `Europe/Berlin`; default: UTC.
+        input: `name=value`, an input of scheduled runs and the value that the form starts with; may be repeated.
+        inputs: A JSON or YAML file of inputs; `--input` overrides it.
+        pool: The work pool; default: Prefect's own setting, else `plans`. A missing one is created as a process pool, after asking.
+        work_queue: The queue of the work pool.
+        concurrency_limit: How many runs of the deployment may run at once.
+        paused: Deploy it paused: its schedule starts nothing until somebody resumes it in Prefect.
+        tools: `package.module:name` of a tool or registry that workers import; may be repeated.
+        image: The image of the work pool's containers.
+        job_variable: `name=value`, a job variable of the work pool, or `env.NAME=value`; may be repeated.
+        pull: A YAML or JSON file with `pull`: a list of Prefect's pull steps, which fetch code before a run.
+        dry_run: Show what would change, and change nothing.
+        yes: Create a missing work pool without asking.
+        json: Print one JSON object per deployment.
+    """
+    schedule = _schedule(cron, interval, rrule, time_zone)
+    if schedule is not None and Path(source).is_dir():
+        raise UsageError("a folder has no schedule of its own: deploy the runbook that needs one by its file")
+    wanted = DeployOptions(
+        inputs=input_texts(input or [], inputs),
+        schedule=schedule,
+        pool=pool,
+        queue=work_queue,
+        concurrency_limit=concurrency_limit,
+        paused=paused or None,
+        job_variables=_job_variables(job_variable or [], image, tools or []),
+        pull_steps=None if pull is None else _pull_steps(pull),
+    )
+    plans = _plans_in(Path(source)) if Path(source).is_dir() else None
+    return asyncio.run(_deploy(source, plans, wanted, tools or [], is_dry=dry_run, yes=yes, as_json=json))
+
+
+async def _deploy(
+    source: str, plans: "list[ExecutionPlan] | None", wanted: DeployOptions, tools: list[str], *, is_dry: bool, yes: bool, as_json: bool
+) -> int:
+    settings = Settings()
+    pending = begin_server(settings, offline=False)
+    assert pending is not None
+    async with open_store(settings) as store:
+        if plans is None:
+            plans = [await plan_of(source if is_plan(source) or source.startswith(STORED) else f"{STORED}{source}", store)]
+        policy = await store.policy.effective(settings)
+        found = _checked(plans, policy, wanted, tools_of(tools))
+        server = await in_daemon_thread(pending.wait)
+        if server.is_local and settings.store_url.startswith("sqlite"):
+            found = [(validated, _with_store_of_this_machine(one, settings)) for validated, one in found]
+        with use_server(server):
+            done = await _apply(found, store, is_dry=is_dry, yes=yes, as_json=as_json)
+    _print(done, server, is_dry=is_dry, as_json=as_json)
+    if not as_json:
+        _print_notes(done, [validated for validated, _ in found], policy, server, settings, is_dry=is_dry)
+    return ExitCode.DONE
+
+
+def _with_store_of_this_machine(one: "RunbookDeployment", settings: Settings) -> "RunbookDeployment":
+    """Return the deployment for workers that share this machine's local server, and so its store."""
+    variables = dict(one.job_variables or {})
+    env = {"PLAN_ADAPTER_DATABASE_URL": settings.store_url, "PLAN_ADAPTER_ALLOW_LOCAL_STORE": "true", **variables.get("env", {})}
+    return replace(one, job_variables={**variables, "env": env})
+
+
+def _schedule(cron: str | None, interval: str | None, rrule: str | None, time_zone: str | None) -> "Schedule | None":
+    """Return the schedule of the options. Raises UsageError, DeploymentError."""
+    from plan_adapter.engine.deployments import Schedule, check_schedule  # imports Prefect
+
+    options: dict[_Kind, str | None] = {"cron": cron, "interval": interval, "rrule": rrule}
+    given: list[tuple[_Kind, str]] = [(kind, text) for kind, text in options.items() if text is not None]
+    if len(given) > 1:
+        raise UsageError(f"give one schedule: --{given[0][0]} or --{given[1][0]}")
+    if not given:
+        if time_zone is not None:
+            raise UsageError("--time-zone needs a schedule: --cron, --interval or --rrule")
+        return None
+    if time_zone is not None:
+        _check_time_zone(time_zone)
+    kind, text = given[0]
+    schedule = Schedule(kind, _interval(text) if kind == "interval" else text, time_zone)
+    check_schedule(schedule)
+    return schedule
+
+
+def _check_time_zone(name: str) -> None:
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise UsageError(f"`{name}` is not a time zone: write one such as `Europe/Berlin` or `Asia/Shanghai`") from None
+
+
+def _interval(text: str) -> timedelta:
+    found = _INTERVAL.fullmatch(text.strip())
+    if found is None or int(found[1]) == 0:
+        raise UsageError(f"`--interval {text}`: write a time such as `15m`, `6h`, `1d`, or a number of seconds")
+    return timedelta(seconds=int(found[1]) * _UNITS[found[2] or "s"])
+
+
+def _job_variables(given: Sequence[str], image: str | None, tools: Sequence[str]) -> dict[str, Any] | None:
+    variables: dict[str, Any] = {}
+    env: dict[str, str] = {"PLAN_ADAPTER_TOOLS": ",".join(tools)} if tools else {}
+    for pair in given:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(f"`--job-variable {pair}`: write --job-variable name=value")
+        if name.startswith("env."):
+            env[name.removeprefix("env.")] = value
+        else:
+            variables[name.strip()] = value
+    if image is not None:
+        variables["image"] = image
+    if env:
+        variables["env"] = env
+    return variables or None
+
+
+def _pull_steps(file: Path) -> list[dict[str, Any]]:
+    values, problems = read_mapping(file)
+    if values is None or problems:
+        raise InvalidPlanError(problems)
+    steps: Any = values.get("pull")
+    if not isinstance(steps, list):
+        raise UsageError(f"{file}: write `pull:` with a list of Prefect's pull steps, as in prefect.yaml")
+    return cast("list[dict[str, Any]]", steps)
+
+
+def _plans_in(folder: Path) -> "list[ExecutionPlan]":
+    """Return the plans of a folder's documents. Raises InvalidPlanError with the problems of all that cannot be read."""
+    files = sorted(path for path in folder.iterdir() if path.suffix in ENDINGS and not path.name.startswith("."))
+    if not files:
+        raise UsageError(f"the folder {folder} has no plan documents ({', '.join(ENDINGS)})")
+    read = [read_file(str(path)) for path in files]
+    problems = [problem for plan, found in read if plan is None for problem in found]
+    if problems:
+        raise InvalidPlanError(problems)
+    plans = [plan for plan, _ in read if plan is not None]
+    names = [plan.name for plan in plans]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UsageError(f"several plans in {folder} have the name {', '.join(f'`{name}`' for name in twice)}: a deployment needs its own")
+    return plans
+
+
+def _checked(
+    plans: "Sequence[ExecutionPlan]", policy: "EffectivePolicy", wanted: DeployOptions, tools: "ToolRegistry"
+) -> "list[tuple[ValidatedPlan, RunbookDeployment]]":
+    """Return each plan with its deployment. Raises InvalidPlanError with the problems of all plans."""
+    from plan_adapter.runbooks.deploy import runbook_deployment  # imports Prefect
+
+    found, problems = list[tuple["ValidatedPlan", "RunbookDeployment"]](), list[Problem]()
+    for plan in plans:
+        try:
+            validated = validate(plan, tools)
+            one = runbook_deployment(validated, policy, inputs=wanted.inputs, is_scheduled=wanted.schedule is not None)
+        except InvalidPlanError as error:
+            problems += error.problems
+            continue
+        one = replace(
+            one,
+            schedule=wanted.schedule,
+            pool=wanted.pool,
+            queue=wanted.queue,
+            concurrency_limit=wanted.concurrency_limit,
+            paused=wanted.paused,
+            job_variables=wanted.job_variables,
+            pull_steps=wanted.pull_steps,
+        )
+        found.append((validated, one))
+    if problems:
+        raise InvalidPlanError(problems)
+    return found
+
+
+async def _apply(
+    found: "Sequence[tuple[ValidatedPlan, RunbookDeployment]]", store: "PlanStore", *, is_dry: bool, yes: bool, as_json: bool
+) -> "list[Deployed]":
+    """Create the work pools, save the plans and deploy what differs. A dry run only compares."""
+    from plan_adapter.engine.deployments import deployer  # imports Prefect
+
+    async with deployer() as on_server:
+        planned = [await on_server.deploy(one, dry_run=True) for _, one in found]
+        if is_dry:
+            return planned
+        await _provide_pools([one.pool for one in planned if one.pool is not None], on_server, yes=yes, as_json=as_json)
+        for validated, _ in found:
+            await store.save(validated.plan, author=os_user())
+        pairs = zip(planned, (one for _, one in found), strict=True)
+        return [plan if plan.action == "unchanged" else await on_server.deploy(one) for plan, one in pairs]
+
+
+async def _provide_pools(names: Sequence[str], on_server: "Deployer", *, yes: bool, as_json: bool) -> None:
+    """Create the work pools that are missing, after asking. Raises UsageError if nobody can be asked, or says no."""
+    for name in await on_server.missing_pools(names):
+        if not yes:
+            how = f"`--yes` creates it as a process pool, and so does `prefect work-pool create {name} --type process`"
+            if as_json or not is_at_terminal():
+                raise UsageError(f"the work pool `{name}` does not exist: {how}")
+            answer = await Conversation().ask(
+                f"The work pool `{name}` does not exist. Create it as a process pool? [y]es, [n]o ", forget=True
+            )
+            if (answer or "").casefold() not in ("y", "yes"):
+                raise UsageError(f"nothing was deployed, because the work pool `{name}` does not exist: {how}")
+        await on_server.create_pool(name)
+        output.note(f"created the process work pool `{name}`")
+
+
+def _print(done: "Sequence[Deployed]", server: Server, *, is_dry: bool, as_json: bool) -> None:
+    for one in done:
+        form = None if one.deployment_id is None else server.form_url(one.deployment_id)
+        if as_json:
+            fields = {"deployment": one.name, "id": one.deployment_id, "action": one.action, "changes": list(one.changes)}
+            output.json_line({**fields, "pool": one.pool, "form": form, "dry_run": is_dry})
+            continue
+        what = f"would be {one.action}" if is_dry and one.action != "unchanged" else one.action
+        changes = f": {', '.join(one.changes)}" if one.changes else ""
+        output.line(f"{one.name}: {what}{changes}")
+        if form is not None and len(done) == 1:
+            output.line(f"form: {form}")
+
+
+def _print_notes(
+    done: "Sequence[Deployed]",
+    plans: "Sequence[ValidatedPlan]",
+    policy: "EffectivePolicy",
+    server: Server,
+    settings: Settings,
+    *,
+    is_dry: bool,
+) -> None:
+    if len(done) > 1:
+        counts = {action: sum(one.action == action for one in done) for action in ("created", "updated", "unchanged")}
+        output.note(f"{counted(len(done), 'runbook')}: " + ", ".join(f"{count} {action}" for action, count in counts.items() if count))
+    if is_dry:
+        return
+    waiting = [validated.plan.name for validated in plans if requires_approval(validated.plan, policy)]
+    if waiting:
+        output.note("each run waits for an approval; `plan standing add` approves scheduled runs in advance")
+    if not server.is_local and settings.store_url.startswith("sqlite"):
+        output.note(f"the store is a file of this machine ({settings.store_url}): workers elsewhere need PLAN_ADAPTER_DATABASE_URL")
+    address = f"PREFECT_API_URL={server.api_url} " if server.is_local else ""
+    if server.password_file is not None:
+        address = f'{address}PREFECT_API_AUTH_STRING="$(cat {server.password_file})" '
+    for pool in dict.fromkeys(one.pool for one in done if one.pool is not None):
+        output.note(f"`{address}prefect worker start --pool {pool}` starts a worker")

@@ -1,0 +1,56 @@
+"""The entrypoint of deployed runbooks: `plan_adapter.deployed.plan_<digest>` is the flow of the stored plan with that digest.
+
+A flow run that has a record, because it waited or is tried again, gets the plan of its record, even if a newer version is deployed by now.
+"""
+
+import asyncio
+import os
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from prefect import Flow
+
+from plan_adapter.engine.deployments import source_of_flow_run
+from plan_adapter.engine.flow import failing_flow
+from plan_adapter.errors import InvalidPlanError, PlanAdapterError, ToolDefinitionError
+from plan_adapter.readable import one_line
+from plan_adapter.runner import compile_plan
+from plan_adapter.settings import Settings
+from plan_adapter.store.store import PlanStore
+from plan_adapter.tools.registry import ToolRegistry
+from plan_adapter.validation import validate
+
+_NAME = re.compile(r"plan_([0-9a-f]{64})")
+
+
+def __getattr__(name: str) -> Flow[..., Any]:
+    named = _NAME.fullmatch(name)
+    if named is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with ThreadPoolExecutor(1) as thread:  # Prefect may load a flow where an event loop runs
+        return thread.submit(asyncio.run, _flow(named[1])).result()
+
+
+async def _flow(digest: str) -> Flow[..., Any]:
+    """Return the flow of the plan. If this worker cannot run it, the flow fails with the reason."""
+    plan, flow_run_id = None, os.environ.get("PREFECT__FLOW_RUN_ID")
+    try:
+        async with PlanStore(Settings().store_url) as store:
+            run = None if flow_run_id is None else await store.ledger.run_of_flow(flow_run_id)
+            plan = await store.get(digest if run is None else run.digest)
+        tools = ToolRegistry.from_settings(Settings().tools)
+        return compile_plan(validate(plan, tools), tools=tools)
+    except PlanAdapterError as error:
+        if flow_run_id is None:
+            raise
+        source = await source_of_flow_run(flow_run_id)
+        if isinstance(error, InvalidPlanError) and any(problem.code == "unknown-tool" for problem in error.problems):
+            error = ToolDefinitionError(f"{error}{_packages_needed(source.tool_packages)}")
+        return failing_flow(source.parameters, error)
+
+
+def _packages_needed(packages: Mapping[str, str]) -> str:
+    needs = ", ".join(f"`{one_line(tool)}` was in {one_line(package)}" for tool, package in packages.items())
+    return f"; install the missing tools where the worker runs: when the runbook was deployed, {needs}" if needs else ""

@@ -1,0 +1,92 @@
+"""A runbook as a Prefect deployment: its form, its description, and what a worker needs to run it."""
+
+from collections.abc import Mapping
+from importlib.metadata import packages_distributions, version
+
+from plan_adapter.engine.deployments import RunbookDeployment
+from plan_adapter.engine.flow import safe_name
+from plan_adapter.errors import InvalidPlanError
+from plan_adapter.gates.approval import gate_policy_of, requires_approval
+from plan_adapter.gates.policy import EffectivePolicy
+from plan_adapter.problems import Problem
+from plan_adapter.readable import code, listed, one_line, prose
+from plan_adapter.validation import ValidatedPlan
+from plan_adapter.validation.input_schema import form_schema
+from plan_adapter.validation.inputs import read_values
+
+ENTRYPOINT = "plan_adapter.deployed.plan_"
+"""The beginning of the entrypoint of every deployed runbook; the digest of the plan follows."""
+MOST_STEPS = 50
+"""How many steps the description of a deployment lists."""
+
+
+def runbook_deployment(
+    validated: ValidatedPlan, policy: EffectivePolicy, *, inputs: Mapping[str, str], is_scheduled: bool = False
+) -> RunbookDeployment:
+    """Return `validated`, which has to be in the store before anything runs, as a deployment of which only the plan is known.
+
+    `inputs` are texts: the values of every run that gives no others. Raises InvalidPlanError for values that do not fit, and for a schedule
+    that leaves a required input without a value.
+    """
+    plan = validated.plan
+    values, problems = read_values(plan.inputs, inputs, from_text=True)
+    problems = [_unscheduled(problem) for problem in problems if is_scheduled or problem.code != "missing-input"]
+    if problems:
+        raise InvalidPlanError(problems)
+    return RunbookDeployment(
+        name=safe_name(plan.name),
+        digest=validated.digest,
+        entrypoint=f"{ENTRYPOINT}{validated.digest}",
+        description=_description(validated, policy),
+        form=form_schema(plan.inputs),
+        tags=tuple(plan.tags),
+        tool_packages=_tool_packages(validated),
+        inputs={name: values[name] for name in inputs} if inputs else None,
+    )
+
+
+def _unscheduled(problem: Problem) -> Problem:
+    if problem.code != "missing-input":
+        return problem
+    message = f"{problem.message}, and a scheduled run asks nobody"
+    return Problem(problem.code, at=problem.at, message=message, hint=f"{problem.hint}, or a default in the plan")
+
+
+def _description(validated: ValidatedPlan, policy: EffectivePolicy) -> str:
+    """Return Markdown: what the plan does, its steps, and who approves."""
+    plan = validated.plan
+    steps = [
+        f"{number}. {code(step.id)} ({one_line(step.tool_name or '')}, {validated.tools[step.id].effect}): {prose(step.description)}"
+        for number, step in enumerate(plan.steps[:MOST_STEPS], start=1)
+    ]
+    if len(plan.steps) > MOST_STEPS:
+        steps.append(f"\n… and {len(plan.steps) - MOST_STEPS} more steps")
+    return "\n".join([prose(plan.description), "", "**Steps**", "", *steps, "", f"**Approval**: {_approval(validated, policy)}"])
+
+
+def _approval(validated: ValidatedPlan, policy: EffectivePolicy) -> str:
+    rules = gate_policy_of(validated.plan, policy, requested_by="")
+    who = "anyone" if rules.approvers is None else listed([one_line(name) for name in rules.approvers], 20) or "nobody"
+    gated = [code(step.id) for step in validated.plan.steps if validated.has_gate(step, gate_effects=policy.gate_effects)]
+    asks = f"asks again before {listed(gated, 20)}" if gated else ""
+    if requires_approval(validated.plan, policy):
+        return f"each run waits for {who}" + (f" and {asks}" if asks else "")
+    return f"a run {asks}; {who} may answer" if asks else "a run needs none"
+
+
+def _tool_packages(validated: ValidatedPlan) -> dict[str, str]:
+    """Return the package, with its version, that defines each tool that this package does not define itself."""
+    used = [*validated.tools.values(), *(rollback.tool for rollback in validated.rollbacks.values())]
+    modules = {tool.name: tool.source.__module__.partition(".")[0] for tool in used}
+    foreign = {name: module for name, module in modules.items() if module != "plan_adapter"}
+    if not foreign:
+        return {}
+    distributions = packages_distributions()
+    return {name: _package(module, distributions) for name, module in sorted(foreign.items())}
+
+
+def _package(module: str, distributions: Mapping[str, list[str]]) -> str:
+    if module not in distributions:
+        return f"the module `{module}`"
+    package = distributions[module][0]
+    return f"the package `{package}` {version(package)}"

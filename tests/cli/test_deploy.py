@@ -1,0 +1,164 @@
+"""`plan deploy` and `plan undeploy`: what they create in Prefect, what they leave alone, and what they refuse before anything changes."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import yaml
+from prefect import flow, get_client
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.flows import load_flow_from_entrypoint
+
+from plan_adapter.engine.connection import Server
+from tests.cli.conftest import Plan
+
+ASK: dict[str, Any] = {
+    "id": "ask",
+    "tool_name": "http_get",
+    "description": "Ask the node",
+    "parameters": {"url": "http://${{ inputs.host }}"},
+}
+WHO = {"type": "string", "title": "主机", "description": "The node to ask", "pattern": "^web-[0-9]+$"}
+TIMES = {"type": "integer", "default": 2, "minimum": 1, "enum": [1, 2, 3]}
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+
+def runbook(name: str, *steps: dict[str, Any], folder: Path = Path(), **fields: Any) -> Path:
+    """Write a runbook with the inputs `host` and `times`, and return its path."""
+    document = {"name": name, "description": "Ask a node", "inputs": {"host": WHO, "times": TIMES}, "steps": [ASK, *steps], **fields}
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(document, allow_unicode=True, sort_keys=False), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def name() -> str:
+    """A name of its own: the server is shared."""
+    return f"ask-{uuid4().hex[:8]}"
+
+
+def deployed(plan: Plan, *arguments: str | Path) -> dict[str, Any]:
+    """The line of `plan deploy`, which creates the work pool if it is missing."""
+    said = plan("deploy", *arguments, "--yes", "--json")
+    assert said.code == 0, said.err
+    return said.lines[0]
+
+
+def in_prefect(name: str) -> DeploymentResponse:
+    """The deployment as Prefect has it."""
+
+    async def read() -> DeploymentResponse:
+        async with get_client() as client:
+            return await client.read_deployment_by_name(f"{name}/{name}")
+
+    return asyncio.run(read())
+
+
+def test_a_runbook_is_deployed_with_a_form_and_deployed_again_nothing_changes(plan: Plan, name: str, prefect_server: Server) -> None:
+    path = runbook(name, tags=["web"], approval={"approvers": ["ana", "bo"]})
+    first = deployed(plan, path)
+    assert (first["action"], first["pool"], first["deployment"]) == ("created", "plans", f"{name}/{name}")
+    assert first["form"] == f"{prefect_server.ui_url}/deployments/deployment/{first['id']}/run"
+    found = in_prefect(name)
+    assert found.parameter_openapi_schema is not None
+    assert list(found.parameter_openapi_schema["properties"].values()) == [
+        {"type": "string", "pattern": "^web-[0-9]+$", "description": "The node to ask", "title": "主机", "position": 0},
+        {"type": "integer", "minimum": 1, "enum": [1, 2, 3], "default": 2, "title": "times", "position": 1},
+    ]
+    assert found.parameter_openapi_schema["required"] == ["host"]
+    assert (found.tags, found.enforce_parameter_schema, found.work_pool_name) == (["web"], True, "plans")
+    assert found.description == (
+        "Ask a node\n\n**Steps**\n\n1. `ask` (http_get, read): Ask the node\n\n**Approval**: each run waits for ana, bo"
+    )
+    again = deployed(plan, path)
+    assert (again["action"], again["changes"], again["id"]) == ("unchanged", [], first["id"])
+    assert in_prefect(name).updated == found.updated
+
+
+def test_a_change_names_what_differs_and_keeps_the_options_that_are_left_out(plan: Plan, name: str) -> None:
+    options = ("--cron", "0 3 * * *", "--time-zone", "Asia/Shanghai", "--input", "host=web-1", "--concurrency-limit", "1")
+    deployed(plan, runbook(name), *options, "--tools", "tests.cli.some_tools:greet", "--job-variable", "env.LANG=C.UTF-8")
+    before = in_prefect(name)
+    dry = plan("deploy", runbook(name, description="Ask it again"), "--dry-run")
+    assert dry.out.splitlines()[0] == f"{name}/{name}: would be updated: version, description"
+    assert in_prefect(name).version == before.version
+    changed = deployed(plan, runbook(name, description="Ask it again"))
+    assert (changed["action"], changed["changes"]) == ("updated", ["version", "description"])
+    after = in_prefect(name)
+    assert after.version != before.version
+    assert after.job_variables == before.job_variables == {"env": {"PLAN_ADAPTER_TOOLS": "tests.cli.some_tools:greet", "LANG": "C.UTF-8"}}
+    assert after.parameters == before.parameters == {"host": "web-1"}
+    assert after.global_concurrency_limit is not None
+    assert after.global_concurrency_limit.limit == 1
+    assert [(one.schedule.cron, one.schedule.timezone) for one in after.schedules] == [("0 3 * * *", "Asia/Shanghai")]  # type: ignore[union-attr]
+    assert plan("undeploy", name).out == f"{name}/{name}: deleted\n"
+    assert "Prefect has no deployment" in plan("undeploy", name).err
+
+
+def test_the_entrypoint_is_the_flow_of_exactly_the_deployed_version(plan: Plan, name: str) -> None:
+    deployed(plan, runbook(name))
+    entrypoint = in_prefect(name).entrypoint
+    assert entrypoint is not None
+    deployed(plan, runbook(name, description="Ask it again"))
+    found = load_flow_from_entrypoint(entrypoint)
+    assert (found.name, found.description, list(found.parameters.properties)) == (name, "Ask a node", ["host", "times"])
+
+
+def test_a_folder_is_deployed_as_a_whole_or_not_at_all(plan: Plan, name: str) -> None:
+    folder = Path(name)
+    folder.mkdir()
+    for number in range(3):
+        runbook(f"{name}-{number}", folder=folder)
+    (folder / "README.md").write_text("no plan")
+    said = plan("deploy", folder, "--yes")
+    assert said.out.splitlines() == [f"{name}-{number}/{name}-{number}: created" for number in range(3)]
+    assert "3 runbooks: 3 created\n" in said.err
+    assert "`prefect worker start --pool plans` starts a worker" in said.err
+    runbook(f"{name}-0", folder=folder, description="Ask it again")
+    runbook(f"{name}-3", {"id": "lost", "tool_name": "no_such_tool", "description": "Lost"}, folder=folder)
+    refused = plan("deploy", folder)
+    assert (refused.code, "no_such_tool" in refused.err, refused.out) == (2, True, "")
+    (folder / f"{name}-3.yaml").unlink()
+    assert "3 runbooks: 1 updated, 2 unchanged\n" in plan("deploy", folder).err
+
+
+def test_a_stored_plan_is_deployed_by_its_name(plan: Plan, name: str) -> None:
+    deployed(plan, runbook(name))
+    assert deployed(plan, name)["action"] == "unchanged"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--cron", "0 3 * * *"], "no value for `host` (The node to ask), and a scheduled run asks nobody"),
+        (["--cron", "every day", "--input", "host=web-1"], "the schedule `cron every day` is not valid"),
+        (["--interval", "soon"], "`--interval soon`: write a time such as `15m`"),
+        (["--interval", "15m", "--cron", "0 3 * * *"], "give one schedule: --cron or --interval"),
+        (["--time-zone", "Europe/Berlin"], "--time-zone needs a schedule"),
+        (["--cron", "0 3 * * *", "--time-zone", "Berlin"], "`Berlin` is not a time zone"),
+        (["--input", "host=db-1"], "^web-[0-9]+$"),
+        (["--input", "hots=web-1"], "the plan has no input `hots`"),
+        (["--job-variable", "image"], "write --job-variable name=value"),
+        (["--pool", "no-such-pool"], "the work pool `no-such-pool` does not exist: `--yes` creates it"),
+    ],
+)
+def test_what_cannot_be_deployed_is_refused_before_anything_changes(plan: Plan, name: str, arguments: list[str], reason: str) -> None:
+    said = plan("deploy", runbook(name), *arguments)
+    assert (said.code, reason in said.err) == (2, True), said.err
+    assert plan("undeploy", name).code == 2
+
+
+def test_a_deployment_that_somebody_else_made_is_left_alone(plan: Plan, name: str) -> None:
+    @flow(name=name)
+    def theirs() -> None: ...
+
+    async def deploy() -> None:
+        await (await theirs.to_deployment(name)).aapply()
+
+    asyncio.run(deploy())
+    for command in (("deploy", runbook(name)), ("undeploy", name)):
+        said = plan(*command)
+        assert (said.code, "`plan deploy` did not make" in said.err) == (2, True), said.err

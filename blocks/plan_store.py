@@ -2,7 +2,7 @@
 
 from plan_adapter.blocks import PlanStoreDatabase
 from plan_adapter.settings import Settings
-from plan_adapter.store.urls import is_local
+from plan_adapter.store.store import is_local
 
 NAME = "plan-store"
 

@@ -61,5 +61,5 @@ class PlanStoreDatabase(Block):
     tenant_id: str | None = Field(default=None, description="The only tenant whose rows can be read and written. Empty means all tenants.")
 
     def get_store(self) -> PlanStore:
-        """Return the store, not yet connected. Use it as an async context manager, or close it with `aclose`."""
+        """Return the store, not yet connected. Use it as an async context manager, or close it with `close`."""
         return PlanStore(self.url.get_secret_value(), tenant_id=self.tenant_id)

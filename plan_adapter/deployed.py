@@ -38,7 +38,7 @@ async def _flow(digest: str) -> Flow[..., Any]:
     plan, flow_run_id = None, os.environ.get("PREFECT__FLOW_RUN_ID")
     try:
         async with PlanStore(Settings().store_url) as store:
-            run = None if flow_run_id is None else await store.run_of_flow(flow_run_id)
+            run = None if flow_run_id is None else await store.ledger.run_of_flow(flow_run_id)
             plan = await store.get(digest if run is None else run.digest)
         tools = ToolRegistry.from_settings(Settings().tools)
         return compile_plan(validate(plan, tools), tools=tools)

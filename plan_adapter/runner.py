@@ -240,7 +240,7 @@ async def aresolve_step(
         kind: CallKind = "rollback" if rollback else "step"
         plan, doing = await opened.get(run.digest), f"`{one_line(call_name(step_id, None, kind=kind))}` is not resolved"
         await require_approver(plan, run, opened, settings, by=by, known_by=known_by, decision="reject", doing=doing)
-        await opened.resolve(run.id, step_id, ResolutionRecord(resolution, by, known_by, note, result), item=item, kind=kind)
+        await opened.outcomes.resolve(run.id, step_id, ResolutionRecord(resolution, by, known_by, note, result), item=item, kind=kind)
         return await opened.run(run.id)
 
 
@@ -282,12 +282,12 @@ async def arevise_run(
     async with opened_store(store, settings) as opened:
         run = await opened.run(run_id)
         await require_operator(await opened.get(run.digest), run, opened, settings, by=by, operation="revise")
-        if (await opened.history(run.id)).has_rollbacks:
+        if (await opened.ledger.history(run.id)).has_rollbacks:
             raise rolled_back(run)
         bound = in_folder(bind_inputs(validate(plan, tools), run.inputs), run.folder)
-        attended = any(gate.attended is not False for gate in await opened.gates(run_id=run.id))
-        revised = await opened.revise_run(run.id, bound.validated, bound.approval_digest, by=by, note=note)
-        if not attended and requires_approval(bound.validated.plan, await opened.effective_policy(settings)):
+        attended = any(gate.attended is not False for gate in await opened.gates.find(run_id=run.id))
+        revised = await opened.revisions.revise(run.id, bound.validated, bound.approval_digest, by=by, note=note)
+        if not attended and requires_approval(bound.validated.plan, await opened.policy.effective(settings)):
             await open_detached(bound, revised, opened, settings)
         return revised
 
@@ -312,7 +312,7 @@ async def draft_revision(
         run = await opened.run(run_id)
         plan = await opened.get(run.digest)
         await require_operator(plan, run, opened, settings, by=by, operation="revise")
-        history = await opened.history(run.id)
+        history = await opened.ledger.history(run.id)
         if history.has_rollbacks:
             raise rolled_back(run)
         await refuse_replanning(run, plan, history, opened)

@@ -47,14 +47,15 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     os.environ.update(config.stash[_before])
 
 
-_dialects: dict[str, Dialect] = {}
+_dialects: dict[tuple[str, str], Dialect] = {}
 _statements: dict[object, object] = {}
 
 
 @event.listens_for(Engine, "engine_connect")
 def _compile_each_statement_once(connection: Connection) -> None:
     """Share compiled statements among the engines of this process, because nearly every test opens its own store."""
-    connection.dialect = _dialects.setdefault(connection.dialect.name, connection.dialect)
+    dialect = connection.dialect
+    connection.dialect = _dialects.setdefault((dialect.name, dialect.driver), dialect)  # Prefect has another driver for SQLite
     connection.execution_options(compiled_cache=_statements)
 
 

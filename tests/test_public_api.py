@@ -1,7 +1,9 @@
 """What `from plan_adapter import …` offers, and what it costs."""
 
+import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -82,6 +84,30 @@ NAMES = [
     "validate",
 ]
 
+STORE_METHODS = [
+    "add_approval",
+    "approvals",
+    "attempts",
+    "audit",
+    "cancel",
+    "changed",
+    "close",
+    "export",
+    "get",
+    "names",
+    "now",
+    "patient",
+    "read_export",
+    "receipts",
+    "run",
+    "runs",
+    "save",
+    "upgrade",
+    "verify",
+    "versions",
+]
+STORE_PARTS = ["codes", "drafts", "gates", "operator_requests", "outcomes", "policy", "revisions", "standing"]  # beside the internal ledger
+
 HEAVY = (
     "prefect",
     "sqlalchemy",
@@ -112,6 +138,24 @@ def test_every_public_name_has_a_docstring_of_its_own(name: str) -> None:
     assert documented.__doc__ not in inherited, f"{name} only inherits its docstring"
 
 
+def test_the_store_has_these_methods_and_parts(tmp_path: Path) -> None:
+    store = plan_adapter.PlanStore(f"sqlite:///{tmp_path / 'plans.db'}")
+    methods = [name for name in public_of(store) if callable(getattr(store, name))]
+    assert methods == STORE_METHODS
+    assert set(public_of(store)) - set(methods) == {"label", "tenant_id", "ledger", *STORE_PARTS}
+
+
+@pytest.mark.parametrize("part", STORE_PARTS)
+def test_every_method_of_a_part_of_the_store_tells_callers_what_to_pass(tmp_path: Path, part: str) -> None:
+    store = plan_adapter.PlanStore(f"sqlite:///{tmp_path / 'plans.db'}")
+    assert f"- `{part}`: " in (plan_adapter.PlanStore.__doc__ or "")
+    for name in public_of(getattr(store, part)):
+        if name != "tenant_id":
+            method = getattr(getattr(store, part), name)
+            assert method.__doc__, f"{part}.{name} has no docstring"
+            assert "connection" not in inspect.signature(method).parameters, f"{part}.{name} asks for a connection"
+
+
 def test_an_unknown_name_is_an_attribute_error_that_names_it() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         plan_adapter.no_such_name  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
@@ -129,6 +173,11 @@ def test_building_a_plan_imports_no_heavy_library() -> None:
         "plan.add_step('fetch_page', 'Fetch it', {'url': 'http://127.0.0.1/'})\n"
     )
     assert heavy == set()
+
+
+def public_of(value: object) -> list[str]:
+    """Return the public attributes of `value`, sorted."""
+    return [name for name in dir(value) if not name.startswith("_")]
 
 
 def loaded_after(code: str) -> set[str]:

@@ -98,13 +98,13 @@ async def answer_here(place: Place, words: AnswerOptions, store: "PlanStore", se
     if words.decision == "approve" and (reason := await _why_cancelled(run, store, settings)) is not None:
         raise UsageError(f"too late to approve: run {run.id} was cancelled in Prefect: {reason}")
     request = request_of(gate)
-    policy = await store.effective_policy(settings)
+    policy = await store.policy.effective(settings)
     if gate.attended is False or policy.number is not None:
         rules = with_current_policy(gate.rules, await store.get(run.digest), policy)
         request = replace(request, rules=rules)
     is_named = gate.step_id is None or place.step is not None or place.digest is not None
     if not place.is_of(gate.approval_digest):
-        was_asked = any(place.is_of(one.approval_digest) for one in await store.gates(run_id=run.id, open_only=False))
+        was_asked = any(place.is_of(one.approval_digest) for one in await store.gates.find(run_id=run.id, open_only=False))
         raise await _refused(run.id, other_content(place, gate, command_of(gate, words), was_asked=was_asked), words, gate, store)
     if not is_named:
         refuse_unnamed(run.id, command_of(gate, words), is_asked=not as_json)
@@ -147,15 +147,16 @@ def must_be_bound(asked: Question, command: str, *, api: bool = False) -> str:
 
 async def _was_changed(gate: Gate, store: "PlanStore") -> bool:
     """Return whether this gate has asked about other content before, or the plan was revised."""
-    same = [one for one in await store.gates(run_id=gate.run_id, open_only=False) if (one.step_id, one.item) == (gate.step_id, gate.item)]
+    gates = await store.gates.find(run_id=gate.run_id, open_only=False)
+    same = [one for one in gates if (one.step_id, one.item) == (gate.step_id, gate.item)]
     if any(one.kind == "approval" and one.approval_digest != gate.approval_digest for one in same):
         return True
-    return gate.step_id is None and bool(await store.revisions(gate.run_id))
+    return gate.step_id is None and bool(await store.revisions.of_run(gate.run_id))
 
 
 async def _refused(run_id: str, reason: str, words: AnswerOptions, gate: Gate, store: "PlanStore") -> Exception:
     """Record the refusal in the audit log, and return it as an error."""
-    await store.note_refusal(
+    await store.ledger.note_refusal(
         run_id, f"{words.decision} is refused: {reason}", by=words.by or os_user(), step_id=gate.step_id, call_kind=gate.call_kind
     )
     return NotApprovedError(reason)
@@ -262,7 +263,7 @@ async def find_gate(place: Place, store: "PlanStore") -> tuple[PlanRun, Gate]:
         if not has_only_the_api(Settings()):
             raise
         raise UsageError(f"{error} in this machine's store; `--api` answers through Prefect's API instead") from error
-    open_gates = [gate for gate in await store.gates(run_id=run.id) if _fits(gate, place)]
+    open_gates = [gate for gate in await store.gates.find(run_id=run.id) if _fits(gate, place)]
     fitting = [gate for gate in open_gates if gate.kind == "approval"]
     of_plan = [gate for gate in fitting if gate.step_id is None]
     if not fitting and open_gates:
@@ -297,7 +298,7 @@ async def item_of(place: Place, run: PlanRun, store: "PlanStore") -> tuple[int |
     step_id = place.step or ""
     declared = recorded_items(await store.get(run.digest), run, step_id)  # also those that were not started
     labels = {item: label for item, label in enumerate(declared) if label is not None}
-    labels |= {item: label for (name, item), label in (await store.labels(run.id)).items() if name == step_id and item is not None}
+    labels |= {item: label for (name, item), label in (await store.ledger.labels(run.id)).items() if name == step_id and item is not None}
     number = place.item.removeprefix(":")
     by_number = int(number) - 1 if number.isdecimal() and number.isascii() else None
     by_label = next((item for item, label in labels.items() if label == place.item), None)
@@ -319,20 +320,20 @@ async def _why_none(run: PlanRun, place: Place, store: "PlanStore") -> str:
 
     if place.step is not None and place.step not in [step.id for step in run.steps]:
         return f"run {run.id} has no step `{place.step}`; steps: {', '.join(step.id for step in run.steps[:20])}"
-    gates = await store.gates(run_id=run.id, open_only=False)
+    gates = await store.gates.find(run_id=run.id, open_only=False)
     if place.step is not None and any(gate.step_id is None and gate.end is None for gate in gates):
         of_plan = next(gate for gate in gates if gate.step_id is None and gate.end is None)
         return f"step `{place.step}` of run {run.id} does not wait yet; the plan itself does: `{answer_command(of_plan)}`"
     if run.status in (PlanStatus.FAILED, PlanStatus.PARTIAL) and run.reason not in (RunReason.REJECTED, RunReason.EXPIRED):
-        return f"run {run.id} does not wait for an answer; it is {run.status}: {next_command(run, await store.unknown(run.id))}"
+        return f"run {run.id} does not wait for an answer; it is {run.status}: {next_command(run, await store.outcomes.unknown(run.id))}"
     closed = [gate for gate in gates if gate.end is not None and gate.kind == "approval" and _fits(gate, place)]
     if closed:
         try:  # a closed gate takes nothing, and says why
-            await store.answer_gate(closed[-1].id, answer_to(request_of(closed[-1]), decision="reject", by="", known_by="unverified"))
+            await store.gates.answer(closed[-1].id, answer_to(request_of(closed[-1]), decision="reject", by="", known_by="unverified"))
         except (RunConflictError, NotApprovedError) as error:
             if run.status is not PlanStatus.PENDING_APPROVAL:
                 return f"run {run.id}: {error}"
-            answer = await store.answer_to_gate(closed[-1].id)
+            answer = await store.gates.answer_to(closed[-1].id)
             is_changes = answer is not None and answer.decision == "request_changes"
             return f"run {run.id}: {error}; " + (after_changes(run) if is_changes else f"`{resume_asked(run)}` resumes it")
     if run.status is PlanStatus.PENDING_APPROVAL:
@@ -367,14 +368,14 @@ async def _given(
 
     try:
         approval = await _proved(proofs(words, request, settings), request, store, settings)
-        return await store.answer_gate(gate.id, approval), approval
+        return await store.gates.answer(gate.id, approval), approval
     except NotApprovedError as error:
         refusal = f"{words.decision} is refused: {error}"
-        await store.note_refusal(gate.run_id, refusal, by=words.by or os_user(), step_id=gate.step_id, call_kind=gate.call_kind)
+        await store.ledger.note_refusal(gate.run_id, refusal, by=words.by or os_user(), step_id=gate.step_id, call_kind=gate.call_kind)
         raise
     except RunConflictError as error:
         run = await end_overdue(await store.run(gate.run_id), store)
-        if (await store.gate(gate.id)).end == "superseded":
+        if (await store.gates.get(gate.id)).end == "superseded":
             raise await _refused(run.id, f"the content of the gate changed meanwhile: {error}", words, gate, store) from error
         raise RunConflictError(str(error), ended=run.reason) from error
 
@@ -398,7 +399,7 @@ def proofs(words: AnswerOptions, request: ApprovalRequest, settings: Settings) -
 
 
 async def _proved(answer: Answer, request: ApprovalRequest, store: "PlanStore", settings: Settings) -> Approval:
-    return await approval_from(answer, request, ProofContext(await store.effective_policy(settings), settings, store))
+    return await approval_from(answer, request, ProofContext(await store.policy.effective(settings), settings, store.codes))
 
 
 async def _end_rejected(run: PlanRun, approval: Approval, store: "PlanStore") -> None:
@@ -452,5 +453,5 @@ class CallerIdentity:
     async def proved(self, because: str, request: ApprovalRequest, store: "PlanStore", /) -> tuple[str, str | None]:
         """Return how they are known, and their signature if any. Raises NotApprovedError if the gate policy refuses the proof."""
         answer = proofs(replace(self.words, decision="approve", note=because), request, self.settings)
-        proof_context = ProofContext(await store.effective_policy(self.settings), self.settings, store)
+        proof_context = ProofContext(await store.policy.effective(self.settings), self.settings, store.codes)
         return await proved(answer, request, proof_context), answer.signature

@@ -114,16 +114,17 @@ async def approval_state_of(run: PlanRun, store: "PlanStore", settings: Settings
     from plan_adapter.runs.answers import why_stale  # imports SQLAlchemy
     from plan_adapter.runs.reconcile import hint_of
 
-    gates, answers, stopped = await store.gates(run_id=run.id), await store.approvals(run.id), await hint_of(run, store)
+    gates, answers, stopped = await store.gates.find(run_id=run.id), await store.approvals(run.id), await hint_of(run, store)
     used = {row.standing_id for row in answers if row.standing_id is not None}
-    standing = {one.id: one for one in await store.standing(include_ended=True) if one.id in used} if used else {}
-    labels = await store.labels(run.id) if any(row.item is not None for row in answers) else {}
-    state = ApprovalState(run, gates, answers, await store.revisions(run.id), await store.now(), offline, stopped, standing, labels)
+    standing = {one.id: one for one in await store.standing.find(include_ended=True) if one.id in used} if used else {}
+    labels = await store.ledger.labels(run.id) if any(row.item is not None for row in answers) else {}
+    revisions = await store.revisions.of_run(run.id)
+    state = ApprovalState(run, gates, answers, revisions, await store.now(), offline, stopped, standing, labels)
     if run.status is not PlanStatus.PENDING_APPROVAL or gates:
         return state
     plan = await store.get(run.digest)
     if state.answer is None:
-        return replace(state, is_needed=requires_approval(plan, await store.effective_policy(settings)))
+        return replace(state, is_needed=requires_approval(plan, await store.policy.effective(settings)))
     return replace(state, stale=await why_stale(state.answer, plan, run, store, settings))
 
 
@@ -131,7 +132,7 @@ async def statuses_of(runs: Sequence[PlanRun], store: "PlanStore", settings: Set
     """Return the status of each run by id, with what an unfinished run waits for."""
     gates = dict[str, list[Gate]]()
     if any(run.completed_at is None for run in runs):
-        for gate in await store.gates():
+        for gate in await store.gates.find():
             gates.setdefault(gate.run_id, []).append(gate)
     return {run.id: f"{run.status}{await _waits(run, gates.get(run.id, []), store, settings)}" for run in runs}
 

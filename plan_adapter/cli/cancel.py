@@ -54,7 +54,7 @@ async def cancel(
     if sign or code:
         raise UsageError("--sign, --code and --by prove who asks for a rollback: they go with --rollback")
     async with open_store(Settings()) as store:
-        is_left = all(gate.attended is False for gate in await store.gates(run_id=(await store.run(run, with_steps=False)).id))
+        is_left = all(gate.attended is False for gate in await store.gates.find(run_id=(await store.run(run, with_steps=False)).id))
         found = await acancel_run(run, reason=recorded, store=store)
         if is_left and found.status is PlanStatus.CANCELLED:
             await show_end(found.id, store, Settings())
@@ -82,12 +82,12 @@ async def _roll_back(run: str, reason: str, tools: list[str], words: AnswerOptio
         code = await foreground.complete(
             rollback_run(found, reason=reason, tools=registry, run_request=run_request, store=store, offline=offline)
         )
-        if await store.owner(found.id) is not None:
+        if await store.ledger.owner(found.id) is not None:
             output.note(f"{ASKED} and to roll back")
             return ExitCode.DONE
         if code == ExitCode.INTERRUPTED:
             return code
-        history = await store.history(found.id)
+        history = await store.ledger.history(found.id)
         plan = await store.get((await store.run(found.id, with_steps=False)).digest)  # that of the version that was approved
         left, unknown = units_to_roll_back(plan, history), aborted_steps(plan, history)
         if not left and not history.has_rollbacks:

@@ -48,7 +48,7 @@ async def code_with_rollbacks(run: "PlanRun", store: "PlanStore") -> ExitCode:
 
 async def has_unknown_rollback(run_id: str, store: "PlanStore") -> bool:
     """Return whether the outcome of any rollback of the run is unknown."""
-    return any(lost.kind == "rollback" for lost in await store.unknown(run_id))
+    return any(lost.kind == "rollback" for lost in await store.outcomes.unknown(run_id))
 
 
 def code_of_run(run: "PlanRun") -> ExitCode:

@@ -128,7 +128,7 @@ async def _deploy(
     async with open_store(settings) as store:
         if plans is None:
             plans = [await named_plan(source, store)]
-        policy = await store.effective_policy(settings)
+        policy = await store.policy.effective(settings)
         found = _checked(plans, policy, wanted, tools_of(tools))
         server = await in_daemon_thread(pending.wait)
         if server.is_local and settings.store_url.startswith("sqlite"):

@@ -24,11 +24,11 @@ async def enroll(person: str, /, *, force: bool = False, json: bool = False) -> 
         raise UsageError("NAME must be the name under which the person answers, without spaces around it")
     settings, (seed, uri), by = Settings(), new_seed(person), os_user()
     async with open_store(settings) as store:
-        replaced = await store.totp_seed(person) is not None
-        await store.refuse_enrolling(person, by=by)
+        replaced = await store.codes.seed(person) is not None
+        await store.codes.refuse_enrolling(person, by=by)
         if replaced and not force:
             await _confirm_replacing(person)
-        await store.add_totp_seed(person, seal(person, seed, settings), by=by, known_by="os_user", replaces=replaced)
+        await store.codes.enroll(person, seal(person, seed, settings), by=by, known_by="os_user", replaces=replaced)
         where = store.label
     if json:
         output.json_line({"person": person, "uri": uri, "replaced": replaced})

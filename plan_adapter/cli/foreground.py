@@ -176,7 +176,7 @@ class ForegroundRun:
         is_open, offline = run.status is PlanStatus.PENDING_APPROVAL, self._server is None
         hint = (await approval_state_of(run, self._store, Settings(), offline=offline)).hint() if is_open else None
         if hint is None and run.status is not PlanStatus.COMPLETED:
-            hint = next_command(run, await self._store.unknown(run.id))
+            hint = next_command(run, await self._store.outcomes.unknown(run.id))
         with contextlib.suppress(UsageError) if self._left_at is not None else contextlib.nullcontext():  # the terminal may have gone
             show_result(run, as_json=self._as_json, hint=hint)
         return (
@@ -206,7 +206,7 @@ class ForegroundRun:
         known = self._started or self._waiting
         if known is not None and self._interrupts == 1:
             output.note("cancelling the run; press Ctrl-C again to stop at once")
-            ending = self._store.request_cancel if self._started is not None else self._store.cancel
+            ending = self._store.ledger.request_cancel if self._started is not None else self._store.cancel
             self._request = asyncio.ensure_future(ending(known, INTERRUPTED[number]))
             self._request.add_done_callback(lambda done: task.cancel() if done.exception() is not None else None)
         elif not task.done() and self._interrupts <= 2:

@@ -43,7 +43,7 @@ async def gates(*, limit: int = 100, api: bool = False, json: bool = False) -> i
         return await list_remotely(settings, limit=limit, as_json=json)
     async with open_store(settings) as store:
         found, now = await _open_gates(store, settings), await store.now()
-        changes = await store.changes_asked() if found else {}
+        changes = await store.gates.changes_asked() if found else {}
     if not found and has_only_the_api(settings):
         from plan_adapter.cli.remote import list_remotely  # only for `--api`
 
@@ -56,12 +56,12 @@ async def _open_gates(store: "PlanStore", settings: Settings) -> "list[Gate]":
     """Return the open gates and the unknown outcomes that no process asks about, newest first, after closing expired gates."""
     from plan_adapter.runs.reconcile import unasked_outcomes  # imports SQLAlchemy
 
-    found, now = await store.gates(limit=MOST), await store.now()
+    found, now = await store.gates.find(limit=MOST), await store.now()
     if any(gate.is_over(now) for gate in found):
         from plan_adapter.runs.approval import end_expired  # imports SQLAlchemy
 
         await end_expired(store)
-        found = await store.gates(limit=MOST)
+        found = await store.gates.find(limit=MOST)
     unasked = await unasked_outcomes(store, settings, asked={gate.approval_digest for gate in found})
     return sorted([*found, *unasked], key=lambda gate: gate.opened_at, reverse=True)
 

@@ -64,7 +64,7 @@ async def _lines(run: PlanRun, store: "PlanStore", settings: Settings) -> tuple[
                 return found, f"Prefect at {server.api_url}"
         except NoServerError as error:
             output.note(f"plan: {error}")
-    labels = await store.labels(run.id)
+    labels = await store.ledger.labels(run.id)
     named = [(receipt, labels.get((receipt.step_id, receipt.item))) for receipt in await store.receipts(run.id)]
     lines = [line for receipt, label in named for line in _from_receipt(receipt, label)]
     return lines, "the receipts of its steps"

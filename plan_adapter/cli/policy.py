@@ -57,7 +57,7 @@ async def policy(
 
 
 async def _show(store: "PlanStore", *, with_all: bool, as_json: bool) -> int:
-    versions, problem = await store.policy_history()
+    versions, problem = await store.policy.history()
     for version in versions if with_all else versions[-1:]:
         if as_json:
             output.json_line({**_as_json(version), "problem": problem})
@@ -78,18 +78,18 @@ async def _set(file: str, store: "PlanStore", settings: Settings, *, sign: bool,
     from plan_adapter.gates.approval import os_user
     from plan_adapter.store.policies import NewPolicy
 
-    new, before = read_policy(file), await store.policy()
+    new, before = read_policy(file), await store.policy.current()
     me = os_user()
     who, number = by or me, 1 if before is None else before.number + 1
     known_by, signature = "os_user" if who == me else "unverified", None
     if code is not None:
         from plan_adapter.gates.totp import check  # only for `--code`
 
-        await check(who, code, codes=store, settings=settings)
+        await check(who, code, codes=store.codes, settings=settings)
         known_by = "totp"
     if sign:
         known_by, signature = "ssh_signature", await _signature(new, number, who, store, settings)
-    kept = await store.set_policy(NewPolicy(new, number, who, known_by, signature))
+    kept = await store.policy.set(NewPolicy(new, number, who, known_by, signature))
     if as_json:
         output.json_line(_as_json(kept))
         return ExitCode.DONE
@@ -112,7 +112,7 @@ async def _signature(new: Policy, number: int, by: str, store: "PlanStore", sett
     from plan_adapter.store.policies import signed_policy
 
     text = signed_policy(new, number)
-    allowed = allowed_signers(await store.effective_policy(settings))
+    allowed = allowed_signers(await store.policy.effective(settings))
     signature = sign(text, key=default_key(settings))
     await in_daemon_thread(lambda: signer(text, signature, allowed=allowed, by=by))
     return signature

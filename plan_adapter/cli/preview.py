@@ -105,7 +105,7 @@ async def _preview_resume(run: str, asked: ResumeOptions | None, *, tools: list[
     asked = asked or ResumeOptions()
     async with open_store(Settings()) as store:
         found = await end_overdue(await store.run(run), store)
-        recorded = await store.recorded(found.id)
+        recorded = await store.ledger.recorded(found.id)
         plan, history = recorded.plan, recorded.history
         await refuse_resume(found, store)
         work = resume_action(found, plan, history, recorded.kept, asked=asked)
@@ -117,7 +117,7 @@ async def _preview_resume(run: str, asked: ResumeOptions | None, *, tools: list[
             return _print_rollback(found.id, units_to_roll_back(plan, history), history.labels, as_json=as_json)
         validated = bound.validated
         changes, notices = await changes_of_tools(validated, found, store), await code_notices(validated, found, store)
-        unknown = {attempt.step_id for attempt in await store.unknown(found.id) if attempt.kind == "step"}
+        unknown = {attempt.step_id for attempt in await store.outcomes.unknown(found.id) if attempt.kind == "step"}
     choices = choices_of(found, validated, history, asked)
     shown = {step_id: ("unknown" if step_id in unknown and fate.kind == "run" else fate.kind) for step_id, fate in choices.items()}
     items = {step_id: _items(plan, found, step_id, history) for step_id, fate in choices.items() if fate.kind == "run"}

@@ -70,8 +70,8 @@ async def resolve(
         return await answer_remotely(place, words, settings, show=False, as_json=json)
     async with open_store(settings) as store:
         found = await _record(place, words, store, settings)
-        is_executed = await store.owner(found.id) is not None
-        unknown = [] if is_executed else await store.unknown(found.id)
+        is_executed = await store.ledger.owner(found.id) is not None
+        unknown = [] if is_executed else await store.outcomes.unknown(found.id)
         hint = await hint_of(found, store) if resolution == "abort" and not is_executed else None
     if json:
         output.json_line(run_json(found, steps=False))
@@ -101,13 +101,13 @@ async def _record(place: Place, words: AnswerOptions, store: "PlanStore", settin
     if not place.is_of(request.approval_digest):
         call = call_name(place.step, None, kind=place.kind)
         reason = f"you answered about {place.digest}, and another attempt of `{call}` waits now; `plan gates` lists what waits"
-        await store.note_refusal(
+        await store.ledger.note_refusal(
             run.id, f"{words.decision} is refused: {reason}", by=words.by or os_user(), step_id=place.step, call_kind=place.kind
         )
         raise NotApprovedError(reason)
     answer = proofs(words, request, settings)
     resolution = await resolution_by(answer, request, store, settings)
-    await store.resolve(run.id, place.step, resolution, item=item, kind=place.kind)
+    await store.outcomes.resolve(run.id, place.step, resolution, item=item, kind=place.kind)
     return await store.run(run.id)
 
 

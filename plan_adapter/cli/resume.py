@@ -115,20 +115,20 @@ async def _resume(
 
 async def _why_cancelled(run: PlanRun, store: "PlanStore") -> str:
     """Return why `run` was cancelled, and by whom as far as it is recorded: its message may be about a later `plan resolve`."""
-    if (asked := await store.cancel_request(run.id)) is not None:
+    if (asked := await store.ledger.cancel_request(run.id)) is not None:
         return asked
     aborted = next((receipt for receipt in reversed(await store.receipts(run.id)) if receipt.is_abort), None)
     if aborted is None:
         return run.message or "no reason was given"
     unit = (aborted.step_id, aborted.item)
-    return f"{aborted.by} recorded `abort` for `{call_name(*unit, (await store.labels(run.id)).get(unit), kind=aborted.kind)}`"
+    return f"{aborted.by} recorded `abort` for `{call_name(*unit, (await store.ledger.labels(run.id)).get(unit), kind=aborted.kind)}`"
 
 
 async def owner_of(run_id: str, store: "PlanStore") -> str | None:
     """Return which process owns the run or waits at its gate, in words; None if there is none."""
-    if (owner := await store.owner(run_id)) is not None:
+    if (owner := await store.ledger.owner(run_id)) is not None:
         return f"run {run_id} is owned by {owner}"
-    if (gate := next((gate for gate in await store.gates(run_id=run_id) if gate.attended), None)) is not None:
+    if (gate := next((gate for gate in await store.gates.find(run_id=run_id) if gate.attended), None)) is not None:
         return f"a process on this host waits for an answer about run {run_id}: `{answer_command(gate)}`"
     return None
 

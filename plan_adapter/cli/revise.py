@@ -72,12 +72,12 @@ async def revise(
             if new is None:
                 output.note(f"run {found.id} is unchanged")
                 return ExitCode.DONE if draft is None else ExitCode.FAILED
-            is_attended = any(gate.attended is not False for gate in await store.gates(run_id=found.id))
+            is_attended = any(gate.attended is not False for gate in await store.gates.find(run_id=found.id))
             why = note if draft is None else note_of(draft, note or words or "")
             revised = await arevise_run(found.id, new, tools=registry, by=os_user(), note=why, store=store)
         except RunConflictError as error:
             raise UsageError(str(error)) from error
-        is_asked = bool(await store.gates(run_id=revised.id))
+        is_asked = bool(await store.gates.find(run_id=revised.id))
     _print_changes(revised, difference_lines(old, new), draft, as_json=json)
     _print_next(revised, is_attended=is_attended, is_asked=is_asked)
     return ExitCode.DONE

@@ -96,7 +96,7 @@ async def _verify_run(run_or_file: str, *, as_json: bool) -> int:
     else:
         async with open_store(settings) as store:
             found, signed, run_id = await store.read_export(run_or_file, _examined)
-            policy = await store.effective_policy(settings)
+            policy = await store.policy.effective(settings)
     checked = [_checked(one, policy) for one in signed]
     bad = [line for line in checked if line["problem"] is not None]
     if as_json:

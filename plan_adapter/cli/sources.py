@@ -57,7 +57,7 @@ async def policy_of_store(settings: Settings) -> "EffectivePolicy":
     if settings.database_url is None and not (settings.home / "plans.db").exists():
         return effective_policy(settings)
     async with open_store(settings) as store:
-        return await store.effective_policy(settings)
+        return await store.policy.effective(settings)
 
 
 def drafting_tools_of(imports: Sequence[str], names: Sequence[str]) -> "ToolRegistry":
@@ -153,10 +153,10 @@ async def find_run(run_id: str, store: "PlanStore") -> "PlanRun":
         flow_run_id = _uuid(run_id)
         if flow_run_id is None:
             raise
-        of_flow = await store.run_of_flow(flow_run_id)
+        of_flow = await store.ledger.run_of_flow(flow_run_id)
         if of_flow is not None:
             return of_flow
-        shown = [gate for gate in await store.gates() if gate.flow_run_id == flow_run_id]
+        shown = [gate for gate in await store.gates.find() if gate.flow_run_id == flow_run_id]
         if not shown:
             raise
         return await store.run(shown[0].run_id)

@@ -106,11 +106,11 @@ async def _add(terms: Terms, words: AnswerOptions, settings: Settings, *, as_jso
     async with open_store(settings) as store:
         validated = validate(await plan_of(terms.plan, store), tools_of(terms.tools))
         try:
-            policy = await store.effective_policy(settings)
+            policy = await store.policy.effective(settings)
             standing = _signed(_standing(terms, words, validated, await store.now()), words, validated, settings, policy)
             if terms.in_file:
                 return _write(standing, terms, policy, as_json=as_json)
-            await store.add_standing(standing)
+            await store.standing.add(standing)
         except NotApprovedError as error:
             raise UsageError(str(error)) from error
     if as_json:
@@ -126,7 +126,7 @@ async def _list(settings: Settings, *, limit: int, with_ended: bool, as_json: bo
     if limit < 1:
         raise UsageError("--limit must be at least 1")
     async with open_store(settings) as store:
-        found, now = list(reversed(await store.standing(include_ended=with_ended)))[:limit], await store.now()
+        found, now = list(reversed(await store.standing.find(include_ended=with_ended)))[:limit], await store.now()
     if as_json:
         for standing in found:
             output.json_line(standing_json(standing))
@@ -143,7 +143,7 @@ async def _list(settings: Settings, *, limit: int, with_ended: bool, as_json: bo
 async def _revoke(beginning: str, settings: Settings, *, as_json: bool) -> int:
     """Revoke a standing approval: runs that start from now on cannot use it."""
     async with open_store(settings) as store:
-        revoked = await store.revoke_standing(beginning, by=os_user())
+        revoked = await store.standing.revoke(beginning, by=os_user())
     if as_json:
         output.json_line(standing_json(revoked))
     else:

@@ -83,7 +83,7 @@ _RESOLUTION_STATES: dict[str, Callable[[], State]] = {
 _UNANSWERED = {"expired": "nobody answered", "superseded": "a new version takes the place of what was asked about"}
 
 ApprovalOf: TypeAlias = Callable[[str], Awaitable[Approval | None]]
-"""Returns the answer that closed the gate with this id, as `PlanStore.answer_to_gate` does."""
+"""Returns the answer that closed the gate with this id, as `PlanStore.gates.answer_to` does."""
 
 
 async def ask_in_form(asking: Asking, *, poll_seconds: float = POLL_SECONDS, approval_of: ApprovalOf | None = None) -> None:

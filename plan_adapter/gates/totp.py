@@ -124,20 +124,20 @@ ISSUER = "prefect-plan-adapter"
 
 
 class CodeStore(Protocol):
-    """Stores the encrypted seeds and counts everybody's codes for all processes: a `PlanStore`."""
+    """Stores the encrypted seeds and counts everybody's codes for all processes: `PlanStore.codes`."""
 
-    async def totp_seed(self, person: str) -> str | None:
+    async def seed(self, person: str) -> str | None:
         """Return the newest seed of `person` as `seal` encrypted it, or None if there is none."""
         ...
 
-    async def try_code(self, name: str) -> float:
+    async def count_try(self, name: str) -> float:
         """Count a try and return 0.0, or return the seconds until the next try and count nothing.
 
-        A try counts as wrong until `use_code` follows.
+        A try counts as wrong until `use` follows.
         """
         ...
 
-    async def use_code(self, name: str, counter: int) -> bool:
+    async def use(self, name: str, counter: int) -> bool:
         """Return true once ever for each name and counter."""
         ...
 
@@ -159,16 +159,16 @@ async def check(person: str, code: str, *, codes: CodeStore, settings: Settings,
     Raises NotApprovedError, which says why the code is refused.
     """
     who, name = one_line(person), code_key(person)
-    sealed = await codes.totp_seed(person)
+    sealed = await codes.seed(person)
     if sealed is None:
         raise NotApprovedError(f"{who} has no one-time codes: set them up with `plan enroll {who}`")
     totp = TOTP(await asyncio.to_thread(unseal, person, sealed, settings), interval=STEP_SECONDS)
-    if wait := await codes.try_code(name):  # counted before the check, so that parallel tries cannot exceed the limit
+    if wait := await codes.count_try(name):  # counted before the check, so that parallel tries cannot exceed the limit
         raise NotApprovedError(f"too many wrong codes for {who}: try again in {duration(wait * 1000)}")
     counter = _counter(totp, code, time.time() if now is None else now)
     if counter is None:
         raise NotApprovedError(f"the code of {who} is wrong or has expired")
-    if not await codes.use_code(name, counter):
+    if not await codes.use(name, counter):
         raise NotApprovedError(f"this code of {who} was already used: wait for the next one")
     return counter
 

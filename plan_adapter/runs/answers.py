@@ -25,12 +25,12 @@ async def why_stale(answer: Approval, plan: ExecutionPlan, run: PlanRun, store: 
     """
     if answer.decision != "approve" or answer.gate_id is None or answer.used_at is not None:
         return None
-    policy = await store.effective_policy(settings)
+    policy = await store.policy.effective(settings)
     rules = gate_policy_of(plan, policy, requested_by=run.requested_by or "")
     if (reason := refusal(rules, by=answer.by, known_by=answer.known_by, decision=answer.decision)) is not None:
         return reason
     try:
-        await asyncio.to_thread(recheck, answer, await store.gate(answer.gate_id), policy)
+        await asyncio.to_thread(recheck, answer, await store.gates.get(answer.gate_id), policy)
     except NotApprovedError as error:
         return str(error)
     return None
@@ -64,14 +64,16 @@ class GateAnswers:
         Raises NotApprovedError if the answer is refused, and RunConflictError if another answer came first.
         """
         if gate.kind == "approval" or gate.step_id is None:
-            return await self.store.answer_gate(gate.id, await self._taken(answer, request))
-        await self.store.resolve(gate.run_id, gate.step_id, await self._resolution(answer, request), item=gate.item, kind=gate.call_kind)
-        return await self.store.gate(gate.id)
+            return await self.store.gates.answer(gate.id, await self._taken(answer, request))
+        await self.store.outcomes.resolve(
+            gate.run_id, gate.step_id, await self._resolution(answer, request), item=gate.item, kind=gate.call_kind
+        )
+        return await self.store.gates.get(gate.id)
 
     async def prove(self, approval: Approval, asked: ApprovalRequest | Gate) -> None:
         """Check the proof of identity in `approval`, which another process may have written. Raises NotApprovedError."""
         if approval.id not in self._verified:
-            await asyncio.to_thread(recheck, approval, asked, await self.store.effective_policy(self.settings))
+            await asyncio.to_thread(recheck, approval, asked, await self.store.policy.effective(self.settings))
             self._verified.add(approval.id)
 
     async def resolution_at(self, gate: Gate) -> Receipt | None:
@@ -102,8 +104,8 @@ class GateAnswers:
         return ResolutionRecord(answer.decision, answer.by, known_by, *redacted, digest=request.approval_digest, signature=answer.signature)
 
     async def _proof_context(self) -> ProofContext:
-        policy = await self.store.effective_policy(self.settings)
-        return ProofContext(policy, self.settings, self.store, (await self.store.now()).timestamp())
+        policy = await self.store.policy.effective(self.settings)
+        return ProofContext(policy, self.settings, self.store.codes, (await self.store.now()).timestamp())
 
     async def _with_current_policy(self, request: ApprovalRequest, policy: EffectivePolicy) -> ApprovalRequest:
         """Return `request` with the gate policy of today, if the store has a policy."""

@@ -40,13 +40,13 @@ MOST_PENDING = 200
 
 async def is_answered(bound: BoundPlan, store: PlanStore, run_request: RunRequest, *, run: PlanRun | None = None) -> bool:
     """Return whether the plan needs no approval, has an answer already (also at a gate of `run`), or has somebody to ask."""
-    if not requires_approval(bound.validated.plan, await store.effective_policy(run_request.settings)):
+    if not requires_approval(bound.validated.plan, await store.policy.effective(run_request.settings)):
         return True
     if run_request.approval is not None or run_request.approver is not None or run_request.asks_in_form:
         return True
     if run is not None and await _answer_to(run, bound, store, run_request.settings) is not None:
         return True
-    return await store.find_approval(bound.approval_digest, context=run_request.context) is not None
+    return await store.ledger.find_approval(bound.approval_digest, context=run_request.context) is not None
 
 
 async def not_approved(bound: BoundPlan, store: PlanStore, settings: Settings, *, run: PlanRun | None = None) -> NotApprovedError:
@@ -95,8 +95,8 @@ async def approve_run(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> App
 async def open_detached(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: Settings) -> Gate:
     """Open and return the gate of a run that no process waits at, ready for `plan approve`."""
     draft = await _gate_of(bound, run, store, settings)
-    gate = await store.open_gate(draft, timeout_ms=bound.validated.plan.options.approval_timeout_ms)
-    await store.leave_gate(gate.id)
+    gate = await store.gates.open(draft, timeout_ms=bound.validated.plan.options.approval_timeout_ms)
+    await store.gates.leave(gate.id)
     return gate
 
 
@@ -118,10 +118,10 @@ async def refuse_approver(bound: BoundPlan, store: PlanStore, run_request: RunRe
         return
     if await is_answered(bound, store, replace(run_request, approver=None), run=run):
         return
-    revisions = [] if run is None else await store.revisions(run.id)
+    revisions = [] if run is None else await store.revisions.of_run(run.id)
     requested_by = run_request.requested_by if run is None else run.requested_by or ""
     revised_by = revisions[-1].by if revisions else ""
-    policy = await store.effective_policy(run_request.settings)
+    policy = await store.policy.effective(run_request.settings)
     run_request.approver.check_policy(gate_policy_of(bound.validated.plan, policy, requested_by=requested_by, revised_by=revised_by))
 
 
@@ -129,7 +129,7 @@ async def end_overdue(run: PlanRun, store: PlanStore) -> PlanRun:
     """End the expired gates of `run` that no process waits at, and return the run as it is now."""
     if run.completed_at is not None:  # ending the run closed its gates
         return run
-    waiting = await store.gates(run_id=run.id)
+    waiting = await store.gates.find(run_id=run.id)
     now = await store.now() if waiting else None
     if now is None or not any(gate.is_over(now) for gate in waiting):
         return run
@@ -140,14 +140,14 @@ async def end_overdue(run: PlanRun, store: PlanStore) -> PlanRun:
 async def end_expired(store: PlanStore, *, run_id: str | None = None) -> None:
     """End the expired gates that no process waits at, of one run or of all runs, and the runs that end with them."""
     now = await store.now()
-    for gate in await store.gates(run_id=run_id):
+    for gate in await store.gates.find(run_id=run_id):
         if gate.is_over(now):
-            closed, run = await store.expire_gate(gate.id), await store.run(gate.run_id)
+            closed, run = await store.gates.expire(gate.id), await store.run(gate.run_id)
             if closed.end == "expired" and run.status is PlanStatus.PENDING_APPROVAL and await _ends_run(closed, run, store):
                 await end_unapproved(run, store, RunReason.EXPIRED, _unanswered(closed))
     waiting = await store.runs(limit=MOST_PENDING, status=PlanStatus.PENDING_APPROVAL) if run_id is None else [await store.run(run_id)]
     for run in waiting:
-        last = next(reversed([gate for gate in await store.gates(run_id=run.id, open_only=False) if gate.step_id is None]), None)
+        last = next(reversed([gate for gate in await store.gates.find(run_id=run.id, open_only=False) if gate.step_id is None]), None)
         is_over = last is not None and last.end == "expired" and last.approval_digest == run.approval_digest
         if last is not None and is_over and run.status is PlanStatus.PENDING_APPROVAL:  # expired by a late answer
             await end_unapproved(run, store, RunReason.EXPIRED, _unanswered(last))
@@ -169,7 +169,7 @@ def _unanswered(gate: Gate) -> str:
 async def end_unapproved(run: PlanRun, store: PlanStore, reason: RunReason, message: str) -> None:
     """Record that `run` ended before any step started."""
     run.transition(PlanStatus.CANCELLED, reason=reason, message=message, completed_at=await store.now())
-    await store.update_run(run)
+    await store.ledger.update(run)
 
 
 async def _found(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval | None:
@@ -180,9 +180,9 @@ async def _found(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval
         return answer
     if run_request.approval is not None:
         return await _fitting(run_request.approval, bound, run, keeper)
-    if not requires_approval(plan, await store.effective_policy(run_request.settings)):
+    if not requires_approval(plan, await store.policy.effective(run_request.settings)):
         return without_approval(bound, now=await store.now())
-    waiting = await store.find_approval(bound.approval_digest, context=_context_of(run))
+    waiting = await store.ledger.find_approval(bound.approval_digest, context=_context_of(run))
     if waiting is not None:
         return await _fitting(waiting, bound, run, keeper)
     return await use_standing_approval(bound, run, store, run_request)
@@ -214,9 +214,9 @@ def is_of_run(row: Approval, run: PlanRun) -> bool:
 
 async def _fitting(given: Approval, bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval:
     """Return `given`, an answer from before the run was created. Raises NotApprovedError if the gate policy refuses it."""
-    revisions = await keeper.store.revisions(run.id)
+    revisions = await keeper.store.revisions.of_run(run.id)
     revised_by = revisions[-1].by if revisions else ""
-    policy = await keeper.store.effective_policy(keeper.run_request.settings)
+    policy = await keeper.store.policy.effective(keeper.run_request.settings)
     rules = gate_policy_of(bound.validated.plan, policy, requested_by=run.requested_by or "", revised_by=revised_by)
     if given.decision == "request_changes":
         raise NotApprovedError(f"{given.by} asks for changes: {given.note}")
@@ -245,7 +245,7 @@ async def _asked(bound: BoundPlan, run: PlanRun, keeper: GateKeeper) -> Approval
     if closed.end == "expired":
         await end_unapproved(run, store, RunReason.EXPIRED, no_answer(closed))
         return None
-    answer = await store.answer_to_gate(closed.id)
+    answer = await store.gates.answer_to(closed.id)
     if closed.end == "answered" and answer is not None:
         return answer
     fresh = await store.run(run.id)
@@ -290,8 +290,8 @@ async def load_new_version(run: PlanRun, keeper: GateKeeper) -> BoundPlan:
 async def _gate_of(bound: BoundPlan, run: PlanRun, store: PlanStore, settings: Settings) -> Gate:
     """Return the plan gate of `run` to open, and record that the run waits. Its message names stale approvals."""
     plan = bound.validated.plan
-    answers, revisions = await store.approvals(run.id), await store.revisions(run.id)
-    policy = await store.effective_policy(settings)
+    answers, revisions = await store.approvals(run.id), await store.revisions.of_run(run.id)
+    policy = await store.policy.effective(settings)
     rules = gate_policy_of(plan, policy, requested_by=run.requested_by or "", revised_by=revisions[-1].by if revisions else "")
     changes, stale = await earlier_answers(await _answers(run, bound, store), plan, run, store, settings)
     await _keep_waiting(run, store, message="; ".join(stale) or None)
@@ -337,7 +337,7 @@ async def _keep_waiting(run: PlanRun, store: PlanStore, *, message: str | None) 
     as_it_waits = (PlanStatus.PENDING_APPROVAL, None, message, None)
     if run.flow_run_id is not None or (run.status, run.reason, run.message, run.completed_at) != as_it_waits:
         run.transition(PlanStatus.PENDING_APPROVAL, message=message)
-        await store.update_run(run)
+        await store.ledger.update(run)
 
 
 def gated_steps(bound: BoundPlan, policy: EffectivePolicy) -> Collection[str]:
@@ -351,7 +351,7 @@ async def _used(bound: BoundPlan, run: PlanRun, answer: Approval, keeper: GateKe
         approved = approved_plan(bound, replace(answer, expires_at=None), now=answer.used_at)
     else:
         approved = approved_plan(bound, replace(answer, expires_at=None) if answer.run_id == run.id else answer, now=await store.now())
-        used = await store.use_approval(answer, run_id=run.id)
+        used = await store.ledger.use_approval(answer, run_id=run.id)
     run.transition(PlanStatus.APPROVED)
     run.approved_at, run.approved_by = used.at, used.by
     return approved

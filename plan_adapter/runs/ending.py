@@ -66,9 +66,9 @@ async def _hidden_secrets(scope: RunScope) -> AsyncGenerator[None]:
 async def _keep_lease(scope: RunScope, store: PlanStore) -> None:
     """Renew the run's lease periodically, and stop the run if another process has taken it over."""
     while True:
-        await asyncio.sleep(store.lease_seconds / 4)
+        await asyncio.sleep(store.ledger.lease_seconds / 4)
         try:
-            await store.renew(scope.run.id)
+            await store.ledger.renew(scope.run.id)
         except LeaseLostError as error:
             scope.stop.set("cancelled", str(error))
             return
@@ -112,7 +112,7 @@ async def end_run(scope: RunScope, store: PlanStore, rollback: Rollback | None) 
     run.completed_at = run.updated_at = now
     run.total_duration_ms = round((now - (run.started_at or now)).total_seconds() * 1000)
     reached("before-end")
-    await store.update_run(run)
+    await store.ledger.update(run)
     reached("after-end")
     scope.notify("run_ended", message=run.message)
     await scope.call_hook(scope.hooks.on_plan_complete, run)
@@ -133,8 +133,8 @@ def _outputs(scope: RunScope) -> tuple[dict[str, JsonValue], str | None]:
 async def leave_waiting(run: PlanRun, store: PlanStore) -> None:
     """Record that `run`, with only step gates open, waits for answers without a process."""
     run.transition(PlanStatus.PENDING_APPROVAL, reason=run.reason, message=run.message)
-    await store.update_run(run)
-    if (reason := await store.cancel_request(run.id)) is not None:  # the request came after the last step checked for one
+    await store.ledger.update(run)
+    if (reason := await store.ledger.cancel_request(run.id)) is not None:  # the request came after the last step checked for one
         await store.cancel(run.id, reason)
         ended = (await store.run(run.id, with_steps=False)).completed_at
         run.transition(PlanStatus.CANCELLED, reason=RunReason.CANCELLED, message=reason, completed_at=ended)
@@ -143,6 +143,6 @@ async def leave_waiting(run: PlanRun, store: PlanStore) -> None:
 async def release_run(run: PlanRun, store: PlanStore) -> None:
     """Release a run that could not be ended here, so that another process can resume it."""
     try:
-        await store.release(run.id)
+        await store.ledger.release(run.id)
     except StoreError as error:
         log.info("run %s could not be released: %s", run.id, error)  # the caller gets the original store error

@@ -26,7 +26,7 @@ async def end_released(store: PlanStore) -> None:
     logged.
     """
     now = await store.now()
-    over = [gate for gate in await store.gates() if gate.rules.release and gate.is_over(now)]
+    over = [gate for gate in await store.gates.find() if gate.rules.release and gate.is_over(now)]
     if not over:
         return
     await end_expired(store)
@@ -43,7 +43,7 @@ def prefect_forms(flow_run_id: str, store: PlanStore, server: Server | None) -> 
 
     async def ask(asking: Asking) -> str | None:
         try:
-            await ask_in_form(asking, approval_of=store.answer_to_gate)
+            await ask_in_form(asking, approval_of=store.gates.answer_to)
         except GateCancelledError as error:
             return str(error)
         return None

@@ -49,7 +49,7 @@ class OpenGate:
             self._set(await self._answers.close(self.gate, answer, self.request))
         except NotApprovedError as error:
             message = f"{answer.decision} is refused: {error}"
-            await self._store.note_refusal(
+            await self._store.ledger.note_refusal(
                 self.gate.run_id, message, by=answer.by, step_id=self.gate.step_id, call_kind=self.gate.call_kind
             )
             if answer.channel == "form":  # at a terminal, the approver prints the refusal
@@ -57,7 +57,7 @@ class OpenGate:
                 notify(self._listener, Event("gate_refused", self._run, message=shown, gate=self.gate))
             return str(error)
         except RunConflictError as error:  # usually because another answer came first or the gate expired
-            self._set(await self._store.gate(self.gate.id))
+            self._set(await self._store.gates.get(self.gate.id))
             return None if self.closed.done() else str(error)
         return None
 
@@ -74,7 +74,7 @@ class OpenGate:
 
     async def shown(self, *, flow_run_id: str, keyset: str) -> None:
         """Record which flow run shows the form of this gate."""
-        await self._store.show_gate(self.gate.id, flow_run_id=flow_run_id, keyset=keyset)
+        await self._store.gates.show(self.gate.id, flow_run_id=flow_run_id, keyset=keyset)
         if flow_run_id not in (self._page, self._run.flow_run_id):
             self._page = flow_run_id
             gate = replace(self.gate, flow_run_id=flow_run_id, keyset=keyset)
@@ -86,9 +86,9 @@ class OpenGate:
         read_at, now = time.monotonic(), await store.now()
         over_at = None if self.gate.expires_at is None else read_at + (self.gate.expires_at - now).total_seconds()
         while not self.closed.done():
-            gate = await store.gate(self.gate.id)
+            gate = await store.gates.get(self.gate.id)
             if gate.end is None and over_at is not None and time.monotonic() >= over_at:
-                gate = await store.expire_gate(self.gate.id)
+                gate = await store.gates.expire(self.gate.id)
             if gate.end is not None:
                 self._set(gate)
                 return
@@ -109,7 +109,7 @@ class OpenGate:
 
     async def give_up(self) -> None:
         """Close the gate because nobody can answer it. If another process waits at it by now, stop waiting here only."""
-        gate = await self._store.close_gate(self.gate.id, "cancelled")
+        gate = await self._store.gates.close(self.gate.id, "cancelled")
         self._set(gate if gate.end is not None else replace(gate, end="cancelled"))
 
     async def stop_with(self, until: "asyncio.Future[None]") -> None:
@@ -125,9 +125,9 @@ class OpenGate:
 
     async def _close_with(self, approval: Approval) -> None:
         try:
-            gate = await self._store.answer_gate(self.gate.id, approval)
+            gate = await self._store.gates.answer(self.gate.id, approval)
         except RunConflictError:  # another answer came first, or the gate expired
-            gate = await self._store.gate(self.gate.id)
+            gate = await self._store.gates.get(self.gate.id)
         self._set(gate)
 
     def _set(self, gate: Gate) -> None:
@@ -181,7 +181,7 @@ class GateKeeper:
 
     async def open(self, gate: Gate, *, timeout_ms: int) -> Gate:
         """Open `gate` and return it. A gate left open by an earlier start is reused, with the approvers of the current policy."""
-        opened = await self.store.open_gate(gate, timeout_ms=timeout_ms)
+        opened = await self.store.gates.open(gate, timeout_ms=timeout_ms)
         reached("gate-opened")
         return replace(opened, rules=replace(opened.rules, approvers=gate.rules.approvers))
 
@@ -196,7 +196,7 @@ class GateKeeper:
             self._refused[gate.id] = str(error)
             return None
         except RunConflictError:  # the answer came too late
-            now = await self.store.gate(gate.id)
+            now = await self.store.gates.get(gate.id)
             return None if now.end is None else now
 
     async def ask(
@@ -233,7 +233,7 @@ class GateKeeper:
             await self._leave(gate)
             return closed
         reached("gate-answered")
-        answer = await self.store.answer_to_gate(closed.id)
+        answer = await self.store.gates.answer_to(closed.id)
         cancelled = await self._why_cancelled(closed) if closed.end == "cancelled" else None
         message = cancelled or closing_message(closed, answer, await self.answers.resolution_at(closed))
         await self._notify("gate_answered", closed, step, message)
@@ -246,14 +246,14 @@ class GateKeeper:
         if closed.end is not None or self.forms is None or self.forms.leave is None:
             return closed
         await self.forms.leave(self._waited_at(gate))
-        return await self.store.gate(gate.id)  # if it was answered in the meantime, only this process can act on it
+        return await self.store.gates.get(gate.id)  # if it was answered in the meantime, only this process can act on it
 
     def _waited_at(self, gate: Gate) -> OpenGate:
         listener, refused = self.run_request.listener, self._refused.pop(gate.id, None)
         return OpenGate(gate, self.run, self.store, self.answers, listener=listener, refused=refused)
 
     async def _why_cancelled(self, gate: Gate) -> str:
-        reason = await self.store.cancel_request(gate.run_id) or self.why_stopped()
+        reason = await self.store.ledger.cancel_request(gate.run_id) or self.why_stopped()
         return f"the run ends: {reason}" if reason else "the question was withdrawn: the run ends"
 
     @property
@@ -326,10 +326,10 @@ class GateKeeper:
 
     async def _leave(self, gate: Gate) -> None:
         """Record that this process stopped waiting at the gate. If a released run was answered at this moment, resume it."""
-        await self.store.leave_gate(gate.id)
-        answer = await self.store.answer_to_gate(gate.id)
+        await self.store.gates.leave(gate.id)
+        answer = await self.store.gates.answer_to(gate.id)
         if answer is not None and gate.rules.release and self.forms is not None:
-            await self.forms.resume_released(await self.store.gate(gate.id), answer)
+            await self.forms.resume_released(await self.store.gates.get(gate.id), answer)
 
     async def _notify(
         self, kind: Literal["gate_opened", "gate_answered"], gate: Gate, step: StepRun | None, message: str | None = None

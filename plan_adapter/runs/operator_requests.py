@@ -57,7 +57,7 @@ async def with_operator_requests(
         await record_operator_request("run_from", [asked.from_step], "", run, validated.plan, store, run_request)
     elif not new:
         return replace(history, choices=choices)
-    history = history.skipping(await store.skipped_steps(run.id))
+    history = history.skipping(await store.operator_requests.skipped_steps(run.id))
     return replace(history, choices=choices_of(run, validated, history, replace(asked, skipped={})))
 
 
@@ -77,18 +77,20 @@ async def record_operator_request(
     If `rollback_needs_approver`, the requester must be allowed to approve `plan`, with the proof of identity that it demands.
     Raises NotApprovedError, which is also written to the audit log. Raises RunConflictError if the run has changed in the meantime.
     """
-    policy = await store.effective_policy(run_request.settings)
+    policy = await store.policy.effective(run_request.settings)
     rules = gate_policy_of(plan, policy, requested_by=run.requested_by or "") if rollback_needs_approver else GatePolicy()
-    digest = await store.operator_request_digest_of(run.id, kind, steps)
+    digest = await store.operator_requests.digest_of(run.id, kind, steps)
     request = ApprovalRequest(digest, run.name, run.description, text="", run_id=run.id, rules=rules, operator_request=kind)
     identity, because = _identity(run_request), readable_words(because)
     try:
         known_by, signature = await identity.proved(because, request, store)
     except NotApprovedError as error:
         refused = f"{_REFUSED[kind]}: {error}"
-        await store.note_refusal(run.id, refused, by=identity.by, known_by=identity.channel, step_id=steps[0] if len(steps) == 1 else None)
+        await store.ledger.note_refusal(
+            run.id, refused, by=identity.by, known_by=identity.channel, step_id=steps[0] if len(steps) == 1 else None
+        )
         raise NotApprovedError(refused + _how_to_allow(kind, steps, run, rules, identity)) from error
-    run.updated_at = await store.record_operator_request(
+    run.updated_at = await store.operator_requests.record(
         run.id, OperatorRequest(kind, tuple(steps), because, identity.by, known_by, digest, signature)
     )
 

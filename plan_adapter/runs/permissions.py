@@ -16,9 +16,9 @@ async def require_operator(
 ) -> None:
     """Raise NotApprovedError if `by` is not allowed to do this with `run`. The refusal is written to the audit log."""
     try:
-        refuse_operation(plan, await store.effective_policy(settings), by=by, operation=operation)
+        refuse_operation(plan, await store.policy.effective(settings), by=by, operation=operation)
     except NotApprovedError as error:
-        await store.note_refusal(run.id, str(error), by=by)
+        await store.ledger.note_refusal(run.id, str(error), by=by)
         raise
 
 
@@ -29,9 +29,9 @@ async def require_approver(
 
     `doing` begins the error message.
     """
-    rules = gate_policy_of(plan, await store.effective_policy(settings), requested_by=run.requested_by or "")
+    rules = gate_policy_of(plan, await store.policy.effective(settings), requested_by=run.requested_by or "")
     if (why := refusal(rules, by=by, known_by=known_by, decision=decision)) is not None:
-        await store.note_refusal(run.id, f"{doing}: {why}", by=by, known_by=known_by)
+        await store.ledger.note_refusal(run.id, f"{doing}: {why}", by=by, known_by=known_by)
         raise NotApprovedError(f"{doing}: {why}")
 
 

@@ -34,7 +34,7 @@ async def advice_on(run: PlanRun, store: PlanStore) -> Advice | None:
     gone = ["its process is gone"] if is_gone else []
     if not _has_stopped(run):
         return None
-    if unknown := await store.unknown(run.id):
+    if unknown := await store.outcomes.unknown(run.id):
         first = unknown[0]
         called = names(dict.fromkeys(call_name(lost.step_id, None, kind=lost.kind) for lost in unknown))
         message = ", and ".join([*gone, f"whether {called} was done is unknown"])
@@ -48,8 +48,8 @@ async def unasked_outcomes(store: PlanStore, settings: Settings, *, asked: Colle
 
     `asked` contains the digests of the open gates. The gates returned are not in the store.
     """
-    policy, runs, found = await store.effective_policy(settings), dict[str, PlanRun](), list[Gate]()
-    for lost in await store.unknown_of_all():
+    policy, runs, found = await store.policy.effective(settings), dict[str, PlanRun](), list[Gate]()
+    for lost in await store.outcomes.unknown_of_all():
         digest = outcome_digest(lost.id)
         if lost.run_id not in runs:
             runs[lost.run_id] = await store.run(lost.run_id, with_steps=False)
@@ -89,7 +89,7 @@ async def hint_of(run: PlanRun, store: PlanStore) -> str | None:
         return f"{unknown_outcome.message}: {says}"
     if run.completed_at is None:
         return None
-    history = await store.history(run.id)
+    history = await store.ledger.history(run.id)
     if run.status is PlanStatus.CANCELLED and (units := aborted_steps(await store.get(run.digest), history)):
         return after_abort(run.id, units, history.labels, is_undone=history.has_rollbacks)
     left = list(history.rollbacks.aborted)
@@ -159,7 +159,7 @@ async def _cancelled(store: PlanStore) -> AsyncGenerator[Finding]:
 
 async def _expired(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[Finding]:
     now = await store.now()
-    over = [gate for gate in await store.gates() if gate.is_over(now)]
+    over = [gate for gate in await store.gates.find() if gate.is_over(now)]
     if with_prefect:
         from plan_adapter.runs.forms import end_released  # imports Prefect
 
@@ -188,13 +188,13 @@ async def _interrupted(store: PlanStore, *, with_prefect: bool) -> AsyncGenerato
 
 async def _answered(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[Finding]:
     for run in reversed(await store.runs(limit=MOST_RUNS, status=PlanStatus.PENDING_APPROVAL)):
-        gates = await store.gates(run_id=run.id, open_only=False)
+        gates = await store.gates.find(run_id=run.id, open_only=False)
         if (finding := await _answered_step(run, store)) is not None:
             yield finding
             continue
         if not gates or any(gate.end is None for gate in gates) or gates[-1].end != "answered":
             continue
-        answer = await store.answer_to_gate(gates[-1].id)
+        answer = await store.gates.answer_to(gates[-1].id)
         if answer is None or answer.approval_digest != run.approval_digest:
             continue
         match answer.decision:
@@ -219,7 +219,7 @@ async def _answered(store: PlanStore, *, with_prefect: bool) -> AsyncGenerator[F
 
 async def _answered_step(run: PlanRun, store: PlanStore) -> Finding | None:
     """Return a finding if `run` waits at step gates without a process and some were answered; otherwise None."""
-    if run.started_at is None or any(gate.attended for gate in await store.gates(run_id=run.id)):
+    if run.started_at is None or any(gate.attended for gate in await store.gates.find(run_id=run.id)):
         return None
     if not (answers := await _unused_answers(run, store)):
         return None
@@ -230,7 +230,7 @@ async def _answered_step(run: PlanRun, store: PlanStore) -> Finding | None:
 async def _unused_answers(run: PlanRun, store: PlanStore) -> str:
     """Return a description of the unused answers about steps; empty if there are none."""
     last = {(row.step_id, row.item): row for row in await store.approvals(run.id) if row.step_id is not None and row.gate_id}
-    asked_again = {(gate.step_id, gate.item) for gate in await store.gates(run_id=run.id)}
+    asked_again = {(gate.step_id, gate.item) for gate in await store.gates.find(run_id=run.id)}
     unused = [row for place, row in last.items() if row.used_at is None and place not in asked_again]
     return ", ".join(f"{row.decision} of `{row.step_id}` by {one_line(row.by)}" for row in unused)
 

@@ -68,7 +68,7 @@ async def refuse_replanning(run: PlanRun, plan: ExecutionPlan, history: RunHisto
     """Raise RunConflictError if `run` cannot take a new version: it has completed, is executing, or has an unknown outcome."""
     if run.status is PlanStatus.COMPLETED:
         raise RunConflictError(f"run {run.id} has completed: start a new run")
-    if run.status is PlanStatus.EXECUTING and (owner := await store.owner(run.id)) is not None:
+    if run.status is PlanStatus.EXECUTING and (owner := await store.ledger.owner(run.id)) is not None:
         raise RunConflictError(f"run {run.id} is executed by {owner}: wait for its end, or `plan cancel {run.id}` ends it")
     refuse_unknown_outcome(run, plan, history)
 
@@ -87,7 +87,7 @@ async def wants_replanning(run: PlanRun, plan: ExecutionPlan, store: PlanStore) 
     """Return whether `run`, which a failed step has ended, is replanned automatically once more."""
     if plan.on_failure != "replan":
         return False
-    return sum(revision.by == AUTOMATIC_REPLAN for revision in await store.revisions(run.id)) < MOST_REPLANS
+    return sum(revision.by == AUTOMATIC_REPLAN for revision in await store.revisions.of_run(run.id)) < MOST_REPLANS
 
 
 async def draft_automatically(

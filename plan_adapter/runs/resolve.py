@@ -30,7 +30,7 @@ async def resolution_request(
     """
     plan = await store.get(run.digest)
     return ApprovalRequest(
-        approval_digest=await store.resolution_digest(run.id, step_id, resolution, item=item, kind=kind),
+        approval_digest=await store.outcomes.digest_of(run.id, step_id, resolution, item=item, kind=kind),
         name=run.name,
         description="",
         text="",
@@ -38,7 +38,7 @@ async def resolution_request(
         step_id=step_id,
         item=item,
         label=label,
-        rules=gate_policy_of(plan, await store.effective_policy(settings), requested_by=run.requested_by or ""),
+        rules=gate_policy_of(plan, await store.policy.effective(settings), requested_by=run.requested_by or ""),
         kind="outcome",
         call_kind=kind,
     )
@@ -51,10 +51,10 @@ async def resolution_by(answer: Answer, request: ApprovalRequest, store: PlanSto
     """
     assert answer.decision in ("done", "again", "abort")
     try:
-        known_by = await proved(answer, request, ProofContext(await store.effective_policy(settings), settings, store))
+        known_by = await proved(answer, request, ProofContext(await store.policy.effective(settings), settings, store.codes))
     except NotApprovedError as error:
         message = f"`{one_line(call_name(request.step_id or '', None, kind=request.call_kind))}` is not resolved: {error}"
-        await store.note_refusal(request.run_id or "", message, by=answer.by, known_by=answer.channel)
+        await store.ledger.note_refusal(request.run_id or "", message, by=answer.by, known_by=answer.channel)
         unit = (request.step_id or "", request.item)
         command = resolve_command(request.run_id or "", unit, answer.decision, label=request.label, kind=request.call_kind)
         has_proof = answer.code is not None or answer.signature is not None

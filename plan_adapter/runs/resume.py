@@ -84,14 +84,14 @@ async def refuse_resume(run: PlanRun, store: PlanStore) -> None:
     if run.reason in (RunReason.REJECTED, RunReason.EXPIRED):
         how = "was rejected" if run.reason is RunReason.REJECTED else "has expired"
         raise RunConflictError(f"run {run.id} {how}; resuming approves nothing, start a new run", ended=run.reason)
-    waiting = [gate for gate in await store.gates(run_id=run.id) if gate.attended] if run.status is PlanStatus.PENDING_APPROVAL else []
+    waiting = [gate for gate in await store.gates.find(run_id=run.id) if gate.attended] if run.status is PlanStatus.PENDING_APPROVAL else []
     if waiting:
         raise RunConflictError(
             f"a process on this host waits for an approval of run {run.id}: `{answer_command(waiting[0])}` answers there, and "
             f"`plan resume {run.id} --wait` waits for its end"
         )
     is_held = run.status is PlanStatus.EXECUTING and run.reason is not RunReason.INTERRUPTED
-    if is_held and (owner := await store.owner(run.id)) is not None:
+    if is_held and (owner := await store.ledger.owner(run.id)) is not None:
         raise RunConflictError(f"run {run.id} is executed by {owner}; cancel it first, or `plan resume {run.id} --wait` waits for its end")
 
 
@@ -123,7 +123,7 @@ async def reopened_gate(
         raise await not_approved(bound, store, run_request.settings, run=run)
     if bound.approval_digest != run.approval_digest:
         run = await take_tools(bound, run, store, by=run_request.requested_by)
-    if is_waiting and not any(gate.step_id is None for gate in await store.gates(run_id=run.id)):
+    if is_waiting and not any(gate.step_id is None for gate in await store.gates.find(run_id=run.id)):
         await open_detached(bound, run, store, run_request.settings)
     return run, is_waiting
 
@@ -145,10 +145,10 @@ async def execute_resume(
     cancelled in Prefect while no process executed it, it ends as cancelled with that reason; to resume it, call this again.
     """
     async with opened_store(store, run_request.settings) as opened:
-        recorded = await opened.recorded(run_id)
+        recorded = await opened.ledger.recorded(run_id)
         if recorded.has_open_gates:
             await end_overdue(recorded.run, opened)
-            recorded = await opened.recorded(recorded.run.id)  # reload it all: a history older than its run would repeat calls
+            recorded = await opened.ledger.recorded(recorded.run.id)  # reload it all: a history older than its run would repeat calls
         run, plan, history = recorded.run, recorded.plan, recorded.history
         await require_resume_operator(run, plan, opened, run_request)
         await refuse_resume(run, opened)  # before looking in Prefect, which notifies a live owner itself
@@ -175,7 +175,7 @@ async def execute_resume(
             await refuse_approver(bound, opened, run_request, run=run)
             with known_secrets_of(server):
                 run, is_waiting = await reopened_gate(bound, run, opened, run_request, record_pending=record_pending)
-            if is_waiting and (offline or not await opened.gates(run_id=run.id)):  # otherwise its flow run shows the gate
+            if is_waiting and (offline or not await opened.gates.find(run_id=run.id)):  # otherwise its flow run shows the gate
                 return await opened.run(run.id)
         return await execute_session(RunSession(bound, run, opened, run_request, history), server=server, action=work)
 
@@ -193,9 +193,9 @@ async def execute_in_flow(
     bound = bind_inputs(validated, inputs)
     async with opened_store(store, run_request.settings) as impatient:
         opened = impatient.patient(run_request.settings.store_patience_seconds)
-        run, work, history = await opened.run_of_flow(flow_run_id), execute_run, RunHistory()
+        run, work, history = await opened.ledger.run_of_flow(flow_run_id), execute_run, RunHistory()
         if run is None:
-            policy = await opened.effective_policy(run_request.settings)
+            policy = await opened.policy.effective(run_request.settings)
             refuse_operation(bound.validated.plan, policy, by=run_request.operator, operation="run")
             await refuse_missing(bound.validated, run_request.settings)
             run = await create_run(bound, opened, run_request, flow_run_id=flow_run_id)
@@ -208,8 +208,8 @@ async def execute_in_flow(
                 bound, run_request = await _revised(bound, run, opened, run_request), replace(run_request, approval=None)
             else:
                 bound = in_folder(bound, run.folder)
-            history = await opened.history(run.id)
-            work = resume_action(run, bound.validated.plan, history, await opened.reason_of(run.id))
+            history = await opened.ledger.history(run.id)
+            work = resume_action(run, bound.validated.plan, history, await opened.ledger.reason(run.id))
             if work is not execute_run:
                 bound = await with_approved_rollbacks(bound, run, history, opened)
             else:
@@ -223,9 +223,9 @@ async def execute_in_flow(
 
 async def _revised(bound: BoundPlan, run: PlanRun, store: PlanStore, run_request: RunRequest) -> BoundPlan:
     """Return the current version of the run's plan if `bound` is an earlier one. Raises NotApprovedError for any other plan or inputs."""
-    if bound.inputs == run.inputs and any(one.digest == bound.validated.digest for one in await store.revisions(run.id)):
+    if bound.inputs == run.inputs and any(one.digest == bound.validated.digest for one in await store.revisions.of_run(run.id)):
         tools = run_request.tools or tools_of_plan(bound.validated)
-        return as_recorded(run, (await store.recorded(run.id)).plan, tools)
+        return as_recorded(run, (await store.ledger.recorded(run.id)).plan, tools)
     raise NotApprovedError(
         f"the plan or the inputs of run {run.id} are not those that it was made with: start a new run, "
         f"or `plan revise {run.id}` and `plan resume {run.id}`"

@@ -34,11 +34,11 @@ async def roll_back(session: RunSession) -> PlanRun:
     """
     run, store = session.run, session.store
     approved = approved_plan(session.bound, await _used_approval(run, store), now=await store.now())
-    reason = await store.reason_of(run.id) or RunReason.CANCELLED
+    reason = await store.ledger.reason(run.id) or RunReason.CANCELLED
     run.transition(PlanStatus.EXECUTING, reason=reason, message=run.message if run.rollback is None else run.rollback.cause)
     run.rollback = None
-    await store.claim(run, keeps_ends=True)
-    scope = scope_of(approved, session, await store.recorder(run))
+    await store.ledger.claim(run, keeps_ends=True)
+    scope = scope_of(approved, session, await store.ledger.recorder(run))
     _end_steps(scope)
     keeper = GateKeeper(session)
     enable_outcome_gates(scope, keeper)
@@ -64,7 +64,7 @@ async def approved_version(run: PlanRun, store: PlanStore) -> Revision | None:
     used = {row.approval_digest for row in rows if row.decision == "approve"}
     if run.approval_digest in used:
         return None
-    return next((version for version in reversed(await store.revisions(run.id)) if version.approval_digest in used), None)
+    return next((version for version in reversed(await store.revisions.of_run(run.id)) if version.approval_digest in used), None)
 
 
 async def with_approved_rollbacks(bound: BoundPlan, run: PlanRun, history: RunHistory, store: PlanStore) -> BoundPlan:
@@ -139,18 +139,18 @@ async def rollback_run(
     await require_operator(plan, run, store, run_request.settings, by=run_request.operator, operation="rollback")
     if run.status is PlanStatus.COMPLETED:
         raise RunConflictError(f"run {run.id} has completed: only a run that failed or was cancelled is rolled back")
-    policy = await store.effective_policy(run_request.settings)
+    policy = await store.policy.effective(run_request.settings)
     await record_operator_request(
         "rollback", (), reason, run, plan, store, run_request, rollback_needs_approver=rollback_needs_approver(plan, policy)
     )
-    history = await store.history(run.id)
+    history = await store.ledger.history(run.id)
     was_interrupted = run.reason is RunReason.INTERRUPTED and history.has_rollbacks
     if run.completed_at is None and not was_interrupted:
         await store.cancel(run.id, reason, rollback=True)
-    if await store.owner(run.id) is not None:  # the owner rolls it back
+    if await store.ledger.owner(run.id) is not None:  # the owner rolls it back
         return await store.run(run.id)
     run = await store.run(run.id)
-    history = await store.history(run.id)
+    history = await store.ledger.history(run.id)
     refuse_unknown_outcome(run, history)
     if not units_to_roll_back(plan, history) and not was_interrupted:
         return run
@@ -160,7 +160,7 @@ async def rollback_run(
     refuse_rollback_elsewhere(done, run_request.settings)
     bound = as_recorded(done, plan, tools)
     if version is not None:
-        run = await store.put_back(run.id, version, bound.validated, by=run_request.operator)
+        run = await store.revisions.put_back(run.id, version, bound.validated, by=run_request.operator)
     bound = await with_approved_rollbacks(bound, run, history, store)
     server = None if offline or run.flow_run_id is None else await server_of(run_request)
     return await execute_session(RunSession(bound, run, store, run_request, history), server=server, action=roll_back)

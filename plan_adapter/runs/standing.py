@@ -28,17 +28,17 @@ async def use_standing_approval(bound: BoundPlan, run: PlanRun, store: PlanStore
     """
     if run_request.schedule is None:
         return None
-    policy = await store.effective_policy(run_request.settings)
+    policy = await store.policy.effective(run_request.settings)
     in_file = await _take_file(store, run, run_request, policy)
     now = await store.now()
-    for standing in await store.standing():
+    for standing in await store.standing.find():
         reason = covers(standing, bound, schedule=run_request.schedule, now=now) or _refusal(standing, bound.validated.plan, policy)
         if standing.source is not None and standing.id != in_file:
             reason = reason or f"{standing.source} next to this plan no longer says so"
         if reason is None:
             try:
                 await _verify(standing, policy)
-                return await store.use_standing(standing.id, run_id=run.id, approval_digest=bound.approval_digest)
+                return await store.standing.use(standing.id, run_id=run.id, approval_digest=bound.approval_digest)
             except NotApprovedError as error:  # wrong signature, or just used up or revoked
                 reason = str(error)
         log.info("the standing approval %s does not cover run %s: %s", standing.id, run.id, reason)
@@ -61,11 +61,11 @@ async def approval_by_standing(
     """Return the approval of a call if the run's standing approval covers the step, or None."""
     if of_run.standing_id is None:
         return None
-    kept = await store.standing(include_ended=True)  # including one that this run has just used up
+    kept = await store.standing.find(include_ended=True)  # including one that this run has just used up
     standing = next((known for known in kept if known.id == of_run.standing_id and known.revoked_at is None), None)
     if standing is None or call.step.id not in standing.steps or (standing.until is not None and standing.until <= await store.now()):
         return None
-    policy = await store.effective_policy(run_request.settings)
+    policy = await store.policy.effective(run_request.settings)
     if _refusal(standing, plan, policy) is not None:  # stale under the current policy: ask a person
         return None
     await _verify(standing, policy)
@@ -93,10 +93,10 @@ async def _take_file(store: PlanStore, run: PlanRun, run_request: RunRequest, po
     except (NotApprovedError, InvalidPlanError) as error:
         log.warning("%s gives no standing approval: %s", path, error)
         return None
-    if standing.id not in {known.id for known in await store.standing(include_ended=True)}:
+    if standing.id not in {known.id for known in await store.standing.find(include_ended=True)}:
         try:
-            await store.add_standing(standing, context=RunContext(tenant_id=run.tenant_id))
+            await store.standing.add(standing, context=RunContext(tenant_id=run.tenant_id))
         except StoreError:  # another run may have stored it just now
-            if standing.id not in {known.id for known in await store.standing(include_ended=True)}:
+            if standing.id not in {known.id for known in await store.standing.find(include_ended=True)}:
                 raise
     return standing.id

@@ -90,7 +90,7 @@ async def execute_run(session: RunSession) -> PlanRun:
             version = await _execute_approved(approved, keeper)
             if version is None:
                 return run
-            session.bound, session.history = version, await store.history(run.id)
+            session.bound, session.history = version, await store.ledger.history(run.id)
             session.run_request = _for_drafted(session.run_request)
             if session.run_request.approver is None and not session.run_request.asks_in_form:
                 await open_detached(version, run, store, session.run_request.settings)
@@ -115,15 +115,15 @@ async def _execute_approved(approved: ApprovedPlan, keeper: GateKeeper) -> Bound
     run.rollback = None
     run.steps = _pending_steps(approved.bound.validated, session.history)
     run.started_at = run.started_at or await store.now()
-    await store.claim(run)
+    await store.ledger.claim(run)
     reached("claimed")
-    scope = scope_of(approved, session, await store.recorder(run))
-    scope.gates = CallGates(approved, keeper, scope.stop, await store.effective_policy(keeper.run_request.settings), session.history.asked)
+    scope = scope_of(approved, session, await store.ledger.recorder(run))
+    scope.gates = CallGates(approved, keeper, scope.stop, await store.policy.effective(keeper.run_request.settings), session.history.asked)
     enable_outcome_gates(scope, keeper)
     scope.notify("run_started")
     rollback = undrafted = None
     try:
-        async with watched(scope, store, partial(store.cancel_request, run.id), backend.cancellation):
+        async with watched(scope, store, partial(store.ledger.cancel_request, run.id), backend.cancellation):
             await execute(scope, backend.run_step)
         if scope.is_left:
             await leave_waiting(run, store)
@@ -134,7 +134,7 @@ async def _execute_approved(approved: ApprovedPlan, keeper: GateKeeper) -> Bound
         rollback = await _rollback_of(scope, session)
         if rollback is not None:
             # A run cancelled in Prefect still shows as cancelled. That stopped the steps, but must not stop their rollback.
-            was_in_prefect = scope.stop.kind == "cancelled" and scope.stop.message != await store.cancel_request(run.id)
+            was_in_prefect = scope.stop.kind == "cancelled" and scope.stop.message != await store.ledger.cancel_request(run.id)
             await undo(rollback, store, None if was_in_prefect else backend.cancellation)
     finally:
         if all(step.status.has_ended for step in run.steps) and not (backend.is_cut_short() and scope.stop.is_set):
@@ -157,11 +157,11 @@ async def _replanned(scope: RunScope, keeper: GateKeeper) -> tuple[BoundPlan | N
     run.message = scope.secrets.redactor.text(run.message or "")  # it goes to a model and into the note of the version
     scope.notify("replanning", message=run.message)
     ended = await store.now()
-    drafting = asyncio.ensure_future(draft_automatically(run, validated, await store.history(run.id), store, keeper.run_request))
+    drafting = asyncio.ensure_future(draft_automatically(run, validated, await store.ledger.history(run.id), store, keeper.run_request))
     try:
-        async with watched(scope, store, partial(store.cancel_request, run.id), keeper.session.backend.cancellation):
+        async with watched(scope, store, partial(store.ledger.cancel_request, run.id), keeper.session.backend.cancellation):
             await asyncio.wait({drafting, scope.stop.future}, return_when=asyncio.FIRST_COMPLETED)
-        if (reason := await store.cancel_request(run.id)) is not None:  # cancelled just as the draft arrived
+        if (reason := await store.ledger.cancel_request(run.id)) is not None:  # cancelled just as the draft arrived
             scope.stop.set("cancelled", reason)
         if scope.stop.is_set:
             return None, None
@@ -179,9 +179,9 @@ async def _replanned(scope: RunScope, keeper: GateKeeper) -> tuple[BoundPlan | N
         drafting.cancel()
         await asyncio.gather(drafting, return_exceptions=True)
     run.completed_at = ended
-    await store.update_run(run)  # end it here: the new version runs in the next start
+    await store.ledger.update(run)  # end it here: the new version runs in the next start
     note = note_of(draft, run.message or "")
-    await store.revise_run(run.id, bound.validated, bound.approval_digest, by=AUTOMATIC_REPLAN, note=note)
+    await store.revisions.revise(run.id, bound.validated, bound.approval_digest, by=AUTOMATIC_REPLAN, note=note)
     keeper.session.run_request = replace(keeper.run_request, tools=tools)
     return await load_new_version(run, keeper), None
 
@@ -217,16 +217,16 @@ async def _rollback_of(scope: RunScope, session: RunSession) -> Rollback | None:
     if not scope.approved.bound.validated.rollbacks:
         return None
     conclude(run, scope.stop, scope.refusal, left=scope.history.left)
-    asked = await store.asks_rollback(run.id) if run.reason is RunReason.CANCELLED else None
+    asked = await store.ledger.asks_rollback(run.id) if run.reason is RunReason.CANCELLED else None
     if asked is None and not rolls_back(run, plan):
         return None
-    rollback = Rollback(scope, await store.history(run.id), session.backend.run_step)
+    rollback = Rollback(scope, await store.ledger.history(run.id), session.backend.run_step)
     if not rollback.left:
         return None
     if asked is False:  # called off since: only report the state of the rollback
-        rollback.halt.set("cancelled", await store.cancel_request(run.id) or "cancelled")
+        rollback.halt.set("cancelled", await store.ledger.cancel_request(run.id) or "cancelled")
     run.transition(PlanStatus.EXECUTING, reason=run.reason, message=run.message)
-    await store.update_run(run)  # with its reason, needed to resume an interrupted rollback
+    await store.ledger.update(run)  # with its reason, needed to resume an interrupted rollback
     return rollback
 
 
@@ -235,7 +235,7 @@ async def undo(rollback: Rollback, store: PlanStore, in_prefect: Callable[[], Aw
     run = rollback.scope.run
 
     async def stop_reason() -> str | None:
-        return None if await store.asks_rollback(run.id) else await store.cancel_request(run.id)
+        return None if await store.ledger.asks_rollback(run.id) else await store.ledger.cancel_request(run.id)
 
     if in_prefect is not None and run.reason is RunReason.CANCELLED and (reason := await answer_soon(in_prefect)) is not None:
         rollback.halt.set("cancelled", reason)
@@ -267,7 +267,7 @@ async def create_run(bound: BoundPlan, store: PlanStore, run_request: RunRequest
         metadata=dict(plan.metadata),
         folder=current_folder(run_request.settings),
     )
-    await store.create_run(run, bound.validated)
+    await store.ledger.create(run, bound.validated)
     return run
 
 
@@ -305,7 +305,7 @@ async def execute_plan(
     With `record_pending`, a plan that nobody can approve is recorded as pending_approval and returned, instead of raising an error.
     """
     async with opened_store(store, run_request.settings) as opened:
-        policy = await opened.effective_policy(run_request.settings)
+        policy = await opened.policy.effective(run_request.settings)
         refuse_operation(bound.validated.plan, policy, by=run_request.operator, operation="run")
         server = None if offline else await server_of(run_request)
         answered = await is_answered(bound, opened, run_request)

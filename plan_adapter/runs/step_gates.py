@@ -77,7 +77,7 @@ class CallGates:
     async def _gate_of(self, call: GatedCall, answers: list[Approval]) -> Gate:
         keeper, run = self.keeper, self.keeper.run
         rules = gate_policy_of(
-            self._plan, await keeper.store.effective_policy(keeper.run_request.settings), requested_by=run.requested_by or ""
+            self._plan, await keeper.store.policy.effective(keeper.run_request.settings), requested_by=run.requested_by or ""
         )
         before = [step for step in run.steps if step.id in self.approved.bound.validated.dependencies[call.step.id]]
         changes, stale = await earlier_answers(
@@ -150,14 +150,14 @@ class CallGates:
         if call.step.id in self.asked:
             return None
         if self._before is None:
-            gates = await self.keeper.store.gates(run_id=self.keeper.run.id, open_only=False)
+            gates = await self.keeper.store.gates.find(run_id=self.keeper.run.id, open_only=False)
             self._before = [gate for gate in gates if gate.end is not None]
         of = (call.step.id, call.item, call.approval_digest)
         last = next((gate for gate in reversed(self._before) if (gate.step_id, gate.item, gate.approval_digest) == of), None)
         return last if last is not None and last.end == "expired" and last.opened_at >= self.approved.approval.at else None
 
     async def _outcome(self, closed: Gate, call: GatedCall) -> Approval | GateRefusal | None:
-        keeper, answer = self.keeper, await self.keeper.store.answer_to_gate(closed.id)
+        keeper, answer = self.keeper, await self.keeper.store.gates.answer_to(closed.id)
         if closed.end == "answered" and answer is not None:
             match answer.decision:
                 case "reject":
@@ -175,7 +175,7 @@ class CallGates:
             return GateRefusal(RunReason.CANCELLED, self.stop.message, ends_run=False)
         if call.withdrawn.done():
             return GateRefusal(RunReason.CANCELLED, f"the gate of `{closed.step_id}` was closed", ends_run=False)
-        reason = await keeper.store.cancel_request(closed.run_id)
+        reason = await keeper.store.ledger.cancel_request(closed.run_id)
         return GateRefusal(RunReason.CANCELLED, reason or f"the gate of `{closed.step_id}` was closed")
 
 
@@ -214,9 +214,9 @@ class OutcomeGates:
     async def _gate_of(self, unknown_outcome: UnknownOutcome) -> Gate:
         run, step, lost = self.keeper.run, unknown_outcome.step, unknown_outcome.lost
         bound, store = self.approved.bound, self.keeper.store
-        policy = await store.effective_policy(self.keeper.run_request.settings)
+        policy = await store.policy.effective(self.keeper.run_request.settings)
         rules = gate_policy_of(bound.validated.plan, policy, requested_by=run.requested_by or "")
-        text = outcome_text(bound, step, lost, why=unknown_outcome.why, made_by=await store.start_of(lost), run_id=run.id)
+        text = outcome_text(bound, step, lost, why=unknown_outcome.why, made_by=await store.outcomes.start_of(lost), run_id=run.id)
         digest = outcome_digest(lost.id)
         return new_gate(
             run,
@@ -240,7 +240,7 @@ class OutcomeGates:
         reason = RunReason.UNKNOWN if self._open else None
         if run.reason is not reason:
             run.reason = reason
-            await self.keeper.store.update_run(run)
+            await self.keeper.store.ledger.update(run)
 
     async def _resolution(self, closed: Gate) -> RecordedResolution | None:
         if closed.end not in ("done", "again", "abort"):

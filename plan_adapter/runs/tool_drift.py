@@ -41,7 +41,7 @@ def is_same_but_for_tools(bound: BoundPlan, run: PlanRun) -> bool:
 
 async def changes_of_tools(validated: ValidatedPlan, run: PlanRun, store: PlanStore) -> list[ToolChange]:
     """Return the tools whose definitions differ from those recorded with `run`. Raises NotApprovedError if the record was altered."""
-    kept = await store.definitions(run.id)
+    kept = await store.ledger.definitions(run.id)
     folder = run.folder.content if run.folder is not None and run.folder.is_moved else None
     if approval_digest(run.digest, run.inputs, kept, folder) != run.approval_digest:
         raise NotApprovedError(
@@ -58,7 +58,7 @@ async def take_tools(bound: BoundPlan, run: PlanRun, store: PlanStore, *, by: st
     `revise_run` does.
     """
     note = await _differences(bound, run, store, "tools changed")
-    return await store.revise_run(run.id, bound.validated, bound.approval_digest, by=by, note=note, folder=bound.folder)
+    return await store.revisions.revise(run.id, bound.validated, bound.approval_digest, by=by, note=note, folder=bound.folder)
 
 
 async def _differences(bound: BoundPlan, run: PlanRun, store: PlanStore, tools_changed: str) -> str:

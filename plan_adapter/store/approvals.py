@@ -32,11 +32,11 @@ def add(connection: Connection, approval: Approval, context: HasContext) -> None
     signal(connection)
 
 
-def rows_of(connection: Connection, tenant: str | None, run_or_digest: str) -> list[Row]:
-    """Return approval rows, oldest first: those given for or used by a run, or those of an approval digest."""
+def given(connection: Connection, tenant: str | None, run_or_digest: str) -> list[Approval]:
+    """Return approvals, oldest first: those given for or used by a run, or those of an approval digest."""
     named = or_(approvals.c.run_id == run_or_digest, approvals.c.approval_digest == run_or_digest)
     query = select(approvals).where(named).order_by(approvals.c.at, approvals.c.id)
-    return list(connection.execute(seen_by(tenant, query, approvals)).mappings())
+    return [approval_of(row) for row in connection.execute(seen_by(tenant, query, approvals)).mappings()]
 
 
 def find(connection: Connection, approval_digest: str, *, context: HasContext) -> Approval | None:

@@ -14,9 +14,8 @@ from sqlalchemy import Connection, bindparam, func, insert, select
 
 from plan_adapter.crash_points import reached
 from plan_adapter.plan import CallKind
-from plan_adapter.store.columns import now_of
-from plan_adapter.store.digests import Plain, digest_of, instant_of, instant_text, plain
-from plan_adapter.store.entries import AuditKind, Entry, of_refusal
+from plan_adapter.store.digests import Plain, digest_of, instant_of, plain
+from plan_adapter.store.entries import AuditKind, Entry
 from plan_adapter.store.rows import item_of
 from plan_adapter.store.tables import audit, runs
 
@@ -138,22 +137,6 @@ def entries_of(connection: Connection, run_id: str) -> list[AuditEntry]:
         )
         for row in connection.execute(query).mappings()
     ]
-
-
-def note_refusal(
-    connection: Connection,
-    run_id: str,
-    *,
-    message: str,
-    by: str,
-    known_by: str | None,
-    step_id: str | None,
-    call_kind: CallKind | None,
-) -> None:
-    """Append an entry that says who was not allowed to do what they tried."""
-    at = instant_text(now_of(connection))
-    refusal = of_refusal(at, by=by, known_by=known_by, message=message, step_id=step_id, call_kind=call_kind)
-    append(connection, run_id, [refusal])
 
 
 _WHOSE = ("tenant_id", "agent_id", "org_id", "task_id")

@@ -1,44 +1,86 @@
-"""One-time codes: each is accepted once, and too many wrong ones lock a name for a while. Functions of a connection.
+"""`OneTimeCodes`: each code is accepted once, and too many wrong ones lock a name for a while.
 
-Rows are only added, all to one table. It holds the used codes with their counters. Under names that no Secret block can have, it also holds
-the numbered tries and which of them were right.
+Rows are only added. The table of used codes holds them with their counters. Under names that no Secret block can have, it also holds the
+numbered tries and which of them were right.
 """
 
 from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, func, select
 
+from plan_adapter.errors import NotApprovedError, RunConflictError
+from plan_adapter.gates.policy import effective_policy
+from plan_adapter.readable import one_line
+from plan_adapter.record import RunContext
+from plan_adapter.settings import Settings
 from plan_adapter.store.columns import database_now, insert_into, now_of
+from plan_adapter.store.database import StorePart, reads, writes
+from plan_adapter.store.policies import newest
 from plan_adapter.store.rows import HasContext, whose
-from plan_adapter.store.tables import used_codes
+from plan_adapter.store.tables import totp_history, used_codes
 
 MOST_WRONG = 5
 WITHIN = timedelta(minutes=5)
 
 
-def begin_try(connection: Connection, name: str, context: HasContext) -> float:
-    """Count a try of a code of `name` and return 0.0. The try counts as wrong until `use` is called.
+class OneTimeCodes(StorePart):
+    """The one-time codes of people: their encrypted seeds, the tries and the used codes. Implements `gates.totp.CodeStore`."""
 
-    After too many wrong tries nothing is counted. Then returns the seconds to wait before the next try.
-    """
-    while True:  # another process may take the number, and the last try, in between; so the number is read first
-        last = connection.scalar(select(func.max(used_codes.c.counter)).where(used_codes.c.name == _tries(name)))
-        now = now_of(connection)
-        wrong = list(_wrong(connection, name, since=now - WITHIN).values())
-        if len(wrong) >= MOST_WRONG:
-            return max(0.001, (wrong[-MOST_WRONG] + WITHIN - now).total_seconds())
-        if _add(connection, _tries(name), (last or 0) + 1, context):
-            return 0.0
+    @reads
+    def seed(self, connection: Connection, person: str) -> str | None:
+        """Return the encrypted seed of a person's one-time codes, or None."""
+        return _seed_of(connection, person)
 
+    @reads
+    def refuse_enrolling(self, connection: Connection, person: str, *, by: str) -> None:
+        """Raise NotApprovedError if `by` is not allowed to enroll `person`. The error says who is.
 
-def use(connection: Connection, name: str, counter: int, context: HasContext) -> bool:
-    """Return whether this is the first use of `name`'s code with this counter. Marks it used, and one of the wrong tries right."""
-    if not _add(connection, name, counter, context):
-        return False
-    while wrong := _wrong(connection, name, since=now_of(connection) - WITHIN):
-        if _add(connection, _right(name), max(wrong), context):
-            break
-    return True
+        Everybody can enroll themselves. Only operators of the store's policy can enroll others. If the policy names no operators, anybody
+        can enroll a person who has no seed yet.
+        """
+        _refuse_enrolling(connection, person, by=by)
+
+    @writes
+    def enroll(self, connection: Connection, person: str, seed: str, *, by: str, known_by: str, replaces: bool) -> None:
+        """Add an encrypted seed. Earlier seeds stay in the store but are no longer valid.
+
+        Raises NotApprovedError like `refuse_enrolling`. Raises RunConflictError if the person has a seed, unless it `replaces` that.
+        """
+        _refuse_enrolling(connection, person, by=by)
+        last = connection.scalar(select(func.max(totp_history.c.number)).where(totp_history.c.name == person)) or 0
+        if last and not replaces:
+            raise RunConflictError(f"{one_line(person)} has one-time codes already: `plan enroll {one_line(person)}` asks first")
+        row = {**whose(RunContext()), "name": person, "number": last + 1, "seed": seed}
+        row |= {"by": by, "known_by": known_by, "at": now_of(connection)}
+        added = connection.execute(insert_into(totp_history, connection.dialect.name).values(row).on_conflict_do_nothing())
+        if added.rowcount != 1:
+            raise RunConflictError(f"{one_line(person)} was enrolled by somebody else in this moment")
+
+    @writes
+    def count_try(self, connection: Connection, name: str) -> float:
+        """Count a try of a one-time code of `name` and return 0.0. The try counts as wrong unless `use` follows.
+
+        After 5 wrong tries within 5 minutes, in any process, nothing is counted. Then returns the seconds until the next try.
+        """
+        while True:  # another process may take the number, and the last try, in between; so the number is read first
+            last = connection.scalar(select(func.max(used_codes.c.counter)).where(used_codes.c.name == _tries(name)))
+            now = now_of(connection)
+            wrong = list(_wrong(connection, name, since=now - WITHIN).values())
+            if len(wrong) >= MOST_WRONG:
+                return max(0.001, (wrong[-MOST_WRONG] + WITHIN - now).total_seconds())
+            if _add(connection, _tries(name), (last or 0) + 1, self._whose()):
+                return 0.0
+
+    @writes
+    def use(self, connection: Connection, name: str, counter: int) -> bool:
+        """Return True for the first use of this name and counter, which also marks the try as right, and False afterwards."""
+        context = self._whose()
+        if not _add(connection, name, counter, context):
+            return False
+        while wrong := _wrong(connection, name, since=now_of(connection) - WITHIN):
+            if _add(connection, _right(name), max(wrong), context):
+                break
+        return True
 
 
 def _wrong(connection: Connection, name: str, *, since: datetime) -> dict[int, datetime]:
@@ -61,3 +103,20 @@ def _tries(name: str) -> str:
 
 def _right(name: str) -> str:
     return f"right tries of {name}"
+
+
+def _seed_of(connection: Connection, person: str) -> str | None:
+    """Return the newest encrypted seed of a person's one-time codes, or None."""
+    seeds = select(totp_history.c.seed).where(totp_history.c.name == person).order_by(totp_history.c.number.desc())
+    return connection.scalar(seeds.limit(1))
+
+
+def _refuse_enrolling(connection: Connection, person: str, *, by: str) -> None:
+    if by == person:
+        return
+    version = newest(connection)
+    operators = None if version is None else effective_policy(Settings.model_construct(), version.policy).operators
+    if by in operators if operators is not None else _seed_of(connection, person) is None:
+        return
+    also = "" if operators is None else f", or an operator of the policy: {', '.join(map(one_line, operators)) or 'nobody'}"
+    raise NotApprovedError(f"{one_line(by)} may not enroll {one_line(person)}; who may: {one_line(person)}{also}")

@@ -1,4 +1,4 @@
-"""`Database`: runs work on a connection, from any event loop and thread.
+"""`Database`: runs work on a connection, from any event loop and thread. `StorePart`: methods that each are such work.
 
 Work is a plain function of an SQLAlchemy connection. It runs in one transaction, in a thread that belongs to the database. The thread
 outlives the callers' event loops, which come and go while a store stays. On SQLite it also makes a whole transaction cost one change of
@@ -9,13 +9,23 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from functools import wraps
+from inspect import Signature, signature
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import URL, Connection
 
-from plan_adapter.errors import StoreError
+from plan_adapter.errors import RunConflictError, StoreError
+from plan_adapter.record import RunContext
 from plan_adapter.store.changes import Changes
+from plan_adapter.store.rows import HasContext
 
+if TYPE_CHECKING:
+    from types import CoroutineType
+
+    from plan_adapter.store.patience import PatientDatabase
+
+P = ParamSpec("P")
 T = TypeVar("T")
 
 LOCK_SECONDS = 10.0
@@ -93,3 +103,52 @@ def _seconds(timeout: object) -> float:
         return float(str(timeout))
     except ValueError:
         raise StoreError(f"the store's URL has the timeout {timeout!r}; write seconds, as in ?timeout=10") from None
+
+
+class StorePart:
+    """A database, and the tenant whose rows are visible. None: those of all tenants. Every method of a part raises StoreError."""
+
+    def __init__(self, database: "Database | PatientDatabase", tenant_id: str | None) -> None:
+        """Use `database` without opening it."""
+        self._database = database
+        self.tenant_id = tenant_id
+
+    def _whose(self, context: HasContext | None = None) -> RunContext:
+        """Return `context` with this store's tenant. Raises RunConflictError if it has another tenant."""
+        context = context or RunContext()
+        if self.tenant_id is not None and context.tenant_id not in (None, self.tenant_id):
+            raise RunConflictError(f"this store is open for tenant {self.tenant_id}, not for {context.tenant_id}")
+        tenant = self.tenant_id or context.tenant_id
+        return RunContext(agent_id=context.agent_id, org_id=context.org_id, tenant_id=tenant, task_id=context.task_id)
+
+
+S = TypeVar("S", bound=StorePart)
+
+
+def reads(work: Callable[Concatenate[S, Connection, P], T]) -> "Callable[Concatenate[S, P], CoroutineType[Any, Any, T]]":
+    """Turn a method that reads from a connection into one that callers await without a connection. Its reads see one snapshot."""
+
+    @wraps(work)
+    async def transaction(part: S, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await part._database.read(lambda connection: work(part, connection, *args, **kwargs))  # pyright: ignore[reportPrivateUsage]
+
+    vars(transaction)["__signature__"] = _without_connection(work)
+    return transaction
+
+
+def writes(work: Callable[Concatenate[S, Connection, P], T]) -> "Callable[Concatenate[S, P], CoroutineType[Any, Any, T]]":
+    """Turn a method that writes to a connection into one that callers await without a connection. If it raises, nothing is written."""
+
+    @wraps(work)
+    async def transaction(part: S, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await part._database.write(lambda connection: work(part, connection, *args, **kwargs))  # pyright: ignore[reportPrivateUsage]
+
+    vars(transaction)["__signature__"] = _without_connection(work)
+    return transaction
+
+
+def _without_connection(work: Callable[..., object]) -> Signature:
+    """Return the signature that callers see, for `help` and editors."""
+    whole = signature(work)
+    part, _, *others = whole.parameters.values()
+    return whole.replace(parameters=[part, *others])

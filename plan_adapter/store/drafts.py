@@ -15,52 +15,95 @@ from plan_adapter.expressions.template import each_text
 from plan_adapter.plan import ExecutionOptions
 from plan_adapter.problems import Problem
 from plan_adapter.readable import without_passwords
-from plan_adapter.record import RunContext
 from plan_adapter.store import plans
 from plan_adapter.store.columns import database_now, insert_into
-from plan_adapter.store.database import Database
-from plan_adapter.store.patience import PatientDatabase
+from plan_adapter.store.database import StorePart, reads, writes
 from plan_adapter.store.rows import HasContext, Row, dump_json, load_json, whose
 from plan_adapter.store.tables import drafts, model_calls
 
 
-class Drafts:
-    """The drafts of a store, or of its one tenant. Implements `agent.planner.Keep`. Every method raises StoreError."""
-
-    def __init__(self, database: Database | PatientDatabase, tenant_id: str | None, context: RunContext) -> None:
-        self._database = database
-        self._tenant = tenant_id
-        self._context = context
+class Drafts(StorePart):
+    """The drafts of a store, or of its one tenant. Implements `agent.planner.Keep`."""
 
     async def begin(self, draft: Draft) -> list[ModelCall]:
         """Record a new draft and return no calls, or return the recorded calls of an existing draft in order."""
-        await self._database.write(partial(_begin, draft=draft, context=self._context))
+        await self._database.write(partial(_begin, draft=draft, context=self._whose()))
         return await self._database.read(partial(_calls_of, draft_id=draft.id))
 
-    async def keep(self, draft: Draft, call: ModelCall) -> None:
+    @writes
+    def keep(self, connection: Connection, draft: Draft, call: ModelCall) -> None:
         """Record one call of a draft, and the draft if needed. Recording the same call again changes nothing."""
-        await self._database.write(partial(_keep_call, draft=draft, call=call, context=self._context))
+        context = self._whose()
+        _begin(connection, draft, context)
+        row = {
+            **whose(context),
+            "draft_id": draft.id,
+            "number": call.number,
+            "model": call.model,
+            "rung": call.rung,
+            "phase": call.phase,
+            "prompt_digest": call.prompt_digest,
+            "prompt_tokens": call.usage.prompt,
+            "completion_tokens": call.usage.completion,
+            "milliseconds": round(call.seconds * 1000),
+            "problems": dump_json([*call.problems]),
+            "is_whole": call.is_whole,
+            "at": database_now(),
+            "prompt": call.prompt,
+            "answer": call.answer,
+        }
+        connection.execute(insert_into(model_calls, connection.dialect.name).values(row).on_conflict_do_nothing())
 
     async def end(self, draft: Draft) -> None:
         """Record the result of a draft. Its plan is stored as content, without a name."""
-        row = None if draft.plan is None else plans.plan_row(draft.plan, plan_digest(draft.plan), self._context)
-        await self._database.write(partial(_end, draft=draft, plan_row=row, context=self._context))
+        await self._end(draft, None if draft.plan is None else plans.plan_row(draft.plan, plan_digest(draft.plan), self._whose()))
 
-    async def get(self, beginning: str) -> Draft:
+    @writes
+    def _end(self, connection: Connection, draft: Draft, plan_row: dict[str, Any] | None) -> None:
+        _begin(connection, draft, self._whose())
+        if plan_row is not None:
+            plans.put_plan(connection, plan_row)
+        result: dict[str, JsonValue] = {
+            "complexity": draft.complexity,
+            "speak": draft.speak,
+            "notes": [*draft.notes],
+            "constraints": [asdict(kept) for kept in draft.constraints],
+            "problems": [asdict(problem) for problem in draft.problems],
+        }
+        digest = None if plan_row is None else plan_row["digest"]
+        values = {"digest": digest, "failure": draft.failure, "result": dump_json(result), "ended_at": database_now()}
+        connection.execute(update(drafts).where(drafts.c.id == draft.id).values(values))
+
+    @reads
+    def get(self, connection: Connection, beginning: str) -> Draft:
         """Return the draft with this id prefix, its calls and its plan. Raises StoreError if none or several match."""
-        return await self._database.read(partial(_get, tenant=self._tenant, beginning=beginning))
+        query = plans.seen_by(self.tenant_id, select(drafts), drafts).where(drafts.c.id.startswith(beginning, autoescape=True)).limit(2)
+        rows = connection.execute(query).mappings().all()
+        if len(rows) != 1:
+            raise StoreError(f"{'several drafts begin' if rows else 'no draft begins'} with `{beginning}`; `plan show --draft` lists them")
+        row = rows[0]
+        draft = _draft(row)
+        draft.calls = _calls_of(connection, draft_id=row["id"])
+        if row["digest"] is not None:
+            draft.plan = plans.get(connection, row["tenant_id"] or None, row["digest"], None)
+        return draft
 
-    async def of_plans(self, digests: Sequence[str], *, tenant_id: str | None) -> tuple[str, Draft] | None:
+    @reads
+    def of_plans(self, connection: Connection, digests: Sequence[str], *, tenant_id: str | None) -> tuple[str, Draft] | None:
         """Return the first of `digests` that came from a draft, and its newest draft without calls, or None.
 
         Looks at the drafts of `tenant_id` and at those without a tenant; a store with a tenant looks at its own only.
         """
-        tenants = {"", tenant_id or ""} if self._tenant is None else {self._tenant}
-        return await self._database.read(partial(_of_plans, tenants=tenants, digests=digests))
+        tenants = {"", tenant_id or ""} if self.tenant_id is None else {self.tenant_id}
+        query = select(drafts).where(drafts.c.digest.in_(digests), drafts.c.tenant_id.in_(tenants)).order_by(drafts.c.created_at.desc())
+        row = min(connection.execute(query).mappings(), key=lambda row: digests.index(row["digest"]), default=None)
+        return None if row is None else (row["digest"], _draft(row))
 
-    async def newest(self, *, limit: int = 20) -> list[Draft]:
+    @reads
+    def newest(self, connection: Connection, *, limit: int = 20) -> list[Draft]:
         """Return drafts without their calls and plans, newest first."""
-        return await self._database.read(partial(_newest, tenant=self._tenant, limit=limit))
+        query = plans.seen_by(self.tenant_id, select(drafts), drafts).order_by(drafts.c.created_at.desc(), drafts.c.id.desc()).limit(limit)
+        return [_draft(row) for row in connection.execute(query).mappings()]
 
 
 def _begin(connection: Connection, draft: Draft, context: HasContext) -> None:
@@ -76,79 +119,9 @@ def _begin(connection: Connection, draft: Draft, context: HasContext) -> None:
     connection.execute(insert_into(drafts, connection.dialect.name).values(row).on_conflict_do_nothing())
 
 
-def _keep_call(connection: Connection, draft: Draft, call: ModelCall, context: HasContext) -> None:
-    """Record one call of a draft. Recording the same call again changes nothing."""
-    _begin(connection, draft, context)
-    row = {
-        **whose(context),
-        "draft_id": draft.id,
-        "number": call.number,
-        "model": call.model,
-        "rung": call.rung,
-        "phase": call.phase,
-        "prompt_digest": call.prompt_digest,
-        "prompt_tokens": call.usage.prompt,
-        "completion_tokens": call.usage.completion,
-        "milliseconds": round(call.seconds * 1000),
-        "problems": dump_json([*call.problems]),
-        "is_whole": call.is_whole,
-        "at": database_now(),
-        "prompt": call.prompt,
-        "answer": call.answer,
-    }
-    connection.execute(insert_into(model_calls, connection.dialect.name).values(row).on_conflict_do_nothing())
-
-
-def _end(connection: Connection, draft: Draft, plan_row: dict[str, Any] | None, context: HasContext) -> None:
-    """Record the result of a draft. Its plan is stored as content, without a name."""
-    _begin(connection, draft, context)
-    if plan_row is not None:
-        plans.put_plan(connection, plan_row)
-    result: dict[str, JsonValue] = {
-        "complexity": draft.complexity,
-        "speak": draft.speak,
-        "notes": [*draft.notes],
-        "constraints": [asdict(kept) for kept in draft.constraints],
-        "problems": [asdict(problem) for problem in draft.problems],
-    }
-    values = {
-        "digest": None if plan_row is None else plan_row["digest"],
-        "failure": draft.failure,
-        "result": dump_json(result),
-        "ended_at": database_now(),
-    }
-    connection.execute(update(drafts).where(drafts.c.id == draft.id).values(values))
-
-
 def _calls_of(connection: Connection, *, draft_id: str) -> list[ModelCall]:
     query = select(model_calls).where(model_calls.c.draft_id == draft_id).order_by(model_calls.c.number)
     return [_call(call) for call in connection.execute(query).mappings()]
-
-
-def _get(connection: Connection, *, tenant: str | None, beginning: str) -> Draft:
-    """Return the draft with this id prefix. Raises StoreError if none or several match."""
-    query = plans.seen_by(tenant, select(drafts), drafts).where(drafts.c.id.startswith(beginning, autoescape=True)).limit(2)
-    rows = connection.execute(query).mappings().all()
-    if len(rows) != 1:
-        raise StoreError(f"{'several drafts begin' if rows else 'no draft begins'} with `{beginning}`; `plan show --draft` lists them")
-    row = rows[0]
-    draft = _draft(row)
-    draft.calls = _calls_of(connection, draft_id=row["id"])
-    if row["digest"] is not None:
-        draft.plan = plans.get(connection, row["tenant_id"] or None, row["digest"], None)
-    return draft
-
-
-def _of_plans(connection: Connection, *, tenants: set[str], digests: Sequence[str]) -> tuple[str, Draft] | None:
-    query = select(drafts).where(drafts.c.digest.in_(digests), drafts.c.tenant_id.in_(tenants)).order_by(drafts.c.created_at.desc())
-    row = min(connection.execute(query).mappings(), key=lambda row: digests.index(row["digest"]), default=None)
-    return None if row is None else (row["digest"], _draft(row))
-
-
-def _newest(connection: Connection, *, tenant: str | None, limit: int) -> list[Draft]:
-    """Return drafts without their calls and plans, newest first."""
-    query = plans.seen_by(tenant, select(drafts), drafts).order_by(drafts.c.created_at.desc(), drafts.c.id.desc()).limit(limit)
-    return [_draft(row) for row in connection.execute(query).mappings()]
 
 
 def _draft(row: Row) -> Draft:

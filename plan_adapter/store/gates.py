@@ -1,7 +1,7 @@
-"""Gates: open, answer, expire and close them. The functions take a connection and the tenant whose rows are visible."""
+"""`Gates`: open, answer, expire and close the gates of runs. The functions take a connection."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
@@ -15,95 +15,162 @@ from plan_adapter.record import Approval, Gate, GateEnd, GatePolicy
 from plan_adapter.store import audit, entries, leases
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
+from plan_adapter.store.database import Database, StorePart, reads, writes
 from plan_adapter.store.digests import plain
-from plan_adapter.store.leases import Owner
+from plan_adapter.store.leases import Claim, Owner
+from plan_adapter.store.patience import PatientDatabase
 from plan_adapter.store.plans import seen_by
 from plan_adapter.store.rows import Row, approval_of, approval_row, context_of, item_column, item_of, whose
 from plan_adapter.store.tables import approvals as answers
 from plan_adapter.store.tables import gates, runs
 
 
-def open_gate(connection: Connection, tenant: str | None, gate: Gate, *, timeout_ms: int, owner: Owner, epoch: int | None = None) -> Gate:
-    """Open `gate` for `owner` and return it as stored. An open gate for the same content is reused; one for other content is superseded.
+class Gates(StorePart):
+    """The gates of a store, where runs wait for answers. This process waits at the gates that it opens."""
 
-    `epoch` is that of the owner's lease, if it has taken the run. Raises RunConflictError if another living process of this host waits at
-    the gate, and for a run that does not exist or has ended. Raises LeaseLostError for a step gate if another process has taken the run.
-    """
-    run = _run_locked(connection, tenant, gate.run_id)
-    at = and_(
-        gates.c.run_id == gate.run_id,
-        gates.c.step_id == (gate.step_id or ""),
-        gates.c.call_kind == gate.call_kind,
-        gates.c.item == item_column(gate.item),
-        gates.c.closed_at.is_(None),
-    )
-    # Only the process that executes the run waits at step gates. If it stalled and lost its lease, it must open none and block nobody.
-    is_held = gate.step_id is not None and epoch is not None
-    if epoch is not None and is_held:
-        leases.require(connection, gate.run_id, epoch)
-    kept = connection.execute(select(gates).where(at)).mappings().first()
-    if kept is not None and kept["owner"] is not None and kept["owner"] != str(owner):
-        other = Owner.parse(kept["owner"])
-        if other.is_alive and not is_held:
-            raise RunConflictError(f"process {other.pid} on this host waits at this gate of run {gate.run_id}; answer there, or end it")
-    signal(connection)
-    if kept is not None and kept["approval_digest"] == gate.approval_digest:
-        shown = {"text": gate.text, "rules": _rules_text(gate.rules), "openings": gates.c.openings + 1, "owner": str(owner)}
-        row = connection.execute(update(gates).where(gates.c.id == kept["id"]).values(shown).returning(gates)).mappings().one()
-        if (row["text"], row["rules"]) != (kept["text"], kept["rules"]):
-            audit.append(connection, gate.run_id, [entries.of_gate(plain(gates, row))])
+    def __init__(self, database: Database | PatientDatabase, tenant_id: str | None, claims: Mapping[str, Claim]) -> None:
+        """`claims` are those of this process, by run id."""
+        super().__init__(database, tenant_id)
+        self._claims = claims
+
+    async def open(self, gate: Gate, *, timeout_ms: int) -> Gate:
+        """Open `gate` for this process and return it as stored. Times follow the database's clock; `timeout_ms` 0 means no limit.
+
+        An open gate for the same run, step, item and content is reused: it keeps its id and times, gets the new text and policy, and counts
+        one more opening. An open gate for other content is closed as superseded.
+
+        Raises RunConflictError if another living process of this host waits there, and for a run that does not exist or has ended. Raises
+        LeaseLostError for a step gate if this store claimed the run and another process has taken it over.
+        """
+        return await self._open(gate, self._claims.get(gate.run_id), timeout_ms=timeout_ms)
+
+    @writes
+    def _open(self, connection: Connection, gate: Gate, claim: Claim | None, *, timeout_ms: int) -> Gate:
+        owner = Owner.this()
+        run = _run_locked(connection, self.tenant_id, gate.run_id)
+        at = and_(
+            gates.c.run_id == gate.run_id,
+            gates.c.step_id == (gate.step_id or ""),
+            gates.c.call_kind == gate.call_kind,
+            gates.c.item == item_column(gate.item),
+            gates.c.closed_at.is_(None),
+        )
+        # Only the process that executes the run waits at step gates. If it stalled and lost its lease, it must open none and block nobody.
+        is_claimed = gate.step_id is not None and claim is not None
+        if claim is not None and is_claimed:
+            leases.require(connection, gate.run_id, claim.epoch)
+        kept = connection.execute(select(gates).where(at)).mappings().first()
+        if kept is not None and kept["owner"] is not None and kept["owner"] != str(owner):
+            other = Owner.parse(kept["owner"])
+            if other.is_alive and not is_claimed:
+                raise RunConflictError(f"process {other.pid} on this host waits at this gate of run {gate.run_id}; answer there, or end it")
+        signal(connection)
+        if kept is not None and kept["approval_digest"] == gate.approval_digest:
+            shown = {"text": gate.text, "rules": _rules_text(gate.rules), "openings": gates.c.openings + 1, "owner": str(owner)}
+            row = connection.execute(update(gates).where(gates.c.id == kept["id"]).values(shown).returning(gates)).mappings().one()
+            if (row["text"], row["rules"]) != (kept["text"], kept["rules"]):
+                audit.append(connection, gate.run_id, [entries.of_gate(plain(gates, row))])
+            return gate_of(row)
+        superseded = _close(connection, at, "superseded")
+        new = {**whose(context_of(run)), **_gate_row(connection, gate, timeout_ms), "owner": str(owner)}
+        row = connection.execute(insert(gates).values(new).returning(gates)).mappings().one()
+        audit.append(connection, gate.run_id, [*superseded, entries.of_gate(plain(gates, row))])
         return gate_of(row)
-    superseded = _close(connection, at, "superseded")
-    new = {**whose(context_of(run)), **_gate_row(connection, gate, timeout_ms), "owner": str(owner)}
-    row = connection.execute(insert(gates).values(new).returning(gates)).mappings().one()
-    audit.append(connection, gate.run_id, [*superseded, entries.of_gate(plain(gates, row))])
-    return gate_of(row)
 
+    async def answer(self, gate_id: str, approval: Approval) -> Gate:
+        """Close an open gate with its first answer and return it. The answer is recorded for the gate's run, step and item.
 
-def answer(connection: Connection, tenant: str | None, gate_id: str, approval: Approval) -> Gate | PlanAdapterError:
-    """Close an open gate with `approval`, record it, and return the gate. Otherwise return the reason as an error.
+        Raises RunConflictError for a closed gate, with how it was closed, and for an overdue gate, which is then closed; the database's
+        clock decides. Raises NotApprovedError for an answer to other content; the gate stays open.
+        """
+        answered = await self._answer(gate_id, approval)
+        if isinstance(answered, PlanAdapterError):
+            raise answered
+        return answered
 
-    The error is returned, not raised, because its transaction may contain a change to commit: an overdue gate is closed.
-    """
-    if connection.execute(select(answers.c.id).where(answers.c.id == approval.id)).first() is not None:
-        return NotApprovedError(f"the approval {approval.id} was given before: each answer is one of its own")
-    # One statement decides: a concurrent answer waits for this row, finds it closed and changes nothing.
-    same = and_(gates.c.kind == "approval", gates.c.approval_digest == approval.approval_digest, _is_open(), _is_in_time())
-    closed = _closed_now(connection, and_(_is(gate_id, tenant), same), "answered")
-    if closed is None:
-        return _why_not_taken(connection, tenant, gate_id, approval)
-    given = {
-        **whose(context_of(closed)),
-        **approval_row(approval),
-        "at": closed["closed_at"],
-        "run_id": closed["run_id"],
-        "step_id": closed["step_id"] or None,
-        "item": closed["item"],
-        "gate_id": closed["id"],
-    }
-    connection.execute(insert(answers).values(given))
-    audit.append(connection, closed["run_id"], [entries.of_approval(plain(answers, given))])
-    signal(connection)
-    return gate_of(closed)
+    @writes
+    def _answer(self, connection: Connection, gate_id: str, approval: Approval) -> Gate | PlanAdapterError:
+        # An error is returned, not raised, because the transaction may contain a change to commit: an overdue gate is closed.
+        if connection.execute(select(answers.c.id).where(answers.c.id == approval.id)).first() is not None:
+            return NotApprovedError(f"the approval {approval.id} was given before: each answer is one of its own")
+        # One statement decides: a concurrent answer waits for this row, finds it closed and changes nothing.
+        same = and_(gates.c.kind == "approval", gates.c.approval_digest == approval.approval_digest, _is_open(), _is_in_time())
+        closed = _closed_now(connection, and_(_is(gate_id, self.tenant_id), same), "answered")
+        if closed is None:
+            return _why_not_taken(connection, self.tenant_id, gate_id, approval)
+        given = {
+            **whose(context_of(closed)),
+            **approval_row(approval),
+            "at": closed["closed_at"],
+            "run_id": closed["run_id"],
+            "step_id": closed["step_id"] or None,
+            "item": closed["item"],
+            "gate_id": closed["id"],
+        }
+        connection.execute(insert(answers).values(given))
+        audit.append(connection, closed["run_id"], [entries.of_approval(plain(answers, given))])
+        signal(connection)
+        return gate_of(closed)
 
+    @reads
+    def answer_to(self, connection: Connection, gate_id: str) -> Approval | None:
+        """Return the answer that closed the gate, or None."""
+        return _answer_to(connection, self.tenant_id, gate_id)
 
-def answer_to(connection: Connection, tenant: str | None, gate_id: str) -> Approval | None:
-    """Return the answer that closed the gate, or None."""
-    row = connection.execute(seen_by(tenant, select(answers).where(answers.c.gate_id == gate_id), answers)).mappings().first()
-    return None if row is None else approval_of(row)
+    @reads
+    def changes_asked(self, connection: Connection) -> dict[str, Approval]:
+        """Return, by id of the open gate, the last answer that requested changes of the same content."""
+        same = [getattr(gates.c, name) == getattr(answers.c, name) for name in ("run_id", "item", "approval_digest")]
+        query = select(gates.c.id.label("asked_at"), *answers.c).join(
+            answers, and_(*same, gates.c.step_id == func.coalesce(answers.c.step_id, ""))
+        )
+        query = query.where(_is_open(), answers.c.decision == "request_changes").order_by(answers.c.at)
+        return {row["asked_at"]: approval_of(row) for row in connection.execute(seen_by(self.tenant_id, query, gates)).mappings()}
 
+    @writes
+    def expire(self, connection: Connection, gate_id: str) -> Gate:
+        """Close the gate as expired if it is open and overdue by the database's clock. Return its current state."""
+        return _expired(connection, self.tenant_id, gate_id)
 
-def expire(connection: Connection, tenant: str | None, gate_id: str) -> Gate:
-    """Close the gate as expired if it is open and overdue. Return its current state."""
-    _close_one(connection, and_(_is(gate_id, tenant), _is_open(), ~_is_in_time()), "expired")
-    return find(connection, tenant, gate_id)
+    @writes
+    def close(self, connection: Connection, gate_id: str, end: GateEnd) -> Gate:
+        """Close the gate without an answer and return it. A closed gate, or one where another process waits, is returned unchanged."""
+        is_free = or_(gates.c.owner.is_(None), gates.c.owner == str(Owner.this()))
+        _close_one(connection, and_(_is(gate_id, self.tenant_id), _is_open(), is_free), end)
+        return _found(connection, self.tenant_id, gate_id)
 
+    @writes
+    def leave(self, connection: Connection, gate_id: str) -> None:
+        """Record that this process no longer waits at the gate, so that another one can. The gate stays open."""
+        mine = (_is(gate_id, self.tenant_id), gates.c.owner == str(Owner.this()))
+        connection.execute(update(gates).where(*mine).values(owner=None))
+        signal(connection)
 
-def close(connection: Connection, tenant: str | None, gate_id: str, end: GateEnd, owner: Owner) -> Gate:
-    """Close the gate if it is open and nobody but `owner` waits there. Return its current state."""
-    is_free = or_(gates.c.owner.is_(None), gates.c.owner == str(owner))
-    _close_one(connection, and_(_is(gate_id, tenant), _is_open(), is_free), end)
-    return find(connection, tenant, gate_id)
+    @writes
+    def show(self, connection: Connection, gate_id: str, *, flow_run_id: str, keyset: str) -> None:
+        """Record where the gate's form is shown."""
+        changed = connection.execute(update(gates).where(_is(gate_id, self.tenant_id)).values(flow_run_id=flow_run_id, keyset=keyset))
+        if not changed.rowcount:
+            raise RunConflictError(f"there is no gate {gate_id}")
+        signal(connection)
+
+    @reads
+    def get(self, connection: Connection, gate_id: str) -> Gate:
+        """Return the gate with this id. Raises RunConflictError if there is none."""
+        return _found(connection, self.tenant_id, gate_id)
+
+    @reads
+    def find(self, connection: Connection, *, run_id: str | None = None, open_only: bool = True, limit: int = 1000) -> list[Gate]:
+        """Return gates, oldest first. Gates of all runs come without their texts, which may be long; `get` returns those."""
+        columns = gates.c if run_id is not None else [column for column in gates.c if column is not gates.c.text]
+        query = select(*columns).order_by(gates.c.opened_at, gates.c.id).limit(limit)
+        if run_id is not None:
+            query = query.where(gates.c.run_id == run_id)
+        if open_only:
+            query = query.where(_is_open())
+        rows: Sequence[Row] = connection.execute(seen_by(self.tenant_id, query, gates)).mappings().all()
+        attended = {owner: _is_attended(owner) for owner in {row["owner"] for row in rows if row["closed_at"] is None}}
+        return [gate_of(row, attended=attended) for row in rows]
 
 
 def outcome_asked(connection: Connection, run_id: str) -> dict[str, str]:
@@ -124,54 +191,9 @@ def close_all(connection: Connection, run_id: str, end: GateEnd) -> list[entries
     return _close(connection, and_(gates.c.run_id == run_id, gates.c.closed_at.is_(None)), end)
 
 
-def leave(connection: Connection, tenant: str | None, gate_id: str, owner: Owner) -> None:
-    """Record that `owner` no longer waits at the gate. The gate stays open."""
-    connection.execute(update(gates).where(_is(gate_id, tenant), gates.c.owner == str(owner)).values(owner=None))
-    signal(connection)
-
-
-def show(connection: Connection, tenant: str | None, gate_id: str, *, flow_run_id: str, keyset: str) -> None:
-    """Record where the gate's form is shown."""
-    changed = connection.execute(update(gates).where(_is(gate_id, tenant)).values(flow_run_id=flow_run_id, keyset=keyset))
-    if not changed.rowcount:
-        raise RunConflictError(f"there is no gate {gate_id}")
-    signal(connection)
-
-
-def find(connection: Connection, tenant: str | None, gate_id: str) -> Gate:
-    """Return the gate. Raises RunConflictError if there is none."""
-    row = connection.execute(select(gates).where(_is(gate_id, tenant))).mappings().first()
-    if row is None:
-        raise RunConflictError(f"there is no gate {gate_id}")
-    return gate_of(row)
-
-
-def listed(connection: Connection, tenant: str | None, *, run_id: str | None, open_only: bool, limit: int) -> list[Gate]:
-    """Return gates, oldest first. Their texts are only included for a single run, because they may be long."""
-    columns = gates.c if run_id is not None else [column for column in gates.c if column is not gates.c.text]
-    query = select(*columns).order_by(gates.c.opened_at, gates.c.id).limit(limit)
-    if run_id is not None:
-        query = query.where(gates.c.run_id == run_id)
-    if open_only:
-        query = query.where(_is_open())
-    rows: Sequence[Row] = connection.execute(seen_by(tenant, query, gates)).mappings().all()
-    attended = {owner: _is_attended(owner) for owner in {row["owner"] for row in rows if row["closed_at"] is None}}
-    return [gate_of(row, attended=attended) for row in rows]
-
-
 def are_open(connection: Connection, run_id: str) -> bool:
     """Return whether any gate of the run is open."""
     return connection.scalar(select(gates.c.id).where(gates.c.run_id == run_id, _is_open()).limit(1)) is not None
-
-
-def changes_asked(connection: Connection, tenant: str | None) -> dict[str, Approval]:
-    """Return, by open gate, the last answer that requested changes of the same content."""
-    same = [getattr(gates.c, name) == getattr(answers.c, name) for name in ("run_id", "item", "approval_digest")]
-    query = select(gates.c.id.label("asked_at"), *answers.c).join(
-        answers, and_(*same, gates.c.step_id == func.coalesce(answers.c.step_id, ""))
-    )
-    query = query.where(_is_open(), answers.c.decision == "request_changes").order_by(answers.c.at)
-    return {row["asked_at"]: approval_of(row) for row in connection.execute(seen_by(tenant, query, gates)).mappings()}
 
 
 def gate_of(row: Row, *, attended: dict[str | None, bool | None] | None = None) -> Gate:
@@ -185,6 +207,23 @@ def gate_of(row: Row, *, attended: dict[str | None, bool | None] | None = None) 
         rules=_gate_policy_of(row["rules"]),
         attended=None if row["closed_at"] is not None else _is_attended(owner) if attended is None else attended[owner],
     )
+
+
+def _found(connection: Connection, tenant: str | None, gate_id: str) -> Gate:
+    row = connection.execute(select(gates).where(_is(gate_id, tenant))).mappings().first()
+    if row is None:
+        raise RunConflictError(f"there is no gate {gate_id}")
+    return gate_of(row)
+
+
+def _answer_to(connection: Connection, tenant: str | None, gate_id: str) -> Approval | None:
+    row = connection.execute(seen_by(tenant, select(answers).where(answers.c.gate_id == gate_id), answers)).mappings().first()
+    return None if row is None else approval_of(row)
+
+
+def _expired(connection: Connection, tenant: str | None, gate_id: str) -> Gate:
+    _close_one(connection, and_(_is(gate_id, tenant), _is_open(), ~_is_in_time()), "expired")
+    return _found(connection, tenant, gate_id)
 
 
 def _run_locked(connection: Connection, tenant: str | None, run_id: str) -> Row:
@@ -233,7 +272,7 @@ def _closed_now(connection: Connection, which: ColumnElement[bool], end: GateEnd
 
 def _why_not_taken(connection: Connection, tenant: str | None, gate_id: str, approval: Approval) -> PlanAdapterError:
     try:
-        gate = expire(connection, tenant, gate_id)
+        gate = _expired(connection, tenant, gate_id)
     except RunConflictError as missing:
         return missing
     if gate.kind == "outcome" and gate.closed_at is None:
@@ -260,7 +299,7 @@ def _how_it_closed(connection: Connection, gate: Gate, at: str) -> str:
         return f"its run was cancelled at {at}"
     if gate.kind == "outcome":
         return f"it was said at {at}: {gate.end}"
-    given = answer_to(connection, None, gate.id)
+    given = _answer_to(connection, None, gate.id)
     return "it was answered" if given is None else f"{one_line(given.by)} answered at {at}: {given.decision}"
 
 

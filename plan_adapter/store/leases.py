@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from sqlalchemy import Connection, bindparam, insert, select, update
 
@@ -68,6 +69,13 @@ class Owner:
         return self.is_here and not self.is_alive
 
 
+class Claim(NamedTuple):
+    """A lease that this process has taken: its epoch, and the clock by which it began."""
+
+    epoch: int
+    clock: Clock
+
+
 def is_free(lease: Row | None, now: datetime) -> bool:
     """Return whether nobody can be executing the run of `lease` at `now`, the database's time.
 
@@ -96,8 +104,8 @@ def of_runs(connection: Connection, run_ids: Collection[str]) -> Sequence[Row]:
     return connection.execute(select(leases).where(leases.c.run_id.in_(run_ids))).mappings().all()
 
 
-def take(connection: Connection, run_id: str, owner: Owner, *, whose: Mapping[str, str | None], seconds: float) -> tuple[int, Clock]:
-    """Make `owner` the process that executes the run. Return the epoch of its lease, and the clock by which the lease began.
+def take(connection: Connection, run_id: str, owner: Owner, *, whose: Mapping[str, str | None], seconds: float) -> Claim:
+    """Make `owner` the process that executes the run.
 
     The caller has locked the run. Raises RunConflictError if another process may be executing it.
     """
@@ -115,7 +123,7 @@ def take(connection: Connection, run_id: str, owner: Owner, *, whose: Mapping[st
         connection.execute(insert(leases).values(run_id=run_id, **whose, **values))
     else:
         connection.execute(update(leases).where(leases.c.run_id == run_id).values(**values))
-    return epoch, clock
+    return Claim(epoch, clock)
 
 
 def renew(connection: Connection, run_id: str, epoch: int, *, seconds: float) -> None:

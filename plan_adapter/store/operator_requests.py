@@ -1,4 +1,4 @@
-"""Operator requests outside gates: skip steps, run skipped steps after all, roll back the run. Functions of a connection.
+"""`OperatorRequests`, made outside gates: skip steps, run skipped steps after all, roll back the run.
 
 A request is recorded in the run's audit log: one entry per step under a shared digest, and one for the signature if it is signed.
 """
@@ -18,6 +18,7 @@ from plan_adapter.record import OperatorRequestKind
 from plan_adapter.store import audit, entries, runs
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
+from plan_adapter.store.database import StorePart, reads, writes
 from plan_adapter.store.digests import digest_of, instant_text
 from plan_adapter.store.entries import OPERATOR_REQUEST_KINDS
 from plan_adapter.store.rows import Row
@@ -35,7 +36,7 @@ class OperatorRequest:
     because: str
     by: str
     known_by: str
-    digest: str  # from `operator_request_digest_of`, as shown to the person
+    digest: str  # from `OperatorRequests.digest_of`, as shown to the person
     signature: str | None = None  # a verified armored SSH signature of `signed_operator_request`
 
 
@@ -46,44 +47,54 @@ class Subject(NamedTuple):
     digest: str
 
 
+class OperatorRequests(StorePart):
+    """What operators asked of a store's runs outside gates."""
+
+    @writes
+    def record(self, connection: Connection, run_id: str, request: OperatorRequest) -> datetime:
+        """Record an operator request and return the run's new change time. Whoever read the run before can no longer claim it.
+
+        Raises RunConflictError if another request came in between. Requests about steps also raise it while a process executes the run,
+        because that process would not notice.
+        """
+        run = runs.locked(connection, self.tenant_id, run_id)
+        found: str = run["id"]
+        if request.steps and (owner := runs.owner_of(connection, self.tenant_id, found)) is not None:
+            raise RunConflictError(f"run {found} is executed by {owner}: skip steps after it has ended")
+        subjects = _subjects(connection, run, request.steps)
+        if request_digest(found, _next_number(connection, found), request.kind, subjects) != request.digest:
+            raise RunConflictError(f"another request about run {found} was recorded meanwhile: look again, then repeat yours")
+        changed = update(run_table).where(run_table.c.id == found).values(updated_at=database_now()).returning(run_table.c.updated_at)
+        told, at = list[entries.Entry](), instant_text(now_of(connection))
+        given = {"by": request.by, "known_by": request.known_by, "because": request.because, "request_digest": request.digest}
+        for step_id, digest in subjects:
+            told.append(entries.of_operator_request(at, request.kind, **given, step_id=step_id, digest=digest))
+        if request.signature is not None:
+            told.append(entries.of_operator_request_signature(told[-1], request.signature))
+        updated_at = connection.execute(changed).scalar_one()
+        audit.append(connection, found, told)
+        signal(connection)
+        return updated_at
+
+    @reads
+    def digest_of(self, connection: Connection, run_id: str, kind: OperatorRequestKind, steps: Sequence[str]) -> str:
+        """Return the digest of this request for `OperatorRequest.digest` and its signature. Without `steps`, it is about the run.
+
+        Raises RunConflictError for an unknown step.
+        """
+        run = runs.row_of(connection, self.tenant_id, run_id)
+        return request_digest(run["id"], _next_number(connection, run["id"]), kind, _subjects(connection, run, steps))
+
+    @reads
+    def skipped_steps(self, connection: Connection, run_id: str) -> dict[str, str]:
+        """Return the steps of the run that operators skipped, with who skipped each and why."""
+        return skipped_steps_of(connection, runs.id_of(connection, self.tenant_id, run_id))
+
+
 def request_digest(run_id: str, number: int, kind: str, subjects: Sequence[Subject]) -> str:
     """Return the digest that identifies a request. `number` is its position in the run, from 1, so each request counts once."""
     about: list[JsonValue] = [[step_id, digest] for step_id, digest in subjects]
     return digest_of(["plan_adapter.operator_request", run_id, number, kind, about])
-
-
-def operator_request_digest_of(
-    connection: Connection, tenant: str | None, run_id: str, kind: OperatorRequestKind, steps: Sequence[str]
-) -> str:
-    """Return the digest that `keep` would require for this request now. Raises RunConflictError for an unknown step."""
-    run = runs.row_of(connection, tenant, run_id)
-    return request_digest(run["id"], _next_number(connection, run["id"]), kind, _subjects(connection, run, steps))
-
-
-def keep(connection: Connection, tenant: str | None, run_id: str, request: OperatorRequest) -> datetime:
-    """Record an operator request and return the run's new change time. Whoever read the run before can no longer claim it.
-
-    Raises RunConflictError if another request came in between. Requests about steps also raise it while a process executes the run, because
-    that process would not notice.
-    """
-    found: str = runs.row_of(connection, tenant, run_id)["id"]
-    run = connection.execute(select(run_table).where(run_table.c.id == found).with_for_update(key_share=True)).mappings().one()
-    if request.steps and (owner := runs.owner_of(connection, tenant, found)) is not None:
-        raise RunConflictError(f"run {found} is executed by {owner}: skip steps after it has ended")
-    subjects = _subjects(connection, run, request.steps)
-    if request_digest(found, _next_number(connection, found), request.kind, subjects) != request.digest:
-        raise RunConflictError(f"another request about run {found} was recorded meanwhile: look again, then repeat yours")
-    changed = update(run_table).where(run_table.c.id == found).values(updated_at=database_now()).returning(run_table.c.updated_at)
-    told, at = list[entries.Entry](), instant_text(now_of(connection))
-    for step_id, digest in subjects:
-        given = {"by": request.by, "known_by": request.known_by, "because": request.because}
-        told.append(entries.of_operator_request(at, request.kind, **given, step_id=step_id, request_digest=request.digest, digest=digest))
-    if request.signature is not None:
-        told.append(entries.of_operator_request_signature(told[-1], request.signature))
-    updated_at = connection.execute(changed).scalar_one()
-    audit.append(connection, found, told)
-    signal(connection)
-    return updated_at
 
 
 def skipped_steps_of(connection: Connection, run_id: str) -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""Unknown outcomes: attempts with an intent but no receipt, and the resolution that a person gives for one.
+"""`UnknownOutcomes`: attempts with an intent but no receipt, and the resolutions that people give.
 
-A resolution is stored as a receipt that names the person. Functions of a connection.
+A resolution is stored as a receipt that names the person.
 """
 
 import hashlib
@@ -18,9 +18,10 @@ from plan_adapter.execution.rollback_status import NEVER_KNOWN
 from plan_adapter.plan import CallKind, PlanStatus, StepStatus, new_id
 from plan_adapter.readable import call_name
 from plan_adapter.record import ABORTED, Attempt, Outcome, Receipt, Resolution, RunReason
-from plan_adapter.store import audit, entries, gates, plans, runs, undoing
+from plan_adapter.store import audit, entries, gates, plans, runs
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
+from plan_adapter.store.database import StorePart, reads, writes
 from plan_adapter.store.digests import plain
 from plan_adapter.store.rows import Row, attempt_of, attempt_row, context_of, receipt_row, whose
 from plan_adapter.store.steps import history_of, labels_of
@@ -70,27 +71,104 @@ def by_hand_digest(*, run_id: str, step_id: str, item: int | None, number: int, 
     return hashlib.sha256(f"plan_adapter.by_hand {call}".encode()).hexdigest()
 
 
-def resolution_digest(connection: Connection, tenant: str | None, run_id: str, call: CallPlace, resolution: Resolution) -> str:
-    """Return the digest that `resolve` would require for this resolution now. Raises RunConflictError like `resolve`."""
-    run = _locked(connection, tenant, run_id)
-    return _subject(connection, tenant, run, call, resolution, at=now_of(connection))[1]
+class UnknownOutcomes(StorePart):
+    """The writes of a store's runs whose outcome is unknown, and what people say about them."""
 
+    @reads
+    def unknown(self, connection: Connection, run_id: str) -> list[Attempt]:
+        """Return the writes of a run whose outcome is unknown, in the order in which they started."""
+        return unknown_of(connection, runs.id_of(connection, self.tenant_id, run_id))
 
-def start_of(connection: Connection, attempt: Attempt) -> str | None:
-    """Return, in words, the start of the run and the process that made the attempt, or None if the audit log has no start."""
-    same = (audit_log.c.run_id == attempt.run_id, audit_log.c.kind == "run_started", audit_log.c.at <= attempt.started_at)
-    return connection.scalar(select(audit_log.c.message).where(*same).order_by(audit_log.c.number.desc()).limit(1))
+    @reads
+    def unknown_of_all(self, connection: Connection) -> list[Attempt]:
+        """Return the writes with an unknown outcome of all runs that have not completed. Processes may be executing some of these runs."""
+        unfinished = select(run_table.c.id).where(run_table.c.status != PlanStatus.COMPLETED.value)
+        return _unknown(connection, plans.seen_by(self.tenant_id, select(attempts).where(attempts.c.run_id.in_(unfinished)), attempts))
+
+    @reads
+    def start_of(self, connection: Connection, attempt: Attempt) -> str | None:
+        """Return, in words, the start of the run and the process that made `attempt`, or None if the audit log has no start."""
+        same = (audit_log.c.run_id == attempt.run_id, audit_log.c.kind == "run_started", audit_log.c.at <= attempt.started_at)
+        return connection.scalar(select(audit_log.c.message).where(*same).order_by(audit_log.c.number.desc()).limit(1))
+
+    @writes
+    def resolve(
+        self,
+        connection: Connection,
+        run_id: str,
+        step_id: str,
+        record: ResolutionRecord,
+        *,
+        item: int | None = None,
+        kind: CallKind = "step",
+    ) -> Receipt:
+        """Record a person's resolution of the unknown outcome of a step or one of its items. Return it as a receipt.
+
+        With `kind` "rollback", it resolves the step's rollback. The run resumes from there. If a process waits for the resolution at an
+        outcome gate, that gate is closed and the run continues at once; otherwise it continues when it is resumed. `abort` ends the run as
+        cancelled.
+
+        Two more cases are allowed: `done` for a call that has not succeeded, because somebody did it by hand; and `again` for a call that
+        was aborted with an unknown outcome, or for an idempotent write that may have been done.
+
+        Raises RunConflictError if a process executes the run and does not ask about this call, for any other resolution of a call whose
+        outcome is known, and if an item must be named.
+        """
+        call = CallPlace(step_id, item, kind)
+        run, ended_at = runs.locked(connection, self.tenant_id, run_id), now_of(connection)
+        attempt, digest = _subject(connection, self.tenant_id, run, call, record.resolution, at=ended_at)
+        if record.digest not in (None, digest):
+            raise RunConflictError(
+                f"another attempt of `{call.name()}` in run {run['id']} has an unknown outcome now: look again, and record that one"
+            )
+        told = list[entries.Entry]()
+        if digest != outcome_digest(attempt.id):
+            begun = {**whose(context_of(run)), **attempt_row(attempt)}
+            connection.execute(insert(attempts).values(begun))
+            told.append(entries.of_attempt(plain(attempts, begun)))
+        receipt = Receipt(
+            attempt_id=attempt.id,
+            run_id=attempt.run_id,
+            step_id=attempt.step_id,
+            item=attempt.item,
+            number=attempt.number,
+            outcome=Outcome.SUCCEEDED if record.resolution == "done" else Outcome.FAILED,
+            result=record.result if record.resolution == "done" else None,
+            error=None if record.resolution == "done" else _ERRORS[record.resolution],
+            ended_at=ended_at,
+            duration_ms=0,
+            by=record.by,
+            known_by=record.known_by,
+            note=record.note or None,
+            kind=attempt.kind,
+        )
+        row = {**whose(context_of(run)), **receipt_row(receipt)}
+        connection.execute(insert(receipts).values(row))
+        told.append(entries.of_receipt(plain(receipts, row)))
+        if record.signature is not None:
+            told.append(entries.of_signature(plain(receipts, row), record.signature))
+        if (gate_id := gates.outcome_asked(connection, run["id"]).get(digest)) is not None:
+            told.append(gates.close_resolved(connection, gate_id, record.resolution, at=ended_at))
+        if runs.owner_of(connection, self.tenant_id, run["id"]) is None:
+            told += _apply_to_run(connection, run, attempt, record)
+        elif record.resolution == "abort":  # in case the process dies before it has ended the run
+            told += runs.ask_to_cancel(connection, self.tenant_id, run["id"], resolution_of(attempt, record), rollback=False)
+        audit.append(connection, run["id"], told)
+        signal(connection)
+        return receipt
+
+    @writes
+    def digest_of(
+        self, connection: Connection, run_id: str, step_id: str, resolution: Resolution, *, item: int | None = None, kind: CallKind = "step"
+    ) -> str:
+        """Return the digest that a resolution and its signature bind to. Raises the same errors as `resolve`."""
+        run, call = runs.locked(connection, self.tenant_id, run_id), CallPlace(step_id, item, kind)
+        return _subject(connection, self.tenant_id, run, call, resolution, at=now_of(connection))[1]
 
 
 def unknown_of(connection: Connection, run_id: str) -> list[Attempt]:
     """Return the writes of a run whose outcome is unknown, in the order in which they started."""
     return _unknown(connection, select(attempts).where(attempts.c.run_id == run_id))
-
-
-def unknown_of_all(connection: Connection, tenant: str | None) -> list[Attempt]:
-    """Return the writes with an unknown outcome of all runs that have not completed."""
-    unfinished = select(run_table.c.id).where(run_table.c.status != PlanStatus.COMPLETED.value)
-    return _unknown(connection, plans.seen_by(tenant, select(attempts).where(attempts.c.run_id.in_(unfinished)), attempts))
 
 
 def _unknown(connection: Connection, which: Select[Any]) -> list[Attempt]:
@@ -101,71 +179,13 @@ def _unknown(connection: Connection, which: Select[Any]) -> list[Attempt]:
     return [attempt_of(row) for row in connection.execute(query.order_by(attempts.c.started_at, attempts.c.id)).mappings()]
 
 
-def resolve(connection: Connection, tenant: str | None, run_id: str, call: CallPlace, word: ResolutionRecord) -> Receipt:
-    """Record a person's resolution of a call and return it as a receipt.
-
-    It normally resolves an unknown outcome. Two more cases are allowed, for steps and their rollbacks: `done` for a call that has not
-    succeeded, because somebody did it by hand; and `again` for a call that was aborted with an unknown outcome, or for an idempotent write
-    that may have been done.
-
-    While a process executes the run, only its outcome gates can be resolved, which closes the gate. Raises RunConflictError for any other
-    call then, for other resolutions of a call whose outcome is known, and if an item must be named.
-    """
-    run, ended_at = _locked(connection, tenant, run_id), now_of(connection)
-    attempt, digest = _subject(connection, tenant, run, call, word.resolution, at=ended_at)
-    if word.digest not in (None, digest):
-        raise RunConflictError(
-            f"another attempt of `{call.name()}` in run {run['id']} has an unknown outcome now: look again, and record that one"
-        )
-    told = list[entries.Entry]()
-    if digest != outcome_digest(attempt.id):
-        begun = {**whose(context_of(run)), **attempt_row(attempt)}
-        connection.execute(insert(attempts).values(begun))
-        told.append(entries.of_attempt(plain(attempts, begun)))
-    receipt = Receipt(
-        attempt_id=attempt.id,
-        run_id=attempt.run_id,
-        step_id=attempt.step_id,
-        item=attempt.item,
-        number=attempt.number,
-        outcome=Outcome.SUCCEEDED if word.resolution == "done" else Outcome.FAILED,
-        result=word.result if word.resolution == "done" else None,
-        error=None if word.resolution == "done" else _ERRORS[word.resolution],
-        ended_at=ended_at,
-        duration_ms=0,
-        by=word.by,
-        known_by=word.known_by,
-        note=word.note or None,
-        kind=attempt.kind,
-    )
-    row = {**whose(context_of(run)), **receipt_row(receipt)}
-    connection.execute(insert(receipts).values(row))
-    told.append(entries.of_receipt(plain(receipts, row)))
-    if word.signature is not None:
-        told.append(entries.of_signature(plain(receipts, row), word.signature))
-    if (gate_id := gates.outcome_asked(connection, run["id"]).get(digest)) is not None:
-        told.append(gates.close_resolved(connection, gate_id, word.resolution, at=ended_at))
-    if runs.owner_of(connection, tenant, run["id"]) is None:
-        told += _apply_to_run(connection, run, attempt, word)
-    elif word.resolution == "abort":  # in case the process dies before it has ended the run
-        told += runs.ask_to_cancel(connection, tenant, run["id"], resolution_of(attempt, word), rollback=False)
-    audit.append(connection, run["id"], told)
-    signal(connection)
-    return receipt
-
-
-def resolution_of(attempt: Attempt, word: ResolutionRecord) -> str:
+def resolution_of(attempt: Attempt, record: ResolutionRecord) -> str:
     """Return a sentence that says who resolved an attempt and how."""
     call = call_name(attempt.step_id, attempt.item, attempt.label, kind=attempt.kind)
-    return f"{word.by} recorded `{word.resolution}` for `{call}`" + (f" ({word.note})" if word.note else "")
+    return f"{record.by} recorded `{record.resolution}` for `{call}`" + (f" ({record.note})" if record.note else "")
 
 
 _ERRORS = {"again": "it was not done, and is to be done again", "abort": ABORTED}
-
-
-def _locked(connection: Connection, tenant: str | None, run_id: str) -> Row:
-    found: str = runs.row_of(connection, tenant, run_id)["id"]
-    return connection.execute(select(run_table).where(run_table.c.id == found).with_for_update(key_share=True)).mappings().one()
 
 
 def _subject(
@@ -244,14 +264,14 @@ def _meant(unknown: Sequence[Attempt], run_id: str, call: CallPlace) -> Attempt:
     raise RunConflictError(f"the outcome of `{call.name()}` in run {run_id} is not unknown" + (f"; that of {names} is" if names else ""))
 
 
-def _apply_to_run(connection: Connection, run: Row, attempt: Attempt, word: ResolutionRecord) -> list[entries.Entry]:
+def _apply_to_run(connection: Connection, run: Row, attempt: Attempt, record: ResolutionRecord) -> list[entries.Entry]:
     """Write the resolution to the run and its step, and return the audit entries. The next start resumes from the receipts."""
     left = unknown_of(connection, run["id"])
-    said = resolution_of(attempt, word)
+    said = resolution_of(attempt, record)
     changed: dict[str, object] = {"message": said, "rollback": None, "updated_at": database_now()}
     if attempt.kind == "rollback":  # the reason why the run ended stays; `abort` ends only the rollback
-        changed |= undoing.told(connection, run, said, ends=word.resolution == "abort")
-    elif word.resolution == "abort":
+        changed |= runs.columns_of_resolved_rollback(connection, run, said, ends=record.resolution == "abort")
+    elif record.resolution == "abort":
         changed |= {"status": PlanStatus.CANCELLED.value, "reason": RunReason.CANCELLED.value, "completed_at": database_now()}
     elif left:
         names = ", ".join(sorted({f"`{call_name(other.step_id, None, kind=other.kind)}`" for other in left}))
@@ -263,14 +283,14 @@ def _apply_to_run(connection: Connection, run: Row, attempt: Attempt, word: Reso
     told = list[entries.Entry]()
     if attempt.kind == "step" and all((other.step_id, other.kind) != (attempt.step_id, "step") for other in left):
         ended = (step_runs.c.run_id == run["id"], step_runs.c.step_id == attempt.step_id, step_runs.c.status == StepStatus.FAILED.value)
-        steps = update(step_runs).where(*ended).values(**_end_of_step(attempt, word, said)).returning(step_runs)
+        steps = update(step_runs).where(*ended).values(**_end_of_step(attempt, record, said)).returning(step_runs)
         told = [entries.of_step(plain(step_runs, row)) for row in connection.execute(steps).mappings()]
     is_end = now["completed_at"] is not None
     return [*told, entries.of_run_end(now) if is_end else entries.of_run(now, "run_changed", message=said)]
 
 
-def _end_of_step(attempt: Attempt, word: ResolutionRecord, said: str) -> dict[str, object]:
+def _end_of_step(attempt: Attempt, record: ResolutionRecord, said: str) -> dict[str, object]:
     """Return the step's columns until the run is resumed. Only the next start knows whether all items of a step are done."""
-    if word.resolution == "done" and attempt.item is None:
+    if record.resolution == "done" and attempt.item is None:
         return {"status": StepStatus.COMPLETED.value, "outcome": Outcome.SUCCEEDED.value, "error": None, "reason": said}
-    return {"outcome": Outcome.FAILED.value, "error": said if word.resolution != "abort" else f"{said}; {NEVER_KNOWN}"}
+    return {"outcome": Outcome.FAILED.value, "error": said if record.resolution != "abort" else f"{said}; {NEVER_KNOWN}"}

@@ -1,4 +1,4 @@
-"""New versions of a run's plan. The functions take a connection and the tenant whose rows are visible."""
+"""`Revisions`: new versions of a run's plan."""
 
 import json
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from plan_adapter.record import PlanRun, RunFolder
 from plan_adapter.store import audit, entries, gates, leases, runs
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now
+from plan_adapter.store.database import StorePart, reads, writes
 from plan_adapter.store.digests import Plain, plain
 from plan_adapter.store.plans import implied_row, plan_row, put_implied, put_plan
 from plan_adapter.store.rows import Row, context_of, dump_json, folder_column, folder_of, load_json, whose
@@ -47,62 +48,72 @@ class Revision:
     folder: RunFolder | None = None  # where the run worked
 
 
-def revise(
-    connection: Connection,
-    tenant: str | None,
-    run_id: str,
-    validated: "ValidatedPlan",
-    approval_digest: str,
-    *,
-    by: str,
-    note: str,
-    folder: RunFolder | None = None,
-) -> PlanRun:
-    """Replace a run's plan, or only the tools of the same plan, and return the run. It then waits for a new approval.
+class Revisions(StorePart):
+    """The versions of a store's runs' plans."""
 
-    Its open gates are closed as superseded. With `folder`, the run works there from now on.
+    @writes
+    def revise(
+        self,
+        connection: Connection,
+        run_id: str,
+        validated: "ValidatedPlan",
+        approval_digest: str,
+        *,
+        by: str,
+        note: str,
+        folder: RunFolder | None = None,
+    ) -> PlanRun:
+        """Replace a run's plan, or only the tools of the same plan, and return the run. Its inputs stay, and it waits for a new approval.
 
-    Raises RunConflictError for a run that has completed or that a living process executes, for a version that changes nothing, and for one
-    that changes or omits steps that have succeeded or may have been done.
-    """
-    run = _locked(connection, tenant, run_id)
-    if run["approval_digest"] == approval_digest:
-        raise RunConflictError(f"the new version is the one that run {run['id']} has: nothing would change")
-    _refuse_changes_of_begun_steps(connection, run, validated)
-    put_plan(connection, plan_row(validated.plan, validated.digest, context_of(run)))
-    content = _content(connection, run, validated, approval_digest) | _unended()
-    content |= {} if folder is None else {"folder": folder_column(folder)}
-    told, now = _replace(connection, run, content, by=by, note=note)
-    if validated.digest != run["digest"]:  # otherwise the recorded ends still apply
-        connection.execute(delete(step_runs).where(step_runs.c.run_id == run["id"], step_runs.c.status != StepStatus.COMPLETED))
-    leases.release_lease(connection, run["id"])
-    told += [entries.of_run(now, "new_version", message=validated.digest), *gates.close_all(connection, run["id"], "superseded")]
-    audit.append(connection, run["id"], told)
-    signal(connection)
-    return runs.find(connection, tenant, run["id"])
+        Its open gates are closed as superseded, and `of_run` lists the replaced version. With `folder`, the run works there from now on.
 
+        Raises RunConflictError for a run that has completed or that a living process executes, and for a version that changes nothing. Also
+        raises it, naming all of them, for changed steps that have succeeded or may have been done.
+        """
+        run = _locked(connection, self.tenant_id, run_id)
+        if run["approval_digest"] == approval_digest:
+            raise RunConflictError(f"the new version is the one that run {run['id']} has: nothing would change")
+        _refuse_changes_of_begun_steps(connection, run, validated)
+        put_plan(connection, plan_row(validated.plan, validated.digest, context_of(run)))
+        content = _content(connection, run, validated, approval_digest) | _unended()
+        content |= {} if folder is None else {"folder": folder_column(folder)}
+        told, now = _replace(connection, run, content, by=by, note=note)
+        if validated.digest != run["digest"]:  # otherwise the recorded ends still apply
+            connection.execute(delete(step_runs).where(step_runs.c.run_id == run["id"], step_runs.c.status != StepStatus.COMPLETED))
+        leases.release_lease(connection, run["id"])
+        told += [entries.of_run(now, "new_version", message=validated.digest), *gates.close_all(connection, run["id"], "superseded")]
+        audit.append(connection, run["id"], told)
+        signal(connection)
+        return runs.find(connection, self.tenant_id, run["id"])
 
-def put_back(connection: Connection, tenant: str | None, run_id: str, version: Revision, validated: "ValidatedPlan", *, by: str) -> PlanRun:
-    """Restore a replaced version in a run that has ended, so that it can be rolled back, and return the run. It stays ended.
+    @writes
+    def put_back(self, connection: Connection, run_id: str, version: Revision, validated: "ValidatedPlan", *, by: str) -> PlanRun:
+        """Restore a replaced version of the plan in a run that has ended, and return the run, which stays ended.
 
-    `validated` is the version's plan. Raises RunConflictError for a run that has not ended.
-    """
-    run = _locked(connection, tenant, run_id)
-    if run["approval_digest"] == version.approval_digest:
-        return runs.find(connection, tenant, run["id"])
-    if run["completed_at"] is None:
-        raise RunConflictError(f"version {version.number} of the plan cannot be put back into run {run['id']}: it has not ended")
-    content = _content(connection, run, validated, version.approval_digest) | {
-        "definitions": dump_json([*version.definitions]),
-        "updated_at": database_now(),
-        **({} if version.folder is None else {"folder": folder_column(version.folder)}),
-    }
-    told, now = _replace(
-        connection, run, content, by=by, note=f"what is undone was done under version {version.number}, which was approved"
-    )
-    audit.append(connection, run["id"], [*told, entries.of_run(now, "new_version", message=validated.digest), entries.of_run_end(now)])
-    signal(connection)
-    return runs.find(connection, tenant, run["id"])
+        `validated` is the plan of `version`. The run's current version becomes a replaced one. Raises RunConflictError for a run that has
+        not ended.
+        """
+        run = _locked(connection, self.tenant_id, run_id)
+        if run["approval_digest"] == version.approval_digest:
+            return runs.find(connection, self.tenant_id, run["id"])
+        if run["completed_at"] is None:
+            raise RunConflictError(f"version {version.number} of the plan cannot be put back into run {run['id']}: it has not ended")
+        content = _content(connection, run, validated, version.approval_digest) | {
+            "definitions": dump_json([*version.definitions]),
+            "updated_at": database_now(),
+            **({} if version.folder is None else {"folder": folder_column(version.folder)}),
+        }
+        told, now = _replace(
+            connection, run, content, by=by, note=f"what is undone was done under version {version.number}, which was approved"
+        )
+        audit.append(connection, run["id"], [*told, entries.of_run(now, "new_version", message=validated.digest), entries.of_run_end(now)])
+        signal(connection)
+        return runs.find(connection, self.tenant_id, run["id"])
+
+    @reads
+    def of_run(self, connection: Connection, run_id: str) -> list[Revision]:
+        """Return the replaced versions of a run's plan, oldest first, each with who replaced it and why."""
+        return revisions_of(connection, runs.id_of(connection, self.tenant_id, run_id))
 
 
 def _replace(connection: Connection, run: Row, content: dict[str, Any], *, by: str, note: str) -> tuple[list[entries.Entry], Plain]:
@@ -136,8 +147,8 @@ def revisions_of(connection: Connection, run_id: str) -> list[Revision]:
 
 def _locked(connection: Connection, tenant: str | None, run_id: str) -> Row:
     """Lock and return the row of a run that may be revised. Until the transaction ends, nobody claims it and no gate of it opens."""
-    found = runs.row_of(connection, tenant, run_id)["id"]
-    run = connection.execute(select(run_table).where(run_table.c.id == found).with_for_update(key_share=True)).mappings().one()
+    run = runs.locked(connection, tenant, run_id)
+    found = run["id"]
     if run["status"] == PlanStatus.COMPLETED:
         raise RunConflictError(f"run {found} has completed: start a new run of the new version")
     if run["status"] == PlanStatus.EXECUTING and (owner := runs.owner_of(connection, tenant, found)) is not None:

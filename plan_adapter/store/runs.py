@@ -1,117 +1,26 @@
-"""Runs: written by their owner, read by any process. The functions take a connection and the tenant whose rows are visible."""
+"""Runs: read, locked and cancelled by any process. The functions take a connection and the tenant whose rows are visible."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pydantic import JsonValue
-from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, select, update
 
 from plan_adapter.errors import RunConflictError
+from plan_adapter.execution.history import RunHistory
+from plan_adapter.execution.rollback_status import recorded_report
+from plan_adapter.execution.status import ended_status
 from plan_adapter.plan import PlanStatus, StepStatus
 from plan_adapter.record import LEAST_ID_CHARACTERS, PlanRun, RunContext, RunReason, StepRun
-from plan_adapter.store import audit, entries, gates, leases, undoing
+from plan_adapter.store import audit, entries, gates, leases
 from plan_adapter.store.changes import signal
-from plan_adapter.store.columns import Clock, database_now, now_of
+from plan_adapter.store.columns import database_now, now_of
 from plan_adapter.store.digests import plain
-from plan_adapter.store.leases import Owner
-from plan_adapter.store.plans import put_implied, put_plan, seen_by
-from plan_adapter.store.rows import Row, dump_json, folder_column, folder_of, load_json, rollback_column, rollback_of, whose
-from plan_adapter.store.steps import step_runs_of
+from plan_adapter.store.plans import of_run, seen_by
+from plan_adapter.store.rows import Row, folder_of, load_json, rollback_column, rollback_of
+from plan_adapter.store.steps import history_of, step_runs_of
 from plan_adapter.store.tables import runs, step_runs
 
-if TYPE_CHECKING:
-    from plan_adapter.validation import ValidatedPlan
-
-
-_UNENDED = (PlanStatus.DRAFT, PlanStatus.PENDING_APPROVAL, PlanStatus.APPROVED, PlanStatus.EXECUTING)
-
-
-def create(connection: Connection, plan: dict[str, Any], steps: dict[str, Any], run: dict[str, Any]) -> None:
-    """Store the rows of a new run, its plan and its implied dependencies. The latter two may already be stored."""
-    put_plan(connection, plan)
-    put_implied(connection, steps)
-    connection.execute(insert(runs).values(run))
-    audit.append(connection, run["id"], [entries.of_run(plain(runs, run), "run_created", message=run["name"])])
-
-
-def run_row(run: PlanRun, validated: "ValidatedPlan", steps: dict[str, Any]) -> dict[str, Any]:
-    """Return the row of a new run. `steps` is the row of its implied dependencies."""
-    return {
-        **whose(run),
-        "id": run.id,
-        "plan_id": run.plan_id,
-        "name": run.name,
-        "description": run.description,
-        "digest": run.digest,
-        "approval_digest": run.approval_digest,
-        "requested_by": run.requested_by,
-        "inputs": dump_json(run.inputs),
-        "implied_dependencies_digest": steps["digest"],
-        "definitions": dump_json(list(validated.definitions)),
-        "folder": folder_column(run.folder),
-        "created_at": run.created_at,
-        "updated_at": run.updated_at,
-        **_changing(run),
-    }
-
-
-def change(connection: Connection, tenant: str | None, run: PlanRun, epoch: int | None = None) -> Row:
-    """Write the changing columns of `run` and return its new row. `epoch` is that of the writer's lease, if it has taken the run.
-
-    Unless the run is executing, its lease is released. Once it has ended, its open gates are closed as cancelled. Raises LeaseLostError if
-    another process has taken the run.
-    """
-    statement = update(runs).where(*_is(run.id, tenant)).values(**_changing(run), updated_at=database_now())
-    row = connection.execute(statement.returning(runs)).mappings().first()
-    if row is None:
-        raise RunConflictError(f"there is no run {run.id}")
-    if epoch is not None:
-        leases.require(connection, run.id, epoch)
-    if run.status is not PlanStatus.EXECUTING:
-        leases.release_lease(connection, run.id)
-    told = plain(runs, row)
-    if run.status in _UNENDED:
-        audit.append(connection, run.id, [entries.of_run(told, "run_changed", message=run.status.value)])
-    else:
-        audit.append(connection, run.id, [*gates.close_all(connection, run.id, "cancelled"), entries.of_run_end(told)])
-    signal(connection)
-    return row
-
-
-def claim(
-    connection: Connection, tenant: str | None, run: PlanRun, owner: Owner, *, lease_seconds: float, keeps_ends: bool = False
-) -> tuple[Row, int, Clock]:
-    """Make `owner` the process that executes `run`, and write the run. Return its new row, the lease's epoch, and the clock.
-
-    What an earlier start left undone is pending again, unless `keeps_ends`. A request to cancel that start is cleared. Raises
-    RunConflictError if another process executes the run, or if it changed since `run` was read.
-    """
-    # `key_share` lets other transactions insert rows that refer to the run, including one that holds the lock awaited here.
-    locked = select(runs.c.status, runs.c.cancel_reason).where(*_is(run.id, tenant)).with_for_update(key_share=True)
-    row = connection.execute(locked).mappings().first()
-    if row is None:
-        raise RunConflictError(f"there is no run {run.id}")
-    epoch, clock = leases.take(connection, run.id, owner, whose=whose(run), seconds=lease_seconds)
-    written = {**_changing(run), "cancel_reason": None, "cancel_requested_at": None, "cancel_rollback": None}
-    written |= {"claimed_at": database_now(), "updated_at": database_now()}
-    statement = update(runs).where(runs.c.id == run.id, runs.c.updated_at == run.updated_at).values(written)
-    claimed = connection.execute(statement.returning(runs)).mappings().first()
-    if claimed is None:
-        cause = f"; somebody asked to cancel it: {row['cancel_reason']}" if row["cancel_reason"] else ""
-        raise RunConflictError(f"run {run.id} was changed by another process, it is {row['status']} now{cause}")
-    if not keeps_ends:
-        connection.execute(delete(step_runs).where(step_runs.c.run_id == run.id, step_runs.c.status != StepStatus.COMPLETED))
-    words = f"start {epoch}, by process {owner.pid} on {owner.host}"
-    audit.append(connection, run.id, [entries.of_run(plain(runs, claimed), "run_started", message=words, row_id=str(epoch))])
-    return claimed, epoch, clock
-
-
-def release(connection: Connection, run_id: str, epoch: int) -> None:
-    """Release a run whose lease has this epoch."""
-    # Lock the run before its lease, as everywhere else, to avoid deadlocks.
-    connection.execute(select(runs.c.id).where(runs.c.id == run_id).with_for_update(key_share=True))
-    if leases.release_lease(connection, run_id, epoch):
-        connection.execute(update(runs).where(runs.c.id == run_id).values(updated_at=database_now()))
+UNENDED = (PlanStatus.DRAFT, PlanStatus.PENDING_APPROVAL, PlanStatus.APPROVED, PlanStatus.EXECUTING)
 
 
 def owner_of(connection: Connection, tenant: str | None, run_id: str) -> str | None:
@@ -120,28 +29,22 @@ def owner_of(connection: Connection, tenant: str | None, run_id: str) -> str | N
     return None if lease is None or leases.is_free(lease, now_of(connection)) else leases.who(lease)
 
 
-def request_cancel(connection: Connection, tenant: str | None, run_id: str, reason: str, *, rollback: bool = False) -> None:
-    """Ask the run's owner to cancel it, and with `rollback` to roll it back, too. The first reason stays."""
-    audit.append(connection, run_id, ask_to_cancel(connection, tenant, run_id, reason, rollback=rollback))
-    signal(connection)
-
-
 def cancel(connection: Connection, tenant: str | None, run_id: str, reason: str, *, rollback: bool = False) -> None:
     """Request the run's cancellation, and cancel it at once if no process can be executing it.
 
     Its open gates are closed if it is cancelled here. Raises RunConflictError if the run has ended.
     """
-    locked = select(runs.c.status).where(*_is(run_id, tenant)).with_for_update(key_share=True)
-    row = connection.execute(locked).mappings().first()
+    query = select(runs.c.status).where(*matches(run_id, tenant))
+    row = connection.execute(query.with_for_update(key_share=True)).mappings().first()
     if row is None:
         raise RunConflictError(f"there is no run {run_id}")
-    if row["status"] not in _UNENDED:
+    if row["status"] not in UNENDED:
         raise RunConflictError(f"run {run_id} has ended: it is {row['status']}")
     told = ask_to_cancel(connection, tenant, run_id, reason, rollback=rollback)
     if owner_of(connection, tenant, run_id) is None:
         ended = {"status": PlanStatus.CANCELLED, "reason": RunReason.CANCELLED, "message": reason, "completed_at": database_now()}
-        ended |= undoing.end(connection, run_id, reason)
-        cancelled = update(runs).where(*_is(run_id, tenant)).values(**ended, updated_at=database_now()).returning(runs)
+        ended |= columns_of_ended_rollback(connection, run_id, reason)
+        cancelled = update(runs).where(*matches(run_id, tenant)).values(**ended, updated_at=database_now()).returning(runs)
         end = plain(runs, connection.execute(cancelled).mappings().one())
         leases.release_lease(connection, run_id)
         told += [*gates.close_all(connection, run_id, "cancelled"), entries.of_run_end(end)]
@@ -149,28 +52,21 @@ def cancel(connection: Connection, tenant: str | None, run_id: str, reason: str,
     signal(connection)
 
 
-def cancel_request(connection: Connection, tenant: str | None, run_id: str) -> str | None:
-    """Return the reason of the request to cancel the run, or None."""
-    return connection.execute(select(runs.c.cancel_reason).where(*_is(run_id, tenant))).scalar()
-
-
-def asks_rollback(connection: Connection, tenant: str | None, run_id: str) -> bool | None:
-    """Return whether a request to cancel the run also asks to roll back. False once that part was withdrawn."""
-    return connection.execute(select(runs.c.cancel_rollback).where(*_is(run_id, tenant))).scalar()
-
-
-def reason_of(connection: Connection, run_id: str) -> RunReason | None:
-    """Return the reason recorded by the last process that executed the run, even if that process was interrupted since."""
-    return _kept_reason(connection.execute(select(runs.c.reason).where(runs.c.id == run_id)).mappings().one())
-
-
-def _kept_reason(row: Row) -> RunReason | None:
+def kept_reason(row: Row) -> RunReason | None:
+    """Return the reason that the row has, even if the run was interrupted since."""
     return RunReason(row["reason"]) if row["reason"] else None
 
 
-def definitions(connection: Connection, run_id: str) -> list[dict[str, JsonValue]]:
-    """Return the tool definitions that the run's approval digest covers."""
-    return load_json(connection.execute(select(runs.c.definitions).where(runs.c.id == run_id)).scalar_one())
+def id_of(connection: Connection, tenant: str | None, beginning: str) -> str:
+    """Return the id of the run with this id, or with the only id that has this prefix. Raises RunConflictError."""
+    return row_of(connection, tenant, beginning, runs.c.id)["id"]
+
+
+def locked(connection: Connection, tenant: str | None, beginning: str) -> Row:
+    """Lock and return the row of the run. Until the transaction ends, nobody claims or changes it and no gate of it opens."""
+    # `key_share` lets other transactions insert rows that refer to the run.
+    same = runs.c.id == id_of(connection, tenant, beginning)
+    return connection.execute(select(runs).where(same).with_for_update(key_share=True)).mappings().one()
 
 
 def row_of(connection: Connection, tenant: str | None, beginning: str, *columns: ColumnElement[Any]) -> Row:
@@ -231,13 +127,13 @@ def ask_to_cancel(connection: Connection, tenant: str | None, run_id: str, reaso
     Without `rollback`, an earlier request to roll back is withdrawn, with the new reason.
     """
     values: dict[str, Any] = {"cancel_reason": reason, "cancel_requested_at": database_now(), "updated_at": database_now()}
-    first = update(runs).where(*_is(run_id, tenant), runs.c.cancel_requested_at.is_(None)).values(values)
+    first = update(runs).where(*matches(run_id, tenant), runs.c.cancel_requested_at.is_(None)).values(values)
     row = connection.execute(first.returning(runs)).mappings().first()
     if rollback:
-        undo = update(runs).where(*_is(run_id, tenant)).values(cancel_rollback=True, updated_at=database_now())
+        undo = update(runs).where(*matches(run_id, tenant)).values(cancel_rollback=True, updated_at=database_now())
         row = connection.execute(undo.returning(runs)).mappings().first()
     elif row is None:
-        call_off = update(runs).where(*_is(run_id, tenant), runs.c.cancel_rollback.is_(True))
+        call_off = update(runs).where(*matches(run_id, tenant), runs.c.cancel_rollback.is_(True))
         row = connection.execute(call_off.values(values | {"cancel_rollback": False}).returning(runs)).mappings().first()
     if row is None:
         return []
@@ -245,26 +141,38 @@ def ask_to_cancel(connection: Connection, tenant: str | None, run_id: str, reaso
     return [entries.of_run(told, "cancel_requested", message=str(told["cancel_reason"]))]
 
 
-def _is(run_id: str, tenant: str | None) -> list[ColumnElement[bool]]:
+def columns_of_ended_rollback(connection: Connection, run_id: str, why: str) -> dict[str, Any]:
+    """Return the columns that end a run whose rollback was interrupted; its own reason stays. Empty for a run without rollbacks."""
+    run = connection.execute(select(runs).where(runs.c.id == run_id)).mappings().one()
+    history = history_of(connection, run_id)
+    return _end_of_rollback(connection, run, history, why) if history.has_rollbacks else {}
+
+
+def columns_of_resolved_rollback(connection: Connection, run: Row, said: str, *, ends: bool) -> dict[str, Any]:
+    """Return the columns of a run after a resolution about its rollback. `said` describes it; `ends` stops the rollback."""
+    history = history_of(connection, run["id"])
+    if ends and run["completed_at"] is None:
+        return _end_of_rollback(connection, run, history, said)
+    return _rollback_columns(connection, run, history, said)
+
+
+def _end_of_rollback(connection: Connection, run: Row, history: RunHistory, why: str) -> dict[str, Any]:
+    reason = RunReason(run["reason"]) if run["reason"] else RunReason.CANCELLED
+    done = (step_runs.c.run_id == run["id"], step_runs.c.status == StepStatus.COMPLETED.value)
+    status: PlanStatus = ended_status(reason, completed=connection.execute(select(step_runs.c.step_id).where(*done)).first() is not None)
+    told = _rollback_columns(connection, run, history, why)
+    return {**told, "status": status.value, "reason": reason.value, "completed_at": database_now()}
+
+
+def _rollback_columns(connection: Connection, run: Row, history: RunHistory, said: str) -> dict[str, Any]:
+    report = recorded_report(of_run(connection, run), history)
+    message, status = report.beside(run["message"], rollback_of(run))
+    return {"message": f"{message}; {said}", "rollback": rollback_column(status)}
+
+
+def matches(run_id: str, tenant: str | None) -> list[ColumnElement[bool]]:
+    """Return the condition for the run with this id, if the tenant sees it."""
     return [runs.c.id == run_id, *([] if tenant is None else [runs.c.tenant_id == tenant])]
-
-
-def _changing(run: PlanRun) -> dict[str, Any]:
-    return {
-        "status": run.status.value,
-        "reason": run.reason and run.reason.value,
-        "message": run.message,
-        "rollback": rollback_column(run.rollback),
-        "outputs": dump_json(run.outputs),
-        "metadata": dump_json(run.metadata),
-        "flow_run_id": run.flow_run_id,
-        "started_at": run.started_at,
-        "completed_at": run.completed_at,
-        "total_duration_ms": run.total_duration_ms,
-        "approved_at": run.approved_at,
-        "approved_by": run.approved_by,
-        "rejection_note": run.rejection_note,
-    }
 
 
 def _assembled(connection: Connection, rows: Sequence[Row], *, with_results: bool, with_steps: bool = True) -> list[PlanRun]:
@@ -281,7 +189,7 @@ def _assembled(connection: Connection, rows: Sequence[Row], *, with_results: boo
             rollback=rollback_of(row),
             steps=steps.get(row["id"], []),
             status=PlanStatus(row["status"]),
-            reason=RunReason.INTERRUPTED if row["id"] in interrupted else _kept_reason(row),
+            reason=RunReason.INTERRUPTED if row["id"] in interrupted else kept_reason(row),
             tenant_id=row["tenant_id"] or None,
             total_duration_ms=_took(row),
         )

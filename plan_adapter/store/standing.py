@@ -1,4 +1,4 @@
-"""Standing approvals: record, use and revoke them. The functions take a connection and the tenant whose rows are visible."""
+"""`StandingApprovals`: record, use and revoke them."""
 
 from pydantic import JsonValue
 from sqlalchemy import ColumnElement, Connection, and_, insert, or_, select, update
@@ -6,88 +6,98 @@ from sqlalchemy import ColumnElement, Connection, and_, insert, or_, select, upd
 from plan_adapter.errors import NotApprovedError, RunConflictError, StoreError
 from plan_adapter.plan import new_id
 from plan_adapter.readable import one_line
-from plan_adapter.record import Approval, StandingApproval
+from plan_adapter.record import Approval, RunContext, StandingApproval
 from plan_adapter.store import audit, entries
 from plan_adapter.store.changes import signal
 from plan_adapter.store.columns import database_now, now_of
+from plan_adapter.store.database import StorePart, reads, writes
 from plan_adapter.store.digests import plain
 from plan_adapter.store.plans import seen_by
-from plan_adapter.store.rows import HasContext, Row, approval_of, approval_row, context_of, dump_json, load_json, whose
+from plan_adapter.store.rows import Row, approval_of, approval_row, context_of, dump_json, load_json, whose
 from plan_adapter.store.tables import approvals, runs, standing_approvals
 
 
-def add(connection: Connection, standing: StandingApproval, context: HasContext) -> None:
-    """Record a standing approval that no run has used yet."""
-    row = {name: getattr(standing, name) for name in _PLAIN} | {"runs": 0}
-    lists: dict[str, JsonValue] = {"schedules": list(standing.schedules), "steps": list(standing.steps), "inputs": standing.inputs}
-    row |= {name: dump_json(value) for name, value in lists.items()}
-    connection.execute(insert(standing_approvals).values({**whose(context), **row}))
-    signal(connection)
+class StandingApprovals(StorePart):
+    """The standing approvals of a store."""
 
+    @writes
+    def add(self, connection: Connection, standing: StandingApproval, *, context: RunContext | None = None) -> None:
+        """Record a standing approval, with no run counted."""
+        row = {name: getattr(standing, name) for name in _PLAIN} | {"runs": 0}
+        lists: dict[str, JsonValue] = {"schedules": list(standing.schedules), "steps": list(standing.steps), "inputs": standing.inputs}
+        row |= {name: dump_json(value) for name, value in lists.items()}
+        connection.execute(insert(standing_approvals).values({**whose(self._whose(context)), **row}))
+        signal(connection)
 
-def listed(connection: Connection, tenant: str | None, *, include_ended: bool) -> list[StandingApproval]:
-    """Return the usable standing approvals, oldest first. `include_ended` adds those that are revoked, expired or used up."""
-    query = seen_by(tenant, select(standing_approvals), standing_approvals)
-    if not include_ended:
-        query = query.where(_is_usable())
-    ordered = query.order_by(standing_approvals.c.at, standing_approvals.c.id)
-    return [_standing_of(row) for row in connection.execute(ordered).mappings()]
+    @reads
+    def find(self, connection: Connection, *, include_ended: bool = False) -> list[StandingApproval]:
+        """Return the usable standing approvals, oldest first. `include_ended` adds those that are revoked, expired or used up."""
+        query = seen_by(self.tenant_id, select(standing_approvals), standing_approvals)
+        if not include_ended:
+            query = query.where(_is_usable())
+        ordered = query.order_by(standing_approvals.c.at, standing_approvals.c.id)
+        return [_standing_of(row) for row in connection.execute(ordered).mappings()]
 
+    @writes
+    def revoke(self, connection: Connection, id_beginning: str, *, by: str) -> StandingApproval:
+        """Revoke the standing approval with this id prefix, and return it. No step of any run starts under it any more.
 
-def revoke(connection: Connection, tenant: str | None, beginning: str, *, by: str) -> StandingApproval:
-    """Revoke the standing approval with this id prefix and return it. An earlier revocation stays as it was."""
-    wanted = select(standing_approvals.c.id).where(standing_approvals.c.id.startswith(beginning.lower(), autoescape=True))
-    query = seen_by(tenant, wanted, standing_approvals).order_by(standing_approvals.c.id).limit(6)
-    found = list(connection.scalars(query)) if beginning else []
-    if not found:
-        raise StoreError(f"no standing approval has the id `{beginning}`, or one that begins so")
-    if len(found) > 1:
-        raise StoreError(f"several standing approvals begin with `{beginning}`: {', '.join(found[:5])}")
-    same = standing_approvals.c.id == found[0]
-    ends = update(standing_approvals).where(same, standing_approvals.c.revoked_at.is_(None))
-    connection.execute(ends.values(revoked_at=database_now(), revoked_by=by))
-    signal(connection)
-    return _standing_of(connection.execute(select(standing_approvals).where(same)).mappings().one())
+        An earlier revocation stays as it was.
+        """
+        wanted = select(standing_approvals.c.id).where(standing_approvals.c.id.startswith(id_beginning.lower(), autoescape=True))
+        query = seen_by(self.tenant_id, wanted, standing_approvals).order_by(standing_approvals.c.id).limit(6)
+        found = list(connection.scalars(query)) if id_beginning else []
+        if not found:
+            raise StoreError(f"no standing approval has the id `{id_beginning}`, or one that begins so")
+        if len(found) > 1:
+            raise StoreError(f"several standing approvals begin with `{id_beginning}`: {', '.join(found[:5])}")
+        same = standing_approvals.c.id == found[0]
+        ends = update(standing_approvals).where(same, standing_approvals.c.revoked_at.is_(None))
+        connection.execute(ends.values(revoked_at=database_now(), revoked_by=by))
+        signal(connection)
+        return _standing_of(connection.execute(select(standing_approvals).where(same)).mappings().one())
 
+    @writes
+    def use(self, connection: Connection, standing_id: str, *, run_id: str, approval_digest: str) -> Approval:
+        """Count a run, and return its approval of this content, recorded as used. Each run and content counts once.
 
-def use(connection: Connection, tenant: str | None, standing_id: str, *, run_id: str, approval_digest: str) -> Approval:
-    """Count one more run, record its approval as used, and return it.
-
-    A run that already used it for the same content gets the same approval again, uncounted. Raises NotApprovedError.
-    """
-    query = seen_by(tenant, select(runs).where(runs.c.id == run_id), runs)
-    run = connection.execute(query.with_for_update(key_share=True)).mappings().first()
-    if run is None:
-        raise RunConflictError(f"there is no run {run_id}")
-    same = and_(standing_approvals.c.id == standing_id, standing_approvals.c.tenant_id == run["tenant_id"])
-    before = _used_before(connection, standing_id, run_id, approval_digest)
-    # One statement: if two runs want the last use at once, the second one finds it gone.
-    allowed = and_(same, standing_approvals.c.revoked_at.is_(None)) if before is not None else and_(same, _is_usable())
-    more = standing_approvals.c.runs + (0 if before is not None else 1)
-    row = connection.execute(update(standing_approvals).where(allowed).values(runs=more).returning(standing_approvals)).mappings().first()
-    if row is None:
-        raise NotApprovedError(_why_not(connection, same, standing_id))
-    if before is not None:
-        return before
-    now = now_of(connection)
-    given = Approval(
-        id=new_id(),
-        approval_digest=approval_digest,
-        decision="approve",
-        by=row["by"],
-        known_by=row["known_by"],
-        at=now,
-        note=row["note"],
-        run_id=run_id,
-        standing_id=standing_id,
-        used_at=now,
-    )
-    kept = {**whose(context_of(run)), **approval_row(given), "used_at": now}
-    connection.execute(insert(approvals).values(kept))
-    told = plain(approvals, kept)
-    audit.append(connection, run_id, [entries.of_approval(told), entries.of_use(told)])
-    signal(connection)
-    return given
+        Raises NotApprovedError for a standing approval of another tenant than the run's, and for one that is revoked, expired or used up.
+        """
+        query = seen_by(self.tenant_id, select(runs).where(runs.c.id == run_id), runs)
+        run = connection.execute(query.with_for_update(key_share=True)).mappings().first()
+        if run is None:
+            raise RunConflictError(f"there is no run {run_id}")
+        same = and_(standing_approvals.c.id == standing_id, standing_approvals.c.tenant_id == run["tenant_id"])
+        before = _used_before(connection, standing_id, run_id, approval_digest)
+        # One statement: if two runs want the last use at once, the second one finds it gone.
+        allowed = and_(same, standing_approvals.c.revoked_at.is_(None)) if before is not None else and_(same, _is_usable())
+        more = standing_approvals.c.runs + (0 if before is not None else 1)
+        row = (
+            connection.execute(update(standing_approvals).where(allowed).values(runs=more).returning(standing_approvals)).mappings().first()
+        )
+        if row is None:
+            raise NotApprovedError(_why_not(connection, same, standing_id))
+        if before is not None:
+            return before
+        now = now_of(connection)
+        given = Approval(
+            id=new_id(),
+            approval_digest=approval_digest,
+            decision="approve",
+            by=row["by"],
+            known_by=row["known_by"],
+            at=now,
+            note=row["note"],
+            run_id=run_id,
+            standing_id=standing_id,
+            used_at=now,
+        )
+        kept = {**whose(context_of(run)), **approval_row(given), "used_at": now}
+        connection.execute(insert(approvals).values(kept))
+        told = plain(approvals, kept)
+        audit.append(connection, run_id, [entries.of_approval(told), entries.of_use(told)])
+        signal(connection)
+        return given
 
 
 def _used_before(connection: Connection, standing_id: str, run_id: str, approval_digest: str) -> Approval | None:

@@ -205,7 +205,7 @@ async def test_what_is_done_stays_and_what_is_left_is_planned_from_the_record(wo
     revised = await arevise_run(run.id, plan, tools=world.tools, by="bo", store=store)
     with pytest.raises(NotApprovedError):
         await aresume_run(run.id, tools=world.tools, store=store, offline=True)
-    gate = next(iter(await store.gates(run_id=revised.id)))
+    gate = next(iter(await store.gates.find(run_id=revised.id)))
     assert "mended" in gate.text
     done = await aresume_run(run.id, tools=world.tools, approver=ANA, store=store, offline=True)
     assert (done.status, done.outputs) == (PlanStatus.COMPLETED, {"版本": "1"})
@@ -338,7 +338,7 @@ async def test_an_agent_has_the_rest_of_its_run_planned_and_a_person_approves_it
         session.approver = ANA  # of the step that has a gate of its own
         assert (await session.resume()).status is PlanStatus.COMPLETED
         await model.aclose()
-    (revision,) = await store.revisions(session.run.id if session.run else "")
+    (revision,) = await store.revisions.of_run(session.run.id if session.run else "")
     assert (revision.by, revision.note.partition(" (")[0]) == ("bo", "换成二号版本")
 
 
@@ -351,7 +351,7 @@ async def test_without_a_plan_the_run_of_an_agent_stays_as_it_is(world: World, s
         with pytest.raises(DraftError, match="哪个版本"):
             await session.revise("换", by="bo")
         await model.aclose()
-    assert await store.revisions(before.id) == []
+    assert await store.revisions.of_run(before.id) == []
 
 
 # By the plan's own word
@@ -373,7 +373,7 @@ async def test_a_failure_has_the_rest_drafted_and_asked_about_before_anything_is
     assert world.did == ["look web-1", "deploy 1", "deploy bad-2", "deploy 2 on web-1", "look three"]
     assert "mended" in texts[0]
     assert REPLAN_FACT in texts[0]
-    (revision,) = await store.revisions(run.id)
+    (revision,) = await store.revisions.of_run(run.id)
     assert (revision.by, "没有 bad-2" in revision.note) == (AUTOMATIC_REPLAN, True)
     assert (await store.get(run.digest)).on_failure == "replan"
     assert (await store.verify(run.id)).problem is None
@@ -415,7 +415,7 @@ async def test_what_nobody_has_read_is_never_approved(world: World, store: PlanS
         )
     assert (run.status, (await store.run(run.id)).status) == (PlanStatus.PENDING_APPROVAL, PlanStatus.PENDING_APPROVAL)
     assert world.did == ["look web-1", "deploy 1", "deploy bad-2"]
-    (gate,) = await store.gates(run_id=run.id)
+    (gate,) = await store.gates.find(run_id=run.id)
     assert gate.attended is False
     done = await aresume_run(run.id, tools=world.tools, approver=ANA, store=store, offline=True)
     assert done.status is PlanStatus.COMPLETED
@@ -463,7 +463,7 @@ async def test_a_run_is_cancelled_while_the_model_drafts(world: World, store: Pl
         ended = await work
         held.set()
     assert (ended.status, ended.reason, ended.message) == (PlanStatus.CANCELLED, RunReason.CANCELLED, "够了")
-    assert await store.revisions(run.id) == []
+    assert await store.revisions.of_run(run.id) == []
 
 
 async def test_only_failed_steps_are_a_reason(world: World, store: PlanStore, configured: Any) -> None:
@@ -517,9 +517,9 @@ def test_a_run_without_attempts_is_planned_anew_as_a_whole(world: World) -> None
 async def shown(store: PlanStore, work: "asyncio.Future[Any]", *, after: Gate | None = None) -> Gate:
     """Return the open gate once its form is there, a later one than that of `after`."""
     while True:
-        gates = [gate for gate in await store.gates() if gate.keyset is not None and (after is None or gate.keyset != after.keyset)]
+        gates = [gate for gate in await store.gates.find() if gate.keyset is not None and (after is None or gate.keyset != after.keyset)]
         if gates:
-            return await store.gate(gates[0].id)
+            return await store.gates.get(gates[0].id)
         assert not work.done(), work.result()
         await asyncio.sleep(0.05)
 
@@ -538,7 +538,7 @@ async def test_a_new_version_is_asked_about_in_a_form_of_the_same_flow_run(
         run = await store.run(gate.run_id)
         assert (run.status, gate.flow_run_id is not None) == (PlanStatus.PENDING_APPROVAL, True)
         answer = answer_to(request_of(gate), decision="approve", by="ana", known_by="form")
-        await store.answer_gate(gate.id, answer)
+        await store.gates.answer(gate.id, answer)
         state: Any = await work
         assert state.is_completed(), state.message
         done = await store.run(run.id)
@@ -568,7 +568,7 @@ async def test_a_flow_run_whose_waiting_process_ended_resumes_with_the_drafted_v
         await store._database.write(lambda connection: connection.execute(waits) and None)
         again = asyncio.ensure_future(rerun(flow, await flow_run(UUID(gate.flow_run_id)), {"host": "web-1"}))
         gate = await shown(store, again, after=gate)
-        await store.answer_gate(gate.id, answer_to(request_of(gate), decision="approve", by="ana", known_by="form"))
+        await store.gates.answer(gate.id, answer_to(request_of(gate), decision="approve", by="ana", known_by="form"))
         state = await again
         assert state.is_completed(), state.message
         assert len(server.requests) == 1

@@ -49,7 +49,7 @@ async def resumed(world: World, run_id: str, *, tools: ToolRegistry | None = Non
 
 async def assert_nothing_was_answered(world: World, gate: Gate, *, refusals: int = 1) -> None:
     """The gate is open, nobody has answered, nothing was called, and the audit log holds the refusals."""
-    assert (await world.store.gate(gate.id)).end is None
+    assert (await world.store.gates.get(gate.id)).end is None
     assert [row for row in await world.store.approvals(gate.run_id) if row.gate_id is not None] == []
     assert world.struck == []
     assert [entry.by for entry in await world.store.audit(gate.run_id) if entry.kind == "refused"] == [os_user()] * refusals
@@ -147,9 +147,9 @@ async def test_an_answer_that_a_revision_overtakes_is_not_taken_for_the_new_vers
     run, gate = await revised(world, run)
     for stale in (read, replace(read, id=gate.id)):  # the old gate, and the new one with what was read at the old one
         with pytest.raises((NotApprovedError, RunConflictError)):
-            await world.store.answer_gate(stale.id, world.approval(stale))
+            await world.store.gates.answer(stale.id, world.approval(stale))
     assert old.id == read.id != gate.id
-    assert (await world.store.gate(gate.id)).end is None
+    assert (await world.store.gates.get(gate.id)).end is None
     assert await world.store.approvals(run.id) == []
 
 
@@ -291,14 +291,14 @@ async def test_what_was_approved_in_one_folder_runs_in_no_other(
     assert (moved.status, ran(folders)) == (PlanStatus.PENDING_APPROVAL, [])
     gate = await world.gate()
     assert gate.approval_digest != run.approval_digest
-    assert "The folder of the run changed: from " in (await world.store.gate(gate.id)).text
+    assert "The folder of the run changed: from " in (await world.store.gates.get(gate.id)).text
     assert (await going_on(world, run.id)).status is PlanStatus.PENDING_APPROVAL  # by the approval of before, still nothing
     assert ran(folders) == []
     await world.answer(gate)
     done = await going_on(world, run.id)
     assert (done.status, len(ran(folders))) == (PlanStatus.COMPLETED, 1)
     assert [entry.message for entry in await world.store.audit(run.id) if entry.kind == "revised"] == [
-        (await world.store.revisions(run.id))[0].note
+        (await world.store.revisions.of_run(run.id))[0].note
     ]
     assert (await world.store.verify(run.id)).ok
 
@@ -412,7 +412,7 @@ async def test_a_run_without_a_recorded_folder_resumes_anywhere(
 ) -> None:
     bound = bind_inputs(validate(deploy(), BUILT_IN))
     run = replace(await create_run(bound, world.store, here(world)), id=new_id(), folder=None)
-    await world.store.create_run(run, bound.validated)
+    await world.store.ledger.create(run, bound.validated)
     monkeypatch.chdir(folders["other"])
     done = await going_on(world, run.id, approver=Says())
     assert (done.status, ran(folders)) == (PlanStatus.COMPLETED, ["other"])

@@ -263,7 +263,7 @@ async def test_what_the_store_keeps_of_a_gate_is_what_was_made(world: World, att
     plan = world.plan()
     plan.description = ATTACKS[attack]
     _, listed = await world.detached(plan)
-    gate = await world.store.gate(listed.id)
+    gate = await world.store.gates.get(listed.id)
     assert_nothing_is_hidden(gate.text)
     lines = gate.text.splitlines()
     assert (lines.count(gate.approval_digest), lines.count(FORGED)) == (1, 0)

@@ -241,7 +241,7 @@ async def test_an_approver_who_changes_its_request_changes_nothing(name: str, wo
 
     going = world.start(approver=CallbackApprover(answer, by="ana"))
     await asyncio.wait({going})
-    (gate,) = await world.store.gates(open_only=False)
+    (gate,) = await world.store.gates.find(open_only=False)
     assert gate.approval_digest == world.bound().approval_digest
     changes_the_answer = name in ("approval_digest", "step_id", "run_id", "gate_id")
     if going.exception() is not None:  # its answer covers other content, and opens nothing

@@ -74,7 +74,7 @@ ANA = new_seed("ana")[0]
 
 async def enrolled(world: World) -> Settings:
     """Enroll ana in the store of `world`; return the settings with the key of her seed."""
-    await world.store.add_totp_seed("ana", seal("ana", ANA, world.settings), by="ana", known_by="os_user", replaces=False)
+    await world.store.codes.enroll("ana", seal("ana", ANA, world.settings), by="ana", known_by="os_user", replaces=False)
     return world.settings
 
 
@@ -82,11 +82,11 @@ async def test_the_seed_of_one_person_does_not_count_for_another(world: World) -
     settings = await enrolled(world)
     mine, code = new_seed("mallory")[0], TOTP(new_seed("mallory")[0])
     sealed = seal("mallory", mine, settings)
-    await world.store.add_totp_seed("mallory", sealed, by="mallory", known_by="os_user", replaces=False)
+    await world.store.codes.enroll("mallory", sealed, by="mallory", known_by="os_user", replaces=False)
     row = "INSERT INTO totp_history (name, number, tenant_id, seed, by, known_by, at) SELECT 'ana', 2, '', seed, 'ana', 'os_user', at"
     await world.sql(f"{row} FROM totp_history WHERE name = 'mallory'")
     with pytest.raises(NotApprovedError, match="belongs to somebody else"):
-        await check("ana", code.at(1200), codes=world.store, settings=settings, now=1200)
+        await check("ana", code.at(1200), codes=world.store.codes, settings=settings, now=1200)
 
 
 async def test_a_seed_that_was_sealed_with_another_key_does_not_count(world: World, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ async def test_a_seed_that_was_sealed_with_another_key_does_not_count(world: Wor
         seed=sealed,
     )
     with pytest.raises(NotApprovedError, match="another key"):
-        await check("ana", TOTP(mine).at(1200), codes=world.store, settings=settings, now=1200)
+        await check("ana", TOTP(mine).at(1200), codes=world.store.codes, settings=settings, now=1200)
 
 
 @pytest.mark.parametrize("by", ["mallory", "", "Ana", "ana ", "ops"])
@@ -105,20 +105,20 @@ async def test_a_seed_that_was_sealed_with_another_key_does_not_count(world: Wor
 async def test_nobody_replaces_the_seed_of_somebody_else(operated: bool, by: str, world: World) -> None:
     await enrolled(world)
     if operated:
-        await world.store.set_policy(NewPolicy(Policy(operators=["ops"], groups={"ops": ["bo"]}), 1, "bo", "os_user"))
+        await world.store.policy.set(NewPolicy(Policy(operators=["ops"], groups={"ops": ["bo"]}), 1, "bo", "os_user"))
     for replaces in (True, False):
         with pytest.raises(NotApprovedError, match="may not enroll ana; who may: ana"):
-            await world.store.add_totp_seed("ana", "sealed", by=by, known_by="os_user", replaces=replaces)
+            await world.store.codes.enroll("ana", "sealed", by=by, known_by="os_user", replaces=replaces)
     for allowed in ("ana", *(["bo"] if operated else [])):
-        await world.store.add_totp_seed("ana", f"by {allowed}", by=allowed, known_by="os_user", replaces=True)
-        assert await world.store.totp_seed("ana") == f"by {allowed}"
+        await world.store.codes.enroll("ana", f"by {allowed}", by=allowed, known_by="os_user", replaces=True)
+        assert await world.store.codes.seed("ana") == f"by {allowed}"
 
 
 async def test_only_operators_enroll_others_where_the_policy_names_them(world: World) -> None:
-    await world.store.set_policy(NewPolicy(Policy(operators=["bo"]), 1, "bo", "os_user"))
+    await world.store.policy.set(NewPolicy(Policy(operators=["bo"]), 1, "bo", "os_user"))
     with pytest.raises(NotApprovedError, match="may not enroll ana; who may: ana, or an operator of the policy: bo"):
-        await world.store.add_totp_seed("ana", "sealed", by="mallory", known_by="os_user", replaces=False)
-    await world.store.add_totp_seed("ana", "sealed", by="bo", known_by="os_user", replaces=False)
+        await world.store.codes.enroll("ana", "sealed", by="mallory", known_by="os_user", replaces=False)
+    await world.store.codes.enroll("ana", "sealed", by="bo", known_by="os_user", replaces=False)
 
 
 @pytest.mark.parametrize("known_by", [("totp",), ("totp", "ssh_signature"), ("totp", "os_user")], ids=" ".join)
@@ -138,7 +138,7 @@ async def test_a_code_in_the_form_of_an_open_server_proves_nobody(private: bool,
     assert f"`plan approve {gate.run_id} --digest {gate.approval_digest[:12]} --code CODE`" in str(form.told[0])
     refused = [entry for entry in await world.store.audit(gate.run_id) if entry.kind == "refused"]
     assert refused and "proves nobody" in str(refused[0].message)
-    assert await world.store.use_code(code_key("ana"), int((await world.now()).timestamp()) // 30)  # the code was not used up
+    assert await world.store.codes.use(code_key("ana"), int((await world.now()).timestamp()) // 30)  # the code was not used up
     assert (await world.end(going)).reason is RunReason.REJECTED
     assert world.struck == []
 

@@ -243,7 +243,7 @@ async def test_a_label_that_somebody_alters_in_the_database_is_found(table: str,
         assert gate.label in ("web-1", "web-2")
         await world.answer(gate)
     run = await going
-    assert (await world.store.labels(run.id)) == {("strike", 0): "web-1", ("strike", 1): "web-2"}
+    assert (await world.store.ledger.labels(run.id)) == {("strike", 0): "web-1", ("strike", 1): "web-2"}
     assert (await world.store.verify(run.id)).ok
     await world.sql(f"UPDATE {table} SET label = 'web-9' WHERE label = 'web-1'")
     found = await world.store.verify(run.id)
@@ -267,7 +267,7 @@ async def test_a_secret_in_an_item_is_masked_in_its_label(store_url: str, monkey
     async with PlanStore(store_url) as store:
         inputs = {"names": ["a", "s3cret-v4lue-of-the-token"]}
         run = await arun_plan(plan, tools=ToolRegistry([use]), inputs=inputs, store=store, offline=True)
-        labels = await store.labels(run.id)
+        labels = await store.ledger.labels(run.id)
     assert calls[0] == "s3cret-v4lue-of-the-token"
     assert labels[("each", 0)] == "a"
     assert "s3cret" not in str(labels)

@@ -68,8 +68,8 @@ async def test_a_write_as_the_rollback_of_a_read_is_gated_as_a_write(asks: str, 
 
 async def set_policy(world: World, **fields: Any) -> None:
     """Keep a policy in the store of `world`."""
-    version = await world.store.policy()
-    await world.store.set_policy(NewPolicy(Policy(**fields), 1 if version is None else version.number + 1, "ana", "totp"))
+    version = await world.store.policy.current()
+    await world.store.policy.set(NewPolicy(Policy(**fields), 1 if version is None else version.number + 1, "ana", "totp"))
 
 
 def needs(world: World, **policy: Any) -> ExecutionPlan:
@@ -178,7 +178,7 @@ async def test_a_standing_approval_becomes_stale_when_the_policy_changes(world: 
         schedules=("run-plan/nightly",),
         max_runs=9,
     )
-    await world.store.add_standing(standing)
+    await world.store.standing.add(standing)
     assert (await world.start(plan, schedule="run-plan/nightly")).status is PlanStatus.COMPLETED
     assert world.struck == ["a"]
     await set_policy(world, known_by=["ssh_signature"])
@@ -193,13 +193,13 @@ async def test_a_signature_counts_by_the_policys_keys_alone(world: World, tmp_pa
     await set_policy(world, known_by=["ssh_signature"], allowed_signers=[f"ana {ana.public}"])
     world.settings = Settings(allowed_signers=tmp_path / "allowed")
     run, gate = await world.detached(needs(world))
-    policy = await world.store.effective_policy(world.settings)
+    policy = await world.store.policy.effective(world.settings)
     request = request_of(gate)
     answer = Answer("approve", "ana", channel="os_user")
     forged = replace(answer, signature=mallory.signs(text_to_sign(answer, request)))
     with pytest.raises(NotApprovedError, match="the signature is by a key that the allowed signers of the store's policy"):
-        await approval_from(forged, request, ProofContext(policy, world.settings, world.store))
-    await world.store.answer_gate(gate.id, replace(world.approval(gate), known_by="ssh_signature", signature=forged.signature))
+        await approval_from(forged, request, ProofContext(policy, world.settings, world.store.codes))
+    await world.store.gates.answer(gate.id, replace(world.approval(gate), known_by="ssh_signature", signature=forged.signature))
     with pytest.raises(NotApprovedError, match="no longer counts"):
         await world.resume(run.id)
     assert world.struck == []

@@ -99,7 +99,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 async def opened(store: PlanStore, *, shown: bool) -> Gate:
     """Return the open gate, once its process waits there and its form, if it has one, is shown."""
     while True:
-        for gate in await store.gates():
+        for gate in await store.gates.find():
             if not shown or gate.keyset is not None:
                 return gate
         await store.changed(0.2)
@@ -118,7 +118,7 @@ async def latencies(url: str, how: str) -> list[float]:
             request = ApprovalRequest(gate.approval_digest, gate.name, "", "", run_id=gate.run_id, gate_id=gate.id)
             answer = answer_to(request, decision="approve", by="ana", known_by="os_user")
             began = time.monotonic()
-            await store.answer_gate(gate.id, answer)
+            await store.gates.answer(gate.id, answer)
             line = await asyncio.to_thread(process.stdout.readline)
             found.append(1000 * (float(line.split()[1]) - began))
             process.stdin.write("go on\n")
@@ -188,9 +188,9 @@ async def test_a_thousand_open_gates_are_listed(store_url: str) -> None:
         rules = GatePolicy(approvers=("ana", "bo"))
         gate = Gate("", run.id, None, None, "d" * 64, run.name, "", "text\n" * 500, rules, opened_at=run.created_at)
         for number in range(1000):
-            await store.open_gate(replace(gate, id=new_id(), step_id=f"s{number}"), timeout_ms=0)
+            await store.gates.open(replace(gate, id=new_id(), step_id=f"s{number}"), timeout_ms=0)
         began = time.perf_counter()
-        assert len(await store.gates()) == 1000
+        assert len(await store.gates.find()) == 1000
         took = time.perf_counter() - began
     environment = {**os.environ, "PLAN_ADAPTER_DATABASE_URL": store_url}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package is compiled

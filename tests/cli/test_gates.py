@@ -339,7 +339,7 @@ async def open_many(count: int) -> None:
         rules = GatePolicy(approvers=("ana", "bo"), requested_by="me")
         gate = Gate("", run.id, None, None, "d" * 64, run.name, "说明", "text\n" * 200, rules, opened_at=run.created_at)
         for number in range(count):
-            await store.open_gate(replace(gate, id=new_id(), step_id=f"step-{number}"), timeout_ms=60_000)
+            await store.gates.open(replace(gate, id=new_id(), step_id=f"step-{number}"), timeout_ms=60_000)
 
 
 def test_two_open_gates_show_both_commands(plan: Plan) -> None:

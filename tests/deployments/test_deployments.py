@@ -185,7 +185,7 @@ async def test_a_scheduled_run_completes(prefect_server: Server, workplace: Work
     assert flow_run.state.is_completed(), flow_run.state.message
     assert {"/api/health", "/api/ready"} <= set(site.asked)
     async with PlanStore(workplace.store_url) as store:
-        run = await store.run_of_flow(str(flow_run.id))
+        run = await store.ledger.run_of_flow(str(flow_run.id))
     assert run is not None
     assert (run.name, run.status, run.outputs) == ("site-check", PlanStatus.COMPLETED, {"checked": 2})
 
@@ -237,7 +237,7 @@ async def test_a_retry_in_prefect_carries_what_succeeded(prefect_server: Server,
     assert again.state_name == "Completed"
     assert [site.asked.count(page) for page in ("/first", "/second")] == [1, 2]
     async with PlanStore(workplace.store_url) as store:
-        run = await store.run_of_flow(str(flow_run.id))
+        run = await store.ledger.run_of_flow(str(flow_run.id))
     assert run is not None
     assert (run.step(first.id).carried, run.step(second.id).carried) == (True, False)
 
@@ -335,7 +335,7 @@ async def test_a_run_that_waits_keeps_its_version_when_a_newer_one_is_deployed(
         await when(lambda run: run.id == started.id and run.state_name == "Suspended", of_deployment(client, deployment), workplace.log)
         deploy_runbook(workplace, page("versions", f"{site.url}/new", asks=True), tmp_path)
         async with PlanStore(workplace.store_url) as store:
-            run = await store.run_of_flow(str(started.id))
+            run = await store.ledger.run_of_flow(str(started.id))
         assert run is not None
         approve_it = [sys.executable, "-m", "plan_adapter.cli.app", "approve", run.id, "--digest", run.approval_digest]
         subprocess.run(approve_it, env=workplace.environment, check=True)

@@ -70,7 +70,7 @@ class Worksite:
 
     async def run(self, flow_run_id: UUID) -> PlanRun:
         """The run of the flow run."""
-        run = await self.store.run_of_flow(str(flow_run_id))
+        run = await self.store.ledger.run_of_flow(str(flow_run_id))
         assert run is not None
         return run
 
@@ -79,9 +79,9 @@ class Worksite:
         run = await self.run(flow_run_id)
         async with asyncio.timeout(WAIT_SECONDS):
             while True:
-                [gate] = await self.store.gates(run_id=run.id, open_only=False)
+                [gate] = await self.store.gates.find(run_id=run.id, open_only=False)
                 if gate.attended is False:
-                    return await self.store.gate(gate.id)
+                    return await self.store.gates.get(gate.id)
                 await asyncio.sleep(LOOK_SECONDS)
 
     async def until_over(self, gate: Gate) -> None:
@@ -128,7 +128,7 @@ async def test_runs_that_gave_their_worker_back_come_back_with_their_answer_or_e
         async with get_client() as client:
             await client.resume_flow_run(in_form, run_input=ANSWER)
         approval = answer_to(request_of(gates[1]), decision="approve", by="bo", known_by="os_user")
-        await resume_released(await site.store.answer_gate(gates[1].id, approval), approval)
+        await resume_released(await site.store.gates.answer(gates[1].id, approval), approval)
         ended = await site.until(is_final, in_form, in_store, unanswered)
 
         runs = [await site.run(flow_run_id) for flow_run_id in (in_form, in_store, unanswered)]

@@ -217,11 +217,11 @@ async def test_a_compiled_plan_without_an_approval_waits_for_one_before_its_firs
     plan.add_step("give", "greet", {"value": 1}, id="greet")
     tools = ToolRegistry([give])
     going = asyncio.ensure_future(compile_plan(validate(plan, tools), store=store)())
-    while not (gates := await store.gates()):
+    while not (gates := await store.gates.find()):
         await store.changed(0.5)
     assert await store.attempts(gates[0].run_id) == []
     request = ApprovalRequest(gates[0].approval_digest, plan.name, "", "", run_id=gates[0].run_id, gate_id=gates[0].id)
-    await store.answer_gate(gates[0].id, answer_to(request, decision="approve", by="ana", known_by="os_user"))
+    await store.gates.answer(gates[0].id, answer_to(request, decision="approve", by="ana", known_by="os_user"))
     assert (await going).status is PlanStatus.COMPLETED
     run = await compile_plan(validate(plan, tools), store=store, approval=approve(plan, tools=tools, by="ana"))()
     assert run.status is PlanStatus.COMPLETED

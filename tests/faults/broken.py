@@ -16,7 +16,6 @@ from plan_adapter.record import Attempt, Outcome, Receipt
 from plan_adapter.runs import ending, start
 from plan_adapter.runs import step_gates as call_gates
 from plan_adapter.store import audit, leases, outcomes, permission, recorder
-from plan_adapter.store.columns import Clock
 from plan_adapter.store.tables import leases as lease_table
 from tests.faults.plans import Scenario
 
@@ -74,10 +73,10 @@ def _leases_are_free() -> None:
 def _epochs_are_not_counted() -> None:
     whole = leases.take
 
-    def take(connection: Any, run_id: str, *given: Any, **named: Any) -> tuple[int, Clock]:
-        _, clock = whole(connection, run_id, *given, **named)
+    def take(connection: Any, run_id: str, *given: Any, **named: Any) -> leases.Claim:
+        claim = whole(connection, run_id, *given, **named)
         connection.execute(update(lease_table).where(lease_table.c.run_id == run_id).values(epoch=1))
-        return 1, clock
+        return claim._replace(epoch=1)
 
     leases.take = take
 
@@ -150,12 +149,12 @@ def _every_run_completes() -> None:
 
 
 def _done_counts_as_again() -> None:
-    whole = outcomes.resolve
+    whole = outcomes.UnknownOutcomes.resolve
 
-    def resolve(*given: Any, word: outcomes.ResolutionRecord, **named: Any) -> Receipt:
-        return whole(*given, word=replace(word, resolution="again"), **named)
+    async def resolve(self: Any, run_id: str, step_id: str, record: outcomes.ResolutionRecord, **named: Any) -> Receipt:
+        return await whole(self, run_id, step_id, replace(record, resolution="again"), **named)
 
-    outcomes.resolve = resolve
+    outcomes.UnknownOutcomes.resolve = resolve
 
 
 def _what_is_undone_is_forgotten() -> None:

@@ -200,8 +200,8 @@ async def _obey(order: Order) -> PlanRun | None:
     place, scenario = order.place, scenario_of(order.place.seed)
     async with PlanStore(place.store_url) as store:
         if order.lease is not None:
-            store.lease_seconds = order.lease[0]
-        HERE.path, HERE.epoch_of = place.world, store._epochs.get
+            store.ledger.lease_seconds = order.lease[0]
+        HERE.path, HERE.epoch_of = place.world, lambda run_id: (claim := store._claims.get(run_id)) and claim.epoch
         if isinstance(listener := crash_points.listener, Listener):
             listener.store = store
         run_request = RunRequest(
@@ -230,12 +230,12 @@ async def _obey(order: Order) -> PlanRun | None:
 async def resolve(store: PlanStore, run_id: str, world: Path) -> list[Unit]:
     """Say of each write whose outcome is unknown what the world knows of it, and return which they were."""
     done = {line.unit: line for line in lines_of(world) if line.run == run_id}
-    unknown = await store.unknown(run_id)
+    unknown = await store.outcomes.unknown(run_id)
     for attempt in unknown:
         line = done.get(_unit(attempt))
         result = None if line is None else {"token": line.token}
         word = ResolutionRecord("again" if line is None else "done", BY, "unverified", "the world says so", result)
-        await store.resolve(run_id, attempt.step_id, word, item=attempt.item, kind=attempt.kind)
+        await store.outcomes.resolve(run_id, attempt.step_id, word, item=attempt.item, kind=attempt.kind)
     return [_unit(attempt) for attempt in unknown]
 
 

@@ -92,7 +92,7 @@ class Trial:
             validated = validate(self.scenario.plan, TOOLS)
             now = await self.store.now()
             self.standing = summary_of(validated, by=BY, known_by="os_user", at=now, schedules=[SCHEDULE], max_runs=9)
-            await self.store.add_standing(self.standing)
+            await self.store.standing.add(self.standing)
 
     async def execute_resume(self) -> None:
         """Start processes until the run is over, or something is found."""
@@ -136,8 +136,8 @@ class Trial:
         if self.run_id is None:
             return self.order("start", fault=self.choose(self))
         run = await self.store.run(self.run_id)
-        unknown = await self.store.unknown(run.id)
-        history = await self.store.history(run.id)
+        unknown = await self.store.outcomes.unknown(run.id)
+        history = await self.store.ledger.history(run.id)
         if unknown and (self.has_looked or not self.scenario.looks_first):
             self.has_looked = False
             return self.order("resolve", fault=self._fault_of_resolve())
@@ -169,7 +169,7 @@ class Trial:
             plan=await self.store.get(run.digest),
             tools=TOOLS,
             lines=self.lines(),
-            standing=await self.store.standing(include_ended=True) if self.scenario.approved_by == "standing" else (),
+            standing=await self.store.standing.find(include_ended=True) if self.scenario.approved_by == "standing" else (),
             secret=CANARY,
             is_over=is_over,
             leaks=await leaks(self.place.home),
@@ -188,13 +188,13 @@ class Trial:
             return
         run = await self.store.run(self.run_id)
         if self.standing is not None and self.scenario.revokes and run.started_at is not None:
-            await self.store.revoke_standing(self.standing.id, by=BY)
+            await self.store.standing.revoke(self.standing.id, by=BY)
         if self.scenario.revises != "nothing":
             await self._revise(run)
-        for gate in await self.store.gates(run_id=run.id):
+        for gate in await self.store.gates.find(run_id=run.id):
             if self.chance.random() < self.scenario.answers:
                 asked = ApprovalRequest(gate.approval_digest, gate.name, "", "", run.id, gate.step_id, gate.item, gate.id)
-                await self.store.answer_gate(gate.id, answer_to(asked, decision="approve", by=BY, known_by="unverified"))
+                await self.store.gates.answer(gate.id, answer_to(asked, decision="approve", by=BY, known_by="unverified"))
 
     async def _revise(self, run: PlanRun) -> None:
         """Let a step that has not begun say something else."""
@@ -204,7 +204,7 @@ class Trial:
         plan: ExecutionPlan = await self.store.get(run.digest)
         candidates = [step.id for step in plan.steps] if self.scenario.revises == "anything" else [row.step_id for row in answers]
         fresh = next((step_id for step_id in candidates if step_id is not None and step_id not in begun), None)
-        is_enough = len(await self.store.revisions(run.id)) >= MOST_REVISIONS
+        is_enough = len(await self.store.revisions.of_run(run.id)) >= MOST_REVISIONS
         if fresh is None or is_enough or run.status is PlanStatus.COMPLETED or any(attempt.kind == "rollback" for attempt in attempts):
             return
         step = plan.step(fresh)

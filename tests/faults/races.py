@@ -77,7 +77,7 @@ async def one_takes_over(trial: Trial, asleep: Sequence[Target]) -> bool:
         return False
     leases.GRACE_SECONDS, grace = LEASE[1], leases.GRACE_SECONDS
     try:
-        while await trial.store.owner(trial.run_id or "") is not None:
+        while await trial.store.ledger.owner(trial.run_id or "") is not None:
             await asyncio.sleep(0.02)
         trial.lease = LEASE
         if (order := await trial.next()) is not None and await trial.go_on_once(order) == LOCKED:

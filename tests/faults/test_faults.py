@@ -39,7 +39,7 @@ async def test_a_new_version_of_the_plan_leaves_the_key_of_what_was_begun_as_it_
     assert ended.found == [], "\n".join(ended.told)
     assert ended.kills == dict.fromkeys(faults, 1)
     async with PlanStore(ended.place.store_url) as store:
-        assert len(await store.revisions(ended.run_id or "")) > 0
+        assert len(await store.revisions.of_run(ended.run_id or "")) > 0
     put = [line for line in lines_of(ended.place.world) if line.step == "s0"]
     assert ([line.attempt for line in put], len({line.key for line in put})) == ([1, 2], 1)
 

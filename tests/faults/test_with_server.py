@@ -54,7 +54,7 @@ async def test_a_worker_brings_a_run_to_its_end_that_is_killed_at_every_place(pr
                     await client.set_flow_run_state(started.id, Scheduled(name="AwaitingRetry"))
                 ended = await left_by_its_worker(client, started.id, processes=len(faults) + 1)
         trial.found += await trial.look(is_over=True)
-        run = await trial.store.run_of_flow(str(started.id))
+        run = await trial.store.ledger.run_of_flow(str(started.id))
     assert trial.found == []
     assert (ended.state_name, ended.run_count) == ("Failed", len(faults) + 1)  # the last one finds a run that is over
     assert run is not None
@@ -86,7 +86,7 @@ async def left_by_its_worker(client: PrefectClient, flow_run_id: UUID, *, proces
 
 async def look_and_answer(trial: Trial, flow_run_id: UUID) -> None:
     """Check what a killed process has left, and say what became of unknown writes."""
-    run = await trial.store.run_of_flow(str(flow_run_id))
+    run = await trial.store.ledger.run_of_flow(str(flow_run_id))
     if run is not None:
         trial.run_id = run.id
         trial.found += await trial.look()

@@ -60,9 +60,9 @@ async def the_used_approval_of_another_run(world: World, gate: Gate) -> None:
     other, others = await other_run(world, gate)
     await world.answer(others)
     approval = (await world.store.approvals(other))[-1]
-    await world.store.use_approval(approval, run_id=other)
+    await world.store.ledger.use_approval(approval, run_id=other)
     with pytest.raises(NotApprovedError):
-        await world.store.use_approval(approval, run_id=gate.run_id)
+        await world.store.ledger.use_approval(approval, run_id=gate.run_id)
 
 
 async def an_answer_of_other_content(world: World, gate: Gate) -> None:
@@ -105,7 +105,7 @@ async def an_approver_written_into_the_run(world: World, gate: Gate) -> None:
 
 
 async def a_closed_gate_without_an_answer(world: World, gate: Gate) -> None:
-    await world.store.close_gate(gate.id, "cancelled")
+    await world.store.gates.close(gate.id, "cancelled")
 
 
 async def a_cancellation_and_then_an_answer(world: World, gate: Gate) -> None:
@@ -136,7 +136,7 @@ async def an_approval_of_the_version_before(world: World, gate: Gate) -> None:
 
 
 async def a_standing_approval_for_a_schedule(world: World, _gate: Gate) -> None:
-    await world.store.add_standing(await standing(world))
+    await world.store.standing.add(await standing(world))
 
 
 async def an_approval_of_another_tenant(world: World, gate: Gate) -> None:
@@ -145,7 +145,7 @@ async def an_approval_of_another_tenant(world: World, gate: Gate) -> None:
     async with PlanStore(world.url, tenant_id="others") as others:
         await others.add_approval(approve(world.plan(), tools=world.tools(), by="ana"))
         with pytest.raises(RunConflictError):
-            await others.answer_gate(gate.id, world.approval(gate))
+            await others.gates.answer(gate.id, world.approval(gate))
 
 
 AT_THE_PLANS_GATE: tuple[Attack, ...] = (

@@ -37,10 +37,10 @@ async def the_content_is_changed_while_steps_run(world: World) -> None:
 
 async def the_standing_approval_is_revoked_while_steps_run(world: World) -> None:
     given = await standing(world)
-    await world.store.add_standing(given)
+    await world.store.standing.add(given)
 
     async def revoke(_run: PlanRun, _step: object) -> None:
-        await world.store.revoke_standing(given.id, by="bo")
+        await world.store.standing.revoke(given.id, by="bo")
 
     await start(world, schedule=SCHEDULE, approver=Says("reject"), hooks=Hooks(on_step_complete=revoke))
 
@@ -131,12 +131,12 @@ async def a_gated_step_is_called_without_being_asked_about(world: World) -> None
 
 
 async def a_schedule_runs_with_inputs_that_are_not_covered(world: World) -> None:
-    await world.store.add_standing(await standing(world, inputs={"target": "[b-z]"}))
+    await world.store.standing.add(await standing(world, inputs={"target": "[b-z]"}))
     await start(world, schedule=SCHEDULE, approver=Says("reject"))
 
 
 async def a_standing_approval_is_used_up(world: World) -> None:
-    await world.store.add_standing(await standing(world, max_runs=1))
+    await world.store.standing.add(await standing(world, max_runs=1))
     await start(world, schedule=SCHEDULE, approver=Says("reject"))
     world.struck.clear()
     await start(world, schedule=SCHEDULE, approver=Says("reject"))
@@ -144,7 +144,7 @@ async def a_standing_approval_is_used_up(world: World) -> None:
 
 async def a_standing_approval_of_somebody_who_may_not(world: World) -> None:
     world.settings = Settings(approvers=("bo",))
-    await world.store.add_standing(await standing(world))
+    await world.store.standing.add(await standing(world))
     with suppress(NotApprovedError):
         await start(world, schedule=SCHEDULE, approver=Says("reject", by="bo"))
 

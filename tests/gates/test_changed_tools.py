@@ -104,7 +104,7 @@ async def test_the_gate_opens_again_with_what_changed_and_its_approval_covers_th
     assert "- unchanged: `build`\n" in gate.text
     assert "### What changed\n" not in gate.text  # of the plan nothing did
     assert "the code of `ship` has changed since attempt 1 of `ship`" in gate.text
-    (replaced,) = await world.store.revisions(run.id)
+    (replaced,) = await world.store.revisions.of_run(run.id)
     assert (replaced.digest, replaced.approval_digest, replaced.by) == (run.digest, run.approval_digest, "li")
     assert replaced.note == "tools changed: `ship` (parameters, effect, permissions)"
     assert [definition["name"] for definition in replaced.definitions or ()] == ["build", "ship"]
@@ -141,7 +141,7 @@ async def test_every_change_of_a_definition_is_shown(
     going = resuming(world, run, shop.tools(**after))
     fresh = await another_gate(world, gate)
     assert told in fresh.text
-    assert (await world.store.gate(gate.id)).end == "superseded"
+    assert (await world.store.gates.get(gate.id)).end == "superseded"
     shop.is_broken = False
     await world.answer(fresh)
     assert (await going).status is PlanStatus.COMPLETED
@@ -161,7 +161,7 @@ async def another_gate(world: World, than: Gate) -> Gate:
 
 
 async def with_text(world: World, gate: Gate) -> Gate:
-    return await world.store.gate(gate.id)
+    return await world.store.gates.get(gate.id)
 
 
 async def test_a_rejection_of_what_changed_ends_the_run(world: World, shop: Shop) -> None:
@@ -235,7 +235,7 @@ async def test_back_with_the_tools_that_were_approved_nobody_is_asked_again(worl
     going.cancel()
     await asyncio.gather(going, return_exceptions=True)
     done = await world.resume(run.id, tools=shop.tools())
-    assert (done.status, len(await world.store.revisions(run.id))) == (PlanStatus.COMPLETED, 2)
+    assert (done.status, len(await world.store.revisions.of_run(run.id))) == (PlanStatus.COMPLETED, 2)
 
 
 async def test_who_approves_sees_all_that_changed_since_somebody_approved(world: World, shop: Shop) -> None:
@@ -254,7 +254,7 @@ async def test_who_approves_sees_all_that_changed_since_somebody_approved(world:
 async def test_a_plan_without_approval_resumes_and_names_the_changed_tools(world: World, shop: Shop) -> None:
     run = await stopped(world, shop, shop.plan(asks=False))
     done = await world.resume(run.id, tools=shop.tools(effect="write"))
-    assert (done.status, [row.note for row in await world.store.revisions(run.id)]) == (
+    assert (done.status, [row.note for row in await world.store.revisions.of_run(run.id)]) == (
         PlanStatus.COMPLETED,
         ["tools changed: `ship` (effect)"],
     )
@@ -283,7 +283,7 @@ async def test_the_approval_of_a_single_call_counts_where_its_tool_is_as_it_was(
         await world.answer(await world.gate(step="guard"))
     done = await again
     assert (done.status, shop.called) == (PlanStatus.COMPLETED, ["build 商店", "guard 门", "ship 商店-1"])
-    asked = [row for row in await world.store.gates(run_id=done.id, open_only=False) if row.step_id == "guard"]
+    asked = [row for row in await world.store.gates.find(run_id=done.id, open_only=False) if row.step_id == "guard"]
     assert len(asked) == (2 if changed == "guard" else 1)
 
 

@@ -40,7 +40,7 @@ async def test_a_gate_is_open_until_its_time_is_over_and_an_answer_carries_the_d
     assert abs((gate.expires_at - before).total_seconds() - 60) < 30
     given = world.approval(gate)
     assert abs((given.at - before).total_seconds()) > 80_000  # this host is wrong, and the store does not care
-    await world.store.answer_gate(gate.id, given)
+    await world.store.gates.answer(gate.id, given)
     run = await going
     assert (run.status, world.struck) == (PlanStatus.COMPLETED, ["a"])
     [kept] = await world.store.approvals(run.id)
@@ -50,7 +50,7 @@ async def test_a_gate_is_open_until_its_time_is_over_and_an_answer_carries_the_d
 async def test_a_gate_expires_by_the_databases_clock(world: World) -> None:
     run = await world.start(world.plan(timeout_ms=300))
     assert (run.status, run.reason, world.struck) == (PlanStatus.CANCELLED, RunReason.EXPIRED, [])
-    [gate] = await world.store.gates(run_id=run.id, open_only=False)
+    [gate] = await world.store.gates.find(run_id=run.id, open_only=False)
     with pytest.raises(RunConflictError, match="nobody answered until"):
         await world.answer(gate)
 

@@ -42,7 +42,7 @@ def items_plan(world: World, **options: Any) -> Any:
 
 async def gates_of_items(world: World) -> dict[int | None, Gate]:
     await world.gate(step="strike", count=3)
-    return {gate.item: gate for gate in await world.store.gates()}
+    return {gate.item: gate for gate in await world.store.gates.find()}
 
 
 async def test_a_rejection_of_one_item_closes_the_gates_of_the_others_and_ends_the_run(world: World) -> None:
@@ -51,7 +51,7 @@ async def test_a_rejection_of_one_item_closes_the_gates_of_the_others_and_ends_t
     await world.answer(gates[1], "reject", by="bo")
     run = await ended(going)
     assert (run.status, run.reason) == (PlanStatus.CANCELLED, RunReason.REJECTED)
-    assert await world.store.gates() == []
+    assert await world.store.gates.find() == []
     assert world.struck == []
 
 
@@ -74,7 +74,7 @@ async def test_a_step_that_fails_closes_the_gates_of_other_branches(world: World
     run = await ended(world.start(plan))
     assert (run.status, run.reason) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED)
     assert run.step("strike").status is StepStatus.SKIPPED
-    assert await world.store.gates() == []
+    assert await world.store.gates.find() == []
 
 
 GARBAGE: dict[str, Any] = {
@@ -109,7 +109,7 @@ async def test_an_approver_that_returns_the_same_approval_twice_gets_an_error(ga
 
     class Repeats:
         async def ask(self, request: ApprovalRequest) -> Approval:
-            kept.append(world.approval(await world.store.gate(request.gate_id or "")))
+            kept.append(world.approval(await world.store.gates.get(request.gate_id or "")))
             return replace(kept[0], approval_digest=request.approval_digest)
 
     assert (await ended(world.start(world.plan(gated=gated), approver=Repeats()))).status is PlanStatus.COMPLETED
@@ -211,7 +211,7 @@ async def killed_at_the_gate(world: World) -> Gate:
         await ended(going)
     await world.sql("UPDATE leases SET owner = NULL WHERE run_id = :run", run=gate.run_id)
     await world.sql("UPDATE gates SET owner = NULL WHERE id = :gate", gate=gate.id)
-    return await world.store.gate(gate.id)
+    return await world.store.gates.get(gate.id)
 
 
 async def test_the_last_run_of_a_standing_approval_has_its_steps_approved_too(world: World) -> None:
@@ -220,7 +220,7 @@ async def test_the_last_run_of_a_standing_approval_has_its_steps_approved_too(wo
     bound = world.bound(plan)
     from plan_adapter.gates.standing import digest_of
 
-    await world.store.add_standing(await standing(world, runbook_digest=digest_of(bound.validated), steps=("strike",), max_runs=1))
+    await world.store.standing.add(await standing(world, runbook_digest=digest_of(bound.validated), steps=("strike",), max_runs=1))
     run = await execute_plan(bound, run_request=world.run_request(Says("reject"), schedule=SCHEDULE), store=world.store, offline=True)
     assert (run.status, world.struck) == (PlanStatus.COMPLETED, ["a"])
 
@@ -244,7 +244,7 @@ async def test_an_answer_that_does_not_fit_the_rules_opens_nothing_however_it_ca
     await world.answer(gate, known_by="os_user")
     while (again := await world.gate(step=gate.step_id)).id == gate.id:
         await world.store.changed(0.5)
-    assert "the approval by ana no longer counts" in (await world.store.gate(again.id)).text
+    assert "the approval by ana no longer counts" in (await world.store.gates.get(again.id)).text
     assert (await world.end(going)).reason is RunReason.REJECTED
     assert world.struck == []
 

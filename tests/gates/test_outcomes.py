@@ -49,7 +49,7 @@ async def test_a_resolution_in_the_form_is_a_receipt_and_no_approval(
     form = FormAnswers((answer,))
     run = await world.start_with_form(form)
     assert (run.status, len(world.sent), form.told) == (status, sent, [None])
-    [gate] = await world.store.gates(run_id=run.id, open_only=False)
+    [gate] = await world.store.gates.find(run_id=run.id, open_only=False)
     assert (gate.kind, gate.end, gate.step_id) == ("outcome", end, "send")
     receipt = (await world.store.receipts(run.id))[0]
     assert (receipt.by, receipt.known_by, receipt.note) == ("ana", "form", answer.note or None)
@@ -103,21 +103,21 @@ async def test_no_approval_answers_it_and_it_answers_no_approval(world: Doubtful
     gate = await world.gate()
     approval = answer_to(request_of(gate), decision="approve", by="ana", known_by="os_user")
     with pytest.raises(NotApprovedError, match="takes no approval: `plan resolve"):
-        await world.store.answer_gate(gate.id, approval)
-    assert await world.store.find_approval(gate.approval_digest) is None
+        await world.store.gates.answer(gate.id, approval)
+    assert await world.store.ledger.find_approval(gate.approval_digest) is None
     assert not asking.done()
-    assert (await world.store.gate(gate.id)).end is None
+    assert (await world.store.gates.get(gate.id)).end is None
 
 
 async def test_plan_resolve_from_elsewhere_closes_the_form_and_the_run_continues(world: Doubtful) -> None:
     going = world.start_with_form(FormAnswers(()))
     gate = await world.gate()
     with pytest.raises(RunConflictError, match="is executed by process"):
-        await world.store.resolve(gate.run_id, "look", ResolutionRecord("done", "ana", "os_user"))
+        await world.store.outcomes.resolve(gate.run_id, "look", ResolutionRecord("done", "ana", "os_user"))
     async with PlanStore(world.url) as elsewhere:
         await aresolve_step(gate.run_id, "send", "done", by="ana", known_by="os_user", result="it was", store=elsewhere)
         with pytest.raises(RunConflictError):
-            await elsewhere.resolve(gate.run_id, "send", ResolutionRecord("again", "bo", "os_user"))
+            await elsewhere.outcomes.resolve(gate.run_id, "send", ResolutionRecord("again", "bo", "os_user"))
     run = await going
     assert (run.status, run.step("send").result, world.sent) == (PlanStatus.COMPLETED, "it was", ["a"])
 
@@ -125,7 +125,7 @@ async def test_plan_resolve_from_elsewhere_closes_the_form_and_the_run_continues
 async def test_abort_from_elsewhere_ends_the_run(world: Doubtful) -> None:
     going = world.start_with_form(FormAnswers(()))
     gate = await world.gate()
-    await world.store.resolve(gate.run_id, "send", ResolutionRecord("abort", "ana", "os_user"))
+    await world.store.outcomes.resolve(gate.run_id, "send", ResolutionRecord("abort", "ana", "os_user"))
     run = await going
     assert (run.status, run.reason, run.message) == (PlanStatus.CANCELLED, RunReason.CANCELLED, "ana recorded `abort` for `send`")
     assert (await world.store.verify(run.id)).ok
@@ -137,7 +137,9 @@ async def test_of_contradictory_resolutions_at_once_one_wins(world: Doubtful) ->
 
     async def say(number: int) -> bool:
         try:
-            await world.store.resolve(gate.run_id, "send", ResolutionRecord("done" if number % 2 else "again", f"p{number}", "os_user"))
+            await world.store.outcomes.resolve(
+                gate.run_id, "send", ResolutionRecord("done" if number % 2 else "again", f"p{number}", "os_user")
+            )
         except RunConflictError:
             return False
         return True
@@ -155,8 +157,8 @@ async def test_a_run_that_is_cancelled_asks_no_more_and_its_outcome_stays_unknow
     await world.store.cancel(gate.run_id, "enough")
     run = await going
     assert (run.status, run.step("send").outcome) == (PlanStatus.CANCELLED, Outcome.UNKNOWN)
-    assert (await world.store.gate(gate.id)).end == "cancelled"
-    assert [attempt.step_id for attempt in await world.store.unknown(run.id)] == ["send"]
+    assert (await world.store.gates.get(gate.id)).end == "cancelled"
+    assert [attempt.step_id for attempt in await world.store.outcomes.unknown(run.id)] == ["send"]
 
 
 async def test_each_item_is_asked_about(world: Doubtful) -> None:
@@ -165,12 +167,12 @@ async def test_each_item_is_asked_about(world: Doubtful) -> None:
     plan.options.allow_parallel = True
     going = world.start_with_form(FormAnswers(()), plan)
     gate = await world.gate(count=2)
-    first, second = await world.store.gates()
+    first, second = await world.store.gates.find()
     assert {first.item, second.item} < {0, 1, 2}
     with pytest.raises(RunConflictError, match="name one with --item"):
-        await world.store.resolve(gate.run_id, "send", ResolutionRecord("done", "ana", "os_user"))
-    await world.store.resolve(gate.run_id, "send", ResolutionRecord("done", "ana", "os_user", result="by ana"), item=first.item)
-    await world.store.resolve(gate.run_id, "send", ResolutionRecord("again", "ana", "os_user"), item=second.item)
+        await world.store.outcomes.resolve(gate.run_id, "send", ResolutionRecord("done", "ana", "os_user"))
+    await world.store.outcomes.resolve(gate.run_id, "send", ResolutionRecord("done", "ana", "os_user", result="by ana"), item=first.item)
+    await world.store.outcomes.resolve(gate.run_id, "send", ResolutionRecord("again", "ana", "os_user"), item=second.item)
     run = await going
     assert run.status is PlanStatus.COMPLETED
     result: Any = run.step("send").result
@@ -181,12 +183,12 @@ async def test_each_item_is_asked_about(world: Doubtful) -> None:
 async def test_a_step_with_a_gate_of_its_own_needs_no_second_approval_in_the_same_start(world: Doubtful) -> None:
     plan = world.plan(gated=True)
     going = world.start_with_form(FormAnswers(()), plan)
-    while not (gates := [gate for gate in await world.store.gates() if gate.kind == "approval"]):
+    while not (gates := [gate for gate in await world.store.gates.find() if gate.kind == "approval"]):
         await world.store.changed(0.5)
-    await world.store.answer_gate(gates[0].id, answer_to(request_of(gates[0]), decision="approve", by="ana", known_by="os_user"))
-    while not (asked := [gate for gate in await world.store.gates() if gate.kind == "outcome"]):
+    await world.store.gates.answer(gates[0].id, answer_to(request_of(gates[0]), decision="approve", by="ana", known_by="os_user"))
+    while not (asked := [gate for gate in await world.store.gates.find() if gate.kind == "outcome"]):
         await world.store.changed(0.5)
-    await world.store.resolve(asked[0].run_id, "send", ResolutionRecord("again", "ana", "os_user"))
+    await world.store.outcomes.resolve(asked[0].run_id, "send", ResolutionRecord("again", "ana", "os_user"))
     run = await going
     assert (run.status, len(world.sent)) == (PlanStatus.COMPLETED, 2)
 
@@ -206,7 +208,7 @@ async def test_offline_somebody_at_the_terminal_is_asked_again_until_the_answer_
 async def test_offline_where_nobody_says_it_the_run_ends_as_unknown(approver: Any, world: Doubtful) -> None:
     run = await world.start(approver=approver)
     assert (run.status, run.reason, run.step("send").outcome) == (PlanStatus.FAILED, RunReason.UNKNOWN, Outcome.UNKNOWN)
-    assert await world.store.gates() == []
+    assert await world.store.gates.find() == []
 
 
 async def test_on_resume_it_is_asked_about_the_attempt_of_the_earlier_start(world: Doubtful) -> None:
@@ -244,8 +246,8 @@ async def test_a_gate_that_a_killed_process_left_is_asked_again_and_may_be_answe
     person = Person([])
     assert (await world.resume(gate.run_id, approver=person)).reason is RunReason.UNKNOWN
     assert person.asked[0].gate_id == gate.id
-    assert (await world.store.gate(gate.id)).end == "cancelled"
-    await world.store.resolve(gate.run_id, "send", ResolutionRecord("done", "ana", "os_user", result=1))
+    assert (await world.store.gates.get(gate.id)).end == "cancelled"
+    await world.store.outcomes.resolve(gate.run_id, "send", ResolutionRecord("done", "ana", "os_user", result=1))
     run = await world.resume(gate.run_id)
     assert (run.status, run.step("send").result, world.sent) == (PlanStatus.COMPLETED, 1, [])
 
@@ -270,20 +272,20 @@ async def test_every_alteration_is_found(statement: str, world: Doubtful) -> Non
 
 async def test_a_resolution_of_one_attempt_is_not_accepted_for_another(world: Doubtful) -> None:
     run = await world.start()
-    digest_of = partial(world.store.resolution_digest, run.id, "send")
+    digest_of = partial(world.store.outcomes.digest_of, run.id, "send")
     digest = await digest_of("done")
     assert digest == await digest_of("abort")
     with pytest.raises(RunConflictError, match="is not unknown"):
-        await world.store.resolution_digest(run.id, "look", "again")
-    await world.store.resolve(run.id, "send", ResolutionRecord("again", "ana", "os_user", digest=digest))
+        await world.store.outcomes.digest_of(run.id, "look", "again")
+    await world.store.outcomes.resolve(run.id, "send", ResolutionRecord("again", "ana", "os_user", digest=digest))
     world.lost = 2
     assert (await world.resume(run.id)).reason is RunReason.UNKNOWN
     with pytest.raises(RunConflictError, match="another attempt of `send`"):
-        await world.store.resolve(
+        await world.store.outcomes.resolve(
             run.id, "send", ResolutionRecord("done", "ana", "ssh_signature", digest=digest, signature="of the first one")
         )
     assert await digest_of("done") != digest
-    await world.store.resolve(
+    await world.store.outcomes.resolve(
         run.id, "send", ResolutionRecord("done", "ana", "ssh_signature", digest=await digest_of("done"), signature="now")
     )
     signed = [entry for entry in await world.store.audit(run.id) if entry.kind == "signed"]
@@ -294,8 +296,8 @@ async def test_a_resolution_of_one_attempt_is_not_accepted_for_another(world: Do
 
 async def test_the_digest_of_a_step_done_by_hand_is_valid_until_it_is_resolved(world: Doubtful) -> None:
     run = await world.start()
-    digest = await world.store.resolution_digest(run.id, "look", "done")
-    assert digest != await world.store.resolution_digest(run.id, "send", "done")
-    await world.store.resolve(run.id, "look", ResolutionRecord("done", "ana", "os_user", digest=digest))
+    digest = await world.store.outcomes.digest_of(run.id, "look", "done")
+    assert digest != await world.store.outcomes.digest_of(run.id, "send", "done")
+    await world.store.outcomes.resolve(run.id, "look", ResolutionRecord("done", "ana", "os_user", digest=digest))
     with pytest.raises(RunConflictError, match="has succeeded"):
-        await world.store.resolution_digest(run.id, "look", "done")
+        await world.store.outcomes.digest_of(run.id, "look", "done")

@@ -99,7 +99,7 @@ async def test_the_outcome_form_accepts_again_and_abort(decision: str, status: P
 async def test_a_resolution_from_elsewhere_closes_the_form(world: Doubtful) -> None:
     going = run_in_prefect(world)
     gate, flow_run_id = await shown(world)
-    await world.store.resolve(gate.run_id, "send", ResolutionRecord("done", "bo", "os_user", result="it was"))
+    await world.store.outcomes.resolve(gate.run_id, "send", ResolutionRecord("done", "bo", "os_user", result="it was"))
     run = await going
     assert (run.status, run.step("send").result) == (PlanStatus.COMPLETED, "it was")
     state = (await flow_run(flow_run_id)).state

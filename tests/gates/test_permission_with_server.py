@@ -54,7 +54,7 @@ async def test_a_flow_run_that_is_tried_again_with_other_tools_asks_about_them_i
     assert form == flow_run_id
     assert (
         "- ⚠️ **MAY DO MORE THAN BEFORE:** `strike`, called by `strike`\n  - effect: read → **write**\n"
-        in (await world.store.gate(fresh.id)).text
+        in (await world.store.gates.get(fresh.id)).text
     )
     assert world.struck == []
     await resume(flow_run_id, APPROVE)
@@ -82,7 +82,7 @@ async def test_a_retried_flow_run_skips_what_a_person_skipped(world: World) -> N
     flow = compile_plan(validate(plan, tools), store=world.store)
     state = await flow(return_state=True)
     assert state.is_failed() and state.state_details.flow_run_id is not None
-    run = await world.store.run_of_flow(str(state.state_details.flow_run_id))
+    run = await world.store.ledger.run_of_flow(str(state.state_details.flow_run_id))
     assert run is not None
     skipped = ResumeOptions(skipped={"wrong": "没有必要"})
     resumed = await execute_resume(run.id, tools=tools, run_request=world.run_request(), store=world.store, offline=True, asked=skipped)

@@ -39,8 +39,8 @@ def standing() -> StandingApproval:
 
 async def test_a_signature_holds_for_the_row_that_the_store_gives_back(store_url: str, ana: Key, settings: Settings) -> None:
     async with PlanStore(store_url) as store:
-        await store.add_standing(sign_standing(standing(), key=ana.path))
-        (kept,) = await store.standing()
+        await store.standing.add(sign_standing(standing(), key=ana.path))
+        (kept,) = await store.standing.find()
     verify_standing(kept, policy=effective_policy(settings))
     with pytest.raises(NotApprovedError):
         verify_standing(replace(kept, max_runs=31), policy=effective_policy(settings))
@@ -51,7 +51,7 @@ async def test_a_file_is_known_again_by_its_content(store_url: str, ana: Key, se
     write_signed(sign_standing(standing(), key=ana.path), path)
     read = signed_standing(path, policy=effective_policy(settings))
     async with PlanStore(store_url) as store:
-        await store.add_standing(read)
-        (kept,) = await store.standing()
+        await store.standing.add(read)
+        (kept,) = await store.standing.find()
     verify_standing(kept, policy=effective_policy(settings))
     assert kept.id == signed_standing(path, policy=effective_policy(settings)).id

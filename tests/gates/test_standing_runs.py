@@ -39,7 +39,7 @@ async def test_a_signed_file_lets_as_many_scheduled_runs_through_as_it_says(worl
     path = await signed_plan(world, ana)
     ends = [(await scheduled(world, path)).reason for _ in range(3)]
     assert ends == [None, None, RunReason.REJECTED]
-    assert [known.runs for known in await world.store.standing(include_ended=True)] == [2]
+    assert [known.runs for known in await world.store.standing.find(include_ended=True)] == [2]
 
 
 async def removed(_world: World, path: Path, _ana: Key) -> None:

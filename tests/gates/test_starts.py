@@ -207,7 +207,7 @@ async def test_an_answer_comes_too_late_by_the_databases_clock_whatever_this_hos
     await world.sql("UPDATE gates SET expires_at = opened_at WHERE id = :id", id=gate.id)
     with pytest.raises(RunConflictError, match="nobody answered until"):
         await world.answer(gate)
-    assert (await world.store.gate(gate.id)).end == "expired"
+    assert (await world.store.gates.get(gate.id)).end == "expired"
     assert world.struck == []
     assert run.id == gate.run_id
 
@@ -273,10 +273,10 @@ async def test_no_further_step_is_called_once_the_standing_approval_is_revoked(w
     from plan_adapter import Hooks
 
     given = await standing(world)
-    await world.store.add_standing(given)
+    await world.store.standing.add(given)
 
     async def revoke(_run: PlanRun, _step: object) -> None:
-        await world.store.revoke_standing(given.id, by="bo")
+        await world.store.standing.revoke(given.id, by="bo")
 
     run = await start(world, approver=Says("reject"), schedule=SCHEDULE, hooks=Hooks(on_step_complete=revoke))
     assert world.struck == []
@@ -288,12 +288,12 @@ async def test_no_further_step_is_called_once_the_standing_approval_is_revoked(w
 
 async def test_a_standing_approval_covers_scheduled_runs_and_each_names_it(world: World) -> None:
     given = await standing(world)
-    await world.store.add_standing(given)
+    await world.store.standing.add(given)
     for uses in (1, 2):
         run = await start(world, approver=Says("reject"), schedule=SCHEDULE)
         assert run.status is PlanStatus.COMPLETED
         assert [row.standing_id for row in await world.store.approvals(run.id) if row.run_id == run.id] == [given.id]
-        assert (await world.store.standing(include_ended=True))[0].runs == uses
+        assert (await world.store.standing.find(include_ended=True))[0].runs == uses
     assert (await start(world, approver=Says("reject"), schedule=SCHEDULE)).reason is RunReason.REJECTED
     assert world.struck == ["a", "a"]
 
@@ -313,7 +313,7 @@ UNCOVERED = {
 async def test_a_run_is_asked_about_where_the_standing_approval_is(changes: dict[str, object], schedule: str | None, world: World) -> None:
     now = await world.now()
     given = await standing(world, **{name: now if value == "now" else value for name, value in changes.items()})
-    await world.store.add_standing(given)
+    await world.store.standing.add(given)
     run = await start(world, approver=Says("reject"), schedule=schedule)
     assert (run.status, run.reason) == (PlanStatus.CANCELLED, RunReason.REJECTED)
     assert world.struck == []
@@ -327,7 +327,7 @@ async def test_a_standing_approval_answers_a_step_gate_only_if_it_names_the_step
     from plan_adapter.canonical import runbook_digest
 
     digest = runbook_digest(bound.validated.digest, bound.validated.definitions)
-    await world.store.add_standing(await standing(world, runbook_digest=digest, steps=("strike",) if named else ()))
+    await world.store.standing.add(await standing(world, runbook_digest=digest, steps=("strike",) if named else ()))
     run_request = world.run_request(Says("reject"), schedule=SCHEDULE)
     run = await execute_plan(bound, run_request=run_request, store=world.store, offline=True)
     assert world.struck == (["a"] if named else [])

@@ -105,9 +105,9 @@ class Undoing:
 
     async def gate(self) -> Gate:
         """Return the open gate, with its text, once there is one."""
-        while not (found := await self.store.gates()):
+        while not (found := await self.store.gates.find()):
             await self.store.changed(0.5)
-        return await self.store.gate(found[-1].id)
+        return await self.store.gates.get(found[-1].id)
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ async def test_a_form_asks_how_a_rollback_ended_and_the_rest_is_undone_then(answ
     run = await world.start_with_form(form)
     assert (run.status, run.reason, run.message) == (PlanStatus.PARTIAL, RunReason.STEP_FAILED, UNDONE)
     assert (world.calls, form.told) == (calls, [None])
-    [gate] = await world.store.gates(run_id=run.id, open_only=False)
+    [gate] = await world.store.gates.find(run_id=run.id, open_only=False)
     assert (gate.kind, gate.end, gate.step_id, gate.call_kind) == ("outcome", answer.decision, "two", "rollback")
     word = next(row for row in await world.store.receipts(run.id) if row.by is not None)
     assert (word.kind, word.step_id, word.by, word.known_by, word.note) == ("rollback", "two", "ana", "form", answer.note or None)
@@ -165,7 +165,7 @@ async def test_who_cancels_while_it_is_asked_ends_the_rollback_and_the_question(
     gate = await world.gate()
     await acancel_run(gate.run_id, reason="leave it (by bo)", store=world.store)
     run = await going
-    assert (await world.store.gate(gate.id)).end == "cancelled"
+    assert (await world.store.gates.get(gate.id)).end == "cancelled"
     assert "not rolled back: two (whether its rollback was done is unknown: `plan resolve " in (run.message or "")
     assert (run.reason, world.calls) == (RunReason.STEP_FAILED, ["two"])
 
@@ -230,8 +230,8 @@ class Stuck(list[str]):
 async def test_an_interrupted_rollback_asks_when_it_resumes(world: Undoing) -> None:
     run = await world.run()
     run.status, run.completed_at = PlanStatus.EXECUTING, None
-    await world.store.claim(run, keeps_ends=True)
-    await world.store.release(run.id)  # as its process left it
+    await world.store.ledger.claim(run, keeps_ends=True)
+    await world.store.ledger.release(run.id)  # as its process left it
     person = Person([Answer("done", "runner", channel="os_user")])
     later = await execute_resume(run.id, tools=world.tools(), run_request=world.run_request(person), store=world.store, offline=True)
     assert (later.message, world.calls, len(person.asked)) == (UNDONE, ["two", "one"], 1)
@@ -241,7 +241,7 @@ async def test_an_interrupted_rollback_asks_when_it_resumes(world: Undoing) -> N
 async def test_a_rollback_on_request_asks_in_the_form_of_its_flow_run(world: Undoing) -> None:
     run = await world.run()
     bound = bind_inputs(validate(await world.store.get(run.digest), world.tools()), {})
-    history = await world.store.history(run.id)
+    history = await world.store.ledger.history(run.id)
     form = FormAnswers((Answer("approve", "ana", channel="form"), Answer("done", "ana", channel="form")))
     backend = world.backend(form)
     later = await roll_back(RunSession(bound, await world.store.run(run.id), world.store, world.run_request(), history, backend))

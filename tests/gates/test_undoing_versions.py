@@ -52,7 +52,7 @@ async def test_after_a_version_that_nobody_approved_what_was_done_is_undone_as_i
     assert (later.message or "").endswith("rolled back: build")
     assert (later.digest, later.approval_digest) == (run.digest, run.approval_digest)
     assert [(step.id, step.rolled_back) for step in later.steps] == [("build", True), ("ship", False)]
-    versions = await world.store.revisions(run.id)
+    versions = await world.store.revisions.of_run(run.id)
     assert [(version.by, version.note) for version in versions] == [
         ("bo", ""), ("li", "what is undone was done under version 1, which was approved"),
     ]  # fmt: skip
@@ -110,13 +110,13 @@ async def test_of_a_run_that_nobody_ever_approved_nothing_is_undone(world: World
 async def test_a_process_that_died_before_rolling_back_leaves_a_run_that_only_rolls_back(world: World, shop: Shop) -> None:
     run = await stopped(world, shop, undoable(shop))
     await world.resume(run.id, tools=shop.tools(effect="write"), approver=Says("reject"))
-    (version,) = await world.store.revisions(run.id)
-    rejected = await world.store.put_back(run.id, version, world.bound(undoable(shop), tools=shop.tools()).validated, by="li")
+    (version,) = await world.store.revisions.of_run(run.id)
+    rejected = await world.store.revisions.put_back(run.id, version, world.bound(undoable(shop), tools=shop.tools()).validated, by="li")
     assert (rejected.status, rejected.reason, rejected.approval_digest) == (PlanStatus.CANCELLED, "rejected", run.approval_digest)
     assert (await world.store.verify(run.id)).ok
     rejected.status, rejected.completed_at = PlanStatus.EXECUTING, None
-    await world.store.claim(rejected, keeps_ends=True)
-    await world.store.release(run.id)
+    await world.store.ledger.claim(rejected, keeps_ends=True)
+    await world.store.ledger.release(run.id)
     assert (await world.store.run(run.id)).reason is RunReason.INTERRUPTED
     later = await world.resume(run.id, tools=shop.tools(), approver=Says())
     assert (later.status, later.reason, shop.called) == (PlanStatus.CANCELLED, RunReason.REJECTED, UNDONE)

@@ -57,11 +57,11 @@ async def test_a_run_that_waits_for_nobody_is_left_once_nothing_but_gates_is_ope
         "aside": StepStatus.COMPLETED,
         "after": StepStatus.COMPLETED,
     }
-    (gate,) = await world.store.gates(run_id=run.id)
-    assert (gate.step_id, gate.attended, await world.store.owner(run.id)) == ("strike", False, None)
+    (gate,) = await world.store.gates.find(run_id=run.id)
+    assert (gate.step_id, gate.attended, await world.store.ledger.owner(run.id)) == ("strike", False, None)
     again = await resumed(world, run.id)
     assert (again.status, world.struck) == (PlanStatus.PENDING_APPROVAL, [])
-    assert [(open_gate.id, open_gate.openings) for open_gate in await world.store.gates(run_id=run.id)] == [(gate.id, 2)]
+    assert [(open_gate.id, open_gate.openings) for open_gate in await world.store.gates.find(run_id=run.id)] == [(gate.id, 2)]
     await world.answer(await world.gate(step="strike"))
     (finding,) = await reconcile(world.store, with_prefect=False)
     assert finding.message == "answered while no process waited: approve of `strike` by ana"
@@ -99,12 +99,12 @@ async def test_a_run_that_was_left_can_be_cancelled_and_revised(world: World) ->
     ended = await world.store.run(run.id)
     assert (ended.status, ended.step("look").status) == (PlanStatus.CANCELLED, StepStatus.COMPLETED)
     assert (ended.step("strike").status, ended.step("strike").reason) == (StepStatus.SKIPPED, "no more")
-    assert await world.store.gates(run_id=run.id) == []
+    assert await world.store.gates.find(run_id=run.id) == []
     second = await left(world)
     plan = branches(world)
     plan.add_step("look", "One more", {"target": "d"}, id="more", depends_on=["after"])
     revised = await arevise_run(second.id, plan, tools=world.tools(), by="bo", store=world.store)
-    assert (revised.status, await world.store.gates(run_id=second.id)) == (PlanStatus.PENDING_APPROVAL, [])  # its author asks for none
+    assert (revised.status, await world.store.gates.find(run_id=second.id)) == (PlanStatus.PENDING_APPROVAL, [])  # its author asks for none
     done = await resumed(world, second.id, waits=True, approver=Says())
     assert (done.status, done.step("more").status, world.struck) == (PlanStatus.COMPLETED, StepStatus.COMPLETED, ["a"])
 
@@ -127,8 +127,8 @@ async def test_a_request_for_changes_at_a_steps_gate_keeps_the_run_waiting_there
     await world.answer(gate, "request_changes", by="bo", note="先看看")
     while (again := await world.gate(step="strike")).id == gate.id:
         await world.store.changed(0.5)
-    assert "bo asks for changes: 先看看" in (await world.store.gate(again.id)).text
-    assert {where: answer.note for where, answer in (await world.store.changes_asked()).items()} == {again.id: "先看看"}
+    assert "bo asks for changes: 先看看" in (await world.store.gates.get(again.id)).text
+    assert {where: answer.note for where, answer in (await world.store.gates.changes_asked()).items()} == {again.id: "先看看"}
     with pytest.raises(RunConflictError, match=r"takes no new version of the plan.*plan cancel"):
         await arevise_run(gate.run_id, world.plan(), tools=world.tools(), by="bo", store=world.store)
     await world.answer(again)
@@ -143,12 +143,12 @@ async def test_a_request_for_changes_of_a_run_that_was_left_is_asked_about_again
     assert (await resumed(world, run.id)).status is PlanStatus.PENDING_APPROVAL
     again = await world.gate(step="strike")
     assert again.id != gate.id
-    assert "bo asks for changes: look twice" in (await world.store.gate(again.id)).text
+    assert "bo asks for changes: look twice" in (await world.store.gates.get(again.id)).text
 
 
 async def test_a_request_for_changes_in_the_plans_form_opens_a_new_gate(world: World) -> None:
     run, gate = await world.detached()
-    await world.store.show_gate(gate.id, flow_run_id="f", keyset="k")
+    await world.store.gates.show(gate.id, flow_run_id="f", keyset="k")
     form, run_request = FormAnswers(()), replace(world.run_request(), waits=False)
 
     async def collected(_gate: Gate) -> Answer:
@@ -158,7 +158,7 @@ async def test_a_request_for_changes_in_the_plans_form_opens_a_new_gate(world: W
     left = await execute_run(RunSession(world.bound(), run, world.store, run_request, RunHistory(), Backend(forms=forms)))
     again = await world.gate()
     assert (left.status, again.id != gate.id, again.attended) == (PlanStatus.PENDING_APPROVAL, True, False)
-    assert "bo asks for changes: look twice" in (await world.store.gate(again.id)).text
+    assert "bo asks for changes: look twice" in (await world.store.gates.get(again.id)).text
 
 
 async def test_a_refused_answer_in_the_form_is_shown_to_watchers(world: World) -> None:
@@ -187,7 +187,7 @@ async def test_a_stale_approval_is_reported_and_asked_for_again(world: World) ->
     said = "the approval by ana no longer counts: ana may not answer here; only bo may"
     assert (waiting.status, waiting.message) == (PlanStatus.PENDING_APPROVAL, said)
     again = await world.gate()
-    assert (again.id != gate.id, said in (await world.store.gate(again.id)).text) == (True, True)
+    assert (again.id != gate.id, said in (await world.store.gates.get(again.id)).text) == (True, True)
     assert (await resumed(world, run.id)).status is PlanStatus.PENDING_APPROVAL
     await world.answer(again, by="bo")
     done = await resumed(world, run.id)
@@ -200,7 +200,7 @@ async def test_an_approval_of_a_call_that_todays_rules_do_not_take_is_asked_for_
     world.settings = Settings(approvers=("bo",))
     assert (await resumed(world, run.id)).status is PlanStatus.PENDING_APPROVAL
     again = await world.gate(step="strike")
-    assert "the approval by ana no longer counts" in (await world.store.gate(again.id)).text
+    assert "the approval by ana no longer counts" in (await world.store.gates.get(again.id)).text
     await world.answer(again, by="bo")
     assert ((await resumed(world, run.id)).status, world.struck) == (PlanStatus.COMPLETED, ["a"])
 
@@ -235,6 +235,6 @@ async def test_a_step_whose_time_is_over_while_no_process_waits_ends_the_run_as_
 
 async def test_a_step_skipped_at_expiry_stays_skipped_on_resume(world: World) -> None:
     run = await over(world, await left(world, branches(world, timeout_ms=60_000, policy=ApprovalPolicy(expires="skip"))))
-    assert (run.status, await world.store.gates(run_id=run.id)) == (PlanStatus.PENDING_APPROVAL, [])
+    assert (run.status, await world.store.gates.find(run_id=run.id)) == (PlanStatus.PENDING_APPROVAL, [])
     done = await resumed(world, run.id)
     assert (done.step("strike").status, done.completed_at is not None, world.struck) == (StepStatus.SKIPPED, True, [])

@@ -68,7 +68,7 @@ async def test_an_answer_in_the_form_continues_the_run_and_is_recorded_as_a_name
     await resume(flow_run_id, APPROVE)
     run = await going
     assert (run.status, world.struck) == (PlanStatus.COMPLETED, ["a"])
-    answer = await world.store.answer_to_gate(gate.id)
+    answer = await world.store.gates.answer_to(gate.id)
     assert answer is not None
     assert (answer.by, answer.known_by, answer.note) == ("ana", "form", "ок")
     assert run.flow_run_id is not None
@@ -182,7 +182,7 @@ async def test_of_fifty_contradictory_answers_at_once_through_form_and_store_one
 
     said = await asyncio.gather(*(answer(number) for number in range(50)))
     run = await going
-    given = await world.store.answer_to_gate(gate.id)
+    given = await world.store.gates.answer_to(gate.id)
     assert given is not None
     assert said.count("won") == (1 if given.by.startswith("store-") else 0)
     assert said.count("handed to the form") <= 1

@@ -108,9 +108,9 @@ class Doubtful:
     async def gate(self, *, count: int = 1) -> Gate:
         """Return the newest open gate, with its text, once there are `count` of them that a process waits at."""
         while True:
-            found = await self.store.gates()
+            found = await self.store.gates.find()
             if len(found) >= count:
-                return await self.store.gate(found[-1].id)
+                return await self.store.gates.get(found[-1].id)
             await self.store.changed(0.5)
 
     async def close(self) -> None:

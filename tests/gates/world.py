@@ -144,7 +144,7 @@ class World:
     async def gate(self, *, step: str | None = None, count: int = 1) -> Gate:
         """Return the newest open gate, once there are `count` of them."""
         while True:
-            found = [gate for gate in await self.store.gates() if gate.step_id == step]
+            found = [gate for gate in await self.store.gates.find() if gate.step_id == step]
             if len(found) >= count:
                 return found[-1]
             self.raise_if_over()
@@ -165,7 +165,7 @@ class World:
         self, gate: Gate, decision: Decision = "approve", *, by: str = "ana", known_by: str = "os_user", **changed: Any
     ) -> Gate:
         """Answer at `gate` as another process does."""
-        return await self.store.answer_gate(gate.id, replace(self.approval(gate, decision, by=by, known_by=known_by), **changed))
+        return await self.store.gates.answer(gate.id, replace(self.approval(gate, decision, by=by, known_by=known_by), **changed))
 
     def approval(self, gate: Gate, decision: Decision = "approve", *, by: str = "ana", known_by: str = "os_user") -> Approval:
         """Return an answer to `gate`."""
@@ -179,7 +179,7 @@ class World:
     async def end(self, going: "asyncio.Task[PlanRun]") -> PlanRun:
         """Reject at every gate that is still open, and return how the run ended: what did not open until then will not open."""
         while not going.done():
-            for gate in await self.store.gates():
+            for gate in await self.store.gates.find():
                 with suppress(RunConflictError):
                     await self.answer(gate, "reject", by="zoe")
             await asyncio.wait({going}, timeout=0.5)

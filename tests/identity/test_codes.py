@@ -29,14 +29,14 @@ class Codes:
         self.seeds = {person: seal(person, seed, keyed()) for person, seed in people.items()}
         self.known: set[tuple[str, int]] = set()
 
-    async def totp_seed(self, person: str) -> str | None:
+    async def seed(self, person: str) -> str | None:
         await asyncio.sleep(0)
         return self.seeds.get(person)
 
-    async def try_code(self, _name: str) -> float:
+    async def count_try(self, _name: str) -> float:
         return 0.0
 
-    async def use_code(self, name: str, counter: int) -> bool:
+    async def use(self, name: str, counter: int) -> bool:
         await asyncio.sleep(0)
         if (name, counter) in self.known:
             return False

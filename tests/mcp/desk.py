@@ -93,9 +93,9 @@ class Desk:
     async def answer(self, run_id: str, decision: Decision = "approve") -> None:
         """Answer at every open gate of a run, as a person does."""
         async with PlanStore(self.url) as store:
-            for gate in await store.gates(run_id=run_id):
-                request = request_of(await store.gate(gate.id))
-                await store.answer_gate(gate.id, answer_to(request, decision=decision, by="ana", known_by="os_user"))
+            for gate in await store.gates.find(run_id=run_id):
+                request = request_of(await store.gates.get(gate.id))
+                await store.gates.answer(gate.id, answer_to(request, decision=decision, by="ana", known_by="os_user"))
 
     async def work(self, run_id: str, *, by: str = "mcp/agent", offline: bool = True) -> PlanRun:
         """Do what the process of a run does, in this one."""

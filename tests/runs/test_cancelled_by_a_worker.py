@@ -133,7 +133,7 @@ async def test_what_is_cancelled_in_the_ui_ends_with_the_reason(
         flow_runs = {asks: await start(a_plan(folder, asks=asks)) for asks, folder in places.items()}
 
         async def all_are_there() -> bool:
-            waiting = {gate.step_id for gate in await store.gates() if gate.keyset is not None}
+            waiting = {gate.step_id for gate in await store.gates.find() if gate.keyset is not None}
             return (places[""] / "pid").exists() and waiting == {None, "w"}
 
         await comes(all_are_there)
@@ -149,14 +149,14 @@ async def test_what_is_cancelled_in_the_ui_ends_with_the_reason(
             shown = await state_of(client, flow_run_id)
             assert (shown.is_cancelled(), shown.name) == (True, "Cancelled"), asks
             assert REASON in (shown.message or ""), asks
-            run = await store.run_of_flow(str(flow_run_id))
+            run = await store.ledger.run_of_flow(str(flow_run_id))
             assert run is not None
             assert (run.status, run.reason) == (PlanStatus.CANCELLED, RunReason.CANCELLED), asks
             assert run.message == REASON + ("; whether `w` was done is unknown" if not asks else "")
             if asks != "plan":
                 assert run.steps[1].status is StepStatus.SKIPPED
                 assert REASON in (run.steps[1].reason or "")
-        assert await store.gates() == []
+        assert await store.gates.find() == []
         assert not is_alive(int((places[""] / "pid").read_text()))
         assert not (places[""] / "ended").exists()
         log = (home / LOG).read_text()
@@ -189,6 +189,6 @@ async def test_a_process_that_is_stopped_for_another_reason_leaves_its_run_to_be
 
 
 async def found_run(store: PlanStore, flow_run_id: UUID) -> PlanRun:
-    run = await store.run_of_flow(str(flow_run_id))
+    run = await store.ledger.run_of_flow(str(flow_run_id))
     assert run is not None
     return run

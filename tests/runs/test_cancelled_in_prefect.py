@@ -90,7 +90,7 @@ async def test_a_run_that_waits_without_a_process_ends_with_the_reason(store: Pl
     now = await store.run(run.id)
     assert (now.status, now.reason, now.message) == (PlanStatus.CANCELLED, RunReason.CANCELLED, REASON)
     assert [(step.status, step.reason) for step in now.steps] == [(StepStatus.COMPLETED, None), (StepStatus.SKIPPED, REASON)]
-    assert await store.gates(run_id=run.id) == []
+    assert await store.gates.find(run_id=run.id) == []
     shown = await state_of(run)
     assert (shown.name, shown.message) == ("Cancelled", f"1 of 2 steps completed, 1 skipped: {REASON}")
     assert await reconcile(store, with_prefect=True) == []

@@ -170,7 +170,7 @@ async def test_when_its_patience_ends_the_run_stops_without_failing_and_can_be_r
             [left] = await store.runs()
             assert (left.status, left.step("s0").status) == (PlanStatus.EXECUTING, StepStatus.COMPLETED)
             assert world.calls == ["act", "lose"]
-            await store.release(left.id)  # its process lives on, here; one that ended holds nothing
+            await store.ledger.release(left.id)  # its process lives on, here; one that ended holds nothing
             run = await aresume_run(left.id, tools=world.tools, store=store, offline=True)
             # Whether `lose` was done is known to nobody but the process that stopped: a person decides.
             assert (run.reason, world.calls) == (RunReason.UNKNOWN, ["act", "lose"])
@@ -191,7 +191,7 @@ async def test_a_step_that_times_out_before_its_intent_is_not_called_and_not_unk
             other.execute("ROLLBACK")
             run = await running
             assert (run.reason, run.step("s1").outcome, world.calls) == (RunReason.TIMED_OUT, Outcome.FAILED, ["lose"])
-            assert await store.unknown(run.id) == []
+            assert await store.outcomes.unknown(run.id) == []
             again = await aresume_run(run.id, tools=world.tools, store=store, offline=True)
             assert (again.status, world.calls) == (PlanStatus.COMPLETED, ["lose", "act"])
 
@@ -217,7 +217,7 @@ async def test_in_prefect_a_run_that_stopped_is_crashed_and_not_failed_and_compl
             other.execute("ROLLBACK")
             [left] = await store.runs()
             assert await shown(left) == ("CRASHED", "Interrupted")
-            await store.release(left.id)
+            await store.ledger.release(left.id)
             run = await aresume_run(left.id, tools=tools, store=store)
             assert (run.status, await shown(run)) == (PlanStatus.COMPLETED, ("COMPLETED", "Completed"))
 

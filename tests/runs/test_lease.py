@@ -82,7 +82,7 @@ async def test_a_holder_that_was_stalled_for_two_leases_writes_nothing_after_ano
                     await aresume_run(held.id, tools=tools, store=store, offline=True)
                 os.kill(stalled.pid, signal.SIGSTOP)
                 monkeypatch.setattr(leases, "GRACE_SECONDS", 1.0)
-                while await store.owner(held.id) is not None:
+                while await store.ledger.owner(held.id) is not None:
                     time.sleep(0.05)
 
                 run = await aresume_run(held.id, tools=tools, store=store, offline=True)

@@ -269,9 +269,9 @@ class Machine(RuleBasedStateMachine):
         """Answer at the gate of a run, where one is open."""
 
         async def work(store: PlanStore, _tools: ToolRegistry) -> bool:
-            for gate in await store.gates(run_id=known.id):
+            for gate in await store.gates.find(run_id=known.id):
                 request = ApprovalRequest(gate.approval_digest, gate.name, "", "", run_id=gate.run_id, gate_id=gate.id)
-                await store.answer_gate(
+                await store.gates.answer(
                     gate.id, answer_to(request, decision="approve" if approves else "reject", by="ana", known_by="os_user")
                 )
                 return True
@@ -321,7 +321,7 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data(), end=ENDS, word=st.sampled_from(("truth", "truth", "truth", "abort")))
     def resolve(self, data: st.DataObject, end: tuple[str | None, int], word: str) -> None:
         known = self.pick(data, lambda known: known.in_doubt)
-        open_writes = self.read(lambda store: store.unknown(known.id))
+        open_writes = self.read(lambda store: store.outcomes.unknown(known.id))
         if not open_writes:
             return
         attempt = data.draw(st.sampled_from(open_writes), "which write")
@@ -336,7 +336,7 @@ class Machine(RuleBasedStateMachine):
         if run is not None and not life.has_ended:
             happened[f"resolved {said}"] += 1
             known.aborted = known.aborted or said == "abort"
-            left = self.read(lambda store: store.unknown(known.id))
+            left = self.read(lambda store: store.outcomes.unknown(known.id))
             assert attempt.id not in {other.id for other in left}
         known.shown = None
 
@@ -409,14 +409,14 @@ class Machine(RuleBasedStateMachine):
         async def work(store: PlanStore) -> tuple[PlanRun, set[str], set[str], bool]:
             receipts, attempts = await store.receipts(known.id), await store.attempts(known.id)
             succeeded = {name_of(receipt) for receipt in receipts if receipt.outcome is Outcome.SUCCEEDED}
-            unknown = {name_of(attempt) for attempt in await store.unknown(known.id)}
+            unknown = {name_of(attempt) for attempt in await store.outcomes.unknown(known.id)}
             return await store.run(known.id), succeeded, unknown, any(attempt.kind == "rollback" for attempt in attempts)
 
         return self.read(work)
 
     def is_ending(self, run: PlanRun) -> bool:
         """Return whether the process that undoes a run died before it had begun to."""
-        kept = self.read(lambda store: store.reason_of(run.id)) if run.reason is RunReason.INTERRUPTED else None
+        kept = self.read(lambda store: store.ledger.reason(run.id)) if run.reason is RunReason.INTERRUPTED else None
         return kept not in (None, RunReason.UNKNOWN, RunReason.INTERRUPTED)
 
     def see_version(self, known: Known) -> None:

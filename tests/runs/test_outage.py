@@ -162,7 +162,7 @@ async def test_a_form_is_there_again_with_its_server_and_is_answered(gated: bool
 async def paused(store: PlanStore, going: "asyncio.Future[PlanRun]", outage: Outage) -> Gate:
     """Return the open gate once its form is shown."""
     while not going.done():
-        for gate in await store.gates():
+        for gate in await store.gates.find():
             if gate.flow_run_id is not None and gate.keyset is not None:
                 with use_server(outage.server):
                     async with get_client() as client:

@@ -59,7 +59,7 @@ def leave_behind(store: PlanStore) -> LeaveBehind:
         held = tables.leases.update().where(tables.leases.c.run_id == run.id).values(owner=dead)
         await store._database.write(lambda connection: [connection.execute(statement) for statement in (executing, held)] and None)  # pyright: ignore[reportPrivateUsage]
         if in_write:
-            recorder = await store.recorder(run)
+            recorder = await store.ledger.recorder(run)
             await recorder.intent(
                 Attempt(new_id(), run.id, "restart", None, 1, "bash", "write", {}, "k" * 64, recorder.now()),
             )
@@ -144,8 +144,8 @@ async def _answered(store: PlanStore, decision: Decision) -> PlanRun:
     plan.options.require_approval = True
     bound = bind_inputs(validate(plan, ToolRegistry([look])))
     run = await execute_plan(bound, run_request=RunRequest(), store=store, offline=True, record_pending=True)
-    [gate] = await store.gates(run_id=run.id)
-    await store.answer_gate(gate.id, an_answer(gate, decision=decision, by="安娜"))
+    [gate] = await store.gates.find(run_id=run.id)
+    await store.gates.answer(gate.id, an_answer(gate, decision=decision, by="安娜"))
     return run
 
 

@@ -152,7 +152,7 @@ async def test_a_run_that_a_step_fails_is_rolled_back_and_cannot_be_resumed(eith
         ("rollback", "two", {"node": "节点-2"}),
         ("rollback", "one", {"node": "web-1"}),
     ]
-    assert await either.owner(run.id) is None
+    assert await either.ledger.owner(run.id) is None
     with pytest.raises(RunConflictError, match="was rolled back and cannot be resumed: start a new run"):
         await aresume_run(run.id, tools=world.tools, store=either, offline=True)
     with pytest.raises(RunConflictError, match="was rolled back"):
@@ -281,10 +281,10 @@ async def test_a_plain_cancel_calls_off_the_rollback_that_was_asked_for_before_i
     running = asyncio.create_task(arun_plan(plan, tools=world.tools, store=either, offline=True))
     await world.waits.wait()
     run_id = (await either.runs())[0].id
-    await either.request_cancel(run_id, "undo it (by ana)", rollback=True)
-    assert await either.asks_rollback(run_id) is True
-    await either.request_cancel(run_id, "leave it (by bo)")
-    assert await either.asks_rollback(run_id) is False
+    await either.ledger.request_cancel(run_id, "undo it (by ana)", rollback=True)
+    assert await either.ledger.asks_rollback(run_id) is True
+    await either.ledger.request_cancel(run_id, "leave it (by bo)")
+    assert await either.ledger.asks_rollback(run_id) is False
     run = await running
     assert (run.status, world.put_back, undone(run)) == (PlanStatus.CANCELLED, [], {"one": False, "two": False, "last": False})
     assert "; rolled back: nothing; not rolled back: two (leave it (by bo)), one (`two` must be rolled back first)" in (run.message or "")
@@ -461,7 +461,7 @@ async def test_of_a_rollback_that_was_killed_only_the_rollback_ends_and_the_run_
         assert ended.rollback == RollbackStatus("`last` failed: ValueError: nothing answers", can_continue=True)
         found = await store.verify(run.id)
         assert found.ok, str(found.problem)
-        assert await store.owner(run.id) is None
+        assert await store.ledger.owner(run.id) is None
 
 
 async def test_abort_about_the_rollback_of_a_run_that_has_ended_changes_nothing_else_of_it(store: PlanStore, world: World) -> None:
@@ -496,7 +496,7 @@ async def test_a_killed_rollback_resumes_and_undoes_nothing_twice(
     async with PlanStore(store_url) as store:
         run = (await store.runs())[0]
         assert (run.status, run.reason) == (PlanStatus.EXECUTING, RunReason.INTERRUPTED)
-        recorded = await store.recorded(run.id)
+        recorded = await store.ledger.recorded(run.id)
         work = resume_action(run, recorded.plan, recorded.history, recorded.kept)
         assert (work, recorded.history.has_rollbacks) == (roll_back, True)  # as `plan preview --resume` tells
         gone_on = await aresume_run(run.id, tools=tools, store=store, offline=True)  # goes on undoing

@@ -80,16 +80,16 @@ async def created(store: PlanStore, plan: ExecutionPlan | None = None, **fields:
     """Return a run that waits for its approval."""
     plan = plan or a_plan()
     run = a_run(plan, **fields)
-    await store.create_run(run, validated(plan))
+    await store.ledger.create(run, validated(plan))
     return run
 
 
 async def begun(store: PlanStore, plan: ExecutionPlan | None = None, **fields: Any) -> PlanRun:
     """Return a run that this process executes, approved."""
     run = await created(store, plan, **fields)
-    await store.use_approval(an_approval(run_id=run.id, approval_digest=run.approval_digest), run_id=run.id)
+    await store.ledger.use_approval(an_approval(run_id=run.id, approval_digest=run.approval_digest), run_id=run.id)
     run.status, run.started_at = PlanStatus.EXECUTING, await store.now()
-    await store.claim(run)
+    await store.ledger.claim(run)
     return run
 
 

@@ -28,26 +28,26 @@ async def test_answers_are_read_as_they_were_given(store: PlanStore):
 
 async def test_an_approval_is_found_until_a_run_uses_it(store: PlanStore):
     approval = an_approval()
-    assert await store.find_approval(DIGEST) is None
+    assert await store.ledger.find_approval(DIGEST) is None
     await store.add_approval(approval)
-    assert await store.find_approval(DIGEST) == approval
-    used = await store.use_approval(approval, run_id="r-1")
+    assert await store.ledger.find_approval(DIGEST) == approval
+    used = await store.ledger.use_approval(approval, run_id="r-1")
     assert used == replace(approval, run_id="r-1", used_at=used.used_at)
     assert used.used_at is not None
-    assert await store.find_approval(DIGEST) is None
+    assert await store.ledger.find_approval(DIGEST) is None
     with pytest.raises(NotApprovedError, match="belongs to run r-1"):
-        await store.use_approval(approval, run_id="r-2")
+        await store.ledger.use_approval(approval, run_id="r-2")
 
 
 async def test_the_run_that_used_an_approval_can_resume_with_it(store: PlanStore):
     approval = an_approval()
-    used = await store.use_approval(approval, run_id="r-1")
-    assert await store.use_approval(approval, run_id="r-1") == used
-    assert await store.use_approval(used, run_id="r-1") == used
+    used = await store.ledger.use_approval(approval, run_id="r-1")
+    assert await store.ledger.use_approval(approval, run_id="r-1") == used
+    assert await store.ledger.use_approval(used, run_id="r-1") == used
 
 
 async def test_an_approval_given_in_code_is_kept_when_it_is_used(store: PlanStore):
-    used = await store.use_approval(an_approval(), run_id="r-1")
+    used = await store.ledger.use_approval(an_approval(), run_id="r-1")
     assert await store.approvals("r-1") == [used]
 
 
@@ -56,8 +56,8 @@ async def test_an_approval_is_whose_its_run_is(store: PlanStore):
     run = await begun(store, agent_id="agent-7", org_id="org-1", task_id="task-9")
     waiting = an_approval()
     await store.add_approval(waiting)
-    await store.use_approval(waiting, run_id=run.id)
-    await store.use_approval(an_approval(), run_id=run.id)
+    await store.ledger.use_approval(waiting, run_id=run.id)
+    await store.ledger.use_approval(an_approval(), run_id=run.id)
     await store.add_approval(an_approval(decision="reject", run_id=run.id))
     rows = await store._database.read(lambda connection: connection.execute(tables.approvals.select()).mappings().all())
     assert [context_of(row) for row in rows] == [context] * 4  # with the one that the run was begun with
@@ -67,7 +67,7 @@ async def test_of_runs_that_want_the_same_approval_at_once_one_gets_it(store: Pl
     approval = an_approval()
     stores = [PlanStore(store_url) for _ in range(3)]
     outcomes = await asyncio.gather(
-        *(stores[number % 3].use_approval(approval, run_id=f"r-{number}") for number in range(9)), return_exceptions=True
+        *(stores[number % 3].ledger.use_approval(approval, run_id=f"r-{number}") for number in range(9)), return_exceptions=True
     )
     assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Approval", *["NotApprovedError"] * 8]
     assert len(await store.approvals(DIGEST)) == 1
@@ -77,22 +77,22 @@ async def test_of_runs_that_want_the_same_approval_at_once_one_gets_it(store: Pl
 async def test_an_approval_for_one_run_is_not_for_another(store: PlanStore):
     approval = an_approval(run_id="r-1")
     await store.add_approval(approval)
-    assert await store.find_approval(DIGEST) is None
+    assert await store.ledger.find_approval(DIGEST) is None
     with pytest.raises(NotApprovedError, match="belongs to run r-1"):
-        await store.use_approval(approval, run_id="r-2")
-    assert (await store.use_approval(approval, run_id="r-1")).run_id == "r-1"
+        await store.ledger.use_approval(approval, run_id="r-2")
+    assert (await store.ledger.use_approval(approval, run_id="r-1")).run_id == "r-1"
 
 
 async def test_an_approval_that_has_expired_by_the_databases_clock_is_not_used(store: PlanStore):
     now = await store.now()
     expired = an_approval(at=now - timedelta(hours=1), expires_at=now)
     await store.add_approval(expired)
-    assert await store.find_approval(DIGEST) is None
+    assert await store.ledger.find_approval(DIGEST) is None
     with pytest.raises(NotApprovedError, match="expired at"):
-        await store.use_approval(expired, run_id="r-1")
+        await store.ledger.use_approval(expired, run_id="r-1")
     fresh = an_approval(at=now, expires_at=now + timedelta(hours=1))
     await store.add_approval(fresh)
-    assert await store.find_approval(DIGEST) == fresh
+    assert await store.ledger.find_approval(DIGEST) == fresh
 
 
 async def test_a_later_rejection_takes_an_approval_back_and_a_still_later_approval_counts(store: PlanStore):
@@ -100,32 +100,32 @@ async def test_a_later_rejection_takes_an_approval_back_and_a_still_later_approv
     approval = an_approval(at=now)
     await store.add_approval(approval)
     await store.add_approval(an_approval(at=now + timedelta(seconds=1), decision="reject"))
-    assert await store.find_approval(DIGEST) is None
+    assert await store.ledger.find_approval(DIGEST) is None
     with pytest.raises(NotApprovedError, match="followed by a rejection"):
-        await store.use_approval(approval, run_id="r-1")
+        await store.ledger.use_approval(approval, run_id="r-1")
     later = an_approval(at=now + timedelta(seconds=2))
     await store.add_approval(later)
-    assert await store.find_approval(DIGEST) == later
+    assert await store.ledger.find_approval(DIGEST) == later
 
 
 async def test_the_rejection_of_one_run_says_nothing_about_others(store: PlanStore):
     now = await store.now()
     await store.add_approval(an_approval(at=now))
     await store.add_approval(an_approval(at=now + timedelta(seconds=1), decision="reject", run_id="r-1"))
-    assert await store.find_approval(DIGEST) is not None
+    assert await store.ledger.find_approval(DIGEST) is not None
 
 
 async def test_a_rejection_cannot_be_used(store: PlanStore):
     with pytest.raises(NotApprovedError, match="安娜 rejected it: 看起来不错"):
-        await store.use_approval(an_approval(decision="reject"), run_id="r-1")
+        await store.ledger.use_approval(an_approval(decision="reject"), run_id="r-1")
 
 
 async def test_an_approval_cannot_be_passed_off_as_one_of_other_content(store: PlanStore):
     approval = an_approval()
     await store.add_approval(approval)
     with pytest.raises(NotApprovedError, match="of other content"):
-        await store.use_approval(replace(approval, approval_digest="e" * 64), run_id="r-1")
-    assert await store.find_approval(DIGEST) == approval
+        await store.ledger.use_approval(replace(approval, approval_digest="e" * 64), run_id="r-1")
+    assert await store.ledger.find_approval(DIGEST) == approval
 
 
 async def test_the_approval_of_a_step_never_opens_a_plan(store: PlanStore):
@@ -135,10 +135,10 @@ async def test_the_approval_of_a_step_never_opens_a_plan(store: PlanStore):
     for approval in (of_step, of_any_run):
         await store.add_approval(approval)
         with pytest.raises(NotApprovedError, match="is of step `drain`, not of the plan"):
-            await store.use_approval(approval, run_id=run.id)
+            await store.ledger.use_approval(approval, run_id=run.id)
         with pytest.raises(NotApprovedError, match="is of step `drain`, not of the plan"):
-            await store.use_approval(replace(approval, step_id=None), run_id=run.id)
-    assert await store.find_approval(DIGEST) is None
+            await store.ledger.use_approval(replace(approval, step_id=None), run_id=run.id)
+    assert await store.ledger.find_approval(DIGEST) is None
 
 
 async def test_what_was_decided_about_a_step_takes_no_approval_of_the_plan_back(store: PlanStore):
@@ -147,7 +147,7 @@ async def test_what_was_decided_about_a_step_takes_no_approval_of_the_plan_back(
     approval = an_approval(at=now, run_id=run.id)
     await store.add_approval(approval)
     await store.add_approval(an_approval(at=now + timedelta(seconds=1), decision="reject", step_id="drain", run_id=run.id))
-    assert (await store.use_approval(approval, run_id=run.id)).id == approval.id
+    assert (await store.ledger.use_approval(approval, run_id=run.id)).id == approval.id
 
 
 @pytest.mark.parametrize("decision", ["reject", "request_changes"])
@@ -160,16 +160,16 @@ async def test_a_later_decision_for_a_run_takes_its_approval_back(store: PlanSto
     await store.add_approval(an_approval(at=now + timedelta(seconds=1), decision=decision, run_id=run.id))
     for approval in (bound, free):
         with pytest.raises(NotApprovedError, match="followed by a rejection"):
-            await store.use_approval(approval, run_id=run.id)
+            await store.ledger.use_approval(approval, run_id=run.id)
     other = await created(store)
-    assert (await store.use_approval(free, run_id=other.id)).run_id == other.id
+    assert (await store.ledger.use_approval(free, run_id=other.id)).run_id == other.id
 
 
 async def test_an_approval_of_one_tenant_is_not_for_another(store_url: str):
     approval = an_approval()
     async with PlanStore(store_url, tenant_id="acme") as acme, PlanStore(store_url, tenant_id="umbrella") as umbrella:
         await acme.add_approval(approval)
-        assert await umbrella.find_approval(DIGEST) is None
+        assert await umbrella.ledger.find_approval(DIGEST) is None
         assert await umbrella.approvals(DIGEST) == []
         with pytest.raises(NotApprovedError):
-            await umbrella.use_approval(approval, run_id="r-1")
+            await umbrella.ledger.use_approval(approval, run_id="r-1")

@@ -27,14 +27,14 @@ from tests.store.builders import a_gate, a_plan, a_receipt, an_answer, an_approv
 async def a_story(store: PlanStore) -> PlanRun:
     """Return a run that has ended, with something in every table that its audit tells of."""
     run = await created(store, requested_by="bo")
-    gate = await store.open_gate(a_gate(run), timeout_ms=0)
-    await store.answer_gate(gate.id, an_answer(gate, decision="request_changes", note="两次"))
+    gate = await store.gates.open(a_gate(run), timeout_ms=0)
+    await store.gates.answer(gate.id, an_answer(gate, decision="request_changes", note="两次"))
     plan = a_plan("检查两次", steps=("check", "drain", "restart"))
-    run = await store.revise_run(run.id, validated(plan), "e" * 64, by="安娜", note="两次")
-    await store.use_approval(an_approval(run_id=run.id, approval_digest="e" * 64), run_id=run.id)
+    run = await store.revisions.revise(run.id, validated(plan), "e" * 64, by="安娜", note="两次")
+    await store.ledger.use_approval(an_approval(run_id=run.id, approval_digest="e" * 64), run_id=run.id)
     run.status, run.started_at = PlanStatus.EXECUTING, await store.now()
-    await store.claim(run)
-    recorder = await store.recorder(run)
+    await store.ledger.claim(run)
+    recorder = await store.ledger.recorder(run)
     for name, error in (("check", None), ("drain", "exit code 1\x00\ud800")):
         await recorder.intent(attempt := an_attempt(run, name, at=recorder.now(), effect="write"))
         recorder.receipt(a_receipt(attempt, {"状态": name}, at=recorder.now(), error=error))
@@ -42,11 +42,11 @@ async def a_story(store: PlanStore) -> PlanRun:
         recorder.step_ended(ended(run, name, status, at=recorder.now(), error=error))
     recorder.step_ended(ended(run, "restart", StepStatus.SKIPPED, at=recorder.now(), reason="`drain` failed"))
     await recorder.flush()
-    open_gate = await store.open_gate(a_gate(run, "restart"), timeout_ms=0)
-    await store.close_gate(open_gate.id, "cancelled")
-    await store.request_cancel(run.id, "够了")
+    open_gate = await store.gates.open(a_gate(run, "restart"), timeout_ms=0)
+    await store.gates.close(open_gate.id, "cancelled")
+    await store.ledger.request_cancel(run.id, "够了")
     run.status, run.completed_at = PlanStatus.CANCELLED, recorder.now() + timedelta(seconds=1)
-    await store.update_run(run)
+    await store.ledger.update(run)
     return run
 
 
@@ -83,16 +83,16 @@ async def test_the_record_verifies_at_every_moment(store: PlanStore):
     assert (await store.verify(run.id)).ok
     await store.add_approval(mine := an_approval(run_id=run.id, approval_digest=run.approval_digest))
     assert (await store.verify(run.id)).ok
-    await store.use_approval(mine, run_id=run.id)
+    await store.ledger.use_approval(mine, run_id=run.id)
     run.status, run.started_at = PlanStatus.APPROVED, await store.now()
-    await store.update_run(run)
+    await store.ledger.update(run)
     assert (await store.verify(run.id)).ok
-    await store.claim(run)
-    recorder = await store.recorder(run)
+    await store.ledger.claim(run)
+    recorder = await store.ledger.recorder(run)
     await recorder.intent(an_attempt(run, at=recorder.now(), effect="write"))
     assert (await store.verify(run.id)).ok
-    await store.release(run.id)
-    await store.resolve(run.id, "check", ResolutionRecord("again", "安娜", "os_user", "没有\x00"))
+    await store.ledger.release(run.id)
+    await store.outcomes.resolve(run.id, "check", ResolutionRecord("again", "安娜", "os_user", "没有\x00"))
     assert (await store.verify(run.id)).ok
     await store.cancel(run.id, "不需要了")
     found = await store.verify(run.id)
@@ -104,10 +104,10 @@ async def test_a_run_that_is_resumed_after_its_end_verifies(store: PlanStore):
     run = await a_story(store)
     run = await store.run(run.id)
     run.status, run.completed_at = PlanStatus.EXECUTING, None
-    await store.claim(run)
+    await store.ledger.claim(run)
     found = await store.verify(run.id)
     assert found.ok, str(found.problem)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     recorder.step_ended(ended(run, "check", StepStatus.COMPLETED, at=recorder.now(), carried=True))
     await recorder.intent(an_attempt(run, "drain", at=recorder.now(), number=2))
     assert (await store.verify(run.id)).ok
@@ -356,7 +356,7 @@ def test_a_digest_is_of_the_canonical_form(row: dict[str, Any]):
 
 async def test_processes_that_write_at_once_make_one_chain(store: PlanStore, store_url: str):
     run = await begun(store)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
 
     async def steps() -> None:
         for number in range(1, 13):
@@ -366,12 +366,12 @@ async def test_processes_that_write_at_once_make_one_chain(store: PlanStore, sto
 
     async def gates(other: PlanStore) -> None:
         for item in range(6):
-            gate = await other.open_gate(a_gate(run, "drain", item=item), timeout_ms=0)
-            await other.answer_gate(gate.id, an_answer(gate))
+            gate = await other.gates.open(a_gate(run, "drain", item=item), timeout_ms=0)
+            await other.gates.answer(gate.id, an_answer(gate))
             await other.add_approval(an_approval(run_id=run.id, decision="reject"))
 
     async with PlanStore(store_url) as first, PlanStore(store_url) as second:
-        await asyncio.gather(steps(), gates(first), second.request_cancel(run.id, "够了"))
+        await asyncio.gather(steps(), gates(first), second.ledger.request_cancel(run.id, "够了"))
     found = await store.verify(run.id)
     assert (found.ok, found.entries) == (True, 4 + 24 + 18 + 1), str(found.problem)
 
@@ -380,7 +380,7 @@ async def test_a_run_whose_entries_were_deleted_counts_as_altered_once_it_resume
     run = await created(store)
     await _do(store, "DELETE FROM audit")
     run.status = PlanStatus.EXECUTING
-    await store.claim(run)
+    await store.ledger.claim(run)
     assert [entry.kind for entry in await store.audit(run.id)] == ["run_started"]
     found = await store.verify(run.id)
     assert (found.verdict, found.ok) == ("altered", False)

@@ -28,13 +28,15 @@ async def settled(store: PlanStore) -> None:
 
 
 CHANGES: dict[str, Callable[[PlanStore, str, str], Awaitable[object]]] = {
-    "a request to cancel": lambda store, run_id, _gate: store.request_cancel(run_id, "enough"),
+    "a request to cancel": lambda store, run_id, _gate: store.ledger.request_cancel(run_id, "enough"),
     "an approval": lambda store, run_id, _gate: store.add_approval(an_approval(run_id=run_id)),
-    "an approval that is used": lambda store, run_id, _gate: store.use_approval(an_approval(), run_id=run_id),
-    "a standing approval": lambda store, _run, _gate: store.add_standing(a_standing_approval()),
-    "the end of a gate": lambda store, _run, gate_id: store.close_gate(gate_id, "cancelled"),
-    "a form": lambda store, _run, gate_id: store.show_gate(gate_id, flow_run_id="f", keyset="k"),
-    "a revision": lambda store, run_id, _gate: store.revise_run(run_id, validated(plan_of(steps=("x",))), "e" * 64, by="ana", note=""),
+    "an approval that is used": lambda store, run_id, _gate: store.ledger.use_approval(an_approval(), run_id=run_id),
+    "a standing approval": lambda store, _run, _gate: store.standing.add(a_standing_approval()),
+    "the end of a gate": lambda store, _run, gate_id: store.gates.close(gate_id, "cancelled"),
+    "a form": lambda store, _run, gate_id: store.gates.show(gate_id, flow_run_id="f", keyset="k"),
+    "a revision": lambda store, run_id, _gate: store.revisions.revise(
+        run_id, validated(plan_of(steps=("x",))), "e" * 64, by="ana", note=""
+    ),
 }
 
 
@@ -42,7 +44,7 @@ async def test_what_another_connection_changes_wakes_those_who_wait(store: PlanS
     async with PlanStore(store_url) as other:
         for name, change in CHANGES.items():
             run = await created(store)
-            gate = await store.open_gate(a_gate(run), timeout_ms=0)
+            gate = await store.gates.open(a_gate(run), timeout_ms=0)
             await settled(store)
             waits = [asyncio.create_task(store.changed(BOUND)) for _ in range(20)]
             await other.now()
@@ -55,14 +57,14 @@ async def test_what_another_connection_changes_wakes_those_who_wait(store: PlanS
 
 async def test_an_answer_wakes_who_waits_at_its_gate_and_a_receipt_does_not(store: PlanStore):
     run = await begun(store)
-    gate = await store.open_gate(a_gate(run, "drain"), timeout_ms=0)
+    gate = await store.gates.open(a_gate(run, "drain"), timeout_ms=0)
     await settled(store)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     await recorder.flush()
     wait = asyncio.create_task(store.changed(BOUND))
     await asyncio.wait([wait], timeout=0.2)
     assert not wait.done()
-    await store.answer_gate(gate.id, an_answer(gate))
+    await store.gates.answer(gate.id, an_answer(gate))
     async with asyncio.timeout(BOUND / 2):
         await wait
 
@@ -73,13 +75,13 @@ async def test_nothing_is_missed_between_a_read_and_the_wait_for_it(store: PlanS
         for watched in (False, True):
             if watched:
                 await settled(store)
-            gate = await store.open_gate(a_gate(run), timeout_ms=0)
-            assert (await store.gate(gate.id)).end is None
-            await other.close_gate(gate.id, "cancelled")  # after the read, before the wait
+            gate = await store.gates.open(a_gate(run), timeout_ms=0)
+            assert (await store.gates.get(gate.id)).end is None
+            await other.gates.close(gate.id, "cancelled")  # after the read, before the wait
             await other.now()
             async with asyncio.timeout(BOUND / 2):
                 await store.changed(BOUND)
-            assert (await store.gate(gate.id)).end == "cancelled"
+            assert (await store.gates.get(gate.id)).end == "cancelled"
 
 
 async def test_a_read_counts_for_waits_in_tasks_that_begin_after_it(store: PlanStore, store_url: str):
@@ -88,7 +90,7 @@ async def test_a_read_counts_for_waits_in_tasks_that_begin_after_it(store: PlanS
     async with PlanStore(store_url) as other:
         await store.now()
         before = store._database.changes._generation
-        await other.request_cancel(run.id, "enough")
+        await other.ledger.request_cancel(run.id, "enough")
         await _is_in_audit_log(store, before)
         await asyncio.wait_for(asyncio.create_task(store.changed(BOUND)), BOUND / 2)
         await store.now()
@@ -121,8 +123,8 @@ def test_several_loops_wait_at_once_and_one_that_ended_harms_nobody(store_url: s
     async def wait() -> None:
         await settled(store)
         ready.wait(BOUND)
-        await store.cancel_request(run_id)
-        while await store.cancel_request(run_id) is None:
+        await store.ledger.cancel_request(run_id)
+        while await store.ledger.cancel_request(run_id) is None:
             await store.changed(BOUND)
 
     async def left() -> None:
@@ -136,7 +138,7 @@ def test_several_loops_wait_at_once_and_one_that_ended_harms_nobody(store_url: s
         thread.start()
     asyncio.run(left())
     ready.wait(BOUND)
-    asyncio.run(store.request_cancel(run_id, "enough"))
+    asyncio.run(store.ledger.request_cancel(run_id, "enough"))
     for thread in threads:
         thread.join(BOUND)
         assert not thread.is_alive()
@@ -166,7 +168,7 @@ async def test_a_file_that_is_made_later_is_watched_then(tmp_path: Path):
         run = await created(other)
         await settled(store)
         wait = asyncio.create_task(store.changed(BOUND))
-        await other.request_cancel(run.id, "enough")
+        await other.ledger.request_cancel(run.id, "enough")
         await asyncio.wait_for(wait, BOUND / 2)
 
 
@@ -184,7 +186,7 @@ async def test_a_connection_that_is_lost_is_made_again(postgres_server: Postgres
         await asyncio.wait_for(lost, BOUND / 2)  # what happened meanwhile went unheard
         await settled(store)
         wait = asyncio.create_task(store.changed(BOUND))
-        await other.request_cancel(run.id, "enough")
+        await other.ledger.request_cancel(run.id, "enough")
         await asyncio.wait_for(wait, BOUND / 2)
 
 
@@ -197,7 +199,7 @@ async def main():
         await store.now()
         print("ready", flush=True)
         while line := sys.stdin.readline():
-            await store.request_cancel(line.strip(), "enough")
+            await store.ledger.request_cancel(line.strip(), "enough")
 
 asyncio.run(main())
 """
@@ -213,7 +215,7 @@ async def test_every_commit_of_another_process_is_seen(store: PlanStore, store_u
     await settled(store)
     for run in runs:
         process.stdin.write(f"{run.id}\n".encode())
-        while await store.cancel_request(run.id) is None:
+        while await store.ledger.cancel_request(run.id) is None:
             async with asyncio.timeout(BOUND / 2):
                 await store.changed(BOUND)
     process.stdin.close()

@@ -28,7 +28,7 @@ async def sqlite(tmp_path: Path) -> AsyncIterator[PlanStore]:
 async def with_receipts(store: PlanStore, count: int) -> str:
     """Return the id of a run of so many receipts."""
     run = await begun(store)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     attempts = [replace(an_attempt(run, at=recorder.now()), item=item) for item in range(count)]
     for first in range(0, count, 500):
         await asyncio.gather(*(recorder.intent(attempt) for attempt in attempts[first : first + 500]))
@@ -36,7 +36,7 @@ async def with_receipts(store: PlanStore, count: int) -> str:
         recorder.receipt(a_receipt(attempt, {"状态": "好" * 20, "n": attempt.item}, at=recorder.now()))
     await recorder.flush()
     run.status, run.completed_at = PlanStatus.PARTIAL, recorder.now()
-    await store.update_run(run)
+    await store.ledger.update(run)
     return run.id
 
 

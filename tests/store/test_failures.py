@@ -119,7 +119,7 @@ async def test_a_full_disk_is_named_and_changes_nothing(tmp_path: Path):
         run = await begun(store)
     with a_full_disk(pages=1):
         async with PlanStore(url) as store:
-            recorder = await store.recorder(run)
+            recorder = await store.ledger.recorder(run)
             with pytest.raises(StoreError, match="cannot grow: the disk is full; free some space"):
                 await recorder.intent(an_attempt(run, at=recorder.now(), parameters={"text": "x" * 500_000}))
             with pytest.raises(StoreError, match="the disk is full"):
@@ -291,7 +291,7 @@ async def test_a_server_is_reached_by_any_of_its_usual_urls(postgres_database: s
 
 def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch):
     find = importlib.util.find_spec
-    monkeypatch.setattr("plan_adapter.store.urls.find_spec", lambda name: None if name == "asyncpg" else find(name))
+    monkeypatch.setattr("plan_adapter.store.store.find_spec", lambda name: None if name == "asyncpg" else find(name))
     with pytest.raises(StoreError, match="needs the driver asyncpg: pip install asyncpg"):
         PlanStore("postgresql://host/db")
 

@@ -21,57 +21,57 @@ from tests.store.builders import DIGEST_OF_CALL, a_gate, a_plan, a_run, an_answe
 async def test_an_open_gate_is_read_as_it_was_opened(store: PlanStore):
     run = await created(store)
     asked = a_gate(run, text="看 \x00", description="检查网站")
-    opened = await store.open_gate(asked, timeout_ms=60_000)
+    opened = await store.gates.open(asked, timeout_ms=60_000)
     assert opened.expires_at == opened.opened_at + timedelta(minutes=1)
     fixed = {"opened_at": opened.opened_at, "expires_at": opened.expires_at, "text": "看 \\x00"}
     assert opened == replace(asked, **fixed, attended=True)
-    assert await store.gate(asked.id) == opened
-    assert await store.gates(run_id=run.id) == [opened]
-    assert await store.gates() == [replace(opened, text="")]
-    await store.show_gate(asked.id, flow_run_id="f-1", keyset="k-1")
-    assert await store.gate(asked.id) == replace(opened, flow_run_id="f-1", keyset="k-1")
+    assert await store.gates.get(asked.id) == opened
+    assert await store.gates.find(run_id=run.id) == [opened]
+    assert await store.gates.find() == [replace(opened, text="")]
+    await store.gates.show(asked.id, flow_run_id="f-1", keyset="k-1")
+    assert await store.gates.get(asked.id) == replace(opened, flow_run_id="f-1", keyset="k-1")
 
 
 async def test_times_are_those_of_the_database_and_zero_is_no_limit(store: PlanStore):
     run = await created(store)
     before = await store.now()
-    opened = await store.open_gate(a_gate(run, opened_at=before - timedelta(days=1)), timeout_ms=0)
+    opened = await store.gates.open(a_gate(run, opened_at=before - timedelta(days=1)), timeout_ms=0)
     assert before <= opened.opened_at <= await store.now()
     assert opened.expires_at is None
 
 
 async def test_opening_again_what_is_open_keeps_it_and_counts(store: PlanStore):
     run = await created(store)
-    first = await store.open_gate(a_gate(run), timeout_ms=60_000)
-    await store.show_gate(first.id, flow_run_id="f-1", keyset="k-1")
-    again = await store.open_gate(a_gate(run, text="with a note", rules=GatePolicy(), name="x"), timeout_ms=5)
+    first = await store.gates.open(a_gate(run), timeout_ms=60_000)
+    await store.gates.show(first.id, flow_run_id="f-1", keyset="k-1")
+    again = await store.gates.open(a_gate(run, text="with a note", rules=GatePolicy(), name="x"), timeout_ms=5)
     assert again == replace(first, text="with a note", rules=GatePolicy(), openings=2, flow_run_id="f-1", keyset="k-1")
-    assert await store.gates(run_id=run.id, open_only=False) == [again]
+    assert await store.gates.find(run_id=run.id, open_only=False) == [again]
 
 
 async def test_a_gate_for_other_content_takes_the_place_of_the_open_one(store: PlanStore):
     run = await created(store)
-    old = await store.open_gate(a_gate(run), timeout_ms=0)
-    new = await store.open_gate(a_gate(run, approval_digest="e" * 64), timeout_ms=0)
-    assert (await store.gate(old.id)).end == "superseded"
-    assert await store.gates(run_id=run.id) == [new]
+    old = await store.gates.open(a_gate(run), timeout_ms=0)
+    new = await store.gates.open(a_gate(run, approval_digest="e" * 64), timeout_ms=0)
+    assert (await store.gates.get(old.id)).end == "superseded"
+    assert await store.gates.find(run_id=run.id) == [new]
     with pytest.raises(RunConflictError, match=r"a new version took its place at .*; look at that one"):
-        await store.answer_gate(old.id, an_answer(old))
+        await store.gates.answer(old.id, an_answer(old))
 
 
 async def test_gates_of_several_steps_and_items_are_open_at_once(store: PlanStore):
     run = await begun(store)
     places = [("check", None), ("drain", 0), ("drain", 1), (None, None)]
-    opened = [await store.open_gate(a_gate(run, step_id, item=item), timeout_ms=0) for step_id, item in places]
-    assert await store.gates(run_id=run.id) == opened
-    await store.answer_gate(opened[1].id, an_answer(opened[1]))
-    assert [(gate.step_id, gate.item) for gate in await store.gates(run_id=run.id)] == [places[0], *places[2:]]
+    opened = [await store.gates.open(a_gate(run, step_id, item=item), timeout_ms=0) for step_id, item in places]
+    assert await store.gates.find(run_id=run.id) == opened
+    await store.gates.answer(opened[1].id, an_answer(opened[1]))
+    assert [(gate.step_id, gate.item) for gate in await store.gates.find(run_id=run.id)] == [places[0], *places[2:]]
 
 
 async def test_stores_that_open_the_same_gate_at_once_open_one(store: PlanStore, store_url: str):
     run = await created(store)
     stores = [PlanStore(store_url) for _ in range(3)]
-    opened = await asyncio.gather(*(stores[number % 3].open_gate(a_gate(run), timeout_ms=0) for number in range(9)))
+    opened = await asyncio.gather(*(stores[number % 3].gates.open(a_gate(run), timeout_ms=0) for number in range(9)))
     assert len({gate.id for gate in opened}) == 1
     assert sorted(gate.openings for gate in opened) == list(range(1, 10))
     await asyncio.gather(*(one.close() for one in stores))
@@ -80,43 +80,43 @@ async def test_stores_that_open_the_same_gate_at_once_open_one(store: PlanStore,
 @pytest.mark.parametrize("digest", ["d" * 64, "e" * 64], ids=["the same content", "other content"])
 async def test_where_another_living_process_waits_no_second_one_opens(store: PlanStore, digest: str):
     run = await created(store)
-    gate = await store.open_gate(a_gate(run), timeout_ms=0)
+    gate = await store.gates.open(a_gate(run), timeout_ms=0)
     parent = Owner.this()
     await _let_hold(store, gate.id, replace(parent, pid=os.getppid(), started=_start_of(os.getppid())))
     with pytest.raises(RunConflictError, match=f"process {os.getppid()} on this host waits at this gate of run {run.id}"):
-        await store.open_gate(a_gate(run, approval_digest=digest), timeout_ms=0)
-    assert (await store.gate(gate.id)).attended is True
+        await store.gates.open(a_gate(run, approval_digest=digest), timeout_ms=0)
+    assert (await store.gates.get(gate.id)).attended is True
 
 
 async def test_a_gate_whose_process_died_is_unattended_and_opened_again(store: PlanStore):
     run = await created(store)
-    gate = await store.open_gate(a_gate(run), timeout_ms=60_000)
+    gate = await store.gates.open(a_gate(run), timeout_ms=60_000)
     await _let_hold(store, gate.id, replace(Owner.this(), pid=2**22 + 1))
-    assert [one.attended for one in (await store.gate(gate.id), *await store.gates())] == [False, False]
-    again = await store.open_gate(a_gate(run), timeout_ms=5)
+    assert [one.attended for one in (await store.gates.get(gate.id), *await store.gates.find())] == [False, False]
+    again = await store.gates.open(a_gate(run), timeout_ms=5)
     assert (again.id, again.expires_at, again.attended, again.openings) == (gate.id, gate.expires_at, True, 2)
 
 
 async def test_of_a_process_on_another_host_nothing_is_known(store: PlanStore):
-    gate = await store.open_gate(a_gate(await created(store)), timeout_ms=0)
+    gate = await store.gates.open(a_gate(await created(store)), timeout_ms=0)
     await _let_hold(store, gate.id, replace(Owner.this(), place="elsewhere"))
-    assert (await store.gate(gate.id)).attended is None
+    assert (await store.gates.get(gate.id)).attended is None
 
 
 async def test_a_gate_that_was_left_stays_open_unattended(store: PlanStore):
-    gate = await store.open_gate(a_gate(await created(store)), timeout_ms=0)
-    await store.leave_gate(gate.id)
-    assert await store.gate(gate.id) == replace(gate, attended=False)
+    gate = await store.gates.open(a_gate(await created(store)), timeout_ms=0)
+    await store.gates.leave(gate.id)
+    assert await store.gates.get(gate.id) == replace(gate, attended=False)
 
 
 @pytest.mark.parametrize("status", [PlanStatus.COMPLETED, PlanStatus.CANCELLED, PlanStatus.FAILED, PlanStatus.PARTIAL])
 async def test_no_gate_opens_in_a_run_that_has_ended(store: PlanStore, status: PlanStatus):
     run = await created(store, status=status)
     with pytest.raises(RunConflictError, match=f"run {run.id} has ended, it is {status}"):
-        await store.open_gate(a_gate(run), timeout_ms=0)
+        await store.gates.open(a_gate(run), timeout_ms=0)
     missing = a_run(a_plan())
     with pytest.raises(RunConflictError, match=f"there is no run {missing.id}"):
-        await store.open_gate(a_gate(missing), timeout_ms=0)
+        await store.gates.open(a_gate(missing), timeout_ms=0)
 
 
 # Answers
@@ -125,68 +125,68 @@ async def test_no_gate_opens_in_a_run_that_has_ended(store: PlanStore, status: P
 @pytest.mark.parametrize("decision", ["approve", "reject", "request_changes"])
 async def test_the_first_answer_closes_the_gate_and_is_kept_as_its_own(store: PlanStore, decision: str):
     run = await begun(store)
-    gate = await store.open_gate(a_gate(run, "drain", item=3), timeout_ms=60_000)
-    assert await store.answer_to_gate(gate.id) is None
+    gate = await store.gates.open(a_gate(run, "drain", item=3), timeout_ms=60_000)
+    assert await store.gates.answer_to(gate.id) is None
     given = an_answer(
         gate, decision=decision, signature="-----BEGIN", known_by="ssh_signature", run_id="r-other", step_id="check", item=None
     )
-    closed = await store.answer_gate(gate.id, given)
+    closed = await store.gates.answer(gate.id, given)
     assert (closed.end, closed.attended) == ("answered", None)
     assert closed.closed_at is not None
     kept = replace(given, at=closed.closed_at, run_id=run.id, step_id="drain", item=3, gate_id=gate.id)
-    assert await store.answer_to_gate(gate.id) == kept
+    assert await store.gates.answer_to(gate.id) == kept
     assert kept in await store.approvals(run.id)
-    assert await store.gates(run_id=run.id) == []
-    assert await store.gates(run_id=run.id, open_only=False) == [closed]
+    assert await store.gates.find(run_id=run.id) == []
+    assert await store.gates.find(run_id=run.id, open_only=False) == [closed]
 
 
 async def test_a_later_answer_is_refused_with_the_earlier_one(store: PlanStore):
-    gate = await store.open_gate(a_gate(await begun(store), "drain"), timeout_ms=0)
-    await store.answer_gate(gate.id, an_answer(gate, decision="reject", by="ana\u202e"))
+    gate = await store.gates.open(a_gate(await begun(store), "drain"), timeout_ms=0)
+    await store.gates.answer(gate.id, an_answer(gate, decision="reject", by="ana\u202e"))
     with pytest.raises(RunConflictError, match=r"the gate of step `drain` is closed: ana\\u202e answered at 20.*: reject"):
-        await store.answer_gate(gate.id, an_answer(gate))
+        await store.gates.answer(gate.id, an_answer(gate))
     assert len(await store.approvals(DIGEST_OF_CALL)) == 1
 
 
 async def test_an_answer_to_other_content_leaves_the_gate_open(store: PlanStore):
-    gate = await store.open_gate(a_gate(await created(store)), timeout_ms=0)
+    gate = await store.gates.open(a_gate(await created(store)), timeout_ms=0)
     with pytest.raises(NotApprovedError, match=r"to other content \(eeeeeeeeeeee…\) than the gate asks about \(dddddddddddd…\)"):
-        await store.answer_gate(gate.id, an_answer(gate, approval_digest="e" * 64))
-    assert await store.gate(gate.id) == gate
+        await store.gates.answer(gate.id, an_answer(gate, approval_digest="e" * 64))
+    assert await store.gates.get(gate.id) == gate
     assert await store.approvals(gate.run_id) == []
 
 
 async def test_an_answer_after_the_time_is_refused_and_closes_the_gate(store: PlanStore):
-    gate = await store.open_gate(a_gate(await created(store)), timeout_ms=1)
+    gate = await store.gates.open(a_gate(await created(store)), timeout_ms=1)
     assert gate.expires_at is not None
     while await store.now() < gate.expires_at:
         await asyncio.sleep(0.001)
     with pytest.raises(RunConflictError, match="the gate of the plan is closed: nobody answered until 20"):
-        await store.answer_gate(gate.id, an_answer(gate))
-    closed = await store.gate(gate.id)
-    assert (closed.end, await store.answer_to_gate(gate.id), await store.approvals(gate.run_id)) == ("expired", None, [])
-    assert await store.expire_gate(gate.id) == closed
-    assert await store.close_gate(gate.id, "cancelled") == closed
+        await store.gates.answer(gate.id, an_answer(gate))
+    closed = await store.gates.get(gate.id)
+    assert (closed.end, await store.gates.answer_to(gate.id), await store.approvals(gate.run_id)) == ("expired", None, [])
+    assert await store.gates.expire(gate.id) == closed
+    assert await store.gates.close(gate.id, "cancelled") == closed
 
 
 async def test_a_gate_expires_only_when_its_time_is_over(store: PlanStore):
     run = await begun(store)
-    long = await store.open_gate(a_gate(run, "check"), timeout_ms=60_000)
-    short = await store.open_gate(a_gate(run, "drain"), timeout_ms=1)
-    assert await store.expire_gate(long.id) == long
-    while (await store.expire_gate(short.id)).end is None:
+    long = await store.gates.open(a_gate(run, "check"), timeout_ms=60_000)
+    short = await store.gates.open(a_gate(run, "drain"), timeout_ms=1)
+    assert await store.gates.expire(long.id) == long
+    while (await store.gates.expire(short.id)).end is None:
         await asyncio.sleep(0.001)
-    assert (await store.gate(short.id)).end == "expired"
+    assert (await store.gates.get(short.id)).end == "expired"
 
 
 async def test_a_gate_that_does_not_exist_cannot_be_used(store: PlanStore):
     gate = a_gate(await created(store))
     for use in (
-        store.gate(gate.id),
-        store.answer_gate(gate.id, an_answer(gate)),
-        store.expire_gate(gate.id),
-        store.close_gate(gate.id, "cancelled"),
-        store.show_gate(gate.id, flow_run_id="f", keyset="k"),
+        store.gates.get(gate.id),
+        store.gates.answer(gate.id, an_answer(gate)),
+        store.gates.expire(gate.id),
+        store.gates.close(gate.id, "cancelled"),
+        store.gates.show(gate.id, flow_run_id="f", keyset="k"),
     ):
         with pytest.raises(RunConflictError, match=f"there is no gate {gate.id}"):
             await use
@@ -194,68 +194,68 @@ async def test_a_gate_that_does_not_exist_cannot_be_used(store: PlanStore):
 
 async def test_the_approval_of_a_plan_at_its_gate_is_used_by_its_run_only(store: PlanStore):
     run, other = await created(store), await created(store)
-    gate = await store.open_gate(a_gate(run), timeout_ms=0)
-    await store.answer_gate(gate.id, an_answer(gate))
-    kept = await store.answer_to_gate(gate.id)
+    gate = await store.gates.open(a_gate(run), timeout_ms=0)
+    await store.gates.answer(gate.id, an_answer(gate))
+    kept = await store.gates.answer_to(gate.id)
     assert kept is not None
-    assert await store.find_approval(gate.approval_digest) is None
+    assert await store.ledger.find_approval(gate.approval_digest) is None
     with pytest.raises(NotApprovedError, match=f"belongs to run {run.id}"):
-        await store.use_approval(kept, run_id=other.id)
+        await store.ledger.use_approval(kept, run_id=other.id)
     with pytest.raises(NotApprovedError, match=f"belongs to run {run.id}"):
-        await store.use_approval(replace(kept, run_id=None), run_id=other.id)
-    used = await store.use_approval(kept, run_id=run.id)
+        await store.ledger.use_approval(replace(kept, run_id=None), run_id=other.id)
+    used = await store.ledger.use_approval(kept, run_id=run.id)
     assert used == replace(kept, used_at=used.used_at)
-    assert await store.use_approval(kept, run_id=run.id) == used
+    assert await store.ledger.use_approval(kept, run_id=run.id) == used
 
 
 @pytest.mark.parametrize(("decision", "words"), [("reject", "安娜 rejected it"), ("request_changes", "安娜 asked for changes: 看起来不错")])
 async def test_a_gate_that_was_not_approved_opens_nothing(store: PlanStore, decision: str, words: str):
     run = await created(store)
-    gate = await store.open_gate(a_gate(run), timeout_ms=0)
-    await store.answer_gate(gate.id, an_answer(gate, decision=decision))
-    kept = await store.answer_to_gate(gate.id)
+    gate = await store.gates.open(a_gate(run), timeout_ms=0)
+    await store.gates.answer(gate.id, an_answer(gate, decision=decision))
+    kept = await store.gates.answer_to(gate.id)
     assert kept is not None
     with pytest.raises(NotApprovedError, match=words):
-        await store.use_approval(kept, run_id=run.id)
+        await store.ledger.use_approval(kept, run_id=run.id)
     with pytest.raises(NotApprovedError, match=words):
-        await store.use_approval(replace(kept, decision="approve"), run_id=run.id)
+        await store.ledger.use_approval(replace(kept, decision="approve"), run_id=run.id)
 
 
 @pytest.mark.parametrize("decision", ["reject", "request_changes"])
 async def test_an_approval_at_a_gate_does_not_outlive_a_later_answer_to_the_same_run(store: PlanStore, decision: str):
     run = await created(store)
-    gate = await store.open_gate(a_gate(run), timeout_ms=0)
-    await store.answer_gate(gate.id, an_answer(gate))
-    kept = await store.answer_to_gate(gate.id)
+    gate = await store.gates.open(a_gate(run), timeout_ms=0)
+    await store.gates.answer(gate.id, an_answer(gate))
+    kept = await store.gates.answer_to(gate.id)
     assert kept is not None
-    again = await store.open_gate(a_gate(run), timeout_ms=0)
+    again = await store.gates.open(a_gate(run), timeout_ms=0)
     assert again.id != gate.id
-    await store.answer_gate(again.id, an_answer(again, decision=decision))
+    await store.gates.answer(again.id, an_answer(again, decision=decision))
     with pytest.raises(NotApprovedError, match="followed by a rejection"):
-        await store.use_approval(kept, run_id=run.id)
+        await store.ledger.use_approval(kept, run_id=run.id)
 
 
 async def test_an_answer_cannot_be_kept_past_its_gate(store: PlanStore):
     run = await created(store)
-    gate = await store.open_gate(a_gate(run), timeout_ms=0)
+    gate = await store.gates.open(a_gate(run), timeout_ms=0)
     forged = an_answer(gate, gate_id=gate.id, run_id=run.id)
     with pytest.raises(RunConflictError, match="only answering there keeps it"):
         await store.add_approval(forged)
     with pytest.raises(NotApprovedError, match="is not kept"):
-        await store.use_approval(forged, run_id=run.id)
+        await store.ledger.use_approval(forged, run_id=run.id)
 
 
 CONTRADICTORY = ("approve", "reject", "request_changes")
 
 
 async def test_of_fifty_contradictory_answers_at_once_one_wins(store: PlanStore, store_url: str):
-    gate = await store.open_gate(a_gate(await created(store)), timeout_ms=60_000)
+    gate = await store.gates.open(a_gate(await created(store)), timeout_ms=60_000)
     stores = [store, *(PlanStore(store_url) for _ in range(4))]
     answers = [an_answer(gate, by=f"人 {number}", decision=CONTRADICTORY[number % 3]) for number in range(50)]
-    given = (stores[number % 5].answer_gate(gate.id, answer) for number, answer in enumerate(answers))
+    given = (stores[number % 5].gates.answer(gate.id, answer) for number, answer in enumerate(answers))
     outcomes = await asyncio.gather(*given, return_exceptions=True)
     won = [answer for answer, outcome in zip(answers, outcomes, strict=True) if not isinstance(outcome, BaseException)]
-    kept = await store.answer_to_gate(gate.id)
+    kept = await store.gates.answer_to(gate.id)
     assert kept is not None
     assert [answer.id for answer in won] == [kept.id]
     assert len(await store.approvals(gate.run_id)) == 1
@@ -274,11 +274,11 @@ from tests.store.builders import an_answer
 
 async def main():
     async with PlanStore(sys.argv[1]) as store:
-        gate = await store.gate(sys.argv[2])
+        gate = await store.gates.get(sys.argv[2])
         print("ready", flush=True)
         sys.stdin.readline()
         decisions = ["approve", "reject", "request_changes"]
-        given = [store.answer_gate(gate.id, an_answer(gate, by=sys.argv[3], decision=decisions[n % 3])) for n in range(13)]
+        given = [store.gates.answer(gate.id, an_answer(gate, by=sys.argv[3], decision=decisions[n % 3])) for n in range(13)]
         outcomes = await asyncio.gather(*given, return_exceptions=True)
         won = [n for n, outcome in enumerate(outcomes) if not isinstance(outcome, BaseException)]
         assert all(type(o) is RunConflictError and "answered at" in str(o) for n, o in enumerate(outcomes) if n not in won), outcomes
@@ -289,7 +289,7 @@ asyncio.run(main())
 
 
 async def test_of_contradictory_answers_from_four_processes_one_wins(store: PlanStore, store_url: str):
-    gate = await store.open_gate(a_gate(await created(store)), timeout_ms=60_000)
+    gate = await store.gates.open(a_gate(await created(store)), timeout_ms=60_000)
     command = [sys.executable, "-c", ANSWERING, store_url, gate.id]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     processes = [subprocess.Popen([*command, f"person {number}"], **pipes) for number in range(4)]
@@ -300,7 +300,7 @@ async def test_of_contradictory_answers_from_four_processes_one_wins(store: Plan
         process.stdin.flush()
     won = [int(process.communicate(timeout=60)[0]) for process in processes]
     assert sorted(won) == [0, 0, 0, 1]
-    kept = await store.answer_to_gate(gate.id)
+    kept = await store.gates.answer_to(gate.id)
     assert kept is not None
     assert kept.by == f"person {won.index(1)}"
     assert len(await store.approvals(gate.run_id)) == 1
@@ -311,32 +311,32 @@ async def test_of_contradictory_answers_from_four_processes_one_wins(store: Plan
 
 async def test_a_run_that_ends_closes_its_gates(store: PlanStore):
     run = await begun(store)
-    gate = await store.open_gate(a_gate(run, "drain"), timeout_ms=0)
+    gate = await store.gates.open(a_gate(run, "drain"), timeout_ms=0)
     run.status = PlanStatus.EXECUTING
-    await store.update_run(run)
-    assert (await store.gate(gate.id)).end is None
+    await store.ledger.update(run)
+    assert (await store.gates.get(gate.id)).end is None
     run.status = PlanStatus.PARTIAL
-    await store.update_run(run)
+    await store.ledger.update(run)
     with pytest.raises(RunConflictError, match="its run was cancelled at"):
-        await store.answer_gate(gate.id, an_answer(gate))
+        await store.gates.answer(gate.id, an_answer(gate))
 
 
 async def test_cancelling_a_run_closes_its_gates_where_it_is_cancelled_at_once(store: PlanStore):
     waiting, executing = await created(store), await begun(store)
-    gates = [await store.open_gate(a_gate(run), timeout_ms=0) for run in (waiting, executing)]
+    gates = [await store.gates.open(a_gate(run), timeout_ms=0) for run in (waiting, executing)]
     await store.cancel(waiting.id, "不需要了")
     await store.cancel(executing.id, "enough")
-    assert [(await store.gate(gate.id)).end for gate in gates] == ["cancelled", None]
+    assert [(await store.gates.get(gate.id)).end for gate in gates] == ["cancelled", None]
 
 
 async def test_the_record_shows_who_answered_what_at_which_gate(store: PlanStore):
     run = await begun(store)
-    done = await store.open_gate(a_gate(run, "drain", item=1, description="步骤 drain"), timeout_ms=0)
-    await store.answer_gate(done.id, an_answer(done, known_by="totp", note="好的"))
-    late = await store.open_gate(a_gate(run, "check"), timeout_ms=1)
-    while (await store.expire_gate(late.id)).end is None:
+    done = await store.gates.open(a_gate(run, "drain", item=1, description="步骤 drain"), timeout_ms=0)
+    await store.gates.answer(done.id, an_answer(done, known_by="totp", note="好的"))
+    late = await store.gates.open(a_gate(run, "check"), timeout_ms=1)
+    while (await store.gates.expire(late.id)).end is None:
         await asyncio.sleep(0.001)
-    await store.close_gate((await store.open_gate(a_gate(run, "restart"), timeout_ms=0)).id, "cancelled")
+    await store.gates.close((await store.gates.open(a_gate(run, "restart"), timeout_ms=0)).id, "cancelled")
     entries = [entry for entry in await store.audit(run.id) if entry.kind.startswith("gate_")]
     assert [(entry.kind, entry.step_id, entry.item, entry.by, entry.known_by, entry.message) for entry in entries] == [
         ("gate_opened", "drain", 1, None, None, "步骤 drain"),
@@ -351,16 +351,20 @@ async def test_the_record_shows_who_answered_what_at_which_gate(store: PlanStore
 async def test_a_tenant_sees_its_own_gates_only(store_url: str):
     async with PlanStore(store_url, tenant_id="acme") as acme, PlanStore(store_url, tenant_id="umbrella") as umbrella:
         run = await created(acme)
-        gate = await acme.open_gate(a_gate(run), timeout_ms=0)
-        assert await umbrella.gates() == await umbrella.gates(run_id=run.id) == []
-        for use in (umbrella.gate(gate.id), umbrella.answer_gate(gate.id, an_answer(gate)), umbrella.close_gate(gate.id, "cancelled")):
+        gate = await acme.gates.open(a_gate(run), timeout_ms=0)
+        assert await umbrella.gates.find() == await umbrella.gates.find(run_id=run.id) == []
+        for use in (
+            umbrella.gates.get(gate.id),
+            umbrella.gates.answer(gate.id, an_answer(gate)),
+            umbrella.gates.close(gate.id, "cancelled"),
+        ):
             with pytest.raises(RunConflictError, match="there is no gate"):
                 await use
         with pytest.raises(RunConflictError, match="there is no run"):
-            await umbrella.open_gate(a_gate(run), timeout_ms=0)
-        assert await acme.gates(run_id=run.id) == [gate]
-        await acme.answer_gate(gate.id, an_answer(gate))
-        assert await umbrella.answer_to_gate(gate.id) is None
+            await umbrella.gates.open(a_gate(run), timeout_ms=0)
+        assert await acme.gates.find(run_id=run.id) == [gate]
+        await acme.gates.answer(gate.id, an_answer(gate))
+        assert await umbrella.gates.answer_to(gate.id) is None
 
 
 async def test_a_thousand_open_gates_are_listed_without_their_texts(store: PlanStore):
@@ -375,16 +379,16 @@ async def test_a_thousand_open_gates_are_listed_without_their_texts(store: PlanS
         for number in range(1000)
     ]  # fmt: skip
     await store._database.write(lambda connection: connection.execute(tables.gates.insert(), rows) and None)
-    listed = await store.gates()
+    listed = await store.gates.find()
     assert [gate.id for gate in listed] == [row["id"] for row in rows]
     assert {(gate.attended, gate.text) for gate in listed} == {(True, "")}
-    assert len(await store.gates(limit=7)) == 7
+    assert len(await store.gates.find(limit=7)) == 7
 
 
 async def _pending(store: PlanStore, number: int) -> PlanRun:
     plan = a_plan(f"plan {number}")
     run = a_run(plan)
-    await store.create_run(run, validated(plan))
+    await store.ledger.create(run, validated(plan))
     return run
 
 

@@ -59,19 +59,19 @@ async def test_each_role_can_do_its_work(stores: dict[str, PlanStore]):
     assert done.status is PlanStatus.COMPLETED
 
     waiting = await created(rita)
-    gate = await rita.open_gate(a_gate(waiting), timeout_ms=0)
-    await olga.answer_gate(gate.id, an_answer(gate))
+    gate = await rita.gates.open(a_gate(waiting), timeout_ms=0)
+    await olga.gates.answer(gate.id, an_answer(gate))
     await olga.add_approval(an_approval(run_id=waiting.id))
-    await olga.add_standing(standing := a_standing_approval())
-    await olga.revoke_standing(standing.id, by="olga")
-    assert await olga.try_code("olga") == 0.0
-    assert await olga.use_code("olga", 1)
+    await olga.standing.add(standing := a_standing_approval())
+    await olga.standing.revoke(standing.id, by="olga")
+    assert await olga.codes.count_try("olga") == 0.0
+    assert await olga.codes.use("olga", 1)
 
     stopped = await begun(rita)
-    recorder = await rita.recorder(stopped)
+    recorder = await rita.ledger.recorder(stopped)
     await recorder.intent(an_attempt(stopped, at=recorder.now(), effect="write"))
-    await rita.release(stopped.id)
-    await olga.resolve(stopped.id, "check", ResolutionRecord("done", "olga", "os_user"))
+    await rita.ledger.release(stopped.id)
+    await olga.outcomes.resolve(stopped.id, "check", ResolutionRecord("done", "olga", "os_user"))
     await olga.cancel(stopped.id, "够了")
     assert (await rita.run(stopped.id)).status is PlanStatus.CANCELLED
 
@@ -98,5 +98,5 @@ async def test_no_role_can_do_more(stores: dict[str, PlanStore]):
         for statement in ("ALTER TABLE audit DISABLE TRIGGER ALL", "TRUNCATE audit CASCADE", "DROP TABLE used_codes", "CREATE TABLE x ()"):
             assert await _refused(stores[person], statement), (person, statement)
     with pytest.raises(StoreError):
-        await stores["olga"].update_run(run)
+        await stores["olga"].ledger.update(run)
     assert (await stores["abel"].verify(run.id)).ok

@@ -12,7 +12,7 @@ from tests.store.builders import a_plan, a_receipt, an_attempt, begun
 
 async def record(store: PlanStore, name: str) -> str:
     run = await begun(store, a_plan(name))
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     for step in run.steps:
         attempt = an_attempt(run, step.id, at=recorder.now())
         await recorder.intent(attempt)

@@ -16,24 +16,24 @@ WHY = "它没有用\x00"
 
 
 async def request(store: PlanStore, run: PlanRun, *steps: str, kind: str = "skip") -> OperatorRequest:
-    digest = await store.operator_request_digest_of(run.id, kind, steps)  # type: ignore[arg-type]
+    digest = await store.operator_requests.digest_of(run.id, kind, steps)  # type: ignore[arg-type]
     return OperatorRequest(kind, steps, WHY, "安娜", "os_user", digest)  # type: ignore[arg-type]
 
 
 async def test_the_newest_request_about_a_step_holds_and_each_counts_once(store: PlanStore):
     run = await created(store)
-    assert await store.skipped_steps(run.id) == {}
+    assert await store.operator_requests.skipped_steps(run.id) == {}
     first = await request(store, run, "check", "drain")
-    await store.record_operator_request(run.id, first)
+    await store.operator_requests.record(run.id, first)
     skipped_steps = "skipped by 安娜: 它没有用\\x00"  # no database keeps a NUL in text
-    assert await store.skipped_steps(run.id) == {"check": skipped_steps, "drain": skipped_steps}
-    await store.record_operator_request(run.id, await request(store, run, "check", kind="run_from"))
-    assert await store.skipped_steps(run.id) == {"drain": skipped_steps}
+    assert await store.operator_requests.skipped_steps(run.id) == {"check": skipped_steps, "drain": skipped_steps}
+    await store.operator_requests.record(run.id, await request(store, run, "check", kind="run_from"))
+    assert await store.operator_requests.skipped_steps(run.id) == {"drain": skipped_steps}
     with pytest.raises(RunConflictError, match="another request about run"):
-        await store.record_operator_request(run.id, first)
+        await store.operator_requests.record(run.id, first)
     with pytest.raises(RunConflictError, match=r"no step of run .* is called `nowhere`; no step of run .* is called `无处`"):
-        await store.operator_request_digest_of(run.id, "skip", ["check", "nowhere", "无处"])
-    assert await store.operator_request_digest_of(run.id, "skip", ["check"]) != await store.operator_request_digest_of(
+        await store.operator_requests.digest_of(run.id, "skip", ["check", "nowhere", "无处"])
+    assert await store.operator_requests.digest_of(run.id, "skip", ["check"]) != await store.operator_requests.digest_of(
         run.id, "skip", ["drain"]
     )
     assert (await store.verify(run.id)).ok
@@ -42,17 +42,17 @@ async def test_the_newest_request_about_a_step_holds_and_each_counts_once(store:
 async def test_whoever_has_read_the_run_before_cannot_claim_it_any_more(store: PlanStore):
     run = await created(store)
     seen = replace(run)
-    changed = await store.record_operator_request(run.id, await request(store, run, "check"))
+    changed = await store.operator_requests.record(run.id, await request(store, run, "check"))
     with pytest.raises(RunConflictError, match="was changed by another process"):
-        await store.claim(seen)
-    await store.claim(replace(run, updated_at=changed))
+        await store.ledger.claim(seen)
+    await store.ledger.claim(replace(run, updated_at=changed))
 
 
 async def test_a_run_in_progress_accepts_a_rollback_request_but_no_skip(store: PlanStore):
     run = await begun(store)
     with pytest.raises(RunConflictError, match="is executed by"):
-        await store.record_operator_request(run.id, await request(store, run, "check"))
-    await store.record_operator_request(run.id, await request(store, run, kind="rollback"))
+        await store.operator_requests.record(run.id, await request(store, run, "check"))
+    await store.operator_requests.record(run.id, await request(store, run, kind="rollback"))
     asked = (await store.audit(run.id))[-1]
     assert (asked.kind, asked.step_id, asked.by, asked.known_by) == ("rollback_requested", None, "安娜", "os_user")
     assert (await store.verify(run.id)).ok

@@ -59,7 +59,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 async def completed_step(store: PlanStore) -> PlanRun:
     """Return a run of which one step was begun and done, as `store` keeps it."""
     run = await begun(store)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     attempt = an_attempt(run, at=recorder.now())
     await recorder.intent(attempt)
     recorder.receipt(a_receipt(attempt, "checked", at=recorder.now()))
@@ -73,7 +73,7 @@ async def test_a_file_that_is_locked_for_longer_than_its_timeout_is_waited_for(
 ):
     store = file.patient(PATIENCE)
     run = await begun(store)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     first = an_attempt(run, at=recorder.now())
     await recorder.intent(first)
     with locked(tmp_path) as other:
@@ -102,7 +102,7 @@ async def test_a_long_wait_is_reported_repeatedly(
     store = file.patient(PATIENCE)
     run = await begun(store)
     with locked(tmp_path) as other:
-        renewing = [asyncio.ensure_future(store.renew(run.id)) for _ in range(3)]
+        renewing = [asyncio.ensure_future(store.ledger.renew(run.id)) for _ in range(3)]
         await until(lambda: caplog.text.count("waits since") == 3)
         other.execute("ROLLBACK")
     await asyncio.gather(*renewing)
@@ -115,14 +115,14 @@ async def test_when_the_patience_is_over_nothing_is_written_and_nothing_is_waite
 ):
     store = file.patient(seconds)
     run = await begun(store)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     with locked(tmp_path):
         with pytest.raises(StoreError, match=r"is locked .* stops here with all that is recorded: .* `plan resume`") as raised:
             await recorder.intent(an_attempt(run, at=recorder.now()))
         assert ("PLAN_ADAPTER_STORE_PATIENCE_SECONDS" in str(raised.value), "waits since" in caplog.text) == (seconds > 0, seconds > 0)
         caplog.clear()
         with pytest.raises(StoreError, match="stops here"):
-            await store.release(run.id)
+            await store.ledger.release(run.id)
         assert not caplog.records
     assert await store.attempts(run.id) == []
     assert (await store.run(run.id)).status is PlanStatus.EXECUTING
@@ -139,7 +139,7 @@ async def test_outside_a_run_the_error_is_reported_at_once(file: PlanStore, tmp_
 async def test_a_full_disk_is_waited_for(file: PlanStore, caplog: pytest.LogCaptureFixture):
     store = file.patient(PATIENCE)
     run = await begun(store)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     await _limit_pages(file, 1)
     large = an_attempt(run, at=recorder.now(), parameters={"text": "x" * 500_000})
     intent = asyncio.ensure_future(recorder.intent(large))
@@ -161,7 +161,7 @@ async def _limit_pages(store: PlanStore, pages: int) -> None:
 async def test_what_does_not_pass_is_not_waited_for(file: PlanStore, caplog: pytest.LogCaptureFixture):
     store = file.patient(PATIENCE)
     run = await begun(store)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     await recorder.intent(an_attempt(run, at=recorder.now()))
     with pytest.raises(StoreError, match="another process works on the same run"):
         await recorder.intent(an_attempt(run, at=recorder.now()))
@@ -171,9 +171,12 @@ async def test_what_does_not_pass_is_not_waited_for(file: PlanStore, caplog: pyt
 async def test_a_run_that_was_taken_over_meanwhile_is_let_go(file: PlanStore, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     store = file.patient(PATIENCE)
     run = await begun(store)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     with locked(tmp_path) as other:
-        waiting = [asyncio.ensure_future(recorder.intent(an_attempt(run, at=recorder.now()))), asyncio.ensure_future(store.renew(run.id))]
+        waiting = [
+            asyncio.ensure_future(recorder.intent(an_attempt(run, at=recorder.now()))),
+            asyncio.ensure_future(store.ledger.renew(run.id)),
+        ]
         await until(lambda: "waits since" in caplog.text)
         other.execute("UPDATE leases SET epoch = epoch + 1, owner = ?", (str(Owner.this()),))
         other.execute("COMMIT")
@@ -201,50 +204,50 @@ async def behind_proxy(server: PostgresServer, database: str) -> "AsyncGenerator
 
 
 async def _record(store: PlanStore, run: PlanRun) -> Any:
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     attempt = an_attempt(run, at=recorder.now())
     await recorder.intent(attempt)
     return [row.id for row in await store.attempts(run.id)] == [attempt.id]
 
 
 async def _end_step(store: PlanStore, run: PlanRun) -> Any:
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     recorder.step_ended(ended(run, "check", StepStatus.SKIPPED, at=recorder.now()))
     await recorder.flush()
     return [entry.kind for entry in await store.audit(run.id)].count("step_skipped") == 1
 
 
 async def _claim(store: PlanStore, run: PlanRun) -> Any:
-    await store.claim(run)
-    await store.renew(run.id)
+    await store.ledger.claim(run)
+    await store.ledger.renew(run.id)
     return [entry.kind for entry in await store.audit(run.id)].count("run_started") == 2
 
 
 async def _update(store: PlanStore, run: PlanRun) -> Any:
     run.status, run.completed_at = PlanStatus.COMPLETED, await store.now()
-    await store.update_run(run)
+    await store.ledger.update(run)
     return (await store.run(run.id)).updated_at == run.updated_at
 
 
 async def _release(store: PlanStore, run: PlanRun) -> Any:
-    await store.release(run.id)
-    return await store.owner(run.id) is None
+    await store.ledger.release(run.id)
+    return await store.ledger.owner(run.id) is None
 
 
 async def _gate(store: PlanStore, run: PlanRun) -> Any:
-    gate = await store.open_gate(a_gate(run, "drain"), timeout_ms=0)
-    return [one.id for one in await store.gates(run_id=run.id)] == [gate.id]
+    gate = await store.gates.open(a_gate(run, "drain"), timeout_ms=0)
+    return [one.id for one in await store.gates.find(run_id=run.id)] == [gate.id]
 
 
 async def _answer(store: PlanStore, run: PlanRun) -> Any:
-    gate = await store.open_gate(a_gate(run, "drain"), timeout_ms=0)
-    closed = await store.answer_gate(gate.id, answer := an_answer(gate))
-    return (closed.end, (await store.answer_to_gate(gate.id) or answer).id) == ("answered", answer.id)
+    gate = await store.gates.open(a_gate(run, "drain"), timeout_ms=0)
+    closed = await store.gates.answer(gate.id, answer := an_answer(gate))
+    return (closed.end, (await store.gates.answer_to(gate.id) or answer).id) == ("answered", answer.id)
 
 
 async def _approve(store: PlanStore, run: PlanRun) -> Any:
     other = await created(store, a_plan("another"))
-    used = await store.use_approval(an_approval(run_id=other.id), run_id=other.id)
+    used = await store.ledger.use_approval(an_approval(run_id=other.id), run_id=other.id)
     return used.used_at is not None and len(await store.approvals(other.id)) == 1
 
 
@@ -269,7 +272,7 @@ async def test_a_commit_whose_answer_is_lost_is_done_once(
         store = impatient.patient(PATIENCE)
         run = await begun(store)
         if write is _claim:
-            await store.release(run.id)
+            await store.ledger.release(run.id)
             run = await store.run(run.id)
             run.reason = None
         proxy.cuts.extend((cut, cut))

@@ -97,7 +97,7 @@ async def test_what_is_not_there_is_named(store: PlanStore, name: str, version: 
 async def test_the_plan_of_a_run_is_found_by_its_digest_without_ever_having_been_saved(store: PlanStore):
     plan = a_plan("never saved")
     run = a_run(plan)
-    await store.create_run(run, validated(plan))
+    await store.ledger.create(run, validated(plan))
     assert plan_digest(await store.get(run.digest)) == run.digest
     assert await store.names() == []
 
@@ -121,7 +121,7 @@ async def test_a_tenant_sees_its_own_names_contents_and_runs_only(store_url: str
         await all_.save(a_plan("nobody's"), author="cleo")
         plan = a_plan("run")
         run = a_run(plan)
-        await acme.create_run(run, validated(plan))
+        await acme.ledger.create(run, validated(plan))
 
         assert run.tenant_id == "acme"
         assert [(await store.get("site")).description for store in (acme, umbrella, all_)] == ["acme's", "umbrella's", "nobody's"]
@@ -134,11 +134,11 @@ async def test_a_tenant_sees_its_own_names_contents_and_runs_only(store_url: str
             await umbrella.run(run.id)
         with pytest.raises(RunConflictError, match="no run"):
             await umbrella.receipts(run.id)
-        for write in (umbrella.update_run, umbrella.claim):
+        for write in (umbrella.ledger.update, umbrella.ledger.claim):
             with pytest.raises(RunConflictError, match="no run"):
                 await write(run)
-        await umbrella.request_cancel(run.id, "not yours")
-        assert await acme.cancel_request(run.id) is None
+        await umbrella.ledger.request_cancel(run.id, "not yours")
+        assert await acme.ledger.cancel_request(run.id) is None
 
 
 async def test_a_store_of_one_tenant_writes_no_rows_of_another(store_url: str):

@@ -36,62 +36,62 @@ async def altered(store: PlanStore, *statements: str) -> None:
 
 
 async def test_the_newest_policy_holds_and_every_version_stays(store: PlanStore):
-    assert await store.policy() is None
-    assert (await store.effective_policy(Settings())).number is None
-    first = await store.set_policy(new(by="zoe"))
-    second = await store.set_policy(new(Policy(operators=["ana"], self_approval=False), 2))
-    assert await store.policy() == second
-    assert await store.policy_history() == ([first, second], None)
+    assert await store.policy.current() is None
+    assert (await store.policy.effective(Settings())).number is None
+    first = await store.policy.set(new(by="zoe"))
+    second = await store.policy.set(new(Policy(operators=["ana"], self_approval=False), 2))
+    assert await store.policy.current() == second
+    assert await store.policy.history() == ([first, second], None)
     assert (first.by, first.policy.approvers, second.number) == ("zoe", ["小明"], 2)
-    held = await store.effective_policy(Settings())
+    held = await store.policy.effective(Settings())
     assert (held.number, held.operators, held.self_approval, held.approvers) == (2, ("ana",), False, None)
 
 
 async def test_only_operators_set_the_next_policy_by_their_names_and_groups(store: PlanStore):
-    await store.set_policy(new(by="anybody", known_by="unverified"))
+    await store.policy.set(new(by="anybody", known_by="unverified"))
     for by in ("bo", "", "ops", "小明"):
         with pytest.raises(NotApprovedError, match="may not set the policy; its operators may: ana, run-plan/nightly"):
-            await store.set_policy(new(Policy(), 2, by=by))
-    assert (await store.set_policy(new(Policy(), 2))).number == 2
-    assert (await store.set_policy(new(OPERATED, 3, by="bo"))).number == 3  # version 2 named no operators
+            await store.policy.set(new(Policy(), 2, by=by))
+    assert (await store.policy.set(new(Policy(), 2))).number == 2
+    assert (await store.policy.set(new(OPERATED, 3, by="bo"))).number == 3  # version 2 named no operators
 
 
 async def test_the_environment_names_no_operator_of_the_policy(store: PlanStore, monkeypatch: pytest.MonkeyPatch):
-    await store.set_policy(new())
+    await store.policy.set(new())
     monkeypatch.setenv("PLAN_ADAPTER_OPERATORS", "mallory")
     monkeypatch.setenv("PLAN_ADAPTER_GROUPS", '{"ops": ["mallory"]}')
     with pytest.raises(NotApprovedError):
-        await store.set_policy(new(Policy(), 2, by="mallory"))
+        await store.policy.set(new(Policy(), 2, by="mallory"))
 
 
 async def test_where_the_policy_asks_for_a_proof_so_does_setting_the_next_one(store: PlanStore):
-    await store.set_policy(new(Policy(known_by=["ssh_signature", "totp"])))
+    await store.policy.set(new(Policy(known_by=["ssh_signature", "totp"])))
     with pytest.raises(NotApprovedError, match="known by os_user only, and setting the policy needs ssh_signature or totp"):
-        await store.set_policy(new(Policy(), 2))
-    assert (await store.set_policy(new(Policy(), 2, known_by="totp"))).known_by == "totp"
+        await store.policy.set(new(Policy(), 2))
+    assert (await store.policy.set(new(Policy(), 2, known_by="totp"))).known_by == "totp"
 
 
 async def test_two_people_do_not_overwrite_each_others_policy(store: PlanStore):
-    said = await asyncio.gather(*(store.set_policy(new(by=f"p{n}")) for n in range(8)), return_exceptions=True)
+    said = await asyncio.gather(*(store.policy.set(new(by=f"p{n}")) for n in range(8)), return_exceptions=True)
     kept = [version for version in said if not isinstance(version, BaseException)]
     assert len(kept) == 1
     assert all(isinstance(error, RunConflictError | NotApprovedError) for error in said if isinstance(error, BaseException))
-    assert await store.policy_history() == (kept, None)
+    assert await store.policy.history() == (kept, None)
 
 
 async def test_a_store_of_one_tenant_follows_the_policy_and_sets_none(store: PlanStore, store_url: str):
-    await store.set_policy(new())
+    await store.policy.set(new())
     async with PlanStore(store_url, tenant_id="a") as tenant:
-        assert (await tenant.effective_policy(Settings())).operators == ("ana", "run-plan/nightly")
+        assert (await tenant.policy.effective(Settings())).operators == ("ana", "run-plan/nightly")
         with pytest.raises(StoreError, match="holds for all tenants"):
-            await tenant.set_policy(new(number=2))
+            await tenant.policy.set(new(number=2))
 
 
 @pytest.mark.parametrize("table", ["policy_history", "totp_history"])
 @pytest.mark.parametrize("change", ["UPDATE {} SET by = 'mallory'", "DELETE FROM {}"])
 async def test_the_database_refuses_to_change_what_was_set(store: PlanStore, table: str, change: str):
-    await store.set_policy(new())
-    await store.add_totp_seed("ana", "sealed", by="ana", known_by="os_user", replaces=False)
+    await store.policy.set(new())
+    await store.codes.enroll("ana", "sealed", by="ana", known_by="os_user", replaces=False)
     with pytest.raises(StoreError, match=f"the {table.replace('_', ' ')} is only added to"):
         await store._database.write(lambda connection: connection.execute(text(change.format(table))) and None)
 
@@ -108,23 +108,23 @@ async def test_the_database_refuses_to_change_what_was_set(store: PlanStore, tab
     ids=["document", "who", "digest", "deleted", "renumbered"],
 )
 async def test_an_altered_policy_is_reported_and_decides_nothing(store: PlanStore, statement: str, said: str):
-    await store.set_policy(new())
-    await store.set_policy(new(Policy(operators=["ana"], gate_effects=["write"]), 2))
+    await store.policy.set(new())
+    await store.policy.set(new(Policy(operators=["ana"], gate_effects=["write"]), 2))
     await altered(store, statement)
-    _, problem = await store.policy_history()
+    _, problem = await store.policy.history()
     assert said in str(problem)
     with pytest.raises(StoreError, match="of the store's policy"):
-        await store.effective_policy(Settings())
+        await store.policy.effective(Settings())
     with pytest.raises(StoreError, match="of the store's policy"):
-        await store.set_policy(new(Policy(), 3))
+        await store.policy.set(new(Policy(), 3))
 
 
 async def test_seeds_are_added_and_the_newest_one_counts(store: PlanStore):
-    assert await store.totp_seed("安娜") is None
-    await store.add_totp_seed("安娜", "one", by="bo", known_by="os_user", replaces=False)
+    assert await store.codes.seed("安娜") is None
+    await store.codes.enroll("安娜", "one", by="bo", known_by="os_user", replaces=False)
     with pytest.raises(RunConflictError, match="has one-time codes already"):
-        await store.add_totp_seed("安娜", "two", by="安娜", known_by="os_user", replaces=False)
-    await store.add_totp_seed("安娜", "two", by="安娜", known_by="os_user", replaces=True)
-    assert await store.totp_seed("安娜") == "two"
+        await store.codes.enroll("安娜", "two", by="安娜", known_by="os_user", replaces=False)
+    await store.codes.enroll("安娜", "two", by="安娜", known_by="os_user", replaces=True)
+    assert await store.codes.seed("安娜") == "two"
     rows = await store._database.read(lambda connection: connection.execute(text("SELECT number, by, seed FROM totp_history")).all())
     assert sorted(rows) == [(1, "bo", "one"), (2, "安娜", "two")]

@@ -19,7 +19,7 @@ from tests.store.builders import DIGEST_OF_CALL, a_plan, a_receipt, a_standing_a
 
 async def test_an_intent_is_durable_when_the_call_returns(store: PlanStore, store_url: str):
     run = await begun(store)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     attempt = an_attempt(run, at=recorder.now())
     await recorder.intent(attempt)
     async with PlanStore(store_url) as other:
@@ -28,7 +28,7 @@ async def test_an_intent_is_durable_when_the_call_returns(store: PlanStore, stor
 
 async def test_a_receipt_the_end_of_its_step_and_the_next_intent_share_one_commit(store: PlanStore, commits: list[str]):
     run = await begun(store, a_plan(steps=tuple(f"s{n}" for n in range(20))))
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     commits.clear()
     for step in run.steps:
         attempt = an_attempt(run, step.id, at=recorder.now())
@@ -42,7 +42,7 @@ async def test_a_receipt_the_end_of_its_step_and_the_next_intent_share_one_commi
 
 async def test_steps_that_start_together_share_one_commit(store: PlanStore, commits: list[str]):
     run = await begun(store)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     commits.clear()
     await asyncio.gather(*(recorder.intent(an_attempt(run, item=item, at=recorder.now())) for item in range(50)))
     assert len(commits) == 1
@@ -51,7 +51,7 @@ async def test_steps_that_start_together_share_one_commit(store: PlanStore, comm
 
 async def test_what_is_handed_over_during_a_commit_shares_the_next_one(store: PlanStore, commits: list[str]):
     run = await begun(store)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     commits.clear()
     first = asyncio.ensure_future(recorder.intent(an_attempt(run, item=0, at=recorder.now())))
     await asyncio.sleep(0)  # the call hands over
@@ -63,7 +63,7 @@ async def test_what_is_handed_over_during_a_commit_shares_the_next_one(store: Pl
 
 async def test_a_receipt_becomes_durable_without_another_call(store: PlanStore, store_url: str):
     run = await begun(store)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     attempt = an_attempt(run, at=recorder.now())
     await recorder.intent(attempt)
     recorder.receipt(a_receipt(attempt, at=recorder.now()))
@@ -74,7 +74,7 @@ async def test_a_receipt_becomes_durable_without_another_call(store: PlanStore, 
 
 async def test_handing_over_takes_what_a_value_is_at_that_moment(store: PlanStore):
     run = await begun(store)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     attempt = an_attempt(run, at=recorder.now())
     await recorder.intent(attempt)
     result = {"rows": [1]}
@@ -90,7 +90,7 @@ async def test_handing_over_takes_what_a_value_is_at_that_moment(store: PlanStor
 
 async def test_one_who_stops_waiting_takes_nothing_from_the_others(store: PlanStore):
     run = await begun(store)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     calls = [asyncio.ensure_future(recorder.intent(an_attempt(run, item=item, at=recorder.now()))) for item in range(3)]
     await asyncio.sleep(0)
     calls[1].cancel()
@@ -102,7 +102,7 @@ async def test_one_who_stops_waiting_takes_nothing_from_the_others(store: PlanSt
 
 async def test_after_a_commit_that_failed_nothing_is_started_any_more(store: PlanStore):
     run = await begun(store)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     first = an_attempt(run, at=recorder.now())
     await recorder.intent(first)
     twin = an_attempt(run, at=recorder.now())  # the same step, item and number
@@ -120,7 +120,7 @@ async def test_after_a_commit_that_failed_nothing_is_started_any_more(store: Pla
 async def test_of_two_processes_that_begin_the_same_attempt_one_is_refused(store_url: str, store: PlanStore):
     run = await begun(store)
     async with PlanStore(store_url) as other:
-        recorders = [await one.recorder(run) for one in (store, other)]
+        recorders = [await one.ledger.recorder(run) for one in (store, other)]
         outcomes = await asyncio.gather(
             *(recorder.intent(an_attempt(run, at=recorder.now())) for recorder in recorders), return_exceptions=True
         )
@@ -129,12 +129,12 @@ async def test_of_two_processes_that_begin_the_same_attempt_one_is_refused(store
 
 
 async def test_a_flush_with_nothing_handed_over_returns(store: PlanStore):
-    recorder = await store.recorder(await begun(store))
+    recorder = await store.ledger.recorder(await begun(store))
     await recorder.flush()
 
 
 async def test_the_recorder_has_the_clock_of_the_database(store: PlanStore):
-    recorder = await store.recorder(await begun(store))
+    recorder = await store.ledger.recorder(await begun(store))
     before = await store.now()
     now = recorder.now()
     assert timedelta(seconds=-1) < now - before < timedelta(seconds=1)
@@ -145,7 +145,7 @@ async def test_the_recorder_has_the_clock_of_the_database(store: PlanStore):
 async def test_two_runs_are_recorded_in_one_store_at_once(store: PlanStore):
     async def perform(name: str) -> str:
         run = await begun(store, a_plan(name, steps=tuple(f"s{n}" for n in range(10))))
-        recorder = await store.recorder(run)
+        recorder = await store.ledger.recorder(run)
         for step in run.steps:
             attempt = an_attempt(run, step.id, at=recorder.now())
             await recorder.intent(attempt)
@@ -166,7 +166,7 @@ from tests.store.builders import a_receipt, an_attempt, begun
 async def main():
     store = PlanStore(sys.argv[1])
     run = await begun(store)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     done = an_attempt(run, "check", at=recorder.now())
     await recorder.intent(done)
     recorder.receipt(a_receipt(done, "checked", at=recorder.now()))
@@ -193,7 +193,7 @@ async def test_an_intent_that_was_returned_survives_the_death_of_its_process(sto
         assert [attempt.step_id for attempt in await store.attempts(run_id)] == ["check", "drain"]
         assert [receipt.result for receipt in await store.receipts(run_id)] == ["checked"]
         assert (run.step("drain").status, run.step("drain").outcome) == (StepStatus.RUNNING, Outcome.UNKNOWN)
-        await store.claim(run)
+        await store.ledger.claim(run)
 
 
 # What no approval covers is not begun
@@ -203,11 +203,11 @@ async def test_without_an_approval_of_the_run_nothing_is_begun(store: PlanStore)
     run = await created(store)
     await store.add_approval(an_approval(run_id=run.id))  # given, and never used
     await store.add_approval(an_approval(run_id="another"))
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     with pytest.raises(NotApprovedError, match=f"run {run.id} has used no approval of its plan"):
         await recorder.intent(an_attempt(run, at=recorder.now()))
     assert await store.attempts(run.id) == []
-    await store.use_approval(an_approval(), run_id=run.id)
+    await store.ledger.use_approval(an_approval(), run_id=run.id)
     await recorder.intent(an_attempt(run, at=recorder.now()))
     assert len(await store.attempts(run.id)) == 1
 
@@ -217,7 +217,7 @@ async def test_the_approval_of_another_run_or_of_a_step_is_none_of_the_plan(stor
     of_step = an_approval(run_id=run.id, step_id="check")
     await store.add_approval(of_step)
     await _change(store, tables.approvals.update().where(tables.approvals.c.id == of_step.id).values(used_at=await store.now()))
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     with pytest.raises(NotApprovedError, match="has used no approval"):
         await recorder.intent(an_attempt(run, at=recorder.now()))
     assert [approval.run_id for approval in await store.approvals(other.id)] == [other.id]
@@ -225,7 +225,7 @@ async def test_the_approval_of_another_run_or_of_a_step_is_none_of_the_plan(stor
 
 async def test_a_run_whose_content_was_changed_begins_nothing(store: PlanStore):
     run = await begun(store)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     await recorder.intent(an_attempt(run, "check", at=recorder.now()))
     await _change(store, tables.runs.update().where(tables.runs.c.id == run.id).values(approval_digest="e" * 64))
     with pytest.raises(NotApprovedError, match=r"with other content \(dddddddddddd…\) than it has now \(eeeeeeeeeeee…\)"):
@@ -234,7 +234,7 @@ async def test_a_run_whose_content_was_changed_begins_nothing(store: PlanStore):
 
 async def test_a_gated_call_uses_the_approval_of_exactly_itself(store: PlanStore):
     run, approval = await _approved_call(store)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     attempt = an_attempt(run, "drain", item=1, at=recorder.now(), approval_id=approval.id, approval_digest=DIGEST_OF_CALL)
     await recorder.intent(attempt)
     assert await store.attempts(run.id) == [attempt]
@@ -258,7 +258,7 @@ WRONG = {
 @pytest.mark.parametrize(("fields", "words"), WRONG.values(), ids=WRONG.keys())
 async def test_a_gated_call_with_an_approval_that_does_not_fit_is_refused(store: PlanStore, fields: dict[str, Any], words: str):
     run, approval = await _approved_call(store)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     known = {"step_id": "drain", "item": 1, "approval_id": approval.id, "approval_digest": DIGEST_OF_CALL}
     with pytest.raises(NotApprovedError, match=words):
         await recorder.intent(an_attempt(run, at=recorder.now(), **known | fields))
@@ -279,7 +279,7 @@ async def test_a_gated_call_with_an_approval_that_does_not_fit_is_refused(store:
 )
 async def test_a_call_is_not_approved_by(store: PlanStore, fields: dict[str, Any], words: str):
     run, approval = await _approved_call(store, **fields)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     gated = {"approval_id": approval.id, "approval_digest": DIGEST_OF_CALL}
     with pytest.raises(NotApprovedError, match=words):
         await recorder.intent(an_attempt(run, "drain", item=1, at=recorder.now(), **gated))
@@ -289,14 +289,14 @@ async def test_a_call_is_not_approved_by(store: PlanStore, fields: dict[str, Any
 async def test_the_approval_of_a_call_serves_the_tries_of_one_start_only(store: PlanStore):
     run, approval = await _approved_call(store)
     gated = {"item": 1, "approval_id": approval.id, "approval_digest": DIGEST_OF_CALL}
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     for number in (1, 2):
         await recorder.intent(an_attempt(run, "drain", number=number, at=recorder.now(), **gated))
-    await store.release(run.id)
+    await store.ledger.release(run.id)
     again = await store.run(run.id)
     again.reason = None
-    await store.claim(again)
-    recorder = await store.recorder(again)
+    await store.ledger.claim(again)
+    recorder = await store.ledger.recorder(again)
     with pytest.raises(NotApprovedError, match=r"by 安娜 was used up at 20.*by an earlier start of the run"):
         await recorder.intent(an_attempt(run, "drain", number=3, at=recorder.now(), **gated))
     await recorder.intent(an_attempt(run, "restart", at=recorder.now()))
@@ -304,7 +304,7 @@ async def test_the_approval_of_a_call_serves_the_tries_of_one_start_only(store: 
 
 async def test_what_is_refused_takes_nothing_from_what_is_committed_with_it(store: PlanStore, commits: list[str]):
     run, approval = await _approved_call(store)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     first = an_attempt(run, "check", at=recorder.now())
     await recorder.intent(first)
     commits.clear()
@@ -365,23 +365,23 @@ async def _used_call(store: PlanStore) -> bool:
     run, approval = await _approved_call(store)
     gated = {"item": 1, "approval_id": approval.id, "approval_digest": DIGEST_OF_CALL}
     assert await _is_begun(store, run, **gated)
-    await store.release(run.id)
+    await store.ledger.release(run.id)
     run = await store.run(run.id)
     run.reason = None
-    await store.claim(run)
+    await store.ledger.claim(run)
     return await _is_begun(store, run, number=2, **gated)
 
 
 async def _revoked(store: PlanStore) -> bool:
-    await store.add_standing(standing := a_standing_approval())
+    await store.standing.add(standing := a_standing_approval())
     run = await created(store)
-    await store.use_standing(standing.id, run_id=run.id, approval_digest=run.approval_digest)
-    await store.revoke_standing(standing.id, by="bo")
+    await store.standing.use(standing.id, run_id=run.id, approval_digest=run.approval_digest)
+    await store.standing.revoke(standing.id, by="bo")
     return await _is_begun(store, run)
 
 
 async def _is_begun(store: PlanStore, run: PlanRun, **fields: Any) -> bool:
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     try:
         await recorder.intent(an_attempt(run, "drain", at=recorder.now(), **fields))
     except NotApprovedError:

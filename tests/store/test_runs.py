@@ -22,16 +22,16 @@ WHOSE = {"agent_id": "agent-7", "org_id": "org-1", "tenant_id": "租户", "task_
 async def created(store: PlanStore, description: str = "检查网站", **fields: object) -> PlanRun:
     plan = a_plan(description)
     run = a_run(plan, **fields)
-    await store.create_run(run, validated(plan))
+    await store.ledger.create(run, validated(plan))
     return run
 
 
 async def test_a_new_run_is_read_as_it_was_written(store: PlanStore):
     run = await created(store, **WHOSE, metadata={"来源": "测试"}, flow_run_id="f-1")
     assert await store.run(run.id) == run
-    assert await store.run_of_flow("f-1") == run
-    assert await store.run_of_flow("f-2") is None
-    assert (await store.definitions(run.id))[0]["name"] == "note"
+    assert await store.ledger.run_of_flow("f-1") == run
+    assert await store.ledger.run_of_flow("f-2") is None
+    assert (await store.ledger.definitions(run.id))[0]["name"] == "note"
 
 
 async def test_an_updated_run_is_read_as_it_was_written(store: PlanStore):
@@ -40,14 +40,14 @@ async def test_an_updated_run_is_read_as_it_was_written(store: PlanStore):
     run.status, run.reason, run.message = PlanStatus.PARTIAL, RunReason.STEP_FAILED, "`drain` 失败了: \x00"
     run.outputs, run.flow_run_id, run.started_at, run.completed_at = {"ok": [False, "\x00"]}, "f-1", now, now + timedelta(days=40)
     run.total_duration_ms, run.approved_at, run.approved_by, run.rejection_note = 40 * 86_400_000, now, "安娜", "no"
-    await store.update_run(run)
+    await store.ledger.update(run)
     run.message = "`drain` 失败了: \\x00"  # no database keeps a NUL in text
     assert await store.run(run.id) == run
 
 
 async def test_a_running_run_shows_what_runs_and_what_is_pending(store: PlanStore):
     run = await begun(store)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     first = an_attempt(run, "check", at=recorder.now())
     await recorder.intent(first)
     shown = await store.run(run.id)
@@ -67,7 +67,7 @@ async def test_a_running_run_shows_what_runs_and_what_is_pending(store: PlanStor
 
 async def test_an_ended_step_shows_its_end_and_the_result_of_its_last_receipt(store: PlanStore):
     run = await begun(store)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     first, second = (an_attempt(run, "check", number=number, at=recorder.now()) for number in (1, 2))
     await recorder.intent(first)
     recorder.receipt(a_receipt(first, at=recorder.now(), error="no"))
@@ -90,7 +90,7 @@ async def test_an_ended_step_shows_its_end_and_the_result_of_its_last_receipt(st
 
 async def test_the_result_of_a_step_over_a_list_is_the_list_of_its_items_in_order(store: PlanStore):
     run = await begun(store, a_plan(steps=("each", "none"), lists=("each", "none")))
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     attempts = {item: an_attempt(run, "each", item=item, at=recorder.now()) for item in (2, 0, 10, 1)}
     await asyncio.gather(*(recorder.intent(attempt) for attempt in attempts.values()))
     for item, attempt in attempts.items():
@@ -104,7 +104,7 @@ async def test_the_result_of_a_step_over_a_list_is_the_list_of_its_items_in_orde
 
 async def test_attempts_and_receipts_are_read_as_they_were_written(store: PlanStore):
     run = await begun(store)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     attempt = an_attempt(run, at=recorder.now(), effect="write", parameters={"列": [1, 2.5, None, "\x00"]})
     receipt = a_receipt(attempt, {"body": "正文\x00\ud800", "n": 2**70}, at=recorder.now() + timedelta(seconds=1))
     await recorder.intent(attempt)
@@ -116,7 +116,7 @@ async def test_attempts_and_receipts_are_read_as_they_were_written(store: PlanSt
 
 async def test_a_result_of_megabytes_is_kept(store: PlanStore):
     run = await begun(store)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     attempt = an_attempt(run, at=recorder.now())
     await recorder.intent(attempt)
     recorder.receipt(a_receipt(attempt, ["汉字" * 1000] * 2000, at=recorder.now()))
@@ -154,18 +154,18 @@ async def test_a_run_is_found_by_an_unambiguous_beginning_of_its_id(store: PlanS
 
 async def test_every_row_says_whose_it_is(store: PlanStore):
     run = await begun(store, **WHOSE)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     attempt = an_attempt(run, at=recorder.now())
     await recorder.intent(attempt)
     recorder.receipt(a_receipt(attempt, at=recorder.now()))
     recorder.step_ended(ended(run, "check", StepStatus.COMPLETED, at=recorder.now()))
     await recorder.flush()
-    await store.release(run.id)
+    await store.ledger.release(run.id)
     run.status = PlanStatus.PENDING_APPROVAL
-    await store.update_run(run)
+    await store.ledger.update(run)
     plan = a_plan(steps=("check", "drain", "verify"))
-    await store.revise_run(run.id, validated(plan), "e" * 64, by="安娜", note="")
-    await store.open_gate(a_gate(run), timeout_ms=0)
+    await store.revisions.revise(run.id, validated(plan), "e" * 64, by="安娜", note="")
+    await store.gates.open(a_gate(run), timeout_ms=0)
 
     from plan_adapter.store.tables import metadata
 
@@ -187,15 +187,15 @@ async def test_every_row_says_whose_it_is(store: PlanStore):
 
 async def test_the_record_shows_what_happened_in_order(store: PlanStore):
     run = await begun(store)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     attempt = an_attempt(run, at=recorder.now())
     await recorder.intent(attempt)
     recorder.receipt(a_receipt(attempt, at=recorder.now()))
     recorder.step_ended(ended(run, "check", StepStatus.COMPLETED, at=recorder.now()))
     await recorder.flush()
-    await store.request_cancel(run.id, "够了")
+    await store.ledger.request_cancel(run.id, "够了")
     run.status, run.completed_at = PlanStatus.CANCELLED, recorder.now() + timedelta(seconds=1)
-    await store.update_run(run)
+    await store.ledger.update(run)
     entries = await store.audit(run.id)
     assert [entry.kind for entry in entries] == [
         "run_created", "approved", "approval_used", "run_started", "attempt_started", "attempt_succeeded", "step_completed",
@@ -209,38 +209,38 @@ async def test_the_record_shows_what_happened_in_order(store: PlanStore):
 
 async def test_a_run_that_a_living_process_executes_cannot_be_claimed(store: PlanStore):
     run = await begun(store)
-    assert await store.owner(run.id) is not None
+    assert await store.ledger.owner(run.id) is not None
     with pytest.raises(RunConflictError, match=f"executed by process {os.getpid()} on this host"):
-        await store.claim(await store.run(run.id))
+        await store.ledger.claim(await store.run(run.id))
 
 
 async def test_an_ended_run_is_held_by_nobody(store: PlanStore):
     run = await begun(store)
     run.status = PlanStatus.FAILED
-    await store.update_run(run)
-    assert await store.owner(run.id) is None
+    await store.ledger.update(run)
+    assert await store.ledger.owner(run.id) is None
     again = await store.run(run.id)
     again.status = PlanStatus.EXECUTING
-    await store.claim(again)
-    assert await store.owner(run.id) is not None
+    await store.ledger.claim(again)
+    assert await store.ledger.owner(run.id) is not None
 
 
 async def test_of_two_that_resume_a_run_at_once_one_gets_it(store: PlanStore, store_url: str):
     run = await begun(store)
     run.status = PlanStatus.PARTIAL
-    await store.update_run(run)
+    await store.ledger.update(run)
     async with PlanStore(store_url) as other:
         ours, theirs = await store.run(run.id), await other.run(run.id)
-        outcomes = await asyncio.gather(store.claim(ours), other.claim(theirs), return_exceptions=True)
+        outcomes = await asyncio.gather(store.ledger.claim(ours), other.ledger.claim(theirs), return_exceptions=True)
     assert sorted(type(outcome).__name__ for outcome in outcomes) == ["NoneType", "RunConflictError"]
 
 
 async def test_a_run_that_was_changed_since_it_was_read_cannot_be_claimed(store: PlanStore):
     run = await created(store)
-    await store.request_cancel(run.id, "never mind")
+    await store.ledger.request_cancel(run.id, "never mind")
     with pytest.raises(RunConflictError, match=r"changed by another process.*never mind"):
-        await store.claim(run)
-    assert await store.owner(run.id) is None
+        await store.ledger.claim(run)
+    assert await store.ledger.owner(run.id) is None
 
 
 @pytest.mark.parametrize(("effect", "outcome"), [("write", Outcome.UNKNOWN), ("idempotent_write", None), ("read", None)])
@@ -248,7 +248,7 @@ async def test_a_run_whose_process_died_is_shown_as_interrupted_and_may_be_claim
     effect: str, outcome: Outcome | None, store: PlanStore
 ) -> None:
     run = await begun(store)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     await recorder.intent(an_attempt(run, at=recorder.now(), effect=effect))
     dead = replace(Owner.this(), pid=2**22 + 1)
     await _let_hold(store, run, dead)
@@ -256,67 +256,67 @@ async def test_a_run_whose_process_died_is_shown_as_interrupted_and_may_be_claim
     assert (shown.status, shown.reason) == (PlanStatus.EXECUTING, RunReason.INTERRUPTED)
     assert (shown.steps[0].status, shown.steps[0].outcome) == (StepStatus.RUNNING, outcome)
     assert (await store.runs())[0].reason is RunReason.INTERRUPTED
-    assert await store.owner(run.id) is None
+    assert await store.ledger.owner(run.id) is None
     shown.reason = None
-    await store.claim(shown)
-    assert await store.owner(run.id) is not None
+    await store.ledger.claim(shown)
+    assert await store.ledger.owner(run.id) is not None
 
 
 async def test_a_process_of_another_host_is_declared_dead_once_it_has_not_renewed_for_long(store: PlanStore):
     run = await begun(store)
     await _let_hold(store, run, replace(Owner.this(), place="elsewhere"))
     assert (await store.run(run.id)).reason is None
-    assert "on elsewhere" in (await store.owner(run.id) or "")
+    assert "on elsewhere" in (await store.ledger.owner(run.id) or "")
     with pytest.raises(RunConflictError, match="on elsewhere; wait for its end"):
-        await store.claim(await store.run(run.id))
+        await store.ledger.claim(await store.run(run.id))
     await _let_lease_end(store, run, seconds_ago=14)
     assert (await store.run(run.id)).reason is None
     await _let_lease_end(store, run, seconds_ago=16)
     shown = await store.run(run.id)
-    assert (shown.reason, await store.owner(run.id)) == (RunReason.INTERRUPTED, None)
+    assert (shown.reason, await store.ledger.owner(run.id)) == (RunReason.INTERRUPTED, None)
     shown.reason = None
-    await store.claim(shown)
+    await store.ledger.claim(shown)
 
 
 async def test_a_process_whose_run_was_taken_over_writes_nothing_more(store: PlanStore, store_url: str):
     run = await begun(store)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     await recorder.intent(first := an_attempt(run, at=recorder.now()))
     await _let_lease_end(store, run, seconds_ago=16)
     async with PlanStore(store_url) as other:
         taken = await other.run(run.id)
         taken.reason = None
-        await other.claim(taken)
+        await other.ledger.claim(taken)
         recorder.receipt(a_receipt(first, at=recorder.now()))
         with pytest.raises(LeaseLostError, match="taken over by another process"):
             await recorder.flush()
-        for write in (partial(store.renew, run.id), partial(store.update_run, run)):
+        for write in (partial(store.ledger.renew, run.id), partial(store.ledger.update, run)):
             with pytest.raises(LeaseLostError, match="taken over"):
                 await write()
         with pytest.raises(LeaseLostError, match="taken over"):
             await recorder.intent(an_attempt(run, at=recorder.now(), number=2))
         assert (await other.receipts(run.id), len(await other.attempts(run.id))) == ([], 1)
-        await store.release(run.id)
-        assert await other.owner(run.id) is not None
-        await other.renew(run.id)
+        await store.ledger.release(run.id)
+        assert await other.ledger.owner(run.id) is not None
+        await other.ledger.renew(run.id)
 
 
 async def test_a_renewed_lease_stays_valid(store: PlanStore):
     run = await begun(store)
     await _let_lease_end(store, run, seconds_ago=16)
-    await store.renew(run.id)
-    assert await store.owner(run.id) is not None
+    await store.ledger.renew(run.id)
+    assert await store.ledger.owner(run.id) is not None
 
 
 async def test_a_run_that_was_let_go_is_shown_as_interrupted(store: PlanStore):
     run = await begun(store)
-    await store.release(run.id)
+    await store.ledger.release(run.id)
     assert (await store.run(run.id)).reason is RunReason.INTERRUPTED
 
 
 async def test_when_a_run_resumes_incomplete_steps_are_pending_again(store: PlanStore):
     run = await begun(store)
-    recorder = await store.recorder(run)
+    recorder = await store.ledger.recorder(run)
     for name in ("check", "drain"):
         attempt = an_attempt(run, name, at=recorder.now())
         await recorder.intent(attempt)
@@ -326,17 +326,17 @@ async def test_when_a_run_resumes_incomplete_steps_are_pending_again(store: Plan
     recorder.step_ended(ended(run, "restart", StepStatus.SKIPPED, at=recorder.now(), reason="`drain` failed"))
     await recorder.flush()
     run.status = PlanStatus.PARTIAL
-    await store.update_run(run)
+    await store.ledger.update(run)
 
     again = await store.run(run.id)
     again.status = PlanStatus.EXECUTING
-    await store.claim(again)
+    await store.ledger.claim(again)
     shown = await store.run(run.id)
     assert [step.status for step in shown.steps] == [StepStatus.COMPLETED, StepStatus.PENDING, StepStatus.PENDING]
     assert shown.steps[0].result == {"step": "check"}
     assert len(await store.attempts(run.id)) == len(await store.receipts(run.id)) == 2
 
-    recorder = await store.recorder(again)
+    recorder = await store.ledger.recorder(again)
     await recorder.intent(an_attempt(run, "drain", number=2, at=recorder.now()))
     assert (await store.run(run.id)).steps[1].status is StepStatus.RUNNING
     recorder.step_ended(ended(again, "drain", StepStatus.COMPLETED, at=recorder.now(), error=None))
@@ -348,20 +348,20 @@ async def test_when_a_run_resumes_incomplete_steps_are_pending_again(store: Plan
 
 async def test_a_request_to_cancel_is_seen_by_others_and_its_first_reason_stays(store: PlanStore, store_url: str):
     run = await begun(store)
-    assert await store.cancel_request(run.id) is None
+    assert await store.ledger.cancel_request(run.id) is None
     async with PlanStore(store_url) as other:
-        await other.request_cancel(run.id, "太慢")
-        await other.request_cancel(run.id, "again")
-    assert await store.cancel_request(run.id) == "太慢"
+        await other.ledger.request_cancel(run.id, "太慢")
+        await other.ledger.request_cancel(run.id, "again")
+    assert await store.ledger.cancel_request(run.id) == "太慢"
     run.status = PlanStatus.CANCELLED
-    await store.update_run(run)
-    await store.claim(run)
-    assert await store.cancel_request(run.id) is None
+    await store.ledger.update(run)
+    await store.ledger.claim(run)
+    assert await store.ledger.cancel_request(run.id) is None
 
 
 async def test_a_run_that_does_not_exist_cannot_be_written(store: PlanStore):
     run = a_run(a_plan())
-    for write in (store.update_run, store.claim):
+    for write in (store.ledger.update, store.ledger.claim):
         with pytest.raises(RunConflictError, match=f"there is no run {run.id}"):
             await write(run)
 
@@ -390,4 +390,4 @@ async def test_a_run_that_somebody_executes_is_only_asked_to_end(store: PlanStor
     run = await begun(store)
     await store.cancel(run.id, "enough")
     assert (await store.run(run.id)).status is PlanStatus.EXECUTING
-    assert await store.cancel_request(run.id) == "enough"
+    assert await store.ledger.cancel_request(run.id) == "enough"

@@ -19,23 +19,23 @@ async def test_who_takes_a_run_over_waits_at_the_gates_of_its_steps_and_the_stal
     this, run = Owner.this(), await created(store)
     run.status = PlanStatus.EXECUTING
     async with PlanStore(store_url) as stalled:
-        stalled.lease_seconds = 0.0
+        stalled.ledger.lease_seconds = 0.0
         stalled_process = Owner(this.place, os.getppid(), _start_of(os.getppid()))
         with monkeypatch.context() as patch:
             patch.setattr(Owner, "this", lambda: stalled_process)
-            await stalled.claim(run)
-            gate = await stalled.open_gate(a_gate(run, "restart"), timeout_ms=0)
+            await stalled.ledger.claim(run)
+            gate = await stalled.gates.open(a_gate(run, "restart"), timeout_ms=0)
 
-        await store.claim(run)
-        again = await store.open_gate(a_gate(run, "restart"), timeout_ms=0)
+        await store.ledger.claim(run)
+        again = await store.gates.open(a_gate(run, "restart"), timeout_ms=0)
         assert (again.id, again.openings) == (gate.id, 2)
 
         with monkeypatch.context() as patch:
             patch.setattr(Owner, "this", lambda: stalled_process)
             with pytest.raises(LeaseLostError):
-                await stalled.open_gate(a_gate(run, "drain"), timeout_ms=0)
-            assert (await stalled.close_gate(gate.id, "cancelled")).end is None
-    assert (await store.close_gate(gate.id, "cancelled")).end == "cancelled"
+                await stalled.gates.open(a_gate(run, "drain"), timeout_ms=0)
+            assert (await stalled.gates.close(gate.id, "cancelled")).end is None
+    assert (await store.gates.close(gate.id, "cancelled")).end == "cancelled"
     assert (await store.verify(run.id)).ok
 
 

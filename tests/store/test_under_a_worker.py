@@ -7,8 +7,7 @@ import pytest
 
 from plan_adapter.errors import StoreError
 from plan_adapter.settings import Settings
-from plan_adapter.store.store import PlanStore
-from plan_adapter.store.urls import refuse_local_under_worker
+from plan_adapter.store.store import PlanStore, refuse_local_under_worker
 
 RUN = {"PREFECT__FLOW_RUN_ID": "01999999-0000-7000-8000-000000000000"}
 SERVED = {**RUN, "PREFECT__STORAGE_BASE_PATH": "runner"}

@@ -147,7 +147,7 @@ class Operations:
         validated = self.checked(await self._plan(plan, document), is_document=document is not None)
         missing = [name for name, declared in validated.plan.inputs.items() if declared.is_required and name not in (inputs or {})]
         bound = None if missing else bind_inputs(validated, inputs)
-        policy = await self.store.effective_policy(self.settings)
+        policy = await self.store.policy.effective(self.settings)
         preview = preview_plan(
             validated,
             inputs=None if bound is None else bound.inputs,
@@ -196,7 +196,7 @@ class Operations:
     async def list_gates(self) -> Output:
         """List the gates that wait for a person's answer: the run, who may answer, and with which command. You cannot answer."""
         await end_expired(self.store)
-        gates = await self.store.gates()
+        gates = await self.store.gates.find()
         if self.agent.context != RunContext():
             seen = {run.id for run in await self.store.runs(MOST_LISTED, context=self.agent.context)}
             gates = [gate for gate in gates if gate.run_id in seen]
@@ -223,9 +223,9 @@ class Operations:
         mine = await end_overdue(await self._mine(run), self.store)
         if mine.status is PlanStatus.COMPLETED or mine.reason in (RunReason.REJECTED, RunReason.EXPIRED):
             raise RunConflictError(f"run {mine.id} is over ({mine.reason or mine.status}): start a new one")
-        policy = await self.store.effective_policy(self.settings)
+        policy = await self.store.policy.effective(self.settings)
         refuse_operation(await self.store.get(mine.digest), policy, by=self.agent.by, operation="resume")
-        if not await self.store.gates(run_id=mine.id):
+        if not await self.store.gates.find(run_id=mine.id):
             self.workers.start(mine.id)
         return await self._settled(mine.id, wait_seconds)
 
@@ -238,7 +238,7 @@ class Operations:
 
     async def start(self, bound: BoundPlan, *, wait_seconds: float) -> Output:
         """Return the status of a new run of `bound` after some seconds; it starts unless somebody must approve it first."""
-        refuse_operation(bound.validated.plan, await self.store.effective_policy(self.settings), by=self.agent.by, operation="run")
+        refuse_operation(bound.validated.plan, await self.store.policy.effective(self.settings), by=self.agent.by, operation="run")
         waiting = await self.store.runs(MOST_LISTED, status=PlanStatus.PENDING_APPROVAL, context=self.agent.context)
         if sum(run.requested_by == self.agent.by for run in waiting) >= MOST_WAITING:
             raise RunConflictError(f"{MOST_WAITING} of your runs wait for people: list_gates lists them, cancel_run withdraws one")
@@ -260,7 +260,7 @@ class Operations:
 
     async def _waits(self, run: PlanRun) -> bool:
         """Return whether `run` only waits at gates, whatever its process still does."""
-        return run.status is PlanStatus.PENDING_APPROVAL and bool(await self.store.gates(run_id=run.id))
+        return run.status is PlanStatus.PENDING_APPROVAL and bool(await self.store.gates.find(run_id=run.id))
 
     async def _settled(self, run_id: str, seconds: float) -> Output:
         """Return the status of a run once no process runs it, at the latest after some seconds."""

@@ -21,7 +21,7 @@ test: $(STAMP)  ## check, and run the tests beside that
 tests:
 	@$(PYTHON) -m pytest --numprocesses 4 --no-loadscope-reorder
 
-thorough: $(STAMP)  ## the tests of corners that take long: servers that hang, workers that are given back, signals at gates
+thorough: $(STAMP)  ## the tests of corners: gates on PostgreSQL, servers that hang, workers that are given back, more of each kind
 	@$(PYTHON) -m pytest -m thorough --numprocesses 4 --no-loadscope-reorder
 
 check: $(STAMP)  ## lint, formatting and types

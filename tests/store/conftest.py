@@ -1,6 +1,5 @@
 """Stores for tests: every test that asks for `store_url` or `store` runs on SQLite and on PostgreSQL."""
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -8,23 +7,14 @@ import pytest
 from sqlalchemy import Connection, Engine, event
 
 from plan_adapter.store.store import PlanStore
-from plan_adapter.store.tables import REVISION, REVISION_TABLE, metadata
-from tests.postgres import PostgresServer, postgres_database, postgres_server
+from tests.postgres import PostgresServer
 
-__all__ = ["postgres_database", "postgres_server"]
+on_both_databases = pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
+"""For a test outside of this room whose promise rests on the database: a race, a count, a trigger. Its other tests use PostgreSQL in
+`make thorough` only, because tests/store tries every method of the store on both."""
 
-
-@pytest.fixture(scope="session")
-def migrated(postgres_server: PostgresServer) -> str:
-    """The name of a database with the newest schema; it is emptied after each test."""
-    name = postgres_server.make_database()
-
-    async def migrate() -> None:
-        async with PlanStore(postgres_server.url(name)) as store:
-            await store.upgrade()
-
-    asyncio.run(migrate())
-    return name
+ON_SQLITE_OR_THOROUGH = ["sqlite", pytest.param("postgresql", marks=pytest.mark.thorough)]
+"""The parameters of such a room's `store_url`."""
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -41,8 +31,7 @@ def store_at(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     server: PostgresServer = request.getfixturevalue("postgres_server")
     name: str = request.getfixturevalue("migrated")
     yield server.url(name)
-    tables = ", ".join(table.name for table in metadata.sorted_tables)
-    server.execute(f"SET lock_timeout = '20s'; TRUNCATE {tables}; UPDATE {REVISION_TABLE} SET version_num = '{REVISION}'", database=name)
+    server.empty(name)
 
 
 @pytest.fixture
